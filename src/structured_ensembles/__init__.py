@@ -1,0 +1,41 @@
+"""Ensembles cut out of one network: the public names.
+
+import structured_ensembles as se
+
+model = se.zoo.resnet20(num_classes=10, in_channels=1)
+data = se.load_data("digits")
+graph = se.trace(model, data.example())
+scales = se.learn_scales(model, graph, data, members=5)
+scores = se.saliency(model, graph, scales, data)
+subnets = se.select(graph, scores, prune=0.5)
+networks = [se.extract(model, graph, subnet) for subnet in subnets]
+"""
+
+from structured_ensembles import zoo
+from structured_ensembles.channels import ChannelGraph, ChannelGroup, trace
+from structured_ensembles.data import Data, load_data
+from structured_ensembles.diversity import mmd2
+from structured_ensembles.extraction import extract
+from structured_ensembles.saliency import Scores, saliency
+from structured_ensembles.scaling import Scales
+from structured_ensembles.search import learn_scales
+from structured_ensembles.selection import Subnet, select
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ChannelGraph",
+    "ChannelGroup",
+    "Data",
+    "Scales",
+    "Scores",
+    "Subnet",
+    "extract",
+    "learn_scales",
+    "load_data",
+    "mmd2",
+    "saliency",
+    "select",
+    "trace",
+    "zoo",
+]

@@ -1,0 +1,72 @@
+"""How different the members' vectors are, and the penalties that make them so.
+
+The paper's term is the maximum mean discrepancy with a Gaussian kernel exp(-(a-b)²/n) between the entries of two
+vectors of length n. In one dimension that kernel has an explicit feature map,
+
+    φ_k(a) = exp(-a²/n) · (√(2/n)·a)^k / √k!,      k = 0, 1, 2, …,      Σ_k φ_k(a)·φ_k(b) = exp(-(a-b)²/n),
+
+so that MMD² (the biased V-statistic) is the squared distance of two mean feature vectors: a sum of squares, never
+negative, without the cancellation that ruins the textbook formula for wide layers, and linear in n instead of
+quadratic. The squares φ_k(a)² are Poisson probabilities with mean 2a²/n, which tells how many features are enough.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from scipy.stats import poisson
+from torch import Tensor
+
+Diversity = Literal["mmd", "overlap"]
+EPSILON = 1e-6  # keeps the reciprocal finite for members that are equal
+
+
+def mmd2(one: Tensor, other: Tensor) -> Tensor:
+    """MMD² between the entries of two vectors: shapes (…, n) and (…, n) give (…)."""
+    terms = terms_for(float(torch.maximum(one.abs().max(), other.abs().max())), one.shape[-1])
+    return (mean_features(one, terms) - mean_features(other, terms)).square().sum(-1)
+
+
+def terms_for(bound: float, size: int) -> int:
+    """How many features describe vectors of length `size` with entries up to `bound`, to double precision."""
+    return int(poisson.isf(1e-16, 2 * bound * bound / size)) + 2
+
+
+def mean_features(vectors: Tensor, terms: int) -> Tensor:
+    """Mean of the kernel's feature vectors over the entries: shape (…, n) gives (…, terms), in double precision."""
+    scaled = vectors.double() * (2 / vectors.shape[-1]) ** 0.5
+    counts = torch.arange(1, terms, dtype=torch.float64, device=vectors.device)
+    factors = torch.cat([(-scaled.square() / 2).exp()[..., None], scaled[..., None] / counts.sqrt()], dim=-1)
+    return factors.cumprod(-1).mean(-2)
+
+
+def mmd_penalty(vectors: Mapping[str, Tensor], terms: Mapping[str, int]) -> Tensor:
+    """Mean over the pairs of members of 1 / (Σ_groups MMD² + ε): the sum in the paper's Eq. 4 with its 2/(N(N-1)).
+
+    vectors: shape (members, size) per group; terms: how many features for each, from `terms_for`.
+    """
+    distance: Tensor | float = 0.0
+    for name, vector in vectors.items():
+        features = mean_features(vector, terms[name])
+        distance = distance + (features[:, None] - features[None]).square().sum(-1)
+    assert isinstance(distance, Tensor)
+    return (_pairs(distance) + EPSILON).reciprocal().mean()
+
+
+def overlap_penalty(saliencies: Sequence[Tensor]) -> Tensor:
+    """How much the members agree on which neurons matter: mean correlation of their saliencies over pairs and groups.
+
+    saliencies: shape (members, size) per group. In contrast to the MMD, it knows which neuron an entry belongs to.
+    """
+    agreement = []
+    for saliency in saliencies:
+        centred = saliency - saliency.mean(-1, keepdim=True)
+        direction = centred / (centred.norm(dim=-1, keepdim=True) + torch.finfo(saliency.dtype).tiny)
+        agreement.append(_pairs(direction @ direction.mT).mean())
+    return torch.stack(agreement).mean()
+
+
+def _pairs(matrix: Tensor) -> Tensor:
+    """The entries above the diagonal, shape (pairs,)."""
+    rows, columns = torch.triu_indices(len(matrix), len(matrix), offset=1, device=matrix.device)
+    return matrix[rows, columns]

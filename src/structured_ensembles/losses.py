@@ -1,0 +1,29 @@
+"""The loss of a task: what a batch of outputs costs, averaged over its samples."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from structured_ensembles.data import Data
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def loss_for(data: Data, loss: Loss | None) -> Loss:
+    """The user's `loss(outputs, targets)` (a mean over the samples), or the one of the data's task."""
+    if loss is not None:
+        return loss
+    return F.cross_entropy if data.task == "classification" else mean_squared_error
+
+
+def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """As torch's, but a column of outputs (batch, 1) may meet a row of targets (batch,)."""
+    return F.mse_loss(outputs, targets.view_as(outputs))
+
+
+def member_losses(loss: Loss, outputs: Tensor, targets: Tensor, members: int) -> Tensor:
+    """The loss of each member, shape (members,), from rows grouped by member: (members * rows, …) and targets alike."""
+    parts = zip(outputs.chunk(members), targets.chunk(members), strict=True)
+    return torch.stack([loss(own, target) for own, target in parts])

@@ -1,0 +1,124 @@
+"""Scales: N vectors per channel group, and running a model under them.
+
+Member i of the ensemble sees the output of every prunable layer multiplied, channel by channel, with its own vector.
+All
+members run in one pass: the rows of a batch are grouped by member, and each group meets its member's vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from structured_ensembles.channels import ChannelGraph, Output
+
+Initial = Literal["N(0,1)", "N(0,2)", "N(0,5)", "U(0,1)", "U(-1,1)"]
+Placement = Literal["output", "norm"]
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scaling vectors of an ensemble.
+
+    vectors: for each prunable group, shape (members, size).
+    placement: what they scale: the layer's "output", or the "norm" that follows it (the output where there is none).
+    statistics: the model's buffers as the search left them (normalisation statistics under the scales).
+    history: one dictionary of figures per epoch of the search.
+    """
+
+    vectors: Mapping[str, Tensor]
+    placement: Placement = "output"
+    statistics: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    history: Sequence[Mapping[str, float]] = field(default=(), repr=False)
+
+    @property
+    def members(self) -> int:
+        return len(next(iter(self.vectors.values())))
+
+    @classmethod
+    def draw(
+        cls,
+        graph: ChannelGraph,
+        members: int = 5,
+        initial: Initial = "N(0,1)",
+        placement: Placement = "output",
+        seed: int = 0,
+    ) -> Scales:
+        """Random vectors; in N(0,5) the second number is the standard deviation."""
+        check_members(members)
+        check_choice("initial", initial, get_args(Initial))
+        check_choice("placement", placement, get_args(Placement))
+        check_prunable(graph)
+        generator = torch.Generator().manual_seed(seed)
+        first, second = (float(number) for number in initial[2:-1].split(","))
+        vectors = {}
+        for name, size in graph.prunable.items():
+            if initial.startswith("N"):
+                vectors[name] = first + second * torch.randn(members, size, generator=generator)
+            else:
+                vectors[name] = first + (second - first) * torch.rand(members, size, generator=generator)
+        return cls(vectors, placement)
+
+
+@contextmanager
+def scaled(
+    model: nn.Module, graph: ChannelGraph, vectors: Mapping[str, Tensor], placement: Placement
+) -> Iterator[None]:
+    """While this lasts, `model` runs under the vectors: its batches have the rows of member 0 first, then those of 1, …
+
+    The number of rows must be a multiple of the number of members. Gradients reach the vectors.
+    """
+    handles = []
+    for name, output in graph.outputs.items():
+        site = output.norm if placement == "norm" and output.norm is not None else name
+
+        def scale(_module: nn.Module, _inputs: Any, result: Tensor, output: Output = output) -> Tensor:
+            return scale_rows(result, _along(output, vectors), output.dim)
+
+        handles.append(model.get_submodule(site).register_forward_hook(scale))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def scale_rows(result: Tensor, factors: Tensor, dim: int) -> Tensor:
+    """Multiply rows grouped by member, (members * rows, …), with `factors` (members, channels) along `dim`."""
+    members = len(factors)
+    shape = [1] * (result.dim() + 1)
+    shape[0], shape[dim] = members, factors.shape[1]
+    return (result.unflatten(0, (members, -1)) * factors.view(shape)).flatten(0, 1)
+
+
+def _along(output: Output, vectors: Mapping[str, Tensor]) -> Tensor:
+    """The vectors along a layer's output, shape (members, channels); one where the layer has other channels too."""
+    example = next(iter(vectors.values()))
+    pieces = []
+    for span in output.axis:
+        if span.group is None:
+            pieces.append(example.new_ones(len(example), span.size * span.block))
+        else:
+            vector = vectors[span.group]
+            pieces.append(vector if span.block == 1 else vector.repeat_interleave(span.block, dim=1))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+
+def check_members(members: int) -> None:
+    if not isinstance(members, int) or members < 1:
+        raise ValueError(f"members must be a whole number of at least 1, not {members!r}")
+
+
+def check_choice(argument: str, given: Any, possible: Sequence[Any]) -> None:
+    if given not in possible:
+        raise ValueError(f"{argument} must be one of {', '.join(map(repr, possible))}, not {given!r}")
+
+
+def check_prunable(graph: ChannelGraph) -> None:
+    if not graph.prunable:
+        raise ValueError("graph has no prunable channels: print(graph) says why each group is fixed")

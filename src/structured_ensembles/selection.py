@@ -1,0 +1,199 @@
+"""select(): which neurons each member keeps, and Subnet, the answer."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.saliency import Scores
+from structured_ensembles.scaling import check_choice, check_members, check_prunable
+from structured_ensembles.tables import text_table
+
+Scope = Literal["layer", "network"]
+Selection = Literal["learned", "random", "magnitude"]
+
+
+@dataclass(frozen=True)
+class Subnet:
+    """A part of a network: for every prunable group its size and the channels kept, ascending.
+
+    Frozen and hashable, so that it can be a key; `to_json` and `from_json` are inverse to each other.
+    """
+
+    groups: tuple[tuple[str, int, tuple[int, ...]], ...]
+
+    @property
+    def kept(self) -> dict[str, tuple[int, ...]]:
+        """The channels kept, by group."""
+        return {name: channels for name, _, channels in self.groups}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many channels are kept, by group."""
+        return {name: len(channels) for name, _, channels in self.groups}
+
+    def overlap(self, other: Subnet) -> float:
+        """The share of neurons that both keep, from 0 (none) to 1 (the same): twice the common ones over all kept."""
+        mine, others = ({(name, channel) for name, _, kept in net.groups for channel in kept} for net in (self, other))
+        return 2 * len(mine & others) / (len(mine) + len(others))
+
+    def to_json(self) -> str:
+        return json.dumps([{"group": name, "size": size, "kept": kept} for name, size, kept in self.groups])
+
+    @classmethod
+    def from_json(cls, text: str) -> Subnet:
+        try:
+            return cls(
+                tuple((str(row["group"]), int(row["size"]), tuple(map(int, row["kept"]))) for row in json.loads(text))
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"this is not the JSON of a Subnet: {error!r}") from error
+
+    def __str__(self) -> str:
+        rows = [(name, f"{len(kept)}/{size}") for name, size, kept in self.groups]
+        total, size = sum(self.counts.values()), sum(size for _, size, _ in self.groups)
+        return text_table(("group", "kept"), rows) + f"\n{total:,} of {size:,} channels kept"
+
+
+def select(
+    graph: ChannelGraph,
+    scores: Sequence[Scores] | None = None,
+    *,
+    prune: float | None = None,
+    memory: float | None = None,
+    scope: Scope = "layer",
+    selection: Selection = "learned",
+    members: int | None = None,
+    seed: int = 0,
+    round_to: int = 1,
+) -> list[Subnet]:
+    """Choose the neurons each member keeps; one `Subnet` per member.
+
+    scores: from `saliency`, one per member. The controls need none: then `members` says how many subnets to make.
+    prune: the share of neurons to remove: of n, the best n - ⌈prune·(n-1)⌉ stay, ties broken by index. Or instead
+    memory: how much all members together may weigh, in networks: 1.0 finds the smallest `prune` at which they have no
+        more parameters than the full network.
+    scope: rank the neurons of each "layer", or all of the "network" together. A layer never loses its best neuron.
+    selection: "learned" keeps the most salient neurons; "random" keeps as many of each layer, drawn with `seed`;
+        "magnitude" those with the largest mean absolute weight, the same for every member.
+    round_to: round the number of channels up to a multiple, such as 8, which GPUs like.
+    """
+    check_prunable(graph)
+    check_choice("scope", scope, get_args(Scope))
+    check_choice("selection", selection, get_args(Selection))
+    if not isinstance(round_to, int) or round_to < 1:
+        raise ValueError(f"round_to must be a whole number of at least 1, not {round_to!r}")
+    if (prune is None) == (memory is None):
+        raise ValueError("give either prune= or memory=, the one or the other")
+    by_score = _rankings(graph, scores, selection, members, seed)
+    # Random selection keeps as many of each layer as the scores would, where there are any.
+    sizes_by = by_score if scores is None or selection != "random" else [own.values for own in scores]
+
+    def counts_at(share: float) -> list[dict[str, int]]:
+        return [_rounded(_counts(ranking, share, scope), graph.prunable, round_to) for ranking in sizes_by]
+
+    if memory is not None:
+        prune = _share_for(graph, memory, len(by_score), counts_at)
+    elif prune is None or not 0 <= prune < 1:
+        raise ValueError(f"prune must be at least 0 and less than 1, not {prune!r}")
+    _warn_of_vanishing([_counts(ranking, prune, scope) for ranking in sizes_by], prune)
+    return [_subnet(ranking, counts) for ranking, counts in zip(by_score, counts_at(prune), strict=True)]
+
+
+Ranking = Mapping[str, Tensor]  # what the neurons of each group are ranked by, shape (size,)
+
+
+def _rankings(
+    graph: ChannelGraph, scores: Sequence[Scores] | None, selection: Selection, members: int | None, seed: int
+) -> list[Ranking]:
+    """One ranking per member."""
+    if scores is not None:
+        if members is not None and members != len(scores):
+            raise ValueError(f"members is {members}, but there are scores for {len(scores)} members")
+        if any({name: len(value) for name, value in own.values.items()} != graph.prunable for own in scores):
+            raise ValueError("scores do not belong to this graph: its prunable groups are others")
+        members = len(scores)
+    elif selection == "learned":
+        raise ValueError('selection="learned" needs scores, from saliency(); "random" and "magnitude" need none')
+    elif members is None:
+        raise ValueError("members must be given where there are no scores")
+    check_members(members)
+    if selection == "learned" and scores is not None:
+        return [own.values for own in scores]
+    if selection == "magnitude":
+        return [graph.magnitudes] * members
+    generator = torch.Generator().manual_seed(seed)
+    sizes = graph.prunable.items()
+    return [{name: torch.rand(size, generator=generator) for name, size in sizes} for _ in range(members)]
+
+
+def number_kept(size: int, prune: float) -> int:
+    """Of `size` neurons, how many are left: what a linearly interpolated percentile with ≥ keeps."""
+    # The product is rounded first: 0.7 * 10 must not become 8 because binary fractions make it 7.000000000000001.
+    return size - math.ceil(round(prune * (size - 1), 9))
+
+
+def _counts(ranking: Ranking, prune: float, scope: Scope) -> dict[str, int]:
+    """How many neurons of each group one member would keep: none of a group that the ranking empties."""
+    if scope == "layer":
+        sizes = {name: len(values) for name, values in ranking.items()}
+        return {name: number_kept(n, prune) if round(n * (1 - prune), 9) >= 1 else 0 for name, n in sizes.items()}
+    everything = torch.cat([values.double() for values in ranking.values()])
+    owners = torch.cat([torch.full((len(values),), index) for index, values in enumerate(ranking.values())])
+    best = _best(everything, number_kept(len(everything), prune))
+    return dict(zip(ranking, torch.bincount(owners[best], minlength=len(ranking)).tolist(), strict=True))
+
+
+def _rounded(counts: Mapping[str, int], sizes: Mapping[str, int], round_to: int) -> dict[str, int]:
+    """At least one neuron, and a multiple of `round_to` if the group is large enough."""
+    return {name: min(max(1, -(-count // round_to) * round_to), sizes[name]) for name, count in counts.items()}
+
+
+def _best(values: Tensor, count: int) -> Tensor:
+    """The indices of the `count` largest values, ascending; of equal ones the first."""
+    return values.sort(descending=True, stable=True).indices[:count].sort().values
+
+
+def _subnet(ranking: Ranking, counts: Mapping[str, int]) -> Subnet:
+    rows = ((name, len(values), _best(values, counts[name])) for name, values in ranking.items())
+    return Subnet(tuple((name, size, tuple(kept.tolist())) for name, size, kept in rows))
+
+
+def _share_for(
+    graph: ChannelGraph, memory: Any, members: int, counts_at: Callable[[float], list[dict[str, int]]]
+) -> float:
+    """The smallest share to prune at which the members together fit into `memory` networks."""
+    if not isinstance(memory, int | float) or not memory > 0:
+        raise ValueError(f"memory must be a number of networks above 0, not {memory!r}")
+    base = graph.num_parameters()
+
+    def needed(share: float) -> float:
+        return sum(graph.num_parameters(counts) for counts in counts_at(share)) / base
+
+    low, high = 0.0, 1 - 1e-6
+    if needed(low) <= memory:
+        return low
+    if needed(high) > memory:
+        raise ValueError(
+            f"memory={memory:g} is too little for {members} members of this network: with one neuron left per layer "
+            f"they still need {needed(high):.3f}; take fewer members or a wider network"
+        )
+    while high - low > 1e-7:
+        middle = (low + high) / 2
+        low, high = (low, middle) if needed(middle) <= memory else (middle, high)
+    return high
+
+
+def _warn_of_vanishing(counts: Sequence[Mapping[str, int]], prune: float) -> None:
+    emptied = sorted({name for own in counts for name, count in own.items() if count == 0})
+    if emptied:
+        names = ", ".join(emptied)
+        warnings.warn(f"prune={prune:g} would empty {names}: the best neuron of each is kept", stacklevel=3)

@@ -1,0 +1,24 @@
+"""Tables of text, as `print` shows them."""
+
+from collections.abc import Sequence
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns aligned, numbers to the right; the last column as wide as it needs to be."""
+    table = [tuple(header), *map(tuple, rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    numeric = [bool(rows) and all(_is_number(row[column]) for row in rows) for column in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, numeric, strict=True)
+        ]
+        return "  ".join(aligned).rstrip()
+
+    rule = "  ".join("─" * width for width in widths[:-1]) + "  " + "─" * len(header[-1])
+    return "\n".join([line(header), rule, *map(line, rows)])
+
+
+def _is_number(cell: str) -> bool:
+    return cell.replace(",", "").replace(".", "").replace("%", "").replace(" ", "").replace("/", "").isdigit()

@@ -1,0 +1,213 @@
+"""Follow an exported graph, operation by operation, and collect what it says about channels."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from structured_ensembles.tracing.layout import Layout, Value, channel_sets, fix, fresh, plain
+from structured_ensembles.tracing.rules import Call, Result, follow, unknown
+
+LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+
+
+@dataclass
+class Producer:
+    """A layer that computes channels: the layout of its output dimension, and the norm that alone reads it, if any."""
+
+    module: str
+    channels: Layout
+    dim: int  # of the output, counted from the end: the batch dimension may be missing
+    norm: str | None
+
+
+@dataclass
+class Step:
+    """One operation, for the trial: what it was, what comes out, which arguments may change and how."""
+
+    name: str
+    module: str
+    arguments: dict[str, Any]
+    results: list[Value | None]
+    expected: dict[str, Any]
+    values: list[Value]
+
+
+@dataclass
+class Walk:
+    """What is known after following one or more graphs of a model."""
+
+    model: nn.Module
+    parameters: dict[str, Value] = field(default_factory=dict)
+    producers: list[Producer] = field(default_factory=list)
+    consumers: list[tuple[str, Layout]] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    output_shape: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        names: dict[int, list[str]] = {}
+        tensors = [
+            *self.model.named_parameters(remove_duplicate=False),
+            *self.model.named_buffers(remove_duplicate=False),
+        ]
+        for name, tensor in tensors:
+            names.setdefault(id(tensor), []).append(name)
+            first = names[id(tensor)][0]
+            if first == name:
+                dims = tuple(fresh(size) if size > 1 else plain(size) for size in tensor.shape)
+                self.parameters[name] = Value(tuple(tensor.shape), dims, parameter=name)
+            else:
+                self.parameters[name] = self.parameters[first]
+                _fix_all(self.parameters[first], f"{first} is also {name}: shared weights")
+
+    def follow(self, program: ExportedProgram) -> list[Step]:
+        """Walk through one graph; returns its operations in order."""
+        kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+        results: dict[fx.Node, Result] = {}
+        steps: list[Step] = []
+        for node in program.graph.nodes:
+            if node.op == "placeholder":
+                spec = kinds[node.name]
+                if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+                    results[node] = self._parameter(node, spec.target)
+                else:
+                    reason = "the network's input" if spec.kind == InputKind.USER_INPUT else "meets a constant tensor"
+                    shape = shapes_of(node)[0]
+                    results[node] = None if shape is None else Value(shape, tuple(plain(n, reason) for n in shape))
+            elif node.op == "output":
+                self._finish(_with_results(node.args, results))
+            elif node.target is operator.getitem:
+                source, index = node.args
+                items = results[source]  # type: ignore[index]
+                results[node] = items[index] if isinstance(items, list) else None  # type: ignore[index]
+            elif node.op == "call_function":
+                results[node] = self._operation(node, results, steps)
+            else:
+                results[node] = unknown(_call(node, results, self), f"{node.op} {node.target} is not understood")
+        return steps
+
+    def _parameter(self, node: fx.Node, name: str) -> Value:
+        value = self.parameters[name]
+        if node.users:
+            self.used.add(name)
+        if len(node.users) > 1:
+            _fix_all(value, f"{name} is used {len(node.users)} times: shared weights")
+        return value
+
+    def _operation(self, node: fx.Node, results: dict[fx.Node, Result], steps: list[Step]) -> Result:
+        call = _call(node, results, _Layers(self, node))
+        if not any(shape is not None for shape in call.shapes) and not _returns(node):
+            return None  # an assertion
+        result = follow(call)
+        if isinstance(result, list) and len(_returns(node)) == 1 and not _is_list(node):
+            result = result[0]
+        listed = result if isinstance(result, list) else [result]
+        steps.append(Step(call.name, module_of(node), call.arguments, listed, call.expected, call.values))
+        return result
+
+    def _finish(self, outputs: Any) -> None:
+        found: list[Value] = []
+        torch.utils._pytree.tree_map_only(Value, found.append, outputs)
+        for value in found:
+            if value.parameter is None:  # an updated statistic is not an output
+                _fix_all(value, "reaches the network's output")
+        own = [value for value in found if value.parameter is None]
+        if own and self.output_shape is None:
+            self.output_shape = own[0].shape
+
+
+@dataclass
+class _Layers:
+    walk: Walk
+    node: fx.Node
+
+    def produce(self, weight: Value, channels: Layout) -> None:
+        owner = self._owner(weight)
+        if owner is None:
+            fix(channels, "computed by a bare parameter, not by a layer")
+            return
+        number = len(self.walk.producers)
+        dim = -1 if isinstance(self.walk.model.get_submodule(owner), nn.Linear) else 1 - len(weight.shape)
+        norm = _norm_after(self.node)
+        if norm is not None and not isinstance(self.walk.model.get_submodule(norm), nn.modules.batchnorm._BatchNorm):
+            norm = None
+        self.walk.producers.append(Producer(owner, channels, dim, norm))
+        for channel_set in channel_sets(channels):
+            channel_set.heads = channel_set.heads | {number}
+
+    def consume(self, weight: Value, channels: Layout) -> None:
+        name = self._owner(weight) or weight.parameter or "a computed weight"
+        self.walk.consumers.append((name, channels))
+
+    def _owner(self, weight: Value) -> str | None:
+        """The layer this weight belongs to, if the operation is that layer's own."""
+        if weight.parameter is None:
+            return None
+        owner = weight.parameter.rpartition(".")[0]
+        is_layer = isinstance(self.walk.model.get_submodule(owner), LAYERS)
+        return owner if is_layer and module_of(self.node) == owner else None
+
+
+def shapes_of(node: fx.Node) -> list[tuple[int, ...] | None]:
+    """The shapes of a node's results; None for one that is no tensor."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    return [tuple(map(int, item.shape)) if isinstance(item, Tensor) else None for item in values]
+
+
+def module_of(node: fx.Node) -> str:
+    """The qualified name of the module whose forward contains the operation."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return list(stack.values())[-1][0] if stack else ""
+
+
+def _call(node: fx.Node, results: dict[fx.Node, Result], layers: Any) -> Call:
+    target: Any = node.target
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        arguments = {str(index): _with_results(argument, results) for index, argument in enumerate(node.args)}
+        return Call(str(target), arguments, shapes_of(node), layers, target)
+    arguments = {}
+    for index, argument in enumerate(schema.arguments):
+        if index < len(node.args):
+            arguments[argument.name] = _with_results(node.args[index], results)
+        elif argument.name in node.kwargs:
+            arguments[argument.name] = _with_results(node.kwargs[argument.name], results)
+        else:
+            arguments[argument.name] = argument.default_value
+    name = schema.name.rpartition("::")[2]
+    return Call(name, arguments, shapes_of(node), layers, target)
+
+
+def _with_results(argument: Any, results: dict[fx.Node, Result]) -> Any:
+    """An argument of a node with every node in it replaced by its result."""
+    return fx.node.map_arg(argument, results.__getitem__)  # type: ignore[arg-type, return-value]
+
+
+def _returns(node: fx.Node) -> list[Any]:
+    schema = getattr(node.target, "_schema", None)
+    return list(schema.returns) if schema is not None else [None]
+
+
+def _is_list(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), list | tuple)
+
+
+def _norm_after(node: fx.Node) -> str | None:
+    """The batch norm that alone reads the output of `node`."""
+    users = list(node.users)
+    if len(users) != 1:
+        return None
+    schema = getattr(users[0].target, "_schema", None)
+    return module_of(users[0]) if schema is not None and "batch_norm" in schema.name else None
+
+
+def _fix_all(value: Value, reason: str) -> None:
+    for dim in value.dims:
+        fix(dim, reason)

@@ -1,0 +1,28 @@
+"""A multi-layer perceptron."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from structured_ensembles.zoo.network import Network
+
+
+class MLP(Network):
+    """Linear layers with rectifiers between them, on inputs of any shape, flattened."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Flatten(), nn.Linear(sizes[0], sizes[1])]
+        for inputs, outputs in zip(sizes[1:-1], sizes[2:], strict=True):
+            layers += [nn.ReLU(), nn.Linear(inputs, outputs)]
+        self.layers = nn.Sequential(*layers)
+        self.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, …) to (batch, num_classes)."""
+        return self.layers(x)
+
+
+def mlp(in_features: int, num_classes: int = 10, hidden: Sequence[int] = (256, 256)) -> MLP:
+    """For regression, `num_classes` is the number of values to predict."""
+    return MLP((in_features, *hidden, num_classes))

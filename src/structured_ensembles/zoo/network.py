@@ -1,0 +1,30 @@
+"""What the zoo's networks share: their initialiser, and a head on a backbone."""
+
+from torch import Tensor, nn
+
+
+class Network(nn.Module):
+    """A module whose `reset_parameters` draws all its weights anew (Kaiming)."""
+
+    def reset_parameters(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.BatchNorm2d):
+                module.reset_parameters()
+
+
+class WithHead(Network):
+    """A backbone and one linear layer."""
+
+    def __init__(self, backbone: nn.Module, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(num_features, num_classes)
+        self.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, in_channels, height, width) to logits (batch, num_classes)."""
+        return self.head(self.backbone(x))
