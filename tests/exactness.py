@@ -1,4 +1,4 @@
-"""The statement that everything rests on: an extracted network computes what the full one computes without its channels."""
+"""What everything rests on: an extracted network computes what the full one computes without the channels."""
 
 import copy
 
@@ -74,4 +74,5 @@ def _tensors(outputs: object) -> list[Tensor]:
 
 def _is_random(model: nn.Module) -> bool:
     """Dropout and stochastic depth draw masks of the tensors' sizes."""
-    return any("Dropout" in type(module).__name__ or "Stochastic" in type(module).__name__ for module in model.modules())
+    names = {type(module).__name__ for module in model.modules()}
+    return any("Dropout" in name or "Stochastic" in name for name in names)

@@ -1,13 +1,22 @@
 """Exactness for random architectures."""
 
+import warnings
+
 import torch
 import torch.nn.functional as F
-from exactness import check_exact, randomize
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from exactness import check_exact, randomize
+
 ACTIVATIONS = [nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Hardswish, nn.ELU, nn.LeakyReLU, nn.Tanh, nn.Mish, nn.Softplus]
+
+
+KINDS = (
+    *("conv", "conv", "norm", "activation", "pool", "residual", "dense", "gate", "linear_gate", "halves", "widen"),
+    *("depthwise", "hard_coded", "channels_last", "glu", "resize", "roundtrip", "prelu", "group_norm", "transposed"),
+)
 
 
 class Residual(nn.Module):
@@ -118,10 +127,9 @@ class Roundtrip(nn.Module):
         return x.flatten(2).squeeze(-1).unsqueeze(1).squeeze(1).view(x.shape)
 
 
-def make_layer(draw: st.DrawFn, channels: int, size: int) -> tuple[nn.Module, int, int]:
+def make_layer(draw: st.DrawFn, channels: int, size: int) -> tuple[nn.Module, int, int]:  # noqa: PLR0912
     """One random layer for images of `size` with `channels`; returns it with the channels and size of its output."""
-    kind = draw(st.sampled_from("conv conv norm activation pool residual dense gate linear_gate halves widen depthwise "
-                                "hard_coded channels_last glu resize roundtrip prelu group_norm transposed".split()))  # fmt: skip
+    kind = draw(st.sampled_from(KINDS))
     more = draw(st.integers(2, 7))
     match kind:
         case "conv":
@@ -191,8 +199,6 @@ def networks(draw: st.DrawFn) -> nn.Module:
 @given(networks(), st.booleans(), st.sampled_from([0.3, 0.5, 0.8]))
 def test_random_networks_are_cut_exactly(network: nn.Module, coupled: bool, prune: float) -> None:
     example = torch.randn(3, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # prune may empty a small layer
         graph = check_exact(randomize(network), example, coupled=coupled, prune=prune)

@@ -146,7 +146,7 @@ def trace(model: nn.Module, example: Any, coupled: bool = False) -> ChannelGraph
 
     while True:
         offered, graph = _graph_of(walk, model, coupled)
-        if not offered or _holds(graph, offered, walk, steps, lambda small: _export(mode, small, fakes), ghost, mode):
+        if not offered or _holds(graph, offered, walk, steps, lambda small: _export(mode, small, fakes), ghost):
             return graph
 
 
@@ -187,12 +187,10 @@ def _holds(
     steps: list[Step],
     export: Callable[[nn.Module], ExportedProgram],
     ghost: nn.Module,
-    mode: FakeTensorMode,
 ) -> bool:
     """Whether the model does what was predicted on fewer channels; if not, the channels to blame are fixed."""
     counts = trial_counts(list(offered))
-    with mode:
-        small = resize(ghost, graph.axes, {offered[channels]: count for channels, count in counts.items()})
+    small = resize(ghost, graph.axes, {offered[channels]: count for channels, count in counts.items()})
     with running_module(small) as running:
         try:
             trial = Walk(small).follow(export(small))

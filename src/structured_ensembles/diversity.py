@@ -18,26 +18,14 @@ from scipy.stats import poisson
 from torch import Tensor
 
 Diversity = Literal["mmd", "overlap"]
+MOST_TERMS = 300
 EPSILON = 1e-6  # keeps the reciprocal finite for members that are equal
 
 
 def mmd2(one: Tensor, other: Tensor) -> Tensor:
     """MMD² between the entries of two vectors: shapes (…, n) and (…, n) give (…)."""
-    terms = terms_for(float(torch.maximum(one.abs().max(), other.abs().max())), one.shape[-1])
-    return (mean_features(one, terms) - mean_features(other, terms)).square().sum(-1)
-
-
-def terms_for(bound: float, size: int) -> int:
-    """How many features describe vectors of length `size` with entries up to `bound`, to double precision."""
-    return int(poisson.isf(1e-16, 2 * bound * bound / size)) + 2
-
-
-def mean_features(vectors: Tensor, terms: int) -> Tensor:
-    """Mean of the kernel's feature vectors over the entries: shape (…, n) gives (…, terms), in double precision."""
-    scaled = vectors.double() * (2 / vectors.shape[-1]) ** 0.5
-    counts = torch.arange(1, terms, dtype=torch.float64, device=vectors.device)
-    factors = torch.cat([(-scaled.square() / 2).exp()[..., None], scaled[..., None] / counts.sqrt()], dim=-1)
-    return factors.cumprod(-1).mean(-2)
+    both = torch.stack([one, other], dim=-2)
+    return distances(both, terms_for(float(both.detach().abs().max()), both.shape[-1]))[..., 0, 1]
 
 
 def mmd_penalty(vectors: Mapping[str, Tensor], terms: Mapping[str, int]) -> Tensor:
@@ -45,12 +33,32 @@ def mmd_penalty(vectors: Mapping[str, Tensor], terms: Mapping[str, int]) -> Tens
 
     vectors: shape (members, size) per group; terms: how many features for each, from `terms_for`.
     """
-    distance: Tensor | float = 0.0
-    for name, vector in vectors.items():
-        features = mean_features(vector, terms[name])
-        distance = distance + (features[:, None] - features[None]).square().sum(-1)
-    assert isinstance(distance, Tensor)
-    return (_pairs(distance) + EPSILON).reciprocal().mean()
+    total = torch.stack([distances(vector, terms[name]) for name, vector in vectors.items()]).sum(0)
+    return (_pairs(total) + EPSILON).reciprocal().mean()
+
+
+def distances(vectors: Tensor, terms: int) -> Tensor:
+    """MMD² between every two of several vectors: shape (…, members, n) gives (…, members, members), in doubles."""
+    if terms > MOST_TERMS:  # entries so far apart that the kernel itself is the shorter way
+        gaps = vectors.double()[..., :, None, :, None] - vectors.double()[..., None, :, None, :]
+        kernel = (-gaps.square() / vectors.shape[-1]).exp().mean((-1, -2))
+        own = kernel.diagonal(dim1=-2, dim2=-1)
+        return own[..., :, None] + own[..., None, :] - 2 * kernel
+    features = mean_features(vectors, terms)
+    return (features[..., :, None, :] - features[..., None, :, :]).square().sum(-1)
+
+
+def mean_features(vectors: Tensor, terms: int) -> Tensor:
+    """Mean of the kernel's feature vectors over the entries: shape (…, n) gives (…, terms), in doubles."""
+    scaled = vectors.double() * (2 / vectors.shape[-1]) ** 0.5
+    counts = torch.arange(1, terms, dtype=torch.float64, device=vectors.device)
+    factors = torch.cat([(-scaled.square() / 2).exp()[..., None], scaled[..., None] / counts.sqrt()], dim=-1)
+    return factors.cumprod(-1).mean(-2)
+
+
+def terms_for(bound: float, size: int) -> int:
+    """How many features describe vectors of length `size` with entries up to `bound`, to double precision."""
+    return int(poisson.isf(1e-16, 2 * bound * bound / size)) + 2
 
 
 def overlap_penalty(saliencies: Sequence[Tensor]) -> Tensor:

@@ -52,7 +52,7 @@ def saliency(
         if name in scales.statistics:
             buffer.copy_(scales.statistics[name])
     dtype = next(shadow.parameters()).dtype
-    vectors = {name: value.to(device, dtype).requires_grad_() for name, value in scales.vectors.items()}
+    vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
     leaves = list(vectors.values())
     totals = [torch.zeros_like(leaf) for leaf in leaves]
 

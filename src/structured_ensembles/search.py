@@ -63,7 +63,7 @@ def learn_scales(
     device = pick_device(device, model)
     shadow = shadow_of(model).to(device)
     dtype = next(shadow.parameters()).dtype
-    vectors = {name: value.to(device, dtype).requires_grad_() for name, value in scales.vectors.items()}
+    vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
     steps = data.num_batches("train", batch_size)
     # Adam moves an entry by about its rate per step, so that this bounds the entries for the whole search.
     reach = rate * steps * epochs
@@ -91,7 +91,7 @@ def learn_scales(
             figures = {"epoch": epoch, "loss": float(total) / steps}
             if not math.isfinite(figures["loss"]):
                 raise FloatingPointError(
-                    f"the search's loss became {figures['loss']} in epoch {epoch + 1}: look for extreme values in `data` "
+                    f"the search's loss became {figures['loss']} in epoch {epoch + 1}: look for extremes in `data`, "
                     f"or lower `rate` ({rate:g}) or `strength` ({strength:g})"
                 )
             if data.validation is not None:

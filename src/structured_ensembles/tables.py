@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned, numbers to the right; the last column as wide as it needs to be."""
+    """Columns aligned, numbers to the right."""
     table = [tuple(header), *map(tuple, rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     numeric = [bool(rows) and all(_is_number(row[column]) for row in rows) for column in range(len(header))]
@@ -16,8 +16,8 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         ]
         return "  ".join(aligned).rstrip()
 
-    rule = "  ".join("─" * width for width in widths[:-1]) + "  " + "─" * len(header[-1])
-    return "\n".join([line(header), rule, *map(line, rows)])
+    widths_shown = [*widths[:-1], min(widths[-1], max(len(header[-1]), 12))]  # the last column may hold sentences
+    return "\n".join([line(header), "  ".join("─" * width for width in widths_shown), *map(line, rows)])
 
 
 def _is_number(cell: str) -> bool:

@@ -162,7 +162,7 @@ def matmul(call: Call) -> Result:
         fix(dim, f"{call.name} multiplies activations")
     batch = broadcast([left.dims[:-2], right.dims[:-2]], call.shape[:-2], How.SAME)
     if right.parameter and not is_fixed(right.dims[-1]):
-        fix(right.dims[-1], "computed by a bare parameter, not by a layer")
+        fix(right.dims[-1], f"computed from {right.parameter} by code outside a layer")
     return Value(call.shape, (*batch, left.dims[-2], right.dims[-1]))
 
 

@@ -130,7 +130,7 @@ class _Layers:
     def produce(self, weight: Value, channels: Layout) -> None:
         owner = self._owner(weight)
         if owner is None:
-            fix(channels, "computed by a bare parameter, not by a layer")
+            fix(channels, f"computed from {weight.parameter or 'a computed weight'} by code outside a layer")
             return
         number = len(self.walk.producers)
         dim = -1 if isinstance(self.walk.model.get_submodule(owner), nn.Linear) else 1 - len(weight.shape)

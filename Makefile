@@ -1,0 +1,33 @@
+# Everything a newcomer needs: `make demo` and `make test` set themselves up, on a machine with Python 3.11 and nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint types format clean
+
+demo: $(READY)  ## the walk from a network to its sub-networks, on real digits
+	$(BIN)/python -m structured_ensembles.demo
+
+test: lint types  ## lint, types and all tests; what CI runs
+	$(BIN)/python -m pytest -n auto
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# Pinned versions first (torch from a CPU wheel), then ourselves without looking for anything else.
+$(READY): requirements.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@

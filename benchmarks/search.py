@@ -1,0 +1,123 @@
+"""What the search and the saliency cost, in plain training steps of the same network.
+
+    python benchmarks/search.py [--model resnet20] [--members 5] [--batch 128] [--repeats 5] [--json FILE]
+
+One table, one run. The unit is a training step as everybody writes it: forward, backward, SGD with momentum. Times are
+medians over interleaved rounds, so that a busy machine slows all rows alike; memory is the peak that a row allocates.
+The authors' code takes 1.2 to 1.3 units per search step and 23 to 29 units per batch of saliency.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import structured_ensembles as se
+from measuring import peak_memory
+from structured_ensembles.tables import text_table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet20")
+    parser.add_argument("--members", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+
+    rows = {name: work(arguments) for name, work in WORK.items()}
+    for run in rows.values():
+        run()  # warm up
+    times: dict[str, list[float]] = {name: [] for name in rows}
+    for _ in range(arguments.repeats):
+        for name, run in rows.items():
+            times[name].append(timed(run, arguments.device))
+    memory = {name: peak_memory(run, arguments.device) for name, run in rows.items()}
+
+    unit, unit_memory = statistics.median(times["plain step"]), memory["plain step"]
+    found = {
+        name: {
+            "ms": 1000 * statistics.median(own),
+            "spread_ms": 1000 * (max(own) - min(own)),
+            "ratio": statistics.median(own) / unit,
+            "MiB": memory[name] / 2**20,
+            "memory_ratio": memory[name] / unit_memory,
+        }
+        for name, own in times.items()
+    }
+    print(
+        text_table(
+            ("", "ms", "max-min", "steps", "peak MiB", "times plain"),
+            [
+                (name, *(f"{row[key]:.2f}" for key in ("ms", "spread_ms", "ratio", "MiB", "memory_ratio")))
+                for name, row in found.items()
+            ],
+        )
+    )
+    if arguments.json:
+        settings = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
+        machine = {"torch": torch.__version__, "machine": platform.platform(), "threads": torch.get_num_threads()}
+        arguments.json.write_text(json.dumps({"settings": settings, **machine, "rows": found}, indent=1) + "\n")
+
+
+def timed(run: Callable[[], object], device: str) -> float:
+    start = time.perf_counter()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def prepared(arguments: argparse.Namespace) -> tuple[torch.nn.Module, se.Data]:
+    torch.manual_seed(0)
+    model = getattr(se.zoo, arguments.model)().to(arguments.device)
+    images = torch.randint(0, 256, (arguments.batch, 3, arguments.size, arguments.size), dtype=torch.uint8)
+    return model, se.Data.from_arrays(images, torch.arange(arguments.batch) % 10, validation=0.0)
+
+
+def plain_step(arguments: argparse.Namespace) -> Callable[[], object]:
+    model, data = prepared(arguments)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+
+    def run() -> None:
+        for inputs, targets in data.batches("train", arguments.batch, device=arguments.device):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+
+    return run
+
+
+def search_step(arguments: argparse.Namespace, diversity: str | None = "mmd") -> Callable[[], object]:
+    model, data = prepared(arguments)
+    graph = se.trace(model, data.example())
+    settings = {"members": arguments.members, "batch_size": arguments.batch, "diversity": diversity, "quiet": True}
+    return lambda: se.learn_scales(model, graph, data, epochs=1, **settings)
+
+
+def saliency_batch(arguments: argparse.Namespace) -> Callable[[], object]:
+    model, data = prepared(arguments)
+    graph = se.trace(model, data.example())
+    scales = se.Scales.draw(graph, arguments.members)
+    return lambda: se.saliency(model, graph, scales, data, batch_size=arguments.batch, quiet=True)
+
+
+WORK = {
+    "plain step": plain_step,
+    "search step (mmd)": search_step,
+    "search step (no penalty)": lambda arguments: search_step(arguments, None),
+    "search step (overlap)": lambda arguments: search_step(arguments, "overlap"),
+    "saliency of a batch": saliency_batch,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""trace(): groups, reasons, and the promise to leave the model alone."""
+
+import copy
+import re
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import structured_ensembles as se
+from exactness import check_exact, randomize
+
+
+def image(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (2, 3, 8, 8)), generator=torch.Generator().manual_seed(0))
+
+
+class Shared(nn.Module):
+    """One convolution, used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.twice, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.twice(F.relu(self.twice(self.stem(x)))).mean((2, 3)))
+
+
+def test_resnet20_offers_the_first_convolution_of_each_block() -> None:
+    graph = se.trace(se.zoo.resnet20(), image(2, 3, 32, 32))
+    expected = {f"layer{stage}.{block}.conv1": 8 * 2**stage for stage in (1, 2, 3) for block in (0, 1, 2)}
+    assert graph.prunable == expected
+    assert graph["fc"].reason == "reaches the network's output"
+    assert "residual sum" in str(graph["conv1"].reason)
+    assert graph["layer2.1.conv1"].producers == ("layer2.1.conv1",)
+    assert graph["layer2.1.conv1"].consumers == ("layer2.1.conv2",)
+
+
+def test_vgg_offers_all_but_the_last_layer_and_lenet_too() -> None:
+    graph = se.trace(se.zoo.vgg11(), image(2, 3, 32, 32))
+    assert list(graph.prunable.values()) == [64, 128, 256, 256, 512, 512, 512, 512, 4096, 4096]
+    graph = se.trace(se.zoo.lenet5(), image(2, 1, 28, 28))
+    assert list(graph.prunable.values()) == [6, 16, 120, 84]
+    assert sum(se.trace(se.zoo.half_vgg11(), image(2, 3, 32, 32)).prunable.values()) == 1376
+
+
+def test_coupled_offers_the_residual_stream_with_a_shared_vector() -> None:
+    model = randomize(se.zoo.resnet20(width=1))
+    graph = check_exact(model, image(2, 3, 8, 8).double(), coupled=True)
+    stream = graph["conv1"]
+    assert stream.prunable
+    assert stream.coupled
+    assert len(stream.producers) == 10  # the stem and the second convolution of every block, by the padded shortcuts
+    assert set(graph.outputs) == {layer for group in graph.groups if group.prunable for layer in group.producers}
+
+
+def test_every_parameter_axis_is_mapped() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, 4))
+    graph = se.trace(model, image())
+    assert [span.group for span in graph.axes["0.weight"][0]] == ["0"]
+    for name in ("0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"):
+        assert [tuple(span) for span in graph.axes[name][0]] == [("0", 6, 1)]
+    assert [tuple(span) for span in graph.axes["4.weight"][1]] == [("0", 6, 36)]
+    assert set(graph.axes) == set(model.state_dict())
+
+
+class Case(nn.Module):
+    """A stem of 8 channels, something done to them, and a convolution that reads them."""
+
+    def __init__(self, act: object, reads: int = 8, **modules: nn.Module) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.act = act
+        for name, module in modules.items():
+            self.add_module(name, module)
+        self.last = nn.Conv2d(reads, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.act(self, self.stem(x))).mean((2, 3))
+
+
+FREE = {
+    "clone and to": lambda net, x: x.clone().contiguous().to(x.dtype),
+    "stack and sum": lambda net, x: torch.stack([x, x.relu()]).sum(0),
+    "where": lambda net, x: torch.where(x > 0, x, torch.zeros_like(x)),
+    "in place": lambda net, x: x.mul_(2).add_(1).relu_(),
+    "masked": lambda net, x: x.masked_fill(x < 0, -1),
+    "max of two": lambda net, x: torch.maximum(x, x * 2),
+    "upsampled": lambda net, x: F.interpolate(x, size=(5, 5), mode="bilinear"),
+    "lp pooled": lambda net, x: F.lp_pool2d(x, 2, 2),
+    "reflected": lambda net, x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+    "spatial softmax": lambda net, x: x.flatten(2).softmax(-1).view_as(x),
+    "spatial attention": lambda net, x: x * net.look(x).sigmoid().expand_as(x),
+    "broadcast zeros": lambda net, x: x + torch.zeros(1, 1, 1, 1, dtype=x.dtype),
+    "movedim": lambda net, x: x.movedim(1, -1).movedim(-1, 1),
+    "pixel shuffle and back": lambda net, x: net.up(x).relu(),
+}
+FIXED = {
+    "layer norm": (lambda net, x: F.layer_norm(x.movedim(1, -1), (8,)).movedim(-1, 1), "layer norm mixes"),
+    "group norm": (lambda net, x: F.group_norm(x, 2), "group norm mixes"),
+    "softmax": (lambda net, x: x.softmax(1), "softmax runs over"),
+    "mean over channels": (lambda net, x: x - x.mean(1, keepdim=True), "mean runs over"),
+    "normalised": (lambda net, x: F.normalize(x), "runs over its channels"),
+    "heads": (lambda net, x: x.reshape(x.shape[0], 2, 4, *x.shape[2:]).flatten(1, 2), "takes its channels apart"),
+    "one channel": (lambda net, x: x * x[:, 0].unsqueeze(1), "picks single channels"),
+    "rolled": (lambda net, x: x.roll(1, 1), "roll runs over"),
+    "attention": (
+        lambda net, x: (x.flatten(2).mT @ x.flatten(2)).softmax(-1).sum(1, keepdim=True).view(-1, 1, 8, 8) * x,
+        "multiplies activations",
+    ),
+    "sorted": (lambda net, x: x.sort(1).values, "sort runs over"),
+    "unknown": (lambda net, x: x.cummax(1).values, "cummax is not understood"),
+    "image added": (lambda net, x: x + net.image, "constant tensor"),
+    "a view of 8": (lambda net, x: x.view(-1, 8, 8, 8), "relies on its size"),
+    "a slice of 3": (lambda net, x: torch.cat([x[:, :3], x[:, 3:]], 1), "relies on its size"),
+    "one over 8": (lambda net, x: x * (1 / x.shape[1]), "relies on its size"),
+    "an assertion": (lambda net, x: x if x.shape[1] == 8 else 1 / 0, "relies on its size"),
+}
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_known_operations_keep_channels_prunable(name: str) -> None:
+    shuffled = "shuffle" in name
+    up, look = nn.Sequential(nn.Conv2d(8, 12, 1), nn.PixelShuffle(2)), nn.Conv2d(8, 1, 1)
+    model = randomize(Case(FREE[name], 3 if shuffled else 8, up=up, look=look))
+    graph = check_exact(model, image().double(), prune=0.4)
+    assert "stem" in graph.prunable
+    assert not shuffled or graph.prunable["up.0"] == 3  # of its twelve channels, four go together
+
+
+def test_a_part_of_a_layer_can_be_prunable() -> None:
+    graph = check_exact(randomize(Case(lambda net, x: x * x[:, :1])), image().double())
+    assert graph.prunable == {"stem[1:8]": 7}
+    assert graph["stem[0:1]"].reason == "a single channel"
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_other_operations_fix_channels_and_say_why(name: str) -> None:
+    act, reason = FIXED[name]
+    model = Case(act)
+    model.image = image(1, 8, 8, 8)
+    graph = check_exact(randomize(model), image().double()) if name != "image added" else se.trace(model, image())
+    assert "stem" not in graph.prunable
+    reasons = " | ".join(str(group.reason) for group in graph.groups if "stem" in group.producers)
+    assert re.search(reason, reasons), reasons
+
+
+def test_shared_weights_and_weight_norm_fix_channels() -> None:
+    graph = se.trace(Shared(), image())
+    assert graph.prunable == {}
+    assert "shared weights" in str(graph["stem"].reason)
+
+    tied = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+    tied[2].weight = tied[0].weight
+    graph = se.trace(tied, image(2, 6))
+    assert "0" not in graph.prunable
+
+    for weight_norm in (parametrizations.weight_norm, torch.nn.utils.weight_norm):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # the second is the old style
+            normed = weight_norm(nn.Conv2d(3, 8, 3))
+        model = nn.Sequential(normed, nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 2, 1))
+        assert list(se.trace(model, image()).prunable) == ["2"]  # the others are fixed or end in the output
+
+
+def test_bare_parameters_are_read_but_do_not_make_groups() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.matrix = nn.Conv2d(3, 8, 8), nn.Parameter(torch.randn(8, 5))
+            self.head = nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head((self.conv(x).flatten(1) @ self.matrix).relu())
+
+    graph = se.trace(Bare(), image())
+    assert list(graph.prunable) == ["conv"]
+    small = se.extract(Bare(), graph, se.select(graph, prune=0.5, selection="random", members=1)[0])
+    assert small.matrix.shape == (4, 5)
+
+
+def test_auxiliary_heads_that_only_run_in_training_mode_are_cut_along() -> None:
+    class Auxiliary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.aux, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+            x = self.stem(x).relu()
+            out = self.head(x.mean((2, 3)))
+            return (out, self.aux(x).mean((2, 3))) if self.training else out
+
+    graph = check_exact(randomize(Auxiliary()), image().double())
+    assert graph["stem"].consumers == ("head", "aux")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_left_alone(training: bool) -> None:
+    model = se.zoo.resnet20().train(training)
+    model.conv1.weight.requires_grad_(False)
+    before = {name: (tensor.clone(), tensor.data_ptr()) for name, tensor in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    se.trace(model, image(1, 3, 32, 32))
+    assert [module.training for module in model.modules()] == modes
+    assert not model.conv1.weight.requires_grad
+    assert all(p.requires_grad and p.grad is None for n, p in model.named_parameters() if n != "conv1.weight")
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, (tensor, _) in before.items())
+    assert all(model.state_dict()[name].data_ptr() == pointer for name, (_, pointer) in before.items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_any_dtype_and_several_inputs() -> None:
+    assert se.trace(se.zoo.resnet20().bfloat16(), image(2, 3, 8, 8).bfloat16()).prunable
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.head = nn.Linear(3, 6), nn.Linear(5, 7), nn.Linear(13, 2)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.head(torch.cat([self.left(a), self.right(b)], -1))
+
+    graph = se.trace(Two(), (image(2, 3), image(2, 5)))
+    assert graph.prunable == {"left": 6, "right": 7}
+
+
+def test_the_table_reads_well() -> None:
+    text = str(se.trace(se.zoo.lenet5(), image(2, 1, 28, 28)))
+    lines = text.splitlines()
+    assert lines[0].split() == ["group", "size", "computed", "by", "read", "by", "prunable"]
+    assert lines[2].split() == ["backbone.conv1", "6", "backbone.conv1", "backbone.conv2", "yes"]
+    assert lines[-2].endswith("reaches the network's output")
+    assert lines[-1] == "4 of 5 groups can be pruned: 226 channels"
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(ValueError, match=r"example.*\(2, 1, 8, 8\)|shape \(2, 1, 8, 8\).*example"):
+        se.trace(se.zoo.resnet20(), image(2, 1, 8, 8))
+    with pytest.raises(TypeError, match="model must be"):
+        se.trace(lambda x: x, image())
+    with pytest.raises(TypeError, match="example must be"):
+        se.trace(se.zoo.resnet20(), [1, 2])
+    graph = se.trace(nn.Linear(3, 2), image(2, 3))
+    with pytest.raises(ValueError, match="no prunable channels"):
+        se.select(graph, prune=0.5, selection="random", members=2)
+
+
+def test_time_grows_with_the_network_not_faster() -> None:
+    """A concatenation of everything before (the worst case for layouts) stays small."""
+
+    class Deep(nn.Module):
+        def __init__(self, depth: int) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4 + 2 * index, 2) for index in range(depth))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = torch.cat([x, layer(x).relu()], -1)
+            return x.sum(-1)
+
+    graph = se.trace(copy.deepcopy(Deep(20)), image(2, 4))
+    assert "sum runs over" in str(graph["layers.3"].reason)

@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import structured_ensembles as se
+
+
+def test_splits_are_stratified_disjoint_and_drawn_once_per_seed() -> None:
+    labels = np.repeat([0, 1, 2], [100, 50, 10])
+    data = se.Data.from_arrays(np.arange(160, dtype=np.float32)[:, None], labels, validation=0.1)
+    held_out = data.validation.targets[data.validation.index]
+    assert torch.bincount(held_out).tolist() == [10, 5, 1]
+    assert set(data.train.index.tolist()) | set(data.validation.index.tolist()) == set(range(160))
+    assert len(data.train) + len(data.validation) == 160
+    again, other = (se.Data.from_arrays(np.zeros((160, 1)), labels, seed=seed) for seed in (0, 1))
+    assert torch.equal(again.validation.index, data.validation.index)
+    assert not torch.equal(other.validation.index, data.validation.index)
+
+
+def test_pixels_are_normalised_floats_are_not() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (20, 3, 4, 4), dtype=np.uint8)
+    data = se.Data.from_arrays(images, np.arange(20) % 2, validation=0.0)
+    assert data.validation is None
+    (inputs, targets), *_ = data.batches("train", 20)
+    reference = images / 255.0
+    reference = (reference - reference.mean((0, 2, 3), keepdims=True)) / reference.std((0, 2, 3), keepdims=True)
+    np.testing.assert_allclose(inputs.numpy(), reference, atol=1e-5)
+    assert targets.tolist() == [0, 1] * 10
+    floats = se.Data.from_arrays(images.astype(np.float32), np.arange(20) % 2, validation=0.0)
+    assert torch.equal(next(floats.batches("train", 20))[0], torch.from_numpy(images).float())
+
+
+def test_batches_cover_the_split_in_an_order_that_the_seed_decides() -> None:
+    data = se.Data.from_arrays(np.arange(25, dtype=np.float32)[:, None], np.arange(25) % 5, validation=0.0)
+    orders = [torch.cat([x for x, _ in data.batches("train", 4, seed=seed)]).flatten() for seed in (None, 0, 0, (0, 1))]
+    assert torch.equal(orders[0], torch.arange(25.0))
+    assert torch.equal(orders[1], orders[2])
+    assert not torch.equal(orders[1], orders[3])
+    assert all(torch.equal(order.sort().values, torch.arange(25.0)) for order in orders)
+    assert data.num_batches("train", 4) == 7
+    with pytest.raises(ValueError, match="no test split"):
+        next(data.batches("test", 4))
+
+
+def test_digits_are_scikit_learns() -> None:
+    data = se.load_data("digits")
+    assert (data.shape, data.num_classes, data.name) == ((1, 8, 8), 10, "digits")
+    assert len(data.train) + len(data.validation) + len(data.test) == 1797
+    original = {image.tobytes() for image in np.round(load_digits().images * (255 / 16)).astype(np.uint8)}
+    stored = torch.cat([data.train.inputs, data.test.inputs])
+    assert {image.numpy().tobytes() for image in stored} == original
+    assert torch.equal(se.load_data("digits", seed=1).test.inputs, data.test.inputs)
+    with pytest.raises(ValueError, match="name must be one of 'digits'"):
+        se.load_data("imagenet")
+
+
+def test_given_splits_and_class_names() -> None:
+    x, y = np.zeros((6, 2)), np.array([0, 1, 0, 1, 0, 1])
+    data = se.Data.from_arrays(x, y, validation=(x[:2], y[:2]), test=(x, y), classes=["cat", "dog"])
+    assert (len(data.train), len(data.validation), len(data.test)) == (6, 2, 6)
+    assert data.classes == ("cat", "dog")
+    assert data.example(3).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "arguments", "message"),
+    [
+        (np.zeros((0, 2)), np.zeros(0, int), {}, "inputs must have the shape"),
+        (np.zeros((3, 2)), np.zeros(4, int), {}, "equally many samples"),
+        (np.zeros((3, 2)), np.array([0, 1, -1]), {}, "targets must be labels from 0 to 1"),
+        (np.zeros((3, 2)), np.array([0, 1, 7]), {"classes": 5}, "labels from 0 to 4, but reach from 0 to 7"),
+        (np.zeros((3, 2)), np.zeros((3, 2), int), {}, r"targets must have the shape \(samples,\)"),
+        (np.full((3, 2), np.nan), np.zeros(3, int), {}, "inputs contain values that are not finite"),
+        (np.zeros((3, 2)), np.zeros(3, int), {"validation": 1.5}, "validation must be a share"),
+        (np.zeros((3, 2)), np.zeros(3, int), {"test": (np.zeros((3, 5)), np.zeros(3, int))}, "test inputs are"),
+        (np.zeros((3, 2)), np.zeros(3, int), {"test": (np.zeros((3, 2)), np.full(3, 9))}, "test targets must be"),
+        (np.zeros((3, 2)), np.array([0.5, 1, 2]), {"task": "classification"}, "whole numbers"),
+    ],
+)
+def test_bad_arrays_are_named(inputs, targets, arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        se.Data.from_arrays(inputs, targets, **arguments)
