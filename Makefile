@@ -5,8 +5,8 @@ READY := .venv/.ready
 
 .PHONY: demo test lint types format clean
 
-demo: $(READY)  ## the walk from a network to its sub-networks, on real digits
-	$(BIN)/python -m structured_ensembles.demo
+demo: $(READY)  ## the whole walk on real digits, ends in runs/demo/report.html
+	$(BIN)/sens demo
 
 test: lint types  ## lint, types and all tests; what CI runs
 	$(BIN)/python -m pytest -n auto

@@ -95,7 +95,7 @@ def test_the_search_lowers_the_loss_and_keeps_the_best_epoch(walk) -> None:
     total, seen = 0.0, 0
     for turn, (inputs, targets) in enumerate(data.batches("validation", 16)):
         for member, hand in enumerate(deal(len(inputs), 3, turn)):
-            outputs = under_scales(model, scales, member, inputs[hand], scales.vectors)
+            outputs = under_scales(model, scales, member, inputs[hand], scales.vectors).detach()
             total += float(F.cross_entropy(outputs, targets[hand])) * len(inputs) / 3
         seen += len(inputs)
     assert total / seen == pytest.approx(min(figures["validation_loss"] for figures in scales.history), rel=1e-5)

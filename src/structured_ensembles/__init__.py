@@ -11,31 +11,46 @@ subnets = se.select(graph, scores, prune=0.5)
 networks = [se.extract(model, graph, subnet) for subnet in subnets]
 """
 
-from structured_ensembles import zoo
+from structured_ensembles import methods, zoo
+from structured_ensembles.artifact import ArtifactError
+from structured_ensembles.build import structured_ensemble
 from structured_ensembles.channels import ChannelGraph, ChannelGroup, trace
-from structured_ensembles.data import Data, load_data
+from structured_ensembles.data import Data, Normalization, load_data
 from structured_ensembles.diversity import mmd2
+from structured_ensembles.ensemble import Ensemble, Uncertainty
+from structured_ensembles.evaluation import evaluate
 from structured_ensembles.extraction import extract
 from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Scales
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Subnet, select
+from structured_ensembles.training import History, Recipe, train
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArtifactError",
     "ChannelGraph",
     "ChannelGroup",
     "Data",
+    "Ensemble",
+    "History",
+    "Normalization",
+    "Recipe",
     "Scales",
     "Scores",
     "Subnet",
+    "Uncertainty",
+    "evaluate",
     "extract",
     "learn_scales",
     "load_data",
+    "methods",
     "mmd2",
     "saliency",
     "select",
+    "structured_ensemble",
     "trace",
+    "train",
     "zoo",
 ]

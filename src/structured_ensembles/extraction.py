@@ -1,9 +1,9 @@
 """extract(): cut a sub-network out of a network."""
 
-import torch
 from torch import nn
 
 from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.initialization import draw_weights
 from structured_ensembles.selection import Subnet
 from structured_ensembles.shrinking import shrink
 
@@ -30,13 +30,5 @@ def extract(model: nn.Module, graph: ChannelGraph, subnet: Subnet, *, reinit: bo
             raise ValueError(f"graph was traced from another model: {name} has shape {tuple(parameter.shape)} here")
     small = shrink(model, graph.axes, subnet.kept)
     if reinit:
-        _draw_weights(small, seed)
+        draw_weights(small, seed)
     return small
-
-
-def _draw_weights(model: nn.Module, seed: int) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        resets = [module for module in model.modules() if callable(getattr(module, "reset_parameters", None))]
-        for module in resets[:1] if resets[:1] == [model] else resets:
-            module.reset_parameters()  # type: ignore[operator]

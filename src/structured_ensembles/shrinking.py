@@ -66,7 +66,7 @@ def resize(model: nn.Module, axes: Mapping[str, Sequence[Axis]], counts: Mapping
 def _copy_of_other_size(model: nn.Module, replace: Replace) -> nn.Module:
     small = copy_with(model, parameter=replace, buffer=replace)
     for module in small.modules():
-        _set_sizes(module)
+        set_sizes(module)
     return small
 
 
@@ -76,7 +76,7 @@ def _memory_format(tensor: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def _set_sizes(module: nn.Module) -> None:
+def set_sizes(module: nn.Module) -> None:
     """Make the attributes of a layer say what its tensors are."""
     match module:
         case nn.modules.conv._ConvTransposeNd():

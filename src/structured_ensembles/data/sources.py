@@ -1,15 +1,84 @@
-"""load_data(): data sets by name."""
+"""load_data(): data sets by name, from their official archives once and from a cached file ever after."""
 
-from collections.abc import Callable
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
 
+from structured_ensembles.data.cache import cache_path, read_cache, write_cache
+from structured_ensembles.data.cifar import CIFAR10, CIFAR100
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.digits import read_digits
+from structured_ensembles.data.download import fetch_archives
+from structured_ensembles.data.info import Contents, DataInfo
+from structured_ensembles.data.mnist import FASHION_MNIST, MNIST
+from structured_ensembles.data.svhn import SVHN
+from structured_ensembles.data.tiny_imagenet import TINY_IMAGENET
 
-READERS: dict[str, Callable[..., Data]] = {"digits": read_digits}
+ROOT = "~/.cache/structured-ensembles"
+DIGITS = DataInfo(
+    name="digits",
+    title="Digits: scikit-learn's handwritten digits, no download",
+    shape=(1, 8, 8),
+    num_classes=10,
+    train=1438,
+    test=359,
+)
+DATA_SETS = {info.name: info for info in (DIGITS, MNIST, FASHION_MNIST, CIFAR10, CIFAR100, SVHN, TINY_IMAGENET)}
 
 
-def load_data(name: str, *, seed: int = 0) -> Data:
-    """A data set by name; `seed` draws its validation split."""
-    if name not in READERS:
-        raise ValueError(f"name must be one of {', '.join(map(repr, READERS))}, not {name!r}")
-    return READERS[name](seed=seed)
+def load_data(name: str, root: str | Path | None = None, *, seed: int = 0) -> Data:
+    """A data set by name; `data_sets()` tells which there are.
+
+    root: the folder of the cached data sets, by default ~/.cache/structured-ensembles. Archives that lie in its folder
+        `downloads` are not downloaded.
+    seed: draws the validation split.
+    """
+    info = _info(name)
+    if info.read is None:
+        return read_digits(seed=seed)
+    folder = _folder(root)
+    path = cache_path(folder, name)
+    if not path.exists():
+        write_cache(path, info, _read_archives(info, folder / "downloads"))
+    contents = read_cache(path, info)
+    return Data.from_arrays(
+        contents.train_images,
+        contents.train_labels,
+        test=(contents.test_images, contents.test_labels),
+        classes=contents.classes,
+        seed=seed,
+        name=name,
+    )
+
+
+def data_sets() -> dict[str, DataInfo]:
+    """What `load_data` can load, by name."""
+    return dict(DATA_SETS)
+
+
+def is_cached(name: str, root: str | Path | None = None) -> bool:
+    """Whether `load_data` finds it without archives and network."""
+    return _info(name).read is None or cache_path(_folder(root), name).exists()
+
+
+def _info(name: str) -> DataInfo:
+    if name not in DATA_SETS:
+        raise ValueError(f"name must be one of {', '.join(map(repr, DATA_SETS))}, not {name!r}")
+    return DATA_SETS[name]
+
+
+def _folder(root: str | Path | None) -> Path:
+    return Path(ROOT if root is None else root).expanduser()
+
+
+def _read_archives(info: DataInfo, downloads: Path) -> Contents:
+    assert info.read is not None
+    paths = fetch_archives(info.archives, downloads)
+    try:
+        contents = info.read(paths)
+        info.check(contents)
+    except (ValueError, OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+        files = " and ".join(map(str, paths))
+        raise ValueError(f"{files} cannot be read as {info.name}: {error}") from error
+    return contents

@@ -1,7 +1,98 @@
-"""Hold samples out for validation."""
+"""The splits of a data set: in memory, or streamed; and how samples are held out for validation."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
+
+Seed = int | tuple[int, ...]
+Batch = tuple[Tensor, Tensor]
+
+
+class Split(Protocol):
+    """Samples that come in batches of inputs (size, …) as they are stored, and targets (size, …)."""
+
+    def __len__(self) -> int: ...
+
+    def num_batches(self, size: int) -> int: ...
+
+    def batches(self, size: int, seed: Seed | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
+        """Shuffled if there is a seed; the last batch may be smaller."""
+        ...
+
+    def to(self, device: torch.device | str) -> Split: ...
+
+
+@dataclass(frozen=True)
+class TensorSplit:
+    """Some samples of stored tensors: inputs (stored, …), targets (stored, …), and which of them, shape (samples,).
+
+    Several splits may share the stored tensors; only batches are ever copied.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def num_batches(self, size: int) -> int:
+        return -(-len(self) // size)
+
+    def batches(self, size: int, seed: Seed | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
+        order = self.index
+        if seed is not None:
+            # Drawn on the CPU by numpy, so that the order is the same on every device.
+            order = order[torch.from_numpy(np.random.default_rng(seed).permutation(len(order))).to(order.device)]
+        for rows in order.split(size):
+            yield self.inputs[rows].to(device), self.targets[rows].to(device)
+
+    def to(self, device: torch.device | str) -> TensorSplit:
+        return replace(
+            self, inputs=self.inputs.to(device), targets=self.targets.to(device), index=self.index.to(device)
+        )
+
+
+@dataclass(frozen=True)
+class StreamedSplit:
+    """What a DataLoader gives: its own batch size and order. A seed makes its shuffling repeatable."""
+
+    loader: DataLoader[Any]
+
+    def __len__(self) -> int:
+        return len(self.loader.dataset)  # type: ignore[arg-type]
+
+    def num_batches(self, size: int) -> int:
+        return len(self.loader)
+
+    def batches(self, size: int, seed: Seed | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
+        batches = iter(self.loader) if seed is None else self._seeded(seed)
+        for inputs, targets in batches:
+            yield inputs.to(device), targets.to(device)
+
+    def _seeded(self, seed: Seed) -> Iterator[Any]:
+        """The loader under a random state of its own: what it draws depends on the seed, and on nothing between."""
+        own = torch.Generator().manual_seed(int(np.random.default_rng(seed).integers(2**62))).get_state()
+        batches: Iterator[Any] | None = None
+        while True:
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(own)
+                batches = iter(self.loader) if batches is None else batches
+                batch = next(batches, None)
+                own = torch.get_rng_state()
+            if batch is None:
+                return
+            yield batch
+
+    def to(self, device: torch.device | str) -> StreamedSplit:
+        return self
 
 
 def hold_out(strata: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from structured_ensembles.origin import remembered
 from structured_ensembles.zoo.network import Network
 
 
@@ -43,11 +44,13 @@ class LeNet5(Network):
         return self.fc2(F.relu(self.fc1(self.backbone(x))))
 
 
+@remembered
 def lenet5(num_classes: int = 10, in_channels: int = 1) -> LeNet5:
     """61,706 parameters for grey images and 10 classes."""
     return LeNet5(num_classes, in_channels)
 
 
+@remembered
 def lenet5_backbone(in_channels: int = 1) -> Backbone:
     """The convolutions without biases: 50,550 parameters, 142 neurons, for grey images."""
     return Backbone(in_channels, bias=False)

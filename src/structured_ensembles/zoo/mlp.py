@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from structured_ensembles.origin import remembered
 from structured_ensembles.zoo.network import Network
 
 
@@ -23,6 +24,7 @@ class MLP(Network):
         return self.layers(x)
 
 
+@remembered
 def mlp(in_features: int, num_classes: int = 10, hidden: Sequence[int] = (256, 256)) -> MLP:
     """For regression, `num_classes` is the number of values to predict."""
     return MLP((in_features, *hidden, num_classes))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from structured_ensembles.origin import remembered
 from structured_ensembles.zoo.network import Network, WithHead
 
 POOL = 0  # a 2×2 maximum in a row of channel counts
@@ -60,21 +61,25 @@ class Backbone(Network):
         return self.features(x).mean((2, 3))
 
 
+@remembered
 def vgg11(num_classes: int = 10, in_channels: int = 3, dropout: float = 0.5) -> VGG:
     """128,796,352 parameters for 10 classes."""
     return VGG(VGG11, num_classes, in_channels, dropout)
 
 
+@remembered
 def vgg16(num_classes: int = 10, in_channels: int = 3, dropout: float = 0.5) -> VGG:
     """134,289,088 parameters for 10 classes."""
     return VGG(VGG16, num_classes, in_channels, dropout)
 
 
+@remembered
 def half_vgg11_backbone(in_channels: int = 3) -> Backbone:
     """The convolutions of a VGG11 of half the width: 2,304,864 parameters, 1,376 neurons."""
     return Backbone(HALF_VGG11, in_channels)
 
 
+@remembered
 def half_vgg11(num_classes: int = 10, in_channels: int = 3) -> WithHead:
     """The half-VGG11 backbone with one linear layer."""
     backbone = half_vgg11_backbone(in_channels)

@@ -1,0 +1,201 @@
+"""One file for an ensemble: a safetensors file with the members' weights and the JSON that rebuilds their structure.
+
+No pickle, no code. The JSON says how to make the base network (a name of the zoo, or `package.module:function`, which
+is imported only if the caller trusts it); a member is the base network with the shapes that its weights have in the
+file. A checksum over the JSON and every tensor makes sure that a damaged file is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from structured_ensembles.copying import copy_with
+from structured_ensembles.data import Normalization
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.files import write_tensors
+from structured_ensembles.models import build_model
+from structured_ensembles.origin import origin_of
+from structured_ensembles.selection import Subnet
+from structured_ensembles.shrinking import set_sizes
+
+FORMAT = "structured-ensembles"
+VERSION = 1
+Storage = Literal["float32", "float16", "int8"]
+SCALE = "#scale"  # suffix of the scales of a tensor stored as int8
+
+
+class ArtifactError(ValueError):
+    """A file that cannot be read as an ensemble; the message says why and what to do."""
+
+
+def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> int:
+    """Write the ensemble; returns the size of the file in bytes.
+
+    dtype: how weights are stored. "float16" halves the file; "int8" quarters it, with one scale per output channel.
+        Vectors (biases, normalisation) stay as they are. On loading they become float32 again; `evaluate` shows what it
+        cost.
+    """
+    if dtype not in get_args(Storage):
+        raise ValueError(f"dtype must be one of {', '.join(get_args(Storage))}, not {dtype!r}")
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in ensemble.members.state_dict().items():
+        tensors |= _stored(name, tensor.detach().cpu(), dtype)
+    origin = origin_of(ensemble.members[0])
+    normalization = ensemble.normalization
+    structure = {
+        "members": len(ensemble),
+        "model": None if origin is None else {"name": origin.name, "arguments": dict(origin.arguments)},
+        "task": ensemble.task,
+        "classes": list(ensemble.classes),
+        "normalization": None if normalization is None else [normalization.mean, normalization.deviation],
+        "threshold": ensemble.threshold,
+        "input_shape": None if ensemble.input_shape is None else list(ensemble.input_shape),
+        "subnets": None if ensemble.subnets is None else [json.loads(net.to_json()) for net in ensemble.subnets],
+        "storage": dtype,
+        "torch": torch.__version__,
+    }
+    try:
+        text = json.dumps(structure)
+    except TypeError as error:
+        raise ValueError(f"the model's arguments cannot be written as JSON ({error})") from error
+    metadata = {"format": FORMAT, "version": str(VERSION), "structure": text, "sha256": _checksum(text, tensors)}
+    write_tensors(Path(path), tensors, metadata)
+    return Path(path).stat().st_size
+
+
+def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = False) -> Ensemble:
+    """Read an ensemble, in evaluation mode, on the CPU.
+
+    model: a base network such as the members were cut out of, if the file does not name one of the zoo; it is not
+        changed.
+    trust_code: let the file name a function of an installed package that makes the base network, and call it.
+    """
+    path = Path(path)
+    structure, tensors = _read(path)
+    base = model if model is not None else _base(path, structure, trust_code)
+    try:
+        subnets, moments = structure["subnets"], structure["normalization"]
+        networks = [_member(base, _of_member(tensors, index)) for index in range(structure["members"])]
+        ensemble = Ensemble(
+            networks,
+            subnets=None if subnets is None else [Subnet.from_json(json.dumps(subnet)) for subnet in subnets],
+            classes=structure["classes"],
+            task=structure["task"],
+            normalization=None if moments is None else Normalization(*map(tuple, moments)),
+            threshold=structure["threshold"],
+        )
+        ensemble.input_shape = None if structure["input_shape"] is None else tuple(structure["input_shape"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ArtifactError(f"{path} does not fit the base network: {error}") from error
+    return ensemble.eval()
+
+
+def describe(path: str | Path) -> dict[str, Any]:
+    """The JSON of a file: what it holds, without building anything."""
+    return _read(Path(path))[0]
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The structure and the tensors, as float32 again; checked."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise ArtifactError(f"{path} is not an ensemble: it was written by something else")
+            if int(metadata["version"]) > VERSION:
+                raise ArtifactError(
+                    f"{path} was written by a newer version (format {metadata['version']}, this is {VERSION}): "
+                    "update structured-ensembles"
+                )
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        text = metadata["structure"]
+        damaged = metadata["sha256"] != _checksum(text, stored)
+        structure = json.loads(text)
+    except FileNotFoundError:
+        raise ArtifactError(f"there is no file {path}") from None
+    except IsADirectoryError:
+        raise ArtifactError(f"{path} is a folder, not a file") from None
+    except ArtifactError:
+        raise
+    except (SafetensorError, KeyError, ValueError, OSError, TypeError, UnicodeError) as error:
+        raise ArtifactError(f"{path} is damaged, or not an ensemble at all: {error}") from error
+    if damaged:
+        raise ArtifactError(f"{path} is damaged: its contents do not match its checksum")
+    return structure, _restored(stored)
+
+
+def _base(path: Path, structure: Mapping[str, Any], trust_code: bool) -> nn.Module:
+    named = structure["model"]
+    if named is None:
+        raise ArtifactError(f"{path} does not say how its base network is made: pass one as model=")
+    if ":" in named["name"] and not trust_code:
+        raise ArtifactError(
+            f"{path} wants to call {named['name']} for its base network: pass a network as model=, "
+            "or trust_code=True to let it"
+        )
+    with torch.device("meta"):  # only its structure is needed
+        return build_model(named["name"], **named["arguments"])
+
+
+def _member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of `base` with these tensors in it, whatever their sizes."""
+    expected = {name: tensor.dim() for name, tensor in base.state_dict().items()}
+    found = {name: tensor.dim() for name, tensor in tensors.items()}
+    if expected != found:
+        differing = sorted(set(expected.items()) ^ set(found.items()))[0][0]
+        raise ValueError(f"{differing} is not in both")
+
+    def replace(name: str, tensor: Tensor) -> Tensor:
+        return tensors[name] if name in tensors else tensor.clone()  # a buffer that is not saved
+
+    network = copy_with(base, replace, replace)
+    for module in network.modules():
+        set_sizes(module)
+    return network
+
+
+def _of_member(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+    prefix = f"{index}."
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _stored(name: str, tensor: Tensor, dtype: Storage) -> dict[str, Tensor]:
+    if not tensor.is_floating_point() or tensor.dim() < 2 or dtype == "float32":
+        return {name: tensor.clone()}
+    if dtype == "float16":
+        half = tensor.half()
+        return {name: half if bool(half.isfinite().all()) else tensor.float()}
+    scale = tensor.float().flatten(1).abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
+    steps = (tensor.float() / scale.view(-1, *[1] * (tensor.dim() - 1))).round().clamp(-127, 127)
+    return {name: steps.to(torch.int8), name + SCALE: scale}
+
+
+def _restored(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    restored = {}
+    for name, tensor in stored.items():
+        if name.endswith(SCALE):
+            continue
+        if name + SCALE in stored:
+            scale = stored[name + SCALE].view(-1, *[1] * (tensor.dim() - 1))
+            restored[name] = tensor.float() * scale
+        else:
+            restored[name] = tensor.float() if tensor.dtype == torch.float16 else tensor
+    return restored
+
+
+def _checksum(structure: str, tensors: Mapping[str, Tensor]) -> str:
+    """Over the JSON, and the name, type, shape and bytes of every tensor."""
+    digest = hashlib.sha256(structure.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return digest.hexdigest()

@@ -1,0 +1,112 @@
+"""structured_ensemble(): the whole walk in one call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from torch import nn
+
+from structured_ensembles.channels import ChannelGraph, trace
+from structured_ensembles.data import Data
+from structured_ensembles.devices import Device
+from structured_ensembles.diversity import Diversity
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.extraction import extract
+from structured_ensembles.files import write_text
+from structured_ensembles.losses import Loss
+from structured_ensembles.saliency import saliency
+from structured_ensembles.scaling import Initial, Placement
+from structured_ensembles.search import learn_scales
+from structured_ensembles.selection import Scope, Selection, Subnet, select
+from structured_ensembles.training import Recipe, train
+
+
+def structured_ensemble(
+    model: nn.Module,
+    data: Data,
+    members: int = 5,
+    prune: float | None = None,
+    recipe: Recipe | None = None,
+    selection: Selection = "learned",
+    *,
+    memory: float | None = None,
+    scope: Scope = "layer",
+    round_to: int = 1,
+    coupled: bool = False,
+    strength: float = 0.1,
+    diversity: Diversity | None = "mmd",
+    search_epochs: int = 10,
+    initial: Initial = "N(0,1)",
+    placement: Placement = "output",
+    reinit: bool = False,
+    loss: Loss | None = None,
+    device: Device = "auto",
+    seed: int = 0,
+    folder: str | Path | None = None,
+    quiet: bool = False,
+) -> Ensemble:
+    """Cut `members` sub-networks out of `model`, train them, and return the ensemble. The model is not changed.
+
+    prune: the share of neurons that each member loses, by default a half; or
+    memory: how much all members together may weigh, in networks (1.0: as much as the one network).
+    recipe: how the members are trained; `Recipe.named("modern")` by default.
+    folder: where to keep the choice of neurons and a checkpoint of every epoch; a run that was stopped goes on from
+    there. The other arguments are those of `trace`, `learn_scales`, `select`, `extract` and `train`.
+    """
+    if prune is None and memory is None:
+        prune = 0.5
+    where = None if folder is None else Path(folder)
+    graph = trace(model, data.example(), coupled=coupled)
+    subnets = _known_subnets(where, graph, members)
+    if subnets is None:
+        scores = None
+        if selection == "learned":
+            scales = learn_scales(
+                model,
+                graph,
+                data,
+                members,
+                strength,
+                diversity,
+                search_epochs,
+                seed,
+                initial=initial,
+                placement=placement,
+                loss=loss,
+                device=device,
+                quiet=quiet,
+            )
+            scores = saliency(model, graph, scales, data, loss=loss, device=device, quiet=quiet)
+        subnets = select(
+            graph,
+            scores,
+            prune=prune,
+            memory=memory,
+            scope=scope,
+            selection=selection,
+            members=members,
+            seed=seed,
+            round_to=round_to,
+        )
+        if where is not None:
+            write_text(where / "subnets.json", json.dumps([json.loads(subnet.to_json()) for subnet in subnets]))
+    networks = [
+        extract(model, graph, subnet, reinit=reinit, seed=seed + number) for number, subnet in enumerate(subnets)
+    ]
+    ensemble = Ensemble(networks, subnets=subnets)
+    checkpoint = None if where is None else where / "checkpoint.safetensors"
+    train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
+    return ensemble
+
+
+def _known_subnets(folder: Path | None, graph: ChannelGraph, members: int) -> list[Subnet] | None:
+    """The neurons that an earlier run in this folder chose; None if there was none."""
+    path = None if folder is None else folder / "subnets.json"
+    if path is None or not path.exists():
+        return None
+    subnets = [Subnet.from_json(json.dumps(rows)) for rows in json.loads(path.read_text(encoding="utf-8"))]
+    sizes = [{name: size for name, size, _ in subnet.groups} for subnet in subnets]
+    if len(subnets) != members or any(own != graph.prunable for own in sizes):
+        raise ValueError(f"{path} is of another network or number of members: delete it, or choose another folder")
+    return subnets

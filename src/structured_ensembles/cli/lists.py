@@ -1,0 +1,44 @@
+"""`sens models` and `sens datasets`: what there is, and how to bring your own."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import torch
+
+from structured_ensembles import zoo
+from structured_ensembles.data.sources import data_sets, is_cached
+from structured_ensembles.tables import text_table
+
+
+def models() -> int:
+    """List the networks of the zoo."""
+    rows = []
+    for name in zoo.__all__:
+        function = getattr(zoo, name)
+        required = {"in_features": 784} if name == "mlp" else {}
+        with torch.device("meta"):
+            count = sum(parameter.numel() for parameter in function(**required).parameters())
+        rows.append((name, f"{count:,}", str(inspect.signature(function)).partition(" ->")[0]))
+    print(text_table(("model", "parameters", "arguments"), rows))
+    print("\nYour own: --model package.module:function, a function that returns a torch.nn.Module;")
+    print("its arguments go into --model_arguments, such as '{\"width\": 2}'.")
+    return 0
+
+
+def datasets(root: Path | None = None) -> int:
+    """List the data sets and whether they are at hand.
+
+    Args:
+        root: where data sets are kept
+
+    """
+    rows = []
+    for name, info in data_sets().items():
+        at_hand = "embedded" if not info.archives else "cached" if is_cached(name, root) else "will be downloaded"
+        size = "×".join(map(str, info.shape))
+        rows.append((name, info.title, size, str(info.num_classes), f"{info.train:,}", f"{info.test:,}", at_hand))
+    print(text_table(("data set", "", "shape", "classes", "train", "test", "at hand"), rows))
+    print("\nYour own: --dataset package.module:function, a function that returns a structured_ensembles.Data.")
+    return 0

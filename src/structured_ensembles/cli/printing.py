@@ -1,0 +1,22 @@
+"""Figures as people read them."""
+
+from collections.abc import Mapping
+
+from structured_ensembles.tables import text_table
+
+PERCENT = ("accuracy", "ece", "disagreement")
+
+
+def figures_table(columns: Mapping[str, Mapping[str, float]]) -> str:
+    """A table with one row per figure and one column per method."""
+    names = list(dict.fromkeys(name for figures in columns.values() for name in figures))
+    rows = [(name, *(shown(name, figures.get(name)) for figures in columns.values())) for name in names]
+    return text_table(("", *columns), rows)
+
+
+def shown(name: str, value: float | None) -> str:
+    if value is None:
+        return "–"
+    if any(word in name for word in PERCENT):
+        return f"{100 * value:.2f} %"
+    return f"{value:,.0f}" if name.startswith("size/") else f"{value:.4f}"

@@ -1,0 +1,121 @@
+"""`sens train`: train an ensemble and keep everything about it in one folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from structured_ensembles.cli.printing import figures_table
+from structured_ensembles.data import Data, load_data
+from structured_ensembles.evaluation import evaluate
+from structured_ensembles.methods import METHODS
+from structured_ensembles.models import build_model, find_function
+from structured_ensembles.runs import close_run, open_run
+from structured_ensembles.training import Recipe
+
+
+def train(
+    out: Path | None = None,
+    dataset: str = "digits",
+    model: str = "resnet20",
+    method: str = "structured",
+    members: int = 5,
+    prune: float | None = None,
+    memory: float | None = None,
+    scope: Literal["layer", "network"] | None = None,
+    selection: Literal["learned", "random", "magnitude"] | None = None,
+    seed: int = 0,
+    recipe: Literal["modern", "paper"] = "modern",
+    changes: dict[str, Any] | None = None,
+    epochs: int | None = None,
+    model_arguments: dict[str, Any] | None = None,
+    method_arguments: dict[str, Any] | None = None,
+    root: Path | None = None,
+    device: str = "auto",
+    quiet: bool = False,
+) -> int:
+    """Train an ensemble on a data set; a run folder that exists is resumed.
+
+    Args:
+        out: the run folder; by default runs/DATASET-MODEL-METHOD-SEED
+        dataset: a name (sens datasets), or package.module:function that returns a Data
+        model: a name (sens models), or package.module:function that returns a network
+        method: single, deep, structured, or package.module:function
+        members: how many networks
+        prune: the share of neurons each member loses (structured)
+        memory: instead of prune, how much all members may weigh, in networks (structured)
+        scope: rank the neurons of each layer, or of the whole network (structured)
+        selection: how neurons are chosen (structured)
+        seed: of everything random
+        recipe: how to train
+        changes: parts of the recipe to change, such as {rate: 0.01}
+        epochs: how long to train; short for changes.epochs
+        model_arguments: what the model function is called with, besides the classes and channels of the data
+        method_arguments: further arguments of the method
+        root: where data sets are kept
+        device: auto, cpu, cuda, …
+        quiet: no progress
+
+    """
+    folder = out or Path("runs") / "-".join([dataset, model, method, str(seed)]).replace(":", ".")
+    own = {"prune": prune, "memory": memory, "scope": scope, "selection": selection}
+    arguments = {name: value for name, value in own.items() if value is not None} | (method_arguments or {})
+    changed = {**(changes or {}), **({} if epochs is None else {"epochs": epochs})}
+    config = {
+        "dataset": dataset,
+        "model": model,
+        "model_arguments": model_arguments or {},
+        "method": method,
+        "members": members,
+        "method_arguments": arguments,
+        "seed": seed,
+        "recipe": recipe,
+        "changes": changed,
+    }
+    how = Recipe.named(recipe, **changed)
+    make = METHODS.get(method) or find_function(method, "method")
+    data = read_data(dataset, root, seed)
+    torch.manual_seed(seed)
+    network = build_model(model, **fitting_arguments(model, data, model_arguments or {}))
+    done = open_run(folder, config)
+    if done is None:
+        start = time.perf_counter()
+        ensemble = make(
+            network,
+            data,
+            members=members,
+            recipe=how,
+            seed=seed,
+            device=device,
+            folder=folder,
+            quiet=quiet,
+            **arguments,
+        )
+        done = close_run(folder, ensemble, evaluate(ensemble, data), time.perf_counter() - start)
+    else:
+        print(f"{folder} is done already")
+    print(figures_table({method: done["figures"]}))
+    print(f"\n{done['seconds']:.0f} s; see {folder}. Next: sens evaluate {folder}, sens predict {folder} IMAGE")
+    return 0
+
+
+def read_data(dataset: str, root: Path | None, seed: int) -> Data:
+    if ":" in dataset:
+        return find_function(dataset, "dataset")()  # type: ignore[no-any-return]
+    return load_data(dataset, root, seed=seed)
+
+
+def fitting_arguments(model: str, data: Data, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that follow from the data, for a model of the zoo; a user's own function gets what it was given."""
+    if ":" in model:
+        return given
+    shape = data.shape
+    fitting: dict[str, Any] = {"num_classes": data.num_classes or 1}
+    if model == "mlp":
+        fitting["in_features"] = int(torch.tensor(shape).prod())
+    else:
+        fitting["in_channels"] = shape[0]
+    return fitting | given

@@ -1,0 +1,42 @@
+"""Members of an archive by name, in memory: nothing is unpacked to disk, and no member may be larger than it should."""
+
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from zipfile import ZipFile
+
+LARGEST = 2**28  # bytes; the largest file we read, CIFAR-100's train.bin, has 153,700,000
+
+
+def read_tar(path: Path, names: Sequence[str]) -> list[bytes]:
+    """These members of a gzipped tar archive, in the order of `names`."""
+    found: dict[str, bytes] = {}
+    # One walk in the order of the archive: going back to a member would decompress everything before it again.
+    with tarfile.open(path, "r:gz") as archive:
+        for member in archive:
+            if member.name in names and member.name not in found and member.isreg():
+                _check_size(member.name, member.size, LARGEST)
+                file = archive.extractfile(member)
+                assert file is not None  # it is for regular files only
+                found[member.name] = file.read()
+                if len(found) == len(names):
+                    break
+    for name in names:
+        if name not in found:
+            raise ValueError(f"there is no file {name} in it")
+    return [found[name] for name in names]
+
+
+def read_zip(archive: ZipFile, name: str, largest: int = LARGEST) -> bytes:
+    """One member of an open zip archive; several threads may read at the same time."""
+    try:
+        member = archive.getinfo(name)
+    except KeyError:
+        raise ValueError(f"there is no file {name} in it") from None
+    _check_size(name, member.file_size, largest)
+    return archive.read(member)
+
+
+def _check_size(name: str, size: int, largest: int) -> None:
+    if size > largest:
+        raise ValueError(f"{name} in it has {size} bytes, but at most {largest} are expected")

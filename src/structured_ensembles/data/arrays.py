@@ -1,0 +1,80 @@
+"""Arrays that users bring, as tensors; with an error that names whatever is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+
+def as_inputs(argument: str, values: Any) -> Tensor:
+    """uint8 stays uint8 (pixels), everything else becomes float32."""
+    tensor = _tensor(argument, values)
+    return tensor if tensor.dtype == torch.uint8 else tensor.float()
+
+
+def as_targets(argument: str, values: Any, task: str | None) -> Tensor:
+    """Labels (samples,) as int64 or values as float32: by their type, unless the task is given."""
+    tensor = _tensor(argument, values)
+    if task == "regression" or (task is None and tensor.is_floating_point()):
+        return tensor.float()
+    if tensor.is_floating_point() and not torch.equal(tensor, tensor.round()):
+        raise ValueError(f"{argument} must be whole numbers for a classification")
+    return tensor.squeeze(-1).long() if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor.long()
+
+
+def check_pair(first: str, inputs: Tensor, second: str, targets: Tensor) -> None:
+    if inputs.dim() < 2 or len(inputs) == 0:
+        raise ValueError(
+            f"{first} must have the shape (samples, …) with at least one sample, not {tuple(inputs.shape)}"
+        )
+    if targets.dim() == 0 or len(inputs) != len(targets):
+        raise ValueError(
+            f"{first} and {second} must have equally many samples, not {len(inputs)} and {tuple(targets.shape)}"
+        )
+
+
+def check_labels(argument: str, labels: Tensor, classes: int) -> None:
+    if labels.dim() != 1:
+        raise ValueError(f"{argument} must have the shape (samples,), not {tuple(labels.shape)}")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise ValueError(f"{argument} must be labels from 0 to {classes - 1}, but reach from {low} to {high}")
+
+
+def stack_samples(argument: str, dataset: Any) -> tuple[Tensor, Tensor]:
+    """Read a map-style dataset of (input, target) into two tensors."""
+    if not hasattr(dataset, "__len__") or len(dataset) == 0:
+        raise ValueError(f"{argument} must be a map-style dataset with at least one sample")
+    inputs, targets = [], []
+    for index in range(len(dataset)):
+        sample, target = dataset[index]
+        inputs.append(image_tensor(sample) if isinstance(sample, Image.Image) else torch.as_tensor(sample))
+        targets.append(torch.as_tensor(target))
+    shapes = {tuple(item.shape) for item in inputs}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"{argument} has inputs of different shapes, such as {sorted(shapes)[0]} and {sorted(shapes)[-1]}"
+        )
+    return torch.stack(inputs), torch.stack(targets)
+
+
+def image_tensor(image: Image.Image) -> Tensor:
+    """Pixels of a picture, uint8 (channels, height, width); one channel if it is grey, else three."""
+    pixels = np.array(image if image.mode == "L" else image.convert("RGB"))
+    return torch.from_numpy(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy())
+
+
+def _tensor(argument: str, values: Any) -> Tensor:
+    try:
+        tensor = values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+    except TypeError as error:
+        raise TypeError(f"{argument} must be numbers, as an array or a tensor: {error}") from error
+    if tensor.is_complex():
+        raise TypeError(f"{argument} must be real numbers, not {tensor.dtype}")
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        raise ValueError(f"{argument} contain values that are not finite")
+    return tensor

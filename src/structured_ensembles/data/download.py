@@ -1,0 +1,92 @@
+"""Get the official archives: those a person put into the folder of downloads, or from the network. Always checked."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pooch
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from structured_ensembles.data.info import Archive
+
+CHUNK = 2**16  # bytes
+TIMEOUT = 30  # seconds without any answer
+
+
+def fetch_archives(archives: Sequence[Archive], folder: Path) -> list[Path]:
+    """Their files under `folder`, with the right checksums; what is not there yet is downloaded."""
+    for archive in archives:
+        path = folder / archive.file
+        if path.exists():
+            _check(path, archive)
+            continue
+        try:
+            _download(archive, path)
+        except OSError as error:  # every error of the network is one
+            response = getattr(error, "response", None)
+            if response is not None:
+                response.close()  # pooch leaves the connection open when the server's answer is an error
+            missing = [other for other in archives if not (folder / other.file).exists()]
+            wanted = " and ".join(f"{other.url} at {folder / other.file}" for other in missing)
+            raise RuntimeError(f"{archive.url} cannot be downloaded ({type(error).__name__}): put {wanted}") from error
+        except ValueError as error:
+            raise ValueError(
+                f"{archive.url} gave a file that does not have the md5 checksum {archive.md5}; it was thrown away: "
+                f"try again, or put the right file at {path}"
+            ) from error
+    return [folder / archive.file for archive in archives]
+
+
+def _check(path: Path, archive: Archive) -> None:
+    found = pooch.file_hash(str(path), alg="md5")
+    if found != archive.md5:
+        raise ValueError(
+            f"{path} has the md5 checksum {found}, but {archive.url} has {archive.md5}: "
+            "replace it, or delete it and it will be downloaded"
+        )
+
+
+def _download(archive: Archive, path: Path) -> None:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal, transient=True
+    ) as bars:
+        pooch.retrieve(
+            archive.url,
+            known_hash=f"md5:{archive.md5}",
+            fname=path.name,
+            path=path.parent,
+            downloader=pooch.HTTPDownloader(
+                progressbar=_Bar(bars, path.name),
+                chunk_size=CHUNK,
+                timeout=TIMEOUT,
+                headers={"Accept-Encoding": "identity"},  # the checksum is of the file as it is stored
+            ),
+        )
+
+
+class _Bar:
+    """A bar of rich's with the methods that pooch calls; the bars close with the context that holds them."""
+
+    def __init__(self, bars: Progress, description: str) -> None:
+        self._bars = bars
+        self._task = bars.add_task(description, total=None)
+
+    @property
+    def total(self) -> float | None:
+        """Bytes; None if the server does not tell."""
+        return self._bars.tasks[self._task].total
+
+    @total.setter
+    def total(self, size: int) -> None:
+        self._bars.update(self._task, total=size or None)
+
+    def update(self, size: int) -> None:
+        self._bars.advance(self._task, size)
+
+    def reset(self) -> None:
+        self._bars.update(self._task, completed=0)
+
+    def close(self) -> None:
+        pass

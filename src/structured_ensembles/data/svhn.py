@@ -1,0 +1,48 @@
+"""SVHN: cropped house numbers, MATLAB files of images (height, width, channels, samples) and labels from 1 to 10."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.io import loadmat, whosmat
+from torch import Tensor
+
+from structured_ensembles.data.archives import LARGEST
+from structured_ensembles.data.info import Archive, Contents, DataInfo
+
+
+def _read_svhn(paths: Sequence[Path]) -> Contents:
+    train, test = (_read_mat(path) for path in paths)
+    return Contents(*train, *test, tuple("0123456789"))
+
+
+def _read_mat(path: Path) -> tuple[Tensor, Tensor]:
+    """Images (samples, channels, height, width) and labels (samples,)."""
+    try:
+        sizes = {name: int(np.prod(shape)) for name, shape, _ in whosmat(path)}  # reads no values yet
+        if not all(0 < sizes.get(name, 0) <= LARGEST for name in ("X", "y")):
+            raise ValueError(f"the variables X and y have {sizes.get('X', 0)} and {sizes.get('y', 0)} values")
+        variables = loadmat(path, variable_names=("X", "y"))
+    except (ValueError, TypeError, NotImplementedError) as error:  # what SciPy raises for files it does not know
+        raise ValueError(f"{path.name} cannot be read: {error}") from error
+    images, labels = variables["X"], variables["y"].astype(np.int64).ravel()
+    if images.ndim != 4:
+        raise ValueError(f"{path.name} has images of shape {images.shape}, not (height, width, channels, samples)")
+    labels[labels == 10] = 0  # the digit 0 has the label 10
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(3, 2, 0, 1))), torch.from_numpy(labels)
+
+
+SVHN = DataInfo(
+    name="svhn",
+    title="SVHN: digits of house numbers",
+    shape=(3, 32, 32),
+    num_classes=10,
+    train=73_257,
+    test=26_032,
+    archives=(
+        Archive("http://ufldl.stanford.edu/housenumbers/train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+        Archive("http://ufldl.stanford.edu/housenumbers/test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
+    ),
+    read=_read_svhn,
+)

@@ -1,0 +1,92 @@
+"""Tiny ImageNet: a zip of JPEG files. Its test images have no labels, so its validation images are our test split."""
+
+import io
+import os
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from zipfile import ZipFile
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from structured_ensembles.data.archives import read_zip
+from structured_ensembles.data.info import Archive, Contents, DataInfo
+from structured_ensembles.progress import progress
+
+FOLDER = "tiny-imagenet-200"
+SIDE = 64
+LARGEST_IMAGE = 2**20  # bytes
+PIECE = 500  # images that a thread decodes at once
+
+
+def _read_tiny_imagenet(paths: Sequence[Path]) -> Contents:
+    with ZipFile(paths[0]) as archive:
+        wordnet = read_zip(archive, f"{FOLDER}/wnids.txt").decode().split()
+        label_of = {identifier: label for label, identifier in enumerate(wordnet)}
+        train = [(name, identifier) for name in sorted(archive.namelist()) if (identifier := _class_of(name))]
+        rows = read_zip(archive, f"{FOLDER}/val/val_annotations.txt").decode().splitlines()
+        test = [(f"{FOLDER}/val/images/{file}", identifier) for file, identifier, *_ in map(str.split, rows)]
+        strangers = {identifier for _, identifier in train + test} - set(label_of)
+        if strangers:
+            raise ValueError(f"wnids.txt does not list the class {min(strangers)}")
+        images = _decode(archive, [name for name, _ in train + test])
+        words = read_zip(archive, f"{FOLDER}/words.txt") if f"{FOLDER}/words.txt" in archive.namelist() else b""
+    labels = torch.tensor([label_of[identifier] for _, identifier in train + test])
+    count = len(train)
+    return Contents(images[:count], labels[:count], images[count:], labels[count:], _readable(wordnet, words.decode()))
+
+
+def _class_of(name: str) -> str | None:
+    """The WordNet identifier in the name of a training image; None for any other file."""
+    match name.split("/"):
+        case [folder, "train", identifier, "images", file] if folder == FOLDER and file.endswith(".JPEG"):
+            return identifier
+    return None
+
+
+def _decode(archive: ZipFile, names: Sequence[str]) -> Tensor:
+    """Images (samples, 3, 64, 64), in the order of `names`; Pillow decodes outside Python's lock, so threads help."""
+    images = np.empty((len(names), 3, SIDE, SIDE), np.uint8)
+
+    def decode(start: int) -> None:
+        for position in range(start, min(start + PIECE, len(names))):
+            images[position] = _pixels(archive, names[position])
+
+    starts = range(0, len(names), PIECE)
+    with ThreadPoolExecutor(os.cpu_count()) as pool, progress("decoding Tiny ImageNet", len(starts)) as advance:
+        for _ in pool.map(decode, starts):
+            advance()
+    return torch.from_numpy(images)
+
+
+def _pixels(archive: ZipFile, name: str) -> np.ndarray:
+    """One image, shape (3, 64, 64); some are grey and become RGB."""
+    with Image.open(io.BytesIO(read_zip(archive, name, LARGEST_IMAGE)), formats=["JPEG"]) as image:
+        if image.size != (SIDE, SIDE):
+            raise ValueError(f"{name} has {image.width}×{image.height} pixels, not {SIDE}×{SIDE}")
+        return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+
+
+def _readable(wordnet: Sequence[str], words: str) -> tuple[str, ...]:
+    """For `n01443537` the first of its words, `goldfish`; all of them if two classes share the first."""
+    entries = dict(line.split("\t", 1) for line in words.splitlines() if "\t" in line)
+    names = [entries.get(identifier, identifier).strip() for identifier in wordnet]
+    first = [name.split(",")[0] for name in names]
+    often = Counter(first)
+    return tuple(short if often[short] == 1 else name for short, name in zip(first, names, strict=True))
+
+
+TINY_IMAGENET = DataInfo(
+    name="tiny-imagenet",
+    title="Tiny ImageNet: photographs in 200 classes of ImageNet",
+    shape=(3, SIDE, SIDE),
+    num_classes=200,
+    train=100_000,
+    test=10_000,
+    archives=(Archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
+    read=_read_tiny_imagenet,
+)

@@ -1,0 +1,207 @@
+"""Ensemble: several networks that predict together, and know what they do not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from structured_ensembles.copying import device_of
+from structured_ensembles.data import Data, Normalization
+from structured_ensembles.data.arrays import as_inputs, stack_samples
+from structured_ensembles.data.dataset import Task, as_floats
+from structured_ensembles.history import History
+from structured_ensembles.scaling import check_choice
+from structured_ensembles.selection import Subnet
+
+Combine = Literal["mean", "logits", "vote"]
+COMBINE = ("mean", "logits", "vote")
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """How unsure an ensemble is of each sample, shapes (samples,).
+
+    entropy: of the mean prediction, in nats. mutual_information: the part of it that comes from the members'
+        disagreement.
+    disagreement: the share of pairs of members that name different classes.
+    """
+
+    entropy: Tensor
+    mutual_information: Tensor
+    disagreement: Tensor
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.to_dict()[name]
+
+    def to_dict(self) -> dict[str, Tensor]:
+        return dict(vars(self))
+
+
+class Ensemble(nn.Module):
+    """Networks with the same inputs and outputs.
+
+    networks: the members.
+    subnets: what each was cut out of the base network, where it was.
+    classes, task, normalization: of the data they were trained on; `train` fills them in.
+    threshold: an entropy above which a prediction is better discarded; `train` sets it from the validation split.
+    """
+
+    def __init__(
+        self,
+        networks: Sequence[nn.Module],
+        *,
+        subnets: Sequence[Subnet] | None = None,
+        classes: Sequence[str] = (),
+        task: Task = "classification",
+        normalization: Normalization | None = None,
+        threshold: float | None = None,
+    ) -> None:
+        super().__init__()
+        if not networks:
+            raise ValueError("networks must hold at least one network")
+        if subnets is not None and len(subnets) != len(networks):
+            raise ValueError(f"there are {len(subnets)} subnets for {len(networks)} networks")
+        self.members = nn.ModuleList(networks)
+        self.subnets = None if subnets is None else tuple(subnets)
+        self.classes = tuple(classes)
+        self.task: Task = task
+        self.normalization = normalization
+        self.threshold = threshold
+        self.input_shape: tuple[int, ...] | None = None  # of one input
+        self.history: History | None = None  # of its training
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs as users have them, pixels in [0,1] or uint8, (batch, …), to outputs (members, batch, classes)."""
+        prepared = self.prepare(x)
+        return torch.stack([member(prepared) for member in self.members])
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Inputs as the members get them: floats, normalised."""
+        parameter = next(self.parameters(), None)
+        dtype = torch.float32 if parameter is None else parameter.dtype
+        floats = as_floats(x, dtype)
+        return floats if self.normalization is None else self.normalization(floats)
+
+    def adopt(self, data: Data) -> None:
+        """Take over what a saved ensemble must know of its data: classes, task, normalisation, shape."""
+        self.classes, self.task, self.normalization = data.classes, data.task, data.normalization
+        self.input_shape = data.shape
+
+    # Prediction -----------------------------------------------------------------------------------------------------
+
+    def logits(self, x: Any, batch_size: int = 512) -> Tensor:
+        """Outputs (members, samples, classes) for arrays, tensors, datasets or loaders, in evaluation mode."""
+        device = device_of(self)
+        with torch.inference_mode(), _evaluating(self):
+            outputs = [self(batch.to(device)).cpu() for batch in _batches(x, batch_size)]
+        return torch.cat(outputs, dim=1).clone()
+
+    def predict_proba(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
+        """Probabilities (samples, classes): the mean of the members' probabilities, of their logits, or their votes."""
+        check_choice("combine", combine, COMBINE)
+        self._check_classification("predict_proba")
+        return combined(self.logits(x, batch_size), combine)
+
+    def predict(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
+        """Labels (samples,); for regression the mean of the members' values (samples, …)."""
+        if self.task == "regression":
+            return self.logits(x, batch_size).mean(0)
+        return self.predict_proba(x, combine, batch_size).argmax(-1)
+
+    def uncertainty(self, x: Any, batch_size: int = 512) -> Uncertainty:
+        """How unsure the ensemble is of each sample."""
+        self._check_classification("uncertainty")
+        return uncertainty_of(self.logits(x, batch_size))
+
+    def spread(self, x: Any, batch_size: int = 512) -> Tensor:
+        """For regression: the standard deviation of the members' values (samples, …)."""
+        return self.logits(x, batch_size).std(0, correction=0)
+
+    def _check_classification(self, method: str) -> None:
+        if self.task != "classification":
+            raise ValueError(f"{method} is for classification; for regression there are predict and spread")
+
+    # Size and storage -----------------------------------------------------------------------------------------------
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def overhead(self, base: nn.Module) -> float:
+        """Its parameters over those of one base network."""
+        return self.num_parameters / sum(parameter.numel() for parameter in base.parameters())
+
+    def save(self, path: str | Path, dtype: Literal["float32", "float16", "int8"] = "float32") -> int:
+        """Write one safetensors file; returns its size in bytes. See `artifact.save`."""
+        from structured_ensembles.artifact import save
+
+        return save(self, path, dtype)
+
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module | None = None, trust_code: bool = False) -> Ensemble:
+        """Read a file that `save` wrote; no pickle. See `artifact.load`."""
+        from structured_ensembles.artifact import load
+
+        return load(path, model, trust_code)
+
+
+def combined(logits: Tensor, combine: Combine = "mean") -> Tensor:
+    """Probabilities (samples, classes) of an ensemble from its members' logits (members, samples, classes)."""
+    if combine == "mean":
+        return logits.softmax(-1).mean(0)
+    if combine == "logits":
+        return logits.mean(0).softmax(-1)
+    return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype).mean(0)
+
+
+def uncertainty_of(logits: Tensor) -> Uncertainty:
+    """From the members' logits (members, samples, classes)."""
+    probabilities = logits.softmax(-1)
+    entropy = entropy_of(probabilities.mean(0))
+    members = len(logits)
+    votes = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)  # (samples, classes)
+    agreeing = (votes * (votes - 1)).sum(-1) / max(members * (members - 1), 1)
+    disagreement = 1 - agreeing if members > 1 else torch.zeros_like(entropy)
+    information = (entropy - entropy_of(probabilities).mean(0)).clamp_min(0)
+    return Uncertainty(entropy, information, disagreement)
+
+
+def entropy_of(probabilities: Tensor) -> Tensor:
+    """In nats, over the last dimension."""
+    return -torch.special.xlogy(probabilities, probabilities).sum(-1)
+
+
+def _batches(x: Any, size: int) -> Iterator[Tensor]:
+    if isinstance(x, DataLoader):
+        for batch in x:
+            yield batch[0] if isinstance(batch, list | tuple) else batch
+    elif hasattr(x, "batches"):  # a split of `Data`
+        for inputs, _ in x.batches(size):
+            yield inputs
+    else:
+        inputs = stack_samples("x", x)[0] if isinstance(x, Dataset) else as_inputs("x", x)
+        if len(inputs) == 0:
+            raise ValueError("x has no samples")
+        yield from inputs.split(size)
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and back to whatever mode each part was in."""
+    modes: Mapping[nn.Module, bool] = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training

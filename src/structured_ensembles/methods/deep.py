@@ -1,0 +1,39 @@
+"""Deep ensemble (Lakshminarayanan et al. 2017): the same network, trained from several initialisations."""
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from structured_ensembles.copying import copy_with
+from structured_ensembles.data import Data
+from structured_ensembles.devices import Device
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.initialization import draw_weights
+from structured_ensembles.scaling import check_members
+from structured_ensembles.training import Recipe, train
+
+
+def deep_ensemble(
+    model: nn.Module,
+    data: Data,
+    members: int = 5,
+    *,
+    recipe: Recipe | None = None,
+    device: Device = "auto",
+    seed: int = 0,
+    folder: str | Path | None = None,
+    quiet: bool = False,
+) -> Ensemble:
+    """The first member starts from the model's own weights, the others from weights drawn anew with other seeds."""
+    check_members(members)
+    networks = [copy_with(model, _clone, _clone) for _ in range(members)]
+    for number, network in enumerate(networks[1:], start=1):
+        draw_weights(network, seed * 1000 + number)
+    ensemble = Ensemble(networks)
+    checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
+    train(ensemble, data, recipe, device, seed, checkpoint=checkpoint, quiet=quiet)
+    return ensemble
+
+
+def _clone(_name: str, tensor: Tensor) -> Tensor:
+    return tensor.clone()

@@ -1,0 +1,81 @@
+"""The page that `sens demo` ends with."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from jinja2 import Environment
+from PIL import Image
+from torch import Tensor
+
+from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.data import Data
+from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
+from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.files import write_text
+from structured_ensembles.report.figures import as_svg, entropy_histogram, kept_neurons, reliability
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trained ensemble and what is known of it."""
+
+    title: str
+    ensemble: Ensemble
+    figures: Mapping[str, float]
+    file_bytes: int
+    path: Path
+    seconds: float
+
+
+def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[Outcome]) -> Path:
+    """One self-contained HTML file: the comparison, what members keep, calibration, and the digits it is unsure of."""
+    test = data.split("test")
+    inputs = torch.cat([inputs for inputs, _ in test.batches(512)])
+    structured = next(outcome.ensemble for outcome in outcomes if outcome.ensemble.subnets is not None)
+    logits, targets = predictions(structured, test)
+    probabilities, unsure = combined(logits), uncertainty_of(logits)
+    correct = probabilities.argmax(-1) == targets
+    trained = [outcome for outcome in outcomes if outcome.seconds]
+    curves = [(outcome.title, combined(outcome.ensemble.logits(test)), targets) for outcome in trained]
+    discarded = unsure.entropy > (structured.threshold if structured.threshold is not None else float("inf"))
+    template = Environment(autoescape=True).from_string(
+        files("structured_ensembles.report").joinpath("demo.html").read_text(encoding="utf-8")
+    )
+    text = template.render(
+        data=data,
+        outcomes=outcomes,
+        base=graph.num_parameters(),
+        kept=as_svg(kept_neurons(structured.subnets or ())),
+        reliability=as_svg(reliability(curves)),
+        histogram=as_svg(entropy_histogram(unsure.entropy, correct, structured.threshold)),
+        unsure=[
+            {
+                "picture": _picture(inputs[index]),
+                "truth": data.classes[int(targets[index])],
+                "guess": data.classes[int(probabilities[index].argmax())],
+                "probability": float(probabilities[index].max()),
+                "entropy": float(unsure.entropy[index]),
+            }
+            for index in unsure.entropy.argsort(descending=True)[:12].tolist()
+        ],
+        discarded=float(discarded.double().mean()),
+        accuracy_kept=float(correct[~discarded].double().mean()) if bool((~discarded).any()) else 1.0,
+        accuracy=float(correct.double().mean()),
+        graph=str(graph),
+    )
+    write_text(path, text)
+    return path
+
+
+def _picture(pixels: Tensor) -> str:
+    """A PNG as a data URL, of grey uint8 pixels (1, height, width)."""
+    stream = io.BytesIO()
+    Image.fromarray(255 - pixels[0].cpu().numpy()).resize((64, 64), Image.Resampling.NEAREST).save(stream, "PNG")
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()

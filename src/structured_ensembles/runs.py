@@ -1,0 +1,76 @@
+"""Run folders: config.yaml, result.json, history.csv, ensemble.safetensors; resumed or refused, never overwritten."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import structured_ensembles
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.files import write_text
+
+
+def open_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Make a run folder, or go on with one of the same configuration; returns its result if it is done already."""
+    settled = json.loads(json.dumps(config, default=str))
+    path = folder / "config.yaml"
+    if folder.exists() and any(folder.iterdir()):
+        if not path.exists():
+            raise ValueError(f"{folder} is not empty, and not a run folder: choose another one with --out")
+        earlier = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if earlier != settled:
+            differing = sorted(key for key in {*earlier, *settled} if earlier.get(key) != settled.get(key))
+            raise ValueError(
+                f"{folder} holds a run with another {', '.join(differing)}: choose another with --out, or delete it"
+            )
+        result = folder / "result.json"
+        return json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
+    write_text(path, yaml.safe_dump(settled, sort_keys=False, allow_unicode=True))
+    return None
+
+
+def close_run(folder: Path, ensemble: Ensemble, figures: Mapping[str, float], seconds: float) -> dict[str, Any]:
+    """Write the results of a run and drop its checkpoint; `result.json` comes last and says that it is done."""
+    history = ensemble.history
+    size = ensemble.save(folder / "ensemble.safetensors")
+    if history is not None:
+        write_text(folder / "history.csv", history.to_csv())
+    result = {
+        "figures": dict(figures),
+        "file_bytes": size,
+        "seconds": round(seconds, 3),
+        "epochs": None if history is None else history.epochs,
+        "stopped": {} if history is None else history.stopped,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **machine(),
+    }
+    write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
+    (folder / "checkpoint.safetensors").unlink(missing_ok=True)
+    return result
+
+
+def machine() -> dict[str, Any]:
+    """What a figure depends on besides the configuration."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    return {
+        "device": device,
+        "versions": {
+            "structured-ensembles": structured_ensembles.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.yaml"
+    if not path.exists():
+        raise ValueError(f"{folder} is not a run folder: it has no config.yaml")
+    return yaml.safe_load(path.read_text(encoding="utf-8"))

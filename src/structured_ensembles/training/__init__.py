@@ -1,0 +1,7 @@
+"""Training: the recipe (what to do), the fleet (all members at once), checkpoints (nothing is lost)."""
+
+from structured_ensembles.history import History
+from structured_ensembles.training.fleet import train
+from structured_ensembles.training.recipe import Recipe
+
+__all__ = ["History", "Recipe", "train"]

@@ -1,0 +1,61 @@
+"""What a person sees while networks train."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from structured_ensembles.history import History
+
+
+class Display:
+    """One line with a bar on a terminal; a plain line now and then elsewhere; nothing if quiet."""
+
+    def __init__(self, members: int, epochs: int, steps: int, task: str, quiet: bool) -> None:
+        self.console = Console(stderr=True)
+        self.quiet, self.epochs, self.members, self.task = quiet, epochs, members, task
+        self.live = self.console.is_terminal and not quiet
+        self.last_line = time.monotonic()
+        columns = (
+            TextColumn("train"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, console=self.console, disable=not self.live, transient=True)
+        self.job = self.bar.add_task("train", total=epochs * steps, figures="")
+
+    def __enter__(self) -> Display:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def step(self) -> None:
+        if self.live:
+            self.bar.advance(self.job)
+
+    def epoch(self, epoch: int, history: History, rate: float) -> None:
+        """Epoch, rate, and each member's validation accuracy (or loss)."""
+        key = "validation_accuracy" if self.task == "classification" else "validation_loss"
+        latest = {row["member"]: row[key] if row[key] is not None else row["loss"] for row in history.rows}
+        shown = " ".join(_shown(latest.get(member), key) for member in range(self.members))
+        text = f"epoch {epoch + 1}/{self.epochs}  rate {rate:.4f}  members {shown}"
+        if self.live:
+            self.bar.update(self.job, figures=text)
+        elif not self.quiet and (time.monotonic() - self.last_line > 10 or epoch + 1 == self.epochs):
+            self.last_line = time.monotonic()
+            self.console.print(text, highlight=False)
+
+
+def _shown(value: float | int | None, key: str) -> str:
+    if value is None:
+        return "–"
+    return f"{100 * value:.1f}%" if key == "validation_accuracy" and 0 <= value <= 1 else f"{value:.3f}"

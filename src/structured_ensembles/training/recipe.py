@@ -1,0 +1,111 @@
+"""Recipe: how a network is trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from structured_ensembles.data.augmentation import Augmentation
+
+Optimizer = Literal["sgd", "adam", "adamw"]
+Schedule = Literal["constant", "step", "cosine"]
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train; `Recipe.named("paper")` and `Recipe.named("modern")` are the two we use.
+
+    schedule: "constant"; "step" multiplies the rate with `factor` at each of the epochs `milestones`; "cosine" lowers
+        it to zero, step by step. Before that, `warmup` epochs raise it linearly.
+    patience: stop a member after so many epochs without a better validation result; None trains all epochs.
+    augmentation: "crop+flip", "crop", "none"; "auto" crops and flips colour images.
+    precision: what the forward and backward passes compute in; weights are float32.
+    """
+
+    epochs: int = 60
+    batch_size: int = 128
+    optimizer: Optimizer = "sgd"
+    rate: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 5e-4
+    schedule: Schedule = "cosine"
+    milestones: tuple[int, ...] = ()
+    factor: float = 0.1
+    warmup: float = 1.0
+    patience: int | None = None
+    augmentation: Augmentation = "auto"
+    label_smoothing: float = 0.0
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 0), ("batch_size", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        for name in ("rate", "momentum", "weight_decay", "factor", "warmup"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be at least 0 and less than 1, not {self.label_smoothing!r}")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience must be a number of epochs, or None, not {self.patience!r}")
+        choices = {"optimizer": Optimizer, "schedule": Schedule, "precision": Precision, "augmentation": Augmentation}
+        for name, possible in choices.items():
+            if getattr(self, name) not in get_args(possible):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(possible))}, not {getattr(self, name)!r}")
+        object.__setattr__(self, "milestones", tuple(self.milestones))
+
+    @classmethod
+    def named(cls, name: str, **changes: Any) -> Recipe:
+        """A recipe by name, with some of it changed: `Recipe.named("paper", rate=0.01)` for VGG."""
+        if name not in RECIPES:
+            raise ValueError(f"name must be one of {', '.join(RECIPES)}, not {name!r}")
+        return replace(RECIPES[name], **changes)
+
+    def rate_at(self, step: int, steps: int) -> float:
+        """The rate of step number `step`, with `steps` of them in an epoch."""
+        epoch = step / steps
+        if epoch < self.warmup:
+            return self.rate * (step + 1) / math.ceil(self.warmup * steps)
+        if self.schedule == "step":
+            return self.rate * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
+        if self.schedule == "cosine":
+            done = (epoch - self.warmup) / max(self.epochs - self.warmup, 1e-9)
+            return self.rate * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+        return self.rate
+
+    def optimizer_for(self, network: nn.Module) -> torch.optim.Optimizer:
+        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        if self.optimizer == "sgd":
+            nesterov = self.nesterov and self.momentum > 0
+            return torch.optim.SGD(
+                parameters, self.rate, self.momentum, weight_decay=self.weight_decay, nesterov=nesterov
+            )
+        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, self.rate, weight_decay=self.weight_decay)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "milestones": list(self.milestones)}
+
+
+RECIPES = {
+    # What the paper says; rate 0.01 for VGG, patience 5 for SVHN.
+    "paper": Recipe(
+        epochs=200,
+        nesterov=False,
+        weight_decay=0.0,
+        schedule="step",
+        milestones=(50, 100, 150),
+        factor=0.8,
+        warmup=0.0,
+        patience=20,
+    ),
+    "modern": Recipe(),
+}
