@@ -263,3 +263,153 @@ def test_time_grows_with_the_network_not_faster() -> None:
 
     graph = se.trace(copy.deepcopy(Deep(20)), image(2, 4))
     assert "sum runs over" in str(graph["layers.3"].reason)
+
+
+# What an adversarial reviewer found ----------------------------------------------------------------------------------
+
+
+class Tokens(nn.Module):
+    """A normalisation whose statistics run over what the linear layer computes."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(5, 8), norm, nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.norm(self.a(x)).relu())
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.InstanceNorm1d(6, affine=True), nn.BatchNorm1d(6), nn.BatchNorm1d(6, track_running_stats=False)]
+)
+def test_norms_over_tokens_fix_the_features(norm: nn.Module) -> None:
+    graph = check_exact(randomize(Tokens(norm)), image(2, 6, 5).double())
+    assert "norm runs over it" in str(graph["a"].reason)
+
+
+def test_parametrized_layers_are_never_looked_at() -> None:
+    normed = parametrizations.spectral_norm(nn.Conv2d(5, 6, 1))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 5, 1), nn.ReLU(), normed, nn.ReLU(), nn.Conv2d(6, 2, 1)
+    )
+    graph = check_exact(randomize(model.train()), image().double())
+    assert list(graph.prunable) == ["0"]
+    before = normed.parametrizations.weight[0]._u.clone()
+    small = se.extract(model, graph, se.select(graph, prune=0.5, selection="random", members=1)[0])
+    assert torch.equal(small[4].parametrizations.weight[0]._u, before)
+    orthogonal = parametrizations.orthogonal(nn.Linear(8, 6), orthogonal_map="cayley")
+    assert se.trace(
+        nn.Sequential(nn.Linear(3, 8), nn.ReLU(), orthogonal, nn.ReLU(), nn.Linear(6, 2)), image(2, 3)
+    ).groups
+
+
+SIZED = {
+    "a constant tensor": lambda net, x: x / torch.tensor(float(x.shape[1]), dtype=x.dtype).sqrt(),
+    "only some sizes": lambda net, x: x * 0.5 if x.shape[1] > 5 else x,
+    "three unequal chunks": lambda net, x: torch.cat([part.relu() for part in x.chunk(3, 1)], 1),
+    "halves by slices": lambda net, x: torch.cat(
+        [x[:, : x.shape[1] // 2].relu(), x[:, x.shape[1] // 2 :].sigmoid()], 1
+    ),
+    "halves by split": lambda net, x: torch.cat(
+        [p * n for n, p in enumerate(torch.split(x, x.shape[1] // 2, 1), 1)], 1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_code_that_depends_on_the_number_of_channels_is_found_out(name: str) -> None:
+    model = randomize(Case(SIZED[name]))
+    for prune in (0.2, 0.5, 0.7):
+        assert "stem" not in check_exact(model, image().double(), prune=prune).prunable
+
+
+def test_weights_that_are_computed_fix_what_they_read() -> None:
+    class Products(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.exp = nn.Linear(3, 8), nn.Linear(3, 8), nn.Parameter(torch.randn(5, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(F.linear(self.query(x), self.key(x))[:, :2], self.exp.exp())
+
+    graph = se.trace(Products(), image(4, 3))
+    assert graph.prunable == {}
+    assert "weight that is computed" in str(graph["query"].reason)
+
+
+class Training(nn.Module):
+    """Does something else in training mode."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.stem, self.aux, self.head, self.what = nn.Conv2d(3, 8, 3), nn.Linear(8 * 36, 4), nn.Linear(8, 4), what
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        x = self.stem(x).relu()
+        if self.training and self.what == "mean":
+            x = x - x.mean(1, keepdim=True)
+        out = self.head(x.mean((2, 3)))
+        if self.training and self.what == "hard-coded":
+            return out, self.aux(x.view(-1, 8 * 36))
+        if self.training and self.what == "untraceable" and bool(out.sum() > 1e6):
+            raise ValueError
+        return out
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [("mean", "mean runs over"), ("hard-coded", "relies on its size"), ("untraceable", "training mode")],
+)
+def test_training_mode_is_followed_too(what: str, reason: str) -> None:
+    assert reason in str(se.trace(Training(what), image())["stem"].reason)
+
+
+def test_indices_of_maxima_are_understood() -> None:
+    act = {
+        "both": lambda net, x: F.adaptive_max_pool2d(x, 2),
+        "pool": lambda net, x: F.max_pool2d(x, 2, return_indices=True)[0],
+    }
+    for own in act.values():
+        assert "stem" in check_exact(randomize(Case(own)), image().double()).prunable
+
+
+def test_only_the_layers_at_fault_are_fixed_when_code_fails() -> None:
+    class Csp(nn.Module):
+        """A hard-coded split; the convolution inside is innocent."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.expand, self.inner = (
+                nn.Conv2d(3, 16, 1),
+                nn.Sequential(nn.Conv2d(8, 6, 1), nn.ReLU(), nn.Conv2d(6, 8, 1)),
+            )
+            self.last = nn.Conv2d(16, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            left, right = self.expand(x).split(8, 1)
+            return self.last(torch.cat([left, self.inner(right)], 1))
+
+    graph = check_exact(randomize(Csp()), image().double())
+    assert {"inner.0", "inner.2"} <= set(graph.prunable)
+    assert "expand[0:8]" not in graph.prunable  # of the other half, any part may go: split(8) leaves it what remains
+
+
+def test_remembered_activations_nested_inputs_and_lazy_layers() -> None:
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.kept = nn.Linear(3, 8), nn.Linear(8, 2), {"all": []}
+
+        def forward(self, inputs: list[Tensor]) -> Tensor:
+            hidden = self.a(inputs[0] + inputs[1])
+            self.kept["all"] = [hidden]
+            return self.b(hidden)
+
+    model = Remembers()
+    both = [image(2, 3), image(2, 3)]
+    model(both)
+    remembered = model.kept["all"][0]
+    assert se.trace(model, (both,)).prunable == {"a": 8}
+    assert model.kept["all"][0] is remembered
+    with pytest.raises(ValueError, match="lazy layers"):
+        se.trace(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)), image(2, 3))

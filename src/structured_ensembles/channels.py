@@ -7,24 +7,27 @@ exactly what the full one computes without those channels, and every other group
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export import ExportedProgram
+from torch.nn.parameter import UninitializedParameter
+from torch.utils._pytree import tree_leaves
 
-from structured_ensembles.copying import copy_with
 from structured_ensembles.shrinking import Axis, Span, kept_size, resize
 from structured_ensembles.tables import text_table
-from structured_ensembles.tracing.layout import ChannelSet, Layout, channel_sets, resolve
+from structured_ensembles.tracing.ghost import Ghost, asks_for_its_mode, first_line
+from structured_ensembles.tracing.layout import ChannelSet, Layout, channel_sets, fix, resolve
 from structured_ensembles.tracing.trial import (
+    ASSUMES,
+    Counts,
     blame_module,
     blame_step,
-    first_difference,
+    differences,
+    find_failing,
     running_module,
     trial_counts,
 )
@@ -132,75 +135,79 @@ def trace(model: nn.Module, example: Any, coupled: bool = False) -> ChannelGraph
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     inputs = example if isinstance(example, tuple) else (example,)
-    if not any(isinstance(item, Tensor) for item in inputs):
-        raise TypeError(f"example must be a tensor or a tuple of tensors, not {type(example).__name__}")
-    mode = FakeTensorMode()
-    ghost = copy_with(model, *[lambda _, tensor: mode.from_tensor(tensor)] * 2).eval()
-    fakes = tuple(mode.from_tensor(item.detach()) if isinstance(item, Tensor) else item for item in inputs)
-
-    walk = Walk(ghost)
-    steps = _follow(walk, mode, ghost, fakes)
-    unused = {name for name, _ in ghost.named_parameters()} - walk.used
-    if unused and (program := _in_training_mode(mode, ghost, fakes)) is not None:
-        walk.follow(program)  # auxiliary heads and the like, whose layers read channels too
-
+    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)):
+        raise TypeError(f"example must be a tensor or a tuple of what the model takes, not {type(example).__name__}")
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        raise ValueError("model has lazy layers without weights: run it once before tracing")
+    ghost = Ghost.of(model, inputs)
+    walk = Walk(ghost.model)
+    followed = _follow(walk, ghost)
+    steps = [step for own in followed.values() for step in own]
     while True:
         offered, graph = _graph_of(walk, model, coupled)
-        if not offered or _holds(graph, offered, walk, steps, lambda small: _export(mode, small, fakes), ghost):
+        if all(_holds(graph, offered, counts, walk, ghost, followed) for counts in trial_counts(list(offered), steps)):
             return graph
 
 
-def _follow(walk: Walk, mode: FakeTensorMode, ghost: nn.Module, inputs: tuple[Any, ...]) -> list[Step]:
+def _follow(walk: Walk, ghost: Ghost) -> dict[bool, list[Step]]:
+    """Follow the model in evaluation mode, and in training mode if that may be another network; the steps to try."""
     try:
-        return walk.follow(_export(mode, ghost, inputs))
+        followed = {False: walk.follow(ghost.export(ghost.model))}
     except Exception as error:
-        shapes = ", ".join(str(tuple(item.shape)) for item in inputs if isinstance(item, Tensor))
         raise ValueError(
-            f"the model cannot be followed on an example of shape {shapes}: either `example` is not what the model "
-            f"takes, or torch.export cannot follow its code. It says: {_first_line(error)}"
+            f"the model cannot be followed on an example of shape {ghost.shapes}: either `example` is not what it "
+            f"takes, or torch.export cannot follow its code. It says: {first_line(error)}"
         ) from error
-
-
-def _export(mode: FakeTensorMode, ghost: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram:
-    with mode, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.export.export(ghost, inputs, strict=False)
-
-
-def _in_training_mode(mode: FakeTensorMode, ghost: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram | None:
-    # Twice the batch, since a batch norm in training mode refuses a single sample.
-    with mode:
-        doubled = tuple(torch.cat([item, item]) if isinstance(item, Tensor) and item.dim() else item for item in inputs)
-    try:
-        return _export(mode, ghost.train(), doubled)
-    except Exception as error:
-        warnings.warn(f"the model could not be traced in training mode ({_first_line(error)})", stacklevel=3)
-        return None
-    finally:
-        ghost.eval()
+    unused = {name for name, _ in ghost.model.named_parameters()} - walk.used  # auxiliary heads and the like
+    if unused or asks_for_its_mode(ghost.model):
+        try:
+            steps = walk.follow(ghost.export(ghost.model, training=True))
+            if unused:
+                followed[True] = steps  # further layers, which the trial has to see
+        except Exception as error:  # then nobody knows what training mode does to the channels
+            for producer in walk.producers:
+                fix(producer.channels, f"the model cannot be followed in training mode ({first_line(error)})")
+    return followed
 
 
 def _holds(
     graph: ChannelGraph,
     offered: dict[ChannelSet, str],
+    counts: Counts,
     walk: Walk,
-    steps: list[Step],
-    export: Callable[[nn.Module], ExportedProgram],
-    ghost: nn.Module,
+    ghost: Ghost,
+    followed: dict[bool, list[Step]],
 ) -> bool:
     """Whether the model does what was predicted on fewer channels; if not, the channels to blame are fixed."""
-    counts = trial_counts(list(offered))
-    small = resize(ghost, graph.axes, {offered[channels]: count for channels, count in counts.items()})
-    with running_module(small) as running:
-        try:
-            trial = Walk(small).follow(export(small))
-        except Exception as error:  # the model's own code fails, in whatever way it likes
-            blame_module(walk, running[-1], list(offered), _first_line(error))
+    candidates = list(offered)
+
+    def smaller(chosen: Iterable[ChannelSet]) -> nn.Module:
+        return resize(ghost.model, graph.axes, {offered[channels]: counts[channels] for channels in chosen})
+
+    for training, steps in followed.items() if candidates else ():
+        small = smaller(candidates)
+        with running_module(small) as running:
+            try:
+                tried = Walk(small).follow(ghost.export(small, training))
+            except Exception as error:  # the model's own code fails, in whatever way it likes
+                failing = find_failing(candidates, partial(_failure, ghost, smaller, training))
+                for channels in failing:
+                    channels.fixed = f"{ASSUMES}: {first_line(error)}"
+                if not failing:
+                    blame_module(walk, running[-1], candidates, first_line(error))
+                return False
+        found = differences(steps, tried, counts)
+        for step in found:
+            blame_step(walk, steps, step, candidates)
+        if found:
             return False
-    difference = first_difference(steps, trial, counts)
-    if difference is not None:
-        blame_step(walk, difference, list(offered))
-    return difference is None
+    return True
+
+
+def _failure(
+    ghost: Ghost, smaller: Callable[[Iterable[ChannelSet]], nn.Module], training: bool, chosen: Iterable[ChannelSet]
+) -> str | None:
+    return ghost.failure(smaller(chosen), training)
 
 
 def _graph_of(walk: Walk, model: nn.Module, coupled: bool) -> tuple[dict[ChannelSet, str], ChannelGraph]:
@@ -272,8 +279,3 @@ def _magnitudes(model: nn.Module, outputs: Mapping[str, Output]) -> dict[str, Te
 
 def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else "") if names else "–"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

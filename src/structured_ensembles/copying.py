@@ -5,7 +5,8 @@ normalisation statistics, extraction a copy with sliced weights. All three are o
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +26,24 @@ def copy_with(model: nn.Module, parameter: Replace, buffer: Replace) -> nn.Modul
     for name, stored in model.named_buffers():
         memo[id(stored)] = buffer(name, stored.detach())
     for module in model.modules():
-        # Tensors kept as plain attributes, such as the result of an old-style weight norm: part of a graph, so that
-        # a deep copy would refuse them.
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and id(value) not in memo:
+        # Tensors kept as plain attributes, such as the result of an old-style weight norm or remembered activations:
+        # part of a graph, so that a deep copy would refuse them.
+        kept = [value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules")]
+        for value in _tensors_in(kept):
+            if id(value) not in memo:
                 memo[id(value)] = value.detach().clone()
     return copy.deepcopy(model, memo)  # looks into the memo before it copies anything
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested lists, tuples and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors_in(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in(item)
 
 
 def shadow_of(model: nn.Module) -> nn.Module:

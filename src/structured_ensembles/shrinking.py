@@ -77,7 +77,13 @@ def _memory_format(tensor: Tensor) -> torch.memory_format:
 
 
 def set_sizes(module: nn.Module) -> None:
-    """Make the attributes of a layer say what its tensors are."""
+    """Make the attributes of a layer say what its tensors are.
+
+    A weight that is computed (a parametrization) is left alone: its layer is never cut, and to look would be to
+    compute.
+    """
+    if "weight" not in module._parameters:
+        return
     match module:
         case nn.modules.conv._ConvTransposeNd():
             module.in_channels = module.weight.shape[0]
@@ -90,7 +96,7 @@ def set_sizes(module: nn.Module) -> None:
         case nn.Linear():
             module.out_features, module.in_features = module.weight.shape
         case nn.modules.batchnorm._NormBase():
-            tensor = next((t for t in (module.weight, module.running_mean) if t is not None), None)
-            module.num_features = module.num_features if tensor is None else len(tensor)
+            kept = [tensor for tensor in (module.weight, module.running_mean) if tensor is not None]
+            module.num_features = len(kept[0]) if kept else module.num_features
         case nn.PReLU():
             module.num_parameters = len(module.weight)

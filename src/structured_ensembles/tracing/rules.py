@@ -76,6 +76,7 @@ class Call:
         return found
 
 
+COMPUTED_WEIGHT = "read with a weight that is computed, not a parameter"
 Rule = Callable[[Call], Result]
 RULES: dict[str, Rule] = {}
 
@@ -106,8 +107,11 @@ def unknown(call: Call, reason: str) -> Result:
 
 
 def first_of(call: Call, dims: Sequence[Layout]) -> Result:
-    """The result's first tensor has these layouts; any others (indices, saved statistics) are no channels."""
-    others = [None if shape is None else Value(shape, tuple(map(plain, shape))) for shape in call.shapes[1:]]
+    """The result's first tensor has these layouts, and so have others of its shape (indices of maxima)."""
+    others: list[Value | None] = []
+    for shape in call.shapes[1:]:
+        same = tuple(dims) if shape == call.shape else tuple(map(plain, shape or ()))
+        others.append(None if shape is None else Value(shape, same))
     return [Value(call.shape, tuple(dims)), *others]
 
 
@@ -120,6 +124,8 @@ def convolution(call: Call) -> Result:
     transposed = "transpose" in call.name or call.arguments.get("transposed", False)
     channel = len(inputs.shape) - len(weight.shape) + 1
     read, written = inputs.dims[channel], weight.dims[1 if transposed else 0]
+    if weight.parameter is None:
+        fix(read, COMPUTED_WEIGHT)
     if groups == 1:
         unify(weight.dims[0 if transposed else 1], read)
         call.layers.consume(weight, read)
@@ -143,6 +149,8 @@ def convolution(call: Call) -> Result:
 @rule("linear")
 def linear(call: Call) -> Result:
     inputs, weight, bias = call["input"], call["weight"], call["bias"]
+    if weight.parameter is None:
+        fix(inputs.dims[-1], COMPUTED_WEIGHT)
     unify(weight.dims[1], inputs.dims[-1])
     call.layers.consume(weight, inputs.dims[-1])
     if bias is not None:
@@ -158,6 +166,8 @@ def matmul(call: Call) -> Result:
         return unknown(call, "a product of vectors")
     if left.parameter or right.parameter:
         unify(left.dims[-1], right.dims[-2])
+    if right.parameter:
+        call.layers.consume(right, left.dims[-1])
     for dim in () if left.parameter or right.parameter else (left.dims[-1], right.dims[-2]):
         fix(dim, f"{call.name} multiplies activations")
     batch = broadcast([left.dims[:-2], right.dims[:-2]], call.shape[:-2], How.SAME)
@@ -183,6 +193,8 @@ def per_channel_norm(call: Call) -> Result:
     for argument in ("weight", "bias", "running_mean", "running_var"):
         if call[argument] is not None:
             unify(call[argument].dims[0], inputs.dims[1])
+    for dim in (inputs.dims[0], *inputs.dims[2:]):  # in training mode, where it takes statistics over them
+        fix(dim, f"{call.name} runs over it")
     return first_of(call, inputs.dims)
 
 
@@ -292,6 +304,8 @@ def pixel_shuffle(call: Call) -> Result:
     channel = len(inputs.shape) - 3
     written = fresh(call.shape[channel])
     unify(inputs.dims[channel], blocks(written, factor * factor))
+    for dim in inputs.dims[-2:]:
+        fix(dim, "pixel_shuffle runs over it")
     return Value(call.shape, (*inputs.dims[:channel], written, *map(plain, call.shape[-2:])))
 
 
@@ -438,11 +452,12 @@ def split(call: Call) -> Result:
         assert shape is not None
         parts.append(cut(inputs.dims[dim], start, shape[dim]))
         start += shape[dim]
-    if call.name == "chunk":
+    if call.name.endswith(("chunk", "tensor_split")) and len({extent(part) for part in parts}) > 1:
+        fix(inputs.dims[dim], f"{call.name} makes unequal parts of it")  # where, depends on how many are left
+    elif call.name.endswith("chunk"):
         # Equal parts stay equal only if they lose the same channels.
         for part in parts[1:]:
-            if extent(part) == extent(parts[0]):
-                unify(parts[0], part)
+            unify(parts[0], part)
     return [
         Value(shape, replaced(inputs.dims, dim, part))
         for shape, part in zip(call.shapes, parts, strict=True)

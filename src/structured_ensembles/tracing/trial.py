@@ -9,61 +9,87 @@ the channels it touches, until the trial holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-from structured_ensembles.tracing.layout import (
-    ChannelSet,
-    Layout,
-    Value,
-    channel_sets,
-    extent,
-    kept_extent,
-)
+from structured_ensembles.tracing.layout import ChannelSet, Layout, Value, channel_sets, extent, kept_extent
 from structured_ensembles.tracing.walk import Step, Walk
 
 ASSUMES = "the model's code relies on its size"
+HANDLES_SIZES = frozenset(
+    [
+        *("view", "reshape", "unflatten", "expand", "broadcast_to", "slice", "narrow", "split", "split_with_sizes"),
+        *("pad", "constant_pad_nd", "zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"),
+    ]
+)
+Counts = dict[ChannelSet, int]
+Size = Callable[[Layout], int]
 
 
-def trial_counts(candidates: list[ChannelSet]) -> dict[ChannelSet, int]:
-    """How many channels of each set the trial keeps: fewer than all, and as different from each other as possible."""
-    return {channels: max(1, channels.size - 1 - index % 11) for index, channels in enumerate(candidates)}
+def trial_counts(candidates: Sequence[ChannelSet], steps: Sequence[Step]) -> list[Counts]:
+    """How many channels of each set a trial keeps: all over the range from 2 to all but one.
+
+    Code that handles sizes may work by coincidence where two sets of equal size happen to keep equally many. If there
+    is such code and the range is too small to avoid that, there is a second trial in which other sets do.
+    """
+    trials: list[Counts] = [{}, {}]
+    seen: dict[int, int] = {}
+    repeated, handled = False, any(step.name in HANDLES_SIZES for step in steps)
+    for channels in candidates:
+        least = 2 if channels.size > 3 else 1
+        choices = channels.size - least
+        index = seen[channels.size] = seen.get(channels.size, -1) + 1
+        repeated = repeated or index >= choices
+        stride = next(step for step in range(max(1, choices // 3), choices + 2) if math.gcd(step, choices) == 1)
+        trials[0][channels] = least + index * stride % choices
+        trials[1][channels] = least + (index * stride + index // choices + choices // 2) % choices
+    return trials if repeated and handled else trials[:1]
 
 
-def first_difference(steps: list[Step], trial: list[Step], counts: dict[ChannelSet, int]) -> Step | None:
-    """The first operation that the trial did otherwise than predicted."""
+def differences(steps: Sequence[Step], trial: Sequence[Step], counts: Counts) -> list[Step]:
+    """The operations that the trial did otherwise than predicted, though what reached them was as predicted."""
+    known: dict[int, int] = {}  # values share layouts, and some are long
 
     def size(layout: Layout) -> int:
-        return kept_extent(layout, lambda channels: counts.get(channels, channels.size))
+        if id(layout) not in known:
+            known[id(layout)] = kept_extent(layout, lambda channels: counts.get(channels, channels.size))
+        return known[id(layout)]
 
-    for predicted, found in zip(steps, trial, strict=False):
-        if not _as_predicted(predicted, found, size):
-            return predicted
-    return None if len(steps) == len(trial) else steps[min(len(steps), len(trial)) - 1]
+    found: list[Step] = []
+    for predicted, tried in zip(steps, trial, strict=False):
+        if (predicted.name, predicted.module, len(predicted.results)) != (tried.name, tried.module, len(tried.results)):
+            return [*found, predicted]  # from here on, the two cannot be compared
+        if _shapes_hold(predicted.values, tried.values, size) and not _as_predicted(predicted, tried, size):
+            found.append(predicted)
+    return found if len(steps) == len(trial) or found else [steps[min(len(steps), len(trial)) - 1]]
 
 
-def _as_predicted(predicted: Step, found: Step, size: Callable[[Layout], int]) -> bool:
-    if (predicted.name, predicted.module) != (found.name, found.module):
+def _shapes_hold(predicted: Sequence[Value | None], tried: Sequence[Value | None], size: Size) -> bool:
+    if len(predicted) != len(tried):
         return False
-    for before, after in zip(predicted.results, found.results, strict=True):
-        if (before is None) != (after is None):
-            return False
-        if before is not None and after is not None and tuple(map(size, before.dims)) != after.shape:
-            return False
+    pairs = zip(predicted, tried, strict=True)
+    shapes = [(None if p is None else tuple(map(size, p.dims)), None if t is None else t.shape) for p, t in pairs]
+    return all(expected == found for expected, found in shapes)
+
+
+def _as_predicted(predicted: Step, tried: Step, size: Size) -> bool:
+    if not _shapes_hold(predicted.results, tried.results, size):
+        return False
     for name, argument in predicted.arguments.items():
         if name in predicted.expected:
             expected = predicted.expected[name]
-            if expected is not None and expected(size) != _plainly(found.arguments[name]):
+            if expected is not None and expected(size) != _as_list(tried.arguments.get(name)):
                 return False
-        elif _constants(argument) != _constants(found.arguments[name]):
+        elif _constants(argument) != _constants(tried.arguments.get(name)):
             return False
     return True
 
 
-def _plainly(argument: Any) -> Any:
+def _as_list(argument: Any) -> Any:
     return list(argument) if isinstance(argument, list | tuple) else argument
 
 
@@ -74,15 +100,19 @@ def _constants(argument: Any) -> str:
     return "tensor" if isinstance(argument, Value | Tensor) else str(argument)
 
 
-def blame_step(walk: Walk, step: Step, candidates: list[ChannelSet]) -> None:
-    """Fix the candidates that the operation touches."""
-    layouts = [dim for value in step.values for dim in value.dims]
-    layouts += [dim for value in step.results if value is not None for dim in value.dims]
-    if not _fix_candidates(layouts, candidates, f"{ASSUMES}: {step.name} in {step.module or 'the model'}"):
-        blame_module(walk, step.module, candidates, f"{step.name} changes")
+def blame_step(walk: Walk, steps: Sequence[Step], step: Step, candidates: Sequence[ChannelSet]) -> None:
+    """Fix the candidates that the operation touches; for a constant, those that its readers touch."""
+    readers = [other for other in steps if any(value is result for value in other.values for result in step.results)]
+    where = step.module or "the model"
+    for involved in ([step], readers):
+        values = [value for own in involved for value in (*own.values, *own.results) if value is not None]
+        layouts = [dim for value in values for dim in value.dims]
+        if _fix_candidates(layouts, candidates, f"{ASSUMES}: {step.name} in {where}"):
+            return
+    blame_module(walk, step.module, candidates, f"{step.name} changes")
 
 
-def blame_module(walk: Walk, module: str, candidates: list[ChannelSet], error: str) -> None:
+def blame_module(walk: Walk, module: str, candidates: Sequence[ChannelSet], error: str) -> None:
     """Fix the candidates that the parameters below `module` touch; if there are none, those of its parent."""
     while True:
         prefix = f"{module}." if module else ""
@@ -94,7 +124,19 @@ def blame_module(walk: Walk, module: str, candidates: list[ChannelSet], error: s
         module = module.rpartition(".")[0]
 
 
-def _fix_candidates(layouts: list[Layout], candidates: list[ChannelSet], reason: str) -> bool:
+def find_failing(
+    candidates: Sequence[ChannelSet], failure: Callable[[Sequence[ChannelSet]], str | None]
+) -> list[ChannelSet]:
+    """The sets whose loss of channels alone makes the model fail, by halving; none if only several together do."""
+    if failure(candidates) is None:
+        return []
+    if len(candidates) == 1:
+        return list(candidates)
+    middle = len(candidates) // 2
+    return find_failing(candidates[:middle], failure) + find_failing(candidates[middle:], failure)
+
+
+def _fix_candidates(layouts: Sequence[Layout], candidates: Sequence[ChannelSet], reason: str) -> bool:
     touched = {channels for layout in layouts if extent(layout) > 1 for channels in channel_sets(layout)}
     fixed = [channels for channels in candidates if channels in touched and not channels.fixed]
     for channels in fixed:

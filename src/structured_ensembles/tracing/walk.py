@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
@@ -77,9 +78,14 @@ class Walk:
                 if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
                     results[node] = self._parameter(node, spec.target)
                 else:
-                    reason = "the network's input" if spec.kind == InputKind.USER_INPUT else "meets a constant tensor"
+                    given = spec.kind == InputKind.USER_INPUT
+                    reason = "the network's input" if given else "meets a constant tensor"
                     shape = shapes_of(node)[0]
-                    results[node] = None if shape is None else Value(shape, tuple(plain(n, reason) for n in shape))
+                    value = None if shape is None else Value(shape, tuple(plain(n, reason) for n in shape))
+                    results[node] = value
+                    if not given:
+                        constant = _written_out(program.constants.get(str(spec.target)))
+                        steps.append(Step("constant", module_of(node), {"value": constant}, [value], {}, []))
             elif node.op == "output":
                 self._finish(_with_results(node.args, results))
             elif node.target is operator.getitem:
@@ -152,6 +158,13 @@ class _Layers:
         owner = weight.parameter.rpartition(".")[0]
         is_layer = isinstance(self.walk.model.get_submodule(owner), LAYERS)
         return owner if is_layer and module_of(self.node) == owner else None
+
+
+def _written_out(constant: Any) -> Any:
+    """The values of a small constant tensor, which may hold a number of channels; None if they are not known."""
+    if not isinstance(constant, Tensor) or isinstance(constant, FakeTensor) or constant.numel() > 16:
+        return None
+    return constant.tolist()
 
 
 def shapes_of(node: fx.Node) -> list[tuple[int, ...] | None]:

@@ -1,0 +1,88 @@
+"""A ghost of a model: a copy with fake tensors, which runs and exports without memory or arithmetic."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from structured_ensembles.copying import copy_with
+
+
+@dataclass(frozen=True)
+class Ghost:
+    """The copy, and the inputs it runs on."""
+
+    mode: FakeTensorMode
+    model: nn.Module
+    inputs: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: tuple[Any, ...]) -> Ghost:
+        mode = FakeTensorMode()
+        copy = copy_with(model, *[lambda _, tensor: mode.from_tensor(tensor)] * 2)
+        fakes = tree_map_only(Tensor, lambda tensor: mode.from_tensor(tensor.detach()), inputs)
+        return cls(mode, copy.eval(), fakes)
+
+    def export(self, model: nn.Module, training: bool = False) -> ExportedProgram:
+        """The exported program of `model`, the ghost itself or a smaller one."""
+        with self._running(model, training) as inputs:
+            return torch.export.export(model, inputs, strict=False)
+
+    def failure(self, model: nn.Module, training: bool = False) -> str | None:
+        """Run `model`; what its code says if it fails."""
+        try:
+            with self._running(model, training) as inputs:
+                model(*inputs)
+        except Exception as error:  # the model's own code fails, in whatever way it likes
+            return first_line(error)
+        return None
+
+    @contextmanager
+    def _running(self, model: nn.Module, training: bool) -> Iterator[tuple[Any, ...]]:
+        states = random.getstate(), np.random.get_state()  # noqa: NPY002 (a forward may draw from these)
+        model.train(training)
+        try:
+            with self.mode, torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                # Twice the batch in training mode, where a batch norm refuses a single sample.
+                yield tree_map_only(Tensor, _doubled, self.inputs) if training else self.inputs
+        finally:
+            model.eval()
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
+
+    @property
+    def shapes(self) -> str:
+        return ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor))
+
+
+def asks_for_its_mode(model: nn.Module) -> bool:
+    """Whether code outside PyTorch's own layers looks at `training`, so that both modes have to be followed."""
+    for kind in {type(module) for module in model.modules()}:
+        for base in kind.__mro__:
+            if base.__module__.startswith("torch.nn.") or base is object:
+                continue
+            codes = [getattr(function, "__code__", None) for function in vars(base).values()]
+            if any(code is not None and "training" in code.co_names for code in codes):
+                return True
+    return False
+
+
+def first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor, tensor]) if tensor.dim() else tensor
