@@ -143,10 +143,10 @@ def test_foreign_newer_and_missing_files(ensemble: se.Ensemble, tmp_path: Path) 
     ensemble.save(path)
     with safe_open(path, "pt") as file:
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    save_file(tensors, path, metadata={**metadata, "version": "99"})
+    (key, text), *_ = metadata.items()
+    save_file(tensors, path, metadata={key: json.dumps({**json.loads(text), "version": 99})})
     with pytest.raises(se.ArtifactError, match=r"newer version \(format 99, this is 1\)"):
         se.Ensemble.load(path)
-    assert "pickle" not in json.dumps(metadata)
 
 
 def test_bad_dtype(ensemble: se.Ensemble, tmp_path: Path) -> None:

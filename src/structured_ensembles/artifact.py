@@ -66,8 +66,9 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         text = json.dumps(structure)
     except TypeError as error:
         raise ValueError(f"the model's arguments cannot be written as JSON ({error})") from error
-    metadata = {"format": FORMAT, "version": str(VERSION), "structure": text, "sha256": _checksum(text, tensors)}
-    write_tensors(Path(path), tensors, metadata)
+    # One entry only: safetensors writes several in no particular order, and equal ensembles should be equal files.
+    envelope = {"version": VERSION, "sha256": _checksum(text, tensors), "structure": text}
+    write_tensors(Path(path), tensors, {FORMAT: json.dumps(envelope)})
     return Path(path).stat().st_size
 
 
@@ -108,16 +109,17 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
+            if FORMAT not in metadata:
                 raise ArtifactError(f"{path} is not an ensemble: it was written by something else")
-            if int(metadata["version"]) > VERSION:
+            envelope = json.loads(metadata[FORMAT])
+            if int(envelope["version"]) > VERSION:
                 raise ArtifactError(
-                    f"{path} was written by a newer version (format {metadata['version']}, this is {VERSION}): "
+                    f"{path} was written by a newer version (format {envelope['version']}, this is {VERSION}): "
                     "update structured-ensembles"
                 )
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        text = metadata["structure"]
-        damaged = metadata["sha256"] != _checksum(text, stored)
+        text = envelope["structure"]
+        damaged = envelope["sha256"] != _checksum(text, stored)
         structure = json.loads(text)
     except FileNotFoundError:
         raise ArtifactError(f"there is no file {path}") from None

@@ -152,12 +152,13 @@ def trace(model: nn.Module, example: Any, coupled: bool = False) -> ChannelGraph
 def _follow(walk: Walk, ghost: Ghost) -> dict[bool, list[Step]]:
     """Follow the model in evaluation mode, and in training mode if that may be another network; the steps to try."""
     try:
-        followed = {False: walk.follow(ghost.export(ghost.model))}
+        program = ghost.export(ghost.model)
     except Exception as error:
         raise ValueError(
             f"the model cannot be followed on an example of shape {ghost.shapes}: either `example` is not what it "
             f"takes, or torch.export cannot follow its code. It says: {first_line(error)}"
         ) from error
+    followed = {False: walk.follow(program)}
     unused = {name for name, _ in ghost.model.named_parameters()} - walk.used  # auxiliary heads and the like
     if unused or asks_for_its_mode(ghost.model):
         try:

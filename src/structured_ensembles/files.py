@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from uuid import uuid4
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -11,12 +12,15 @@ from torch import Tensor
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """`write` to another name in the same folder, flush to the disk, rename: whoever looks sees all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{uuid4().hex}.part")
     try:
+        part.touch()
+        mode = part.stat().st_mode  # safetensors lets nobody but the owner read; others may want to
         write(part)
+        part.chmod(mode)
         with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
+            os.fsync(file.fileno())  # or the new name might outlive a power cut that the data does not
+        os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 

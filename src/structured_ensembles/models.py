@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -15,7 +15,7 @@ from structured_ensembles.origin import ATTRIBUTE, Origin
 
 def build_model(name: str, **arguments: Any) -> nn.Module:
     """Make a network by name, such as `build_model("resnet20", num_classes=10)`; it remembers how it was made."""
-    function = find_function(name)
+    function = find_function("model", name, {known: getattr(zoo, known) for known in zoo.__all__})
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
@@ -28,14 +28,12 @@ def build_model(name: str, **arguments: Any) -> nn.Module:
     return model
 
 
-def find_function(name: str, kind: str = "model") -> Callable[..., Any]:
-    """A function of the zoo (`half-vgg11` is half_vgg11), or the user's own by `package.module:function`."""
+def find_function(kind: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """One of the known functions (`half-vgg11` is half_vgg11), or the user's own by `package.module:function`."""
     if ":" not in name:
-        known = name.replace("-", "_")
-        if kind != "model" or known not in zoo.__all__:
-            names = ", ".join(sorted(zoo.__all__)) if kind == "model" else "its own list"
-            raise ValueError(f"{kind} must be one of {names}, or package.module:function, not {name!r}")
-        return getattr(zoo, known)  # type: ignore[no-any-return]
+        if name.replace("-", "_") not in known:
+            raise ValueError(f"{kind} must be one of {', '.join(known)}, or package.module:function, not {name!r}")
+        return known[name.replace("-", "_")]
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)

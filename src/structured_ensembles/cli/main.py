@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentParser
 
@@ -48,7 +49,15 @@ def _parser() -> ArgumentParser:
     for name, function in COMMANDS.items():
         own = ArgumentParser(description=(function.__doc__ or "").splitlines()[0])
         own.add_argument("--config", action="config", help="a YAML file with any of these options")
-        own.add_function_arguments(function, as_positional=True, fail_untyped=True)
+        lists = {
+            key: get_args(hint)[0]
+            for key, hint in get_type_hints(function).items()
+            if get_origin(hint) is list
+            and inspect.signature(function).parameters[key].default is inspect.Parameter.empty
+        }
+        own.add_function_arguments(function, as_positional=True, fail_untyped=True, skip=set(lists))
+        for key, item in lists.items():  # several words, such as the pictures of `sens predict`
+            own.add_argument(key, nargs="+", type=item, metavar=key.upper())
         commands.add_subcommand(name, own, help=(function.__doc__ or "").splitlines()[0])
     return parser
 

@@ -76,7 +76,7 @@ def train(
         "changes": changed,
     }
     how = Recipe.named(recipe, **changed)
-    make = METHODS.get(method) or find_function(method, "method")
+    make = find_function("method", method, METHODS)
     data = read_data(dataset, root, seed)
     torch.manual_seed(seed)
     network = build_model(model, **fitting_arguments(model, data, model_arguments or {}))
@@ -104,7 +104,7 @@ def train(
 
 def read_data(dataset: str, root: Path | None, seed: int) -> Data:
     if ":" in dataset:
-        return find_function(dataset, "dataset")()  # type: ignore[no-any-return]
+        return find_function("dataset", dataset, {})()  # type: ignore[no-any-return]
     return load_data(dataset, root, seed=seed)
 
 

@@ -1,14 +1,12 @@
 """A data set as one safetensors file, which is mapped into memory rather than read."""
 
 import json
-import os
 from pathlib import Path
-from uuid import uuid4
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from structured_ensembles.data.info import Contents, DataInfo
+from structured_ensembles.files import write_tensors
 
 TENSORS = {
     "train.images": "train_images",
@@ -24,19 +22,9 @@ def cache_path(root: Path, name: str) -> Path:
 
 def write_cache(path: Path, info: DataInfo, contents: Contents) -> None:
     """The file appears under its name when it is complete, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: getattr(contents, field) for name, field in TENSORS.items()}
     metadata = {"name": info.name, "classes": json.dumps(contents.classes), "source": info.source}
-    temporary = path.with_name(f"{path.name}.{uuid4().hex}.part")
-    try:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # safetensors lets nobody but the owner read; a shared data folder wants more
-        save_file({name: getattr(contents, field).contiguous() for name, field in TENSORS.items()}, temporary, metadata)
-        temporary.chmod(mode)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())  # or the new name might outlive a power cut that the data does not
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_tensors(path, tensors, metadata)
 
 
 def read_cache(path: Path, info: DataInfo) -> Contents:

@@ -25,13 +25,16 @@ class Normalization:
 
     @classmethod
     def of(cls, images: Tensor) -> Normalization:
-        """Of uint8 images (samples, channels, height, width); in pieces, to spare memory."""
-        total = torch.zeros(images.shape[1], dtype=torch.float64)
-        squares = torch.zeros_like(total)
-        for piece in images.split(4096):
-            pixels = piece.double() / 255
-            total += pixels.sum((0, 2, 3))
-            squares += pixels.square().sum((0, 2, 3))
-        mean = total / (images.numel() / images.shape[1])
-        deviation = (squares / (images.numel() / images.shape[1]) - mean.square()).clamp_min(1e-12).sqrt()
-        return cls(tuple(mean.tolist()), tuple(deviation.tolist()))
+        """Of uint8 images (samples, channels, height, width), by counting how often each value occurs."""
+        values = torch.arange(256, dtype=torch.float64) / 255
+        means, deviations = [], []
+        for channel in range(images.shape[1]):
+            counts = torch.zeros(256, dtype=torch.int64)
+            for piece in images[:, channel].split(8192):
+                counts += torch.bincount(piece.flatten().cpu(), minlength=256)
+            shares = counts.double() / counts.sum()
+            mean = (shares * values).sum()
+            variance = (shares * (values - mean).square()).sum()
+            means.append(float(mean))
+            deviations.append(float(variance.clamp_min(1e-12).sqrt()))
+        return cls(tuple(means), tuple(deviations))

@@ -25,7 +25,12 @@ def kept_neurons(subnets: Sequence[Subnet]) -> Figure:
         for member, subnet in enumerate(subnets):
             picture[member, list(subnet.kept[name])] = 1
         axis.imshow(
-            picture, aspect="auto", cmap=mpl.colors.ListedColormap([PALE, BLUE]), vmin=0, vmax=1, interpolation="none"
+            picture.numpy(),
+            aspect="auto",
+            cmap=mpl.colors.ListedColormap([PALE, BLUE]),
+            vmin=0,
+            vmax=1,
+            interpolation="none",
         )
         axis.set_title(_short(name), fontsize=9)
         axis.set_xticks([])
@@ -38,14 +43,14 @@ def kept_neurons(subnets: Sequence[Subnet]) -> Figure:
 
 
 def reliability(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10) -> Figure:
-    """Accuracy against confidence for several models: (name, probabilities (samples, classes), targets (samples,))."""
+    """Accuracy against confidence, in bins of at least five samples: (name, probabilities, targets) per curve."""
     figure = Figure(figsize=(4.6, 3.6), layout="constrained")
     axis = figure.subplots()
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="perfect")
     for (name, probabilities, targets), colour, marker in zip(curves, (GREY, ORANGE, BLUE), "so^", strict=False):
         confidence, labels = probabilities.max(-1)
         index = (confidence * bins).ceil().clamp(1, bins).long() - 1
-        used = [own for own in range(bins) if int((index == own).sum()) > 0]
+        used = [own for own in range(bins) if int((index == own).sum()) >= 5]  # fewer say nothing
         points = [
             (float(confidence[index == own].mean()), float((labels == targets)[index == own].double().mean()))
             for own in used

@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from structured_ensembles.tracing.follow import follow
 from structured_ensembles.tracing.layout import Layout, Value, channel_sets, fix, fresh, plain
-from structured_ensembles.tracing.rules import Call, Result, follow, unknown
+from structured_ensembles.tracing.rules import Call, Result, unknown
 
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 

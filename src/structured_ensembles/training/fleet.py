@@ -60,8 +60,9 @@ class Member:
     network: nn.Module
     optimizer: torch.optim.Optimizer
     best: dict[str, Tensor]  # a true copy of the weights of the best epoch
-    best_score: tuple[float, float] = (-math.inf, -math.inf)
-    best_epoch: int = -1
+    best_score: float = -math.inf
+    best_epoch: int = -1  # the last one with that score
+    rise: int = -1  # the last epoch that was better than all before
     stopped: str | None = None
     loss: Tensor = field(default_factory=lambda: torch.zeros(()))
 
@@ -192,12 +193,15 @@ def _judge(member: Member, number: int, row: Row, recipe: Recipe) -> None:
             member.stopped = f"its {name.replace('_', ' ')} became {value} in epoch {epoch + 1}"
             warnings.warn(f"member {number} stops with the weights {kept}: {member.stopped}", stacklevel=3)
             return
-    # By accuracy, of equal ones the smaller loss; without a validation split the last epoch counts.
+    # By accuracy, or the loss of a regression; of equal epochs the last, which has learned longest. Without a
+    # validation split that is the last of all.
     cost = row["validation_loss"]
-    score = (float(epoch), 0.0) if cost is None else (accuracy if accuracy is not None else 0.0, -cost)
+    score = accuracy if accuracy is not None else 0.0 if cost is None else -cost
     if score > member.best_score:
+        member.rise = epoch
+    if score >= member.best_score:
         member.best, member.best_score, member.best_epoch = _copy(member.network), score, epoch
-    elif recipe.patience is not None and epoch - member.best_epoch >= recipe.patience:
+    if recipe.patience is not None and cost is not None and epoch - member.rise >= recipe.patience:
         member.stopped = f"no better validation result for {recipe.patience} epochs"
 
 
@@ -230,7 +234,7 @@ def _save(path: Path, fleet: list[Member], history: History, next_epoch: int, id
         tensors |= {f"{number}.now.{name}": tensor for name, tensor in _copy(member.network).items()}
         tensors |= {f"{number}.best.{name}": tensor for name, tensor in member.best.items()}
         tensors |= optimizer_tensors(f"{number}.optimizer.", member.optimizer)
-    members = [{"score": m.best_score, "epoch": m.best_epoch, "stopped": m.stopped} for m in fleet]
+    members = [{"score": m.best_score, "epoch": m.best_epoch, "rise": m.rise, "stopped": m.stopped} for m in fleet]
     state = {"identity": identity, "epoch": next_epoch, "members": members, "rows": history.rows}
     save_checkpoint(path, tensors, state)
 
@@ -252,7 +256,8 @@ def _resume(path: Path | None, fleet: list[Member], identity: str) -> tuple[Hist
         member.network.load_state_dict(_named(tensors, f"{number}.now.", device))
         member.best = _named(tensors, f"{number}.best.", device)
         restore_optimizer(f"{number}.optimizer.", member.optimizer, tensors)
-        member.best_score, member.best_epoch, member.stopped = tuple(kept["score"]), kept["epoch"], kept["stopped"]
+        member.best_score, member.best_epoch = kept["score"], kept["epoch"]
+        member.rise, member.stopped = kept["rise"], kept["stopped"]
         if member.stopped:
             history.stopped[number] = member.stopped
     return history, state["epoch"]

@@ -1,0 +1,193 @@
+"""`sens`, as a user runs it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from torch import nn
+
+import structured_ensembles as se
+from structured_ensembles.cli.main import main
+
+QUICK = ["--model", "mlp", "--epochs", "2", "--members", "2", "--quiet", "true"]
+
+
+def my_network(width: int = 12) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def my_data() -> se.Data:
+    return se.load_data("digits")
+
+
+def my_method(model: nn.Module, data: se.Data, **settings: object) -> se.Ensemble:
+    """A method from outside the package."""
+    return se.methods.single_network(model, data, recipe=settings["recipe"], seed=settings["seed"], quiet=True)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    assert main(["train", "--out", str(folder), *QUICK]) == 0
+    return folder
+
+
+def test_train_leaves_a_whole_run_folder_and_does_not_do_it_twice(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {path.name for path in run.iterdir()}
+    assert files == {"config.yaml", "result.json", "history.csv", "ensemble.safetensors", "subnets.json"}
+    result = json.loads((run / "result.json").read_text())
+    data = se.load_data("digits")
+    ensemble = se.Ensemble.load(run / "ensemble.safetensors")
+    assert se.evaluate(ensemble, data)["cls/accuracy"] == pytest.approx(result["figures"]["cls/accuracy"])
+    assert {"device", "versions", "seconds", "date", "file_bytes"} <= result.keys()
+    assert (run / "history.csv").read_text().splitlines()[0].startswith("epoch,member,rate,loss")
+    assert len((run / "history.csv").read_text().splitlines()) == 1 + 2 * 2
+    assert yaml.safe_load((run / "config.yaml").read_text())["model"] == "mlp"
+    before = (run / "ensemble.safetensors").stat().st_mtime_ns
+    assert main(["train", "--out", str(run), *QUICK]) == 0
+    assert "done already" in capsys.readouterr().out
+    assert (run / "ensemble.safetensors").stat().st_mtime_ns == before
+
+
+def test_another_configuration_and_a_foreign_folder_are_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--out", str(run), *QUICK, "--seed", "3"]) == 2
+    assert "holds a run with another seed" in capsys.readouterr().err
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
+    assert main(["train", "--out", str(tmp_path / "mine"), *QUICK]) == 2
+    assert "not empty, and not a run folder" in capsys.readouterr().err
+
+
+def test_a_stopped_run_goes_on(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from structured_ensembles.training import fleet
+
+    whole, broken = fleet._train_epoch, tmp_path / "broken"
+
+    def interrupted(active: object, plan: object, epoch: int, display: object) -> None:
+        if epoch == 1:
+            raise KeyboardInterrupt
+        whole(active, plan, epoch, display)
+
+    monkeypatch.setattr(fleet, "_train_epoch", interrupted)
+    assert main(["train", "--out", str(broken), *QUICK]) == 130
+    assert (broken / "checkpoint.safetensors").exists()
+    monkeypatch.setattr(fleet, "_train_epoch", whole)
+    assert main(["train", "--out", str(broken), *QUICK]) == 0
+    assert (broken / "ensemble.safetensors").read_bytes() == (run / "ensemble.safetensors").read_bytes()
+
+
+def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(run), "--split", "validation", "--combine", "vote"]) == 0
+    assert "cls/accuracy" in capsys.readouterr().out
+    record = json.loads((run / "evaluation-validation-vote.json").read_text())
+    assert 0 < record["figures"]["cls/accuracy"] <= 1
+    assert main(["evaluate", str(run.parent)]) == 2
+    assert "not a run folder" in capsys.readouterr().err
+
+
+def test_predict(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = se.load_data("digits")
+    pixels = data.test.inputs[0, 0].numpy()
+    Image.fromarray(pixels).save(tmp_path / "right.png")
+    Image.fromarray(np.kron(pixels, np.ones((4, 4), np.uint8))).convert("RGB").save(tmp_path / "large.jpg")
+    (tmp_path / "broken.png").write_bytes(b"not a picture")
+    pictures = [str(tmp_path / name) for name in ("right.png", "large.jpg")]
+    assert main(["predict", str(run), *pictures]) == 0
+    shown = capsys.readouterr().out
+    ensemble = se.Ensemble.load(run / "ensemble.safetensors")
+    probabilities = ensemble.predict_proba(data.test.inputs[:1])[0]
+    row = next(line for line in shown.splitlines() if "right.png" in line).split()
+    assert row[1] == str(int(probabilities.argmax()))
+    assert float(row[2]) == pytest.approx(100 * float(probabilities.max()), abs=0.06)
+    entropy = float(ensemble.uncertainty(data.test.inputs[:1]).entropy)
+    assert ("discard" if entropy > ensemble.threshold else "keep") in row
+    assert "resized from 32×32 to 8×8" in next(line for line in shown.splitlines() if "large.jpg" in line)
+    assert main(["predict", str(run / "ensemble.safetensors"), str(tmp_path / "broken.png"), pictures[0]]) == 1
+    captured = capsys.readouterr()
+    assert "broken.png cannot be read" in captured.err
+    assert "right.png" in captured.out
+    assert main(["predict", str(tmp_path / "nowhere"), pictures[0]]) == 2
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_own_models_data_and_methods_need_no_registration(tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    arguments = [
+        "--model",
+        "test_cli:my_network",
+        "--model_arguments",
+        '{"width": 20}',
+        "--dataset",
+        "test_cli:my_data",
+    ]
+    assert main(["train", "--out", str(folder), *arguments, "--epochs", "1", "--members", "2", "--quiet", "true"]) == 0
+    assert main(["evaluate", str(folder)]) == 2  # the file names code to import
+    assert main(["evaluate", str(folder), "--trust_code", "true"]) == 0
+    other = ["--method", "test_cli:my_method", "--model", "mlp", "--epochs", "1"]
+    assert main(["train", "--out", str(tmp_path / "method"), *other]) == 0
+
+
+def test_a_yaml_file_has_any_option(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    options = {"model": "mlp", "epochs": 1, "members": 2, "prune": 0.7, "quiet": True, "changes": {"rate": 0.05}}
+    config.write_text(yaml.safe_dump(options))
+    assert main(["train", "--config", str(config), "--out", str(tmp_path / "run")]) == 0
+    saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert saved["method_arguments"] == {"prune": 0.7}
+    assert saved["changes"] == {"rate": 0.05, "epochs": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dataset", "imagenet"], "name must be one of"),
+        (["--model", "resnet1000"], "model must be one of"),
+        (["--model", "no.such:thing"], "cannot be imported"),
+        (["--prune", "1.5"], "prune must be"),
+        (["--members", "0"], "members must be"),
+        (["--changes", '{"rate": -1}'], "rate must be"),
+        (["--method", "magic"], "method must be one of single, deep, structured"),
+        (["--model_arguments", '{"depth": 3}'], "takes the arguments"),
+    ],
+)
+def test_mistakes_get_a_sentence(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ["--model", "mlp", "--epochs", "1"] if "--model" not in arguments else ["--epochs", "1"]
+    assert main(["train", "--out", str(tmp_path / "run"), *quick, *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
+
+
+def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    shown = capsys.readouterr().out
+    assert "128,796,352" in shown
+    assert "package.module:function" in shown
+    assert main(["datasets"]) == 0
+    assert "tiny-imagenet" in capsys.readouterr().out
+
+
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--out", str(tmp_path), "--epochs", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "structured ensemble of 5" in shown
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 3
+    assert page.count("<figure>") == 12
+    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
+    one, five = (se.Ensemble.load(tmp_path / f"{name}.safetensors") for name in ("single", "structured-int8"))
+    assert (tmp_path / "structured-int8.safetensors").stat().st_size < (tmp_path / "single.safetensors").stat().st_size
+    assert (len(one), len(five)) == (1, 5)
+    assert torch.isfinite(five(torch.rand(2, 1, 8, 8))).all()
