@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import pooch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -38,6 +37,8 @@ def fetch_archives(archives: Sequence[Archive], folder: Path) -> list[Path]:
 
 
 def _check(path: Path, archive: Archive) -> None:
+    import pooch  # here, since most people have their data already
+
     found = pooch.file_hash(str(path), alg="md5")
     if found != archive.md5:
         raise ValueError(
@@ -47,6 +48,8 @@ def _check(path: Path, archive: Archive) -> None:
 
 
 def _download(archive: Archive, path: Path) -> None:
+    import pooch
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(

@@ -12,8 +12,13 @@ def predictions(ensemble: Ensemble, split: Split, batch_size: int = 512) -> tupl
 
     One pass, because a streamed split may come in another order the next time.
     """
-    outputs, truth = [], []
+    outputs, truth, done = torch.empty(0), torch.empty(0), 0
     for inputs, targets in split.batches(batch_size):
-        outputs.append(ensemble.logits(inputs, batch_size))
-        truth.append(targets.cpu())
-    return torch.cat(outputs, dim=1), torch.cat(truth)
+        logits = ensemble.logits(inputs, batch_size)
+        if done == 0:
+            # Room for all of it at once: small results kept between large batches would hold on to the batches' memory.
+            outputs = logits.new_empty(len(logits), len(split), *logits.shape[2:])
+            truth = torch.empty(len(split), *targets.shape[1:], dtype=targets.dtype)
+        outputs[:, done : done + len(inputs)], truth[done : done + len(inputs)] = logits, targets.cpu()
+        done += len(inputs)
+    return outputs[:, :done], truth[:done]
