@@ -118,6 +118,18 @@ def test_predict(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "there is no file" in capsys.readouterr().err
 
 
+def test_what_smaller_storage_costs_is_told(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "small"
+    assert main(["train", "--out", str(folder), *QUICK, "--storage", "int8"]) == 0
+    assert "as stored, in int8" in capsys.readouterr().out
+    result = json.loads((folder / "result.json").read_text())
+    full = json.loads((run / "result.json").read_text())
+    assert result["figures_in_float32"] == full["figures"]
+    assert result["figures"]["cls/accuracy"] == pytest.approx(full["figures"]["cls/accuracy"], abs=0.02)
+    assert result["figures"]["cal/nll"] != full["figures"]["cal/nll"]
+    assert result["file_bytes"] < 0.5 * full["file_bytes"]
+
+
 def test_own_models_data_and_methods_need_no_registration(tmp_path: Path) -> None:
     folder = tmp_path / "own"
     arguments = [

@@ -20,7 +20,7 @@ def test_the_walk_is_the_same_on_a_gpu() -> None:
     on_cpu = se.saliency(model, graph, scales, data, device="cpu")
     on_gpu = model.cuda()
     assert se.trace(on_gpu, data.example().cuda()).groups == graph.groups
-    assert se.trace(on_gpu, data.example().cuda()).axes == graph.axes
+    assert se.trace(on_gpu, data.example()).axes == graph.axes
     scores = se.saliency(on_gpu, graph, scales, data)
     for own, other in zip(scores, on_cpu, strict=True):
         for name, values in own.values.items():

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.datasets import load_digits
 
 import structured_ensembles as se
@@ -61,6 +62,61 @@ def test_given_splits_and_class_names() -> None:
     assert (len(data.train), len(data.validation), len(data.test)) == (6, 2, 6)
     assert data.classes == ("cat", "dog")
     assert data.example(3).shape == (3, 2)
+
+
+class Pictures(torch.utils.data.Dataset):
+    """A map-style dataset of PIL images, as torchvision's are."""
+
+    classes = ("dark", "bright")
+
+    def __init__(self, count: int, mode: str = "RGB") -> None:
+        self.count, self.mode = count, mode
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.new(self.mode, (6, 4), (index, 2, 3) if self.mode == "RGB" else index), index % 2
+
+
+def test_datasets_are_read_into_memory_as_pixels() -> None:
+    data = se.Data.from_datasets(Pictures(10), test=Pictures(4), validation=0.2)
+    assert data.train.inputs.shape == (10, 3, 4, 6)
+    assert data.train.inputs.dtype == torch.uint8
+    assert data.train.inputs[7, :, 0, 0].tolist() == [7, 2, 3]
+    assert (data.classes, len(data.validation), len(data.test)) == (("dark", "bright"), 2, 4)
+    assert se.Data.from_datasets(Pictures(6, "L")).train.inputs.shape == (6, 1, 4, 6)
+    floats = torch.utils.data.TensorDataset(torch.rand(8, 3), torch.rand(8))
+    assert se.Data.from_datasets(floats).task == "regression"
+    with pytest.raises(ValueError, match="train must be a map-style dataset"):
+        se.Data.from_datasets(Pictures(0))
+
+
+def test_loaders_are_streamed() -> None:
+    class Counting(Pictures):
+        read = 0
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            Counting.read += 1
+            return torch.full((3, 4, 4), index, dtype=torch.uint8), index % 2
+
+    loader = torch.utils.data.DataLoader(Counting(10), batch_size=4, shuffle=True)
+    data = se.Data.from_loaders(loader)
+    before = Counting.read
+    orders = [[int(x[0, 0, 0]) for x, _ in zip_batches(data, seed)] for seed in (1, 1, 2)]
+    assert Counting.read == before + 30
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == list(range(10))
+    assert data.num_batches("train", 999) == 3  # the loader's own
+    plain = torch.utils.data.TensorDataset(torch.rand(4, 3), torch.tensor([0, 1, 2, 1]))
+    with pytest.raises(ValueError, match="classes must be given"):
+        se.Data.from_loaders(torch.utils.data.DataLoader(plain, batch_size=2))
+    with pytest.raises(ValueError, match="labels from 0 to 1"):
+        se.Data.from_loaders(torch.utils.data.DataLoader(plain, batch_size=4), classes=2)
+
+
+def zip_batches(data: se.Data, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [pair for inputs, targets in data.train.batches(4, seed) for pair in zip(inputs, targets, strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,11 @@ import torch
 import yaml
 
 import structured_ensembles
+from structured_ensembles.artifact import Storage
+from structured_ensembles.copying import device_of
+from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.evaluation import evaluate
 from structured_ensembles.files import write_text
 
 
@@ -36,14 +40,24 @@ def open_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def close_run(folder: Path, ensemble: Ensemble, figures: Mapping[str, float], seconds: float) -> dict[str, Any]:
-    """Write the results of a run and drop its checkpoint; `result.json` comes last and says that it is done."""
+def close_run(folder: Path, ensemble: Ensemble, data: Data, seconds: float, storage: Storage) -> dict[str, Any]:
+    """Write the results of a run and drop its checkpoint; `result.json` comes last and says that it is done.
+
+    The figures are those of the file: if it stores less than float32, what that cost is told beside them.
+    """
     history = ensemble.history
-    size = ensemble.save(folder / "ensemble.safetensors")
+    path = folder / "ensemble.safetensors"
+    size = ensemble.save(path, storage)
+    figures = {"float32": evaluate(ensemble, data)}
+    if storage != "float32":
+        stored = Ensemble.load(path, model=ensemble.members[0])
+        figures[storage] = evaluate(stored.to(device_of(ensemble)), data)
     if history is not None:
         write_text(folder / "history.csv", history.to_csv())
     result = {
-        "figures": dict(figures),
+        "figures": figures[storage],
+        "figures_in_float32": figures["float32"],
+        "storage": storage,
         "file_bytes": size,
         "seconds": round(seconds, 3),
         "epochs": None if history is None else history.epochs,

@@ -10,7 +10,6 @@ import torch
 
 from structured_ensembles.cli.printing import figures_table
 from structured_ensembles.data import Data, load_data
-from structured_ensembles.evaluation import evaluate
 from structured_ensembles.methods import METHODS
 from structured_ensembles.models import build_model, find_function
 from structured_ensembles.runs import close_run, open_run
@@ -33,6 +32,7 @@ def train(
     epochs: int | None = None,
     model_arguments: dict[str, Any] | None = None,
     method_arguments: dict[str, Any] | None = None,
+    storage: Literal["float32", "float16", "int8"] = "float32",
     root: Path | None = None,
     device: str = "auto",
     quiet: bool = False,
@@ -55,6 +55,7 @@ def train(
         epochs: how long to train; short for changes.epochs
         model_arguments: what the model function is called with, besides the classes and channels of the data
         method_arguments: further arguments of the method
+        storage: how weights are stored in the file; what that costs is shown
         root: where data sets are kept
         device: auto, cpu, cuda, …
         quiet: no progress
@@ -74,6 +75,7 @@ def train(
         "seed": seed,
         "recipe": recipe,
         "changes": changed,
+        "storage": storage,
     }
     how = Recipe.named(recipe, **changed)
     make = find_function("method", method, METHODS)
@@ -94,10 +96,13 @@ def train(
             quiet=quiet,
             **arguments,
         )
-        done = close_run(folder, ensemble, evaluate(ensemble, data), time.perf_counter() - start)
+        done = close_run(folder, ensemble, data, time.perf_counter() - start, storage)
     else:
         print(f"{folder} is done already")
-    print(figures_table({method: done["figures"]}))
+    columns = {method: done["figures"]}
+    if storage != "float32":
+        columns = {f"{method}, in float32": done["figures_in_float32"], f"as stored, in {storage}": done["figures"]}
+    print(figures_table(columns))
     print(f"\n{done['seconds']:.0f} s; see {folder}. Next: sens evaluate {folder}, sens predict {folder} IMAGE")
     return 0
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from structured_ensembles.copying import copy_with
+from structured_ensembles.copying import copy_with, device_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Ghost:
     def of(cls, model: nn.Module, inputs: tuple[Any, ...]) -> Ghost:
         mode = FakeTensorMode()
         copy = copy_with(model, *[lambda _, tensor: mode.from_tensor(tensor)] * 2)
-        fakes = tree_map_only(Tensor, lambda tensor: mode.from_tensor(tensor.detach()), inputs)
+        device = device_of(model)  # of an example only the shapes matter, so it may come from anywhere
+        fakes = tree_map_only(Tensor, lambda tensor: mode.from_tensor(tensor.detach()).to(device), inputs)
         return cls(mode, copy.eval(), fakes)
 
     def export(self, model: nn.Module, training: bool = False) -> ExportedProgram:
