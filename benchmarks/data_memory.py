@@ -7,12 +7,14 @@ Anonymous memory is what the process has copied for itself; the mapped file is t
 
 import argparse
 import json
+from datetime import date
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import structured_ensembles as se
+from structured_ensembles.runs import machine
 from structured_ensembles.tables import text_table
 
 
@@ -45,7 +47,8 @@ def main() -> None:
     )
     print(f"\nlargest own memory between evaluations: {peak:.0f} MiB, {peak * 2**20 / size:.2f} times the images")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"image_MiB": size / 2**20, "peak_own_MiB": peak}, indent=1) + "\n")
+        record = {"date": date.today().isoformat(), **machine(), "image_MiB": size / 2**20, "peak_own_MiB": peak}
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def memory() -> tuple[float, float]:

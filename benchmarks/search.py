@@ -9,10 +9,10 @@ The authors' code takes 1.2 to 1.3 units per search step and 23 to 29 units per 
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 import structured_ensembles as se
 from measuring import peak_memory
+from structured_ensembles.runs import machine
 from structured_ensembles.tables import text_table
 
 
@@ -65,8 +66,8 @@ def main() -> None:
     )
     if arguments.json:
         settings = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
-        machine = {"torch": torch.__version__, "machine": platform.platform(), "threads": torch.get_num_threads()}
-        arguments.json.write_text(json.dumps({"settings": settings, **machine, "rows": found}, indent=1) + "\n")
+        record = {"settings": settings, "date": date.today().isoformat(), **machine(), "rows": found}
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def timed(run: Callable[[], object], device: str) -> float:

@@ -11,8 +11,10 @@ import resource
 import subprocess
 import sys
 import time
+from datetime import date
 from pathlib import Path
 
+from structured_ensembles.runs import machine
 from structured_ensembles.tables import text_table
 
 MODELS = (
@@ -46,7 +48,8 @@ def main() -> None:
     ]
     print(text_table(("model", "seconds", "peak MiB", "groups", "channels"), rows))
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        record = {"date": date.today().isoformat(), **machine(), "rows": found}
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def measure(name: str) -> dict[str, float]:
