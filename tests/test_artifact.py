@@ -44,7 +44,7 @@ def ensemble() -> se.Ensemble:
     return cut(se.zoo.resnet20(10, in_channels=1))
 
 
-X = torch.rand(5, 1, 8, 8)
+X = torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 def test_everything_comes_back(ensemble: se.Ensemble, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_smaller_storage(ensemble: se.Ensemble, tmp_path: Path, dtype: str, erro
     for name, tensor in ensemble.state_dict().items():
         step = tensor.abs().max() if tensor.dim() > 1 else torch.tensor(1e-6)
         assert float((loaded.state_dict()[name] - tensor).abs().max()) <= error * float(step)
-    assert float((loaded.predict_proba(X) - ensemble.predict_proba(X)).abs().max()) < 4 * error
+    assert float((loaded.predict_proba(X) - ensemble.predict_proba(X)).abs().mean()) < error
 
 
 def test_five_half_width_members_take_less_space_than_one_network(tmp_path: Path) -> None:
