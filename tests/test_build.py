@@ -1,0 +1,43 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+import structured_ensembles as se
+
+RECIPE = se.Recipe(epochs=1)
+
+
+def test_the_whole_walk_in_one_call_within_a_memory_budget() -> None:
+    data = se.load_data("digits")
+    torch.manual_seed(0)
+    model = se.zoo.mlp(64)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ensemble = se.structured_ensemble(model, data, members=3, memory=1.0, recipe=RECIPE, search_epochs=1, quiet=True)
+    assert 0.9 < ensemble.overhead(model) <= 1.0
+    assert len(ensemble.subnets) == 3
+    assert ensemble.classes == data.classes
+    assert ensemble.threshold is not None
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("selection", ["random", "magnitude"])
+def test_controls_go_the_same_way(selection: str) -> None:
+    data = se.load_data("digits")
+    model = se.zoo.mlp(64)
+    ensemble = se.structured_ensemble(model, data, 2, recipe=RECIPE, selection=selection, reinit=True, quiet=True)
+    one, other = ensemble.subnets
+    assert (one == other) == (selection == "magnitude")
+    weights = [member.layers[1].weight for member in ensemble.members]
+    assert not torch.equal(*weights)  # drawn anew, with seeds of their own
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    data = se.load_data("digits")
+    settings = {"recipe": RECIPE, "selection": "random", "quiet": True, "folder": tmp_path}
+    first = se.structured_ensemble(se.zoo.mlp(64), data, 2, **settings)
+    again = se.structured_ensemble(se.zoo.mlp(64), data, 2, **settings)  # its checkpoint is at the last epoch already
+    assert first.subnets == again.subnets
+    assert torch.equal(first.members[0].layers[1].weight, again.members[0].layers[1].weight)
+    with pytest.raises(ValueError, match=r"subnets.json is of another network or number of members"):
+        se.structured_ensemble(se.zoo.mlp(64), data, 3, **settings)
