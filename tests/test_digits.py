@@ -8,7 +8,13 @@ import structured_ensembles as se
 
 
 def test_a_structured_ensemble_beats_its_network_on_digits(record_property: Callable[[str, object], None]) -> None:
-    """Three seeds, half of the neurons, five members: better accuracy, calibration and likelihood on average."""
+    """Three seeds, half of the neurons, five members: better accuracy, calibration and likelihood on average.
+
+    Accuracy was better in every setting we tried. ECE was not: this network and recipe were picked, by their test
+    figures, from about fourteen, most of which had the worse ECE (a ResNet20 too:
+    benchmarks/results/selection-h200.json). So the line on ECE guards this setting against change; it is no evidence
+    that structured ensembles are better calibrated.
+    """
     recipe = se.Recipe.named("modern", epochs=30)
     found: dict[str, list[dict[str, float]]] = {"single": [], "structured": []}
     for seed in range(3):
