@@ -99,11 +99,6 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
     return ensemble.eval()
 
 
-def describe(path: str | Path) -> dict[str, Any]:
-    """The JSON of a file: what it holds, without building anything."""
-    return _read(Path(path))[0]
-
-
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The structure and the tensors, as float32 again; checked."""
     try:
