@@ -47,7 +47,7 @@ class Uncertainty:
 class Ensemble(nn.Module):
     """Networks with the same inputs and outputs.
 
-    networks: the members.
+    networks: the members. One network may stand for several, see `member_outputs`.
     subnets: what each was cut out of the base network, where it was.
     classes, task, normalization: of the data they were trained on; `train` fills them in.
     threshold: an entropy above which a prediction is better discarded; `train` sets it from the validation split.
@@ -78,12 +78,12 @@ class Ensemble(nn.Module):
         self.history: History | None = None  # of its training
 
     def __len__(self) -> int:
-        return len(self.members)
+        return sum(getattr(member, "num_members", 1) for member in self.members)
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs as users have them, pixels in [0,1] or uint8, (batch, …), to outputs (members, batch, classes)."""
         prepared = self.prepare(x)
-        return torch.stack([member(prepared) for member in self.members])
+        return torch.cat([member_outputs(member, prepared) for member in self.members])
 
     def prepare(self, x: Tensor) -> Tensor:
         """Inputs as the members get them: floats, normalised."""
@@ -153,6 +153,16 @@ class Ensemble(nn.Module):
         from structured_ensembles.artifact import load
 
         return load(path, model, trust_code)
+
+
+def member_outputs(network: nn.Module, inputs: Tensor) -> Tensor:
+    """What the members that `network` stands for make of inputs (batch, …): shape (members, batch, …).
+
+    Most networks are one member. One that has a number `num_members` returns the outputs of all of them, stacked; in
+    training it may return fewer, such as one, if that is how it learns.
+    """
+    outputs: Tensor = network(inputs)
+    return outputs if hasattr(network, "num_members") else outputs[None]
 
 
 def combined(logits: Tensor, combine: Combine = "mean") -> Tensor:

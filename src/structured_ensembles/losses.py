@@ -27,3 +27,10 @@ def member_losses(loss: Loss, outputs: Tensor, targets: Tensor, members: int) ->
     """The loss of each member, shape (members,), from rows grouped by member: (members * rows, …) and targets alike."""
     parts = zip(outputs.chunk(members), targets.chunk(members), strict=True)
     return torch.stack([loss(own, target) for own, target in parts])
+
+
+def mean_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean loss of stacked outputs (members, batch, …), each compared with the same targets (batch, …)."""
+    if len(outputs) == 1:
+        return loss(outputs[0], targets)
+    return torch.stack([loss(own, targets) for own in outputs]).mean()

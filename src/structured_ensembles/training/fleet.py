@@ -26,10 +26,10 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import Augmentation, augment, resolved
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.devices import Device, pick_device
-from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.ensemble import Ensemble, combined, member_outputs
 from structured_ensembles.evaluation.discarding import discard_threshold
 from structured_ensembles.history import COLUMNS, History, Row
-from structured_ensembles.losses import Loss, loss_for
+from structured_ensembles.losses import Loss, loss_for, mean_loss
 from structured_ensembles.training.checkpoint import (
     load_checkpoint,
     optimizer_tensors,
@@ -152,8 +152,8 @@ def _train_epoch(active: list[Member], plan: Plan, epoch: int, display: Display)
             for group in member.optimizer.param_groups:
                 group["lr"] = rate
             with _autocast(plan):
-                outputs = member.network(inputs)
-            cost = plan.loss(outputs.float(), targets)
+                outputs = member_outputs(member.network, inputs)
+            cost = mean_loss(plan.loss, outputs.float(), targets)
             member.optimizer.zero_grad(set_to_none=True)
             cost.backward()
             member.optimizer.step()
@@ -174,10 +174,10 @@ def _validate(active: list[Member], plan: Plan) -> list[tuple[float | None, floa
     for inputs, targets in plan.data.batches("validation", 512, device=plan.device):
         for index, member in enumerate(active):
             with _autocast(plan):
-                outputs = member.network(inputs)
-            totals[index, 0] += plan.loss(outputs.float(), targets) * len(inputs)
+                outputs = member_outputs(member.network, inputs).float()
+            totals[index, 0] += mean_loss(plan.loss, outputs, targets) * len(inputs)
             if classifying:
-                totals[index, 1] += (outputs.argmax(-1) == targets).sum()
+                totals[index, 1] += (combined(outputs).argmax(-1) == targets).sum()
         seen += len(inputs)
     rows: list[list[float]] = (totals / seen).tolist()
     return [(cost, accuracy if classifying else None) for cost, accuracy in rows]
@@ -199,8 +199,8 @@ def _judge(member: Member, number: int, row: Row, recipe: Recipe) -> None:
     score = accuracy if accuracy is not None else 0.0 if cost is None else -cost
     if score > member.best_score:
         member.rise = epoch
-    if score >= member.best_score:
-        member.best, member.best_score, member.best_epoch = _copy(member.network), score, epoch
+    if score >= member.best_score or recipe.keep == "last":
+        member.best, member.best_score, member.best_epoch = _copy(member.network), max(score, member.best_score), epoch
     if recipe.patience is not None and cost is not None and epoch - member.rise >= recipe.patience:
         member.stopped = f"no better validation result for {recipe.patience} epochs"
 
@@ -212,7 +212,10 @@ def _loss(data: Data, recipe: Recipe, loss: Loss | None) -> Loss:
 
 
 def _autocast(plan: Plan) -> AbstractContextManager[object]:
-    if plan.recipe.precision == "float32":
+    lower = plan.recipe.precision == "bfloat16"
+    if plan.recipe.precision == "auto":
+        lower = plan.device.type == "cuda" and torch.cuda.is_bf16_supported()
+    if not lower:
         return nullcontext()
     return torch.autocast(plan.device.type, dtype=torch.bfloat16)
 

@@ -13,7 +13,8 @@ from structured_ensembles.data.augmentation import Augmentation
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "step", "cosine"]
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["auto", "float32", "bfloat16"]
+Keep = Literal["best", "last"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,9 @@ class Recipe:
         it to zero, step by step. Before that, `warmup` epochs raise it linearly.
     patience: stop a member after so many epochs without a better validation result; None trains all epochs.
     augmentation: "crop+flip", "crop", "none"; "auto" crops and flips colour images.
-    precision: what the forward and backward passes compute in; weights are float32.
+    keep: the weights that a member ends with: those of its "best" validation epoch, or of its "last".
+    precision: what the forward and backward passes compute in; weights are float32. "auto" is bfloat16 on a GPU that
+        has it, float32 elsewhere.
     """
 
     epochs: int = 60
@@ -39,9 +42,10 @@ class Recipe:
     factor: float = 0.1
     warmup: float = 1.0
     patience: int | None = None
+    keep: Keep = "best"
     augmentation: Augmentation = "auto"
     label_smoothing: float = 0.0
-    precision: Precision = "float32"
+    precision: Precision = "auto"
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 0), ("batch_size", 1)):
@@ -56,7 +60,13 @@ class Recipe:
             raise ValueError(f"label_smoothing must be at least 0 and less than 1, not {self.label_smoothing!r}")
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be a number of epochs, or None, not {self.patience!r}")
-        choices = {"optimizer": Optimizer, "schedule": Schedule, "precision": Precision, "augmentation": Augmentation}
+        choices = {
+            "optimizer": Optimizer,
+            "schedule": Schedule,
+            "keep": Keep,
+            "precision": Precision,
+            "augmentation": Augmentation,
+        }
         for name, possible in choices.items():
             if getattr(self, name) not in get_args(possible):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(possible))}, not {getattr(self, name)!r}")
