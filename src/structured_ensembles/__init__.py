@@ -11,10 +11,10 @@ subnets = se.select(graph, scores, prune=0.5)
 networks = [se.extract(model, graph, subnet) for subnet in subnets]
 """
 
-from structured_ensembles import methods, zoo
-from structured_ensembles.artifact import ArtifactError
+from structured_ensembles import continual, methods, zoo
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.channels import ChannelGraph, ChannelGroup, trace
+from structured_ensembles.container import ArtifactError
 from structured_ensembles.data import Data, Normalization, load_data
 from structured_ensembles.diversity import mmd2
 from structured_ensembles.ensemble import Ensemble, Uncertainty
@@ -41,6 +41,7 @@ __all__ = [
     "Scores",
     "Subnet",
     "Uncertainty",
+    "continual",
     "evaluate",
     "extract",
     "learn_scales",

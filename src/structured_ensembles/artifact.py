@@ -7,22 +7,18 @@ file. A checksum over the JSON and every tensor makes sure that a damaged file i
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from structured_ensembles.container import ArtifactError, build_named, named_network, read_container, write_container
 from structured_ensembles.copying import copy_with
 from structured_ensembles.data import Normalization
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.files import write_tensors
-from structured_ensembles.models import build_model
-from structured_ensembles.origin import origin_of
 from structured_ensembles.selection import Subnet
 from structured_ensembles.shrinking import set_sizes
 
@@ -30,10 +26,6 @@ FORMAT = "structured-ensembles"
 VERSION = 1
 Storage = Literal["float32", "float16", "int8"]
 SCALE = "#scale"  # suffix of the scales of a tensor stored as int8
-
-
-class ArtifactError(ValueError):
-    """A file that cannot be read as an ensemble; the message says why and what to do."""
 
 
 def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> int:
@@ -48,11 +40,10 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
     tensors: dict[str, Tensor] = {}
     for name, tensor in ensemble.members.state_dict().items():
         tensors |= _stored(name, tensor.detach().cpu(), dtype)
-    origin = origin_of(ensemble.members[0])
     normalization = ensemble.normalization
     structure = {
         "members": len(ensemble),
-        "model": None if origin is None else {"name": origin.name, "arguments": dict(origin.arguments)},
+        "model": named_network(ensemble.members[0]),
         "task": ensemble.task,
         "classes": list(ensemble.classes),
         "normalization": None if normalization is None else [normalization.mean, normalization.deviation],
@@ -62,14 +53,7 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         "storage": dtype,
         "torch": torch.__version__,
     }
-    try:
-        text = json.dumps(structure)
-    except TypeError as error:
-        raise ValueError(f"the model's arguments cannot be written as JSON ({error})") from error
-    # One entry only: safetensors writes several in no particular order, and equal ensembles should be equal files.
-    envelope = {"version": VERSION, "sha256": _checksum(text, tensors), "structure": text}
-    write_tensors(Path(path), tensors, {FORMAT: json.dumps(envelope)})
-    return Path(path).stat().st_size
+    return write_container(path, FORMAT, VERSION, structure, tensors)
 
 
 def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = False) -> Ensemble:
@@ -80,7 +64,8 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
     trust_code: let the file name a function of an installed package that makes the base network, and call it.
     """
     path = Path(path)
-    structure, tensors = _read(path)
+    structure, stored = read_container(path, FORMAT, VERSION, "an ensemble")
+    tensors = _restored(stored)
     base = model if model is not None else _base(path, structure, trust_code)
     try:
         subnets, moments = structure["subnets"], structure["normalization"]
@@ -99,47 +84,9 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
     return ensemble.eval()
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The structure and the tensors, as float32 again; checked."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if FORMAT not in metadata:
-                raise ArtifactError(f"{path} is not an ensemble: it was written by something else")
-            envelope = json.loads(metadata[FORMAT])
-            if int(envelope["version"]) > VERSION:
-                raise ArtifactError(
-                    f"{path} was written by a newer version (format {envelope['version']}, this is {VERSION}): "
-                    "update structured-ensembles"
-                )
-            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        text = envelope["structure"]
-        damaged = envelope["sha256"] != _checksum(text, stored)
-        structure = json.loads(text)
-    except FileNotFoundError:
-        raise ArtifactError(f"there is no file {path}") from None
-    except IsADirectoryError:
-        raise ArtifactError(f"{path} is a folder, not a file") from None
-    except ArtifactError:
-        raise
-    except (SafetensorError, KeyError, ValueError, OSError, TypeError, UnicodeError) as error:
-        raise ArtifactError(f"{path} is damaged, or not an ensemble at all: {error}") from error
-    if damaged:
-        raise ArtifactError(f"{path} is damaged: its contents do not match its checksum")
-    return structure, _restored(stored)
-
-
 def _base(path: Path, structure: Mapping[str, Any], trust_code: bool) -> nn.Module:
-    named = structure["model"]
-    if named is None:
-        raise ArtifactError(f"{path} does not say how its base network is made: pass one as model=")
-    if ":" in named["name"] and not trust_code:
-        raise ArtifactError(
-            f"{path} wants to call {named['name']} for its base network: pass a network as model=, "
-            "or trust_code=True to let it"
-        )
     with torch.device("meta"):  # only its structure is needed
-        return build_model(named["name"], **named["arguments"])
+        return build_named(path, structure["model"], trust_code)
 
 
 def _member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -186,13 +133,3 @@ def _restored(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         else:
             restored[name] = tensor.float() if tensor.dtype == torch.float16 else tensor
     return restored
-
-
-def _checksum(structure: str, tensors: Mapping[str, Tensor]) -> str:
-    """Over the JSON, and the name, type, shape and bytes of every tensor."""
-    digest = hashlib.sha256(structure.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
-    return digest.hexdigest()

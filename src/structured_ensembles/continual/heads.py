@@ -1,0 +1,76 @@
+"""Heads: what turns a backbone's features into the logits of one task."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from structured_ensembles.scaling import check_choice
+
+HeadKind = Literal["linear", "paper"]
+
+
+class TaskNetwork(nn.Module):
+    """A backbone and the head of one task."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, …) to logits (batch, classes of the task)."""
+        return self.head(self.backbone(x))
+
+
+class PaperHead(nn.Module):
+    """The authors' head: 49 copies of every feature, two hidden layers with dropout.
+
+    On the 256 features of a half-VGG11 it has 98 million parameters, 43 times the backbone's.
+    """
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        inputs = 49 * features
+        self.layers = nn.Sequential(
+            nn.Linear(inputs, inputs // 2),
+            nn.Dropout(0.25),
+            nn.ReLU(),
+            nn.Linear(inputs // 2, inputs // 4),
+            nn.Dropout(0.25),
+            nn.ReLU(),
+            nn.Linear(inputs // 4, classes),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(batch, features) to logits (batch, classes)."""
+        return self.layers(F.adaptive_avg_pool2d(features[:, :, None, None], 7).flatten(1))
+
+
+def new_head(kind: HeadKind, features: int, classes: int, seed: int) -> nn.Module:
+    """A head with weights drawn from `seed` alone."""
+    check_choice("head", kind, get_args(HeadKind))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Linear(features, classes) if kind == "linear" else PaperHead(features, classes)
+
+
+def num_features(backbone: nn.Module, example: Tensor) -> int:
+    """How many features the backbone gives for a batch such as `example`, which is not changed."""
+    modes = {module: module.training for module in backbone.modules()}
+    backbone.eval()
+    try:
+        with torch.no_grad():
+            features = backbone(example)
+    except RuntimeError as error:
+        raise ValueError(f"backbone cannot take inputs of shape {tuple(example.shape[1:])}: {error}") from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(example):
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(f"backbone must map (batch, …) to pooled features (batch, features), but gives {shape}")
+    return features.shape[1]

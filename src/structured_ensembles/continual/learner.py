@@ -1,0 +1,265 @@
+"""Learner: what all continual learners share; what one of them does with a task is in its own file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypedDict, get_args
+
+import torch
+from torch import Tensor, nn
+
+from structured_ensembles.continual.fitting import derived, fit
+from structured_ensembles.continual.heads import HeadKind, new_head, num_features
+from structured_ensembles.continual.memory import Memory, count
+from structured_ensembles.continual.tasks import SPLITS, Task
+from structured_ensembles.copying import copy_with
+from structured_ensembles.data import Data, Normalization
+from structured_ensembles.data.arrays import check_labels
+from structured_ensembles.data.augmentation import Augmentation
+from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.devices import Device, pick_device
+from structured_ensembles.ensemble import Ensemble, entropy_of
+from structured_ensembles.origin import ATTRIBUTE, origin_of
+from structured_ensembles.scaling import check_choice
+from structured_ensembles.training import Recipe
+from structured_ensembles.training.recipe import Optimizer
+
+
+class Common(TypedDict, total=False):
+    """The arguments that all learners take; see `Learner`."""
+
+    epochs: int
+    seed: int
+    head: HeadKind
+    optimizer: Optimizer
+    rate: float
+    momentum: float
+    weight_decay: float
+    batch_size: int
+    augmentation: Augmentation
+    device: Device
+    quiet: bool
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a learner remembers of a task besides its weights.
+
+    classes: the labels of its classes in the whole data set. names: of the classes. losses: of every epoch.
+    """
+
+    classes: tuple[int, ...]
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    normalization: Normalization | None
+    losses: tuple[float, ...] = ()
+
+
+class Learner:
+    """A backbone that learns one task after the other, with one head for each.
+
+    backbone: maps inputs (batch, …) to pooled features (batch, features); it is copied, never changed.
+    epochs, optimizer, rate, momentum (of "sgd"), weight_decay, batch_size: how a task is trained; the optimizer is new
+        for every task.
+    augmentation: "auto" crops and flips colour images.
+    head: "linear", or the authors' three layers ("paper").
+    seed: of everything random.
+    """
+
+    method: ClassVar[str]
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        epochs: int = 30,
+        seed: int = 0,
+        head: HeadKind = "linear",
+        optimizer: Optimizer = "adam",
+        rate: float = 1e-3,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        batch_size: int = 128,
+        augmentation: Augmentation = "auto",
+        device: Device = "auto",
+        quiet: bool = False,
+    ) -> None:
+        if not isinstance(backbone, nn.Module):
+            raise TypeError(f"backbone must be a torch.nn.Module, not {type(backbone).__name__}")
+        check_choice("head", head, get_args(HeadKind))
+        self.recipe = Recipe(
+            epochs=epochs,
+            batch_size=batch_size,
+            optimizer=optimizer,
+            rate=rate,
+            momentum=momentum,
+            nesterov=False,
+            weight_decay=weight_decay,
+            schedule="constant",
+            warmup=0.0,
+            keep="last",
+            augmentation=augmentation,
+            precision="float32",
+        )
+        self.head: HeadKind = head
+        self.seed = seed
+        self.quiet = quiet
+        self.device = pick_device(device, backbone)
+        self.backbone = cloned(backbone).to(self.device)
+        self.heads: dict[int, nn.Module] = {}
+        self.learned: dict[int, Learned] = {}  # in the order of learning
+        self.settings: dict[str, Any] = {
+            name: getattr(self.recipe, name)
+            for name in ("epochs", "optimizer", "rate", "momentum", "weight_decay", "batch_size", "augmentation")
+        } | {"seed": seed, "head": head}
+
+    # Learning -------------------------------------------------------------------------------------------------------
+
+    def learn(self, task: Task) -> None:
+        """Learn a task. If anything goes wrong, the learner is as it was before."""
+        self._check(task)
+        data = task.data.to(self.device)
+        features = num_features(self.backbone, data.example().to(self.device))
+        head = new_head(self.head, features, data.num_classes, derived(self.seed, task.number, 1)).to(self.device)
+        head, losses = self._learn(task.number, data, head)
+        self.heads[task.number] = head.eval()
+        self.learned[task.number] = Learned(task.classes, data.classes, data.shape, data.normalization, tuple(losses))
+
+    def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
+        """Train on `data`, with a new head on all features; returns the head to keep and the losses.
+
+        Whatever it changes in the learner, it changes at its very end.
+        """
+        raise NotImplementedError
+
+    def _network(self, number: int) -> nn.Module:
+        """The network of a learned task: (batch, …) to logits (batch, classes)."""
+        raise NotImplementedError
+
+    def _fit(
+        self,
+        network: nn.Module,
+        data: Data,
+        number: int,
+        after_step: Callable[[], None] | None = None,
+        penalty: Callable[[], Tensor] | None = None,
+    ) -> list[float]:
+        """Train the network of a task as the arguments of the learner say; returns the losses."""
+        return fit(
+            network,
+            data,
+            self.recipe,
+            (self.seed, number),
+            self.device,
+            after_step=after_step,
+            penalty=penalty,
+            description=f"task {number}",
+            quiet=self.quiet,
+        )
+
+    # Prediction -----------------------------------------------------------------------------------------------------
+
+    def network(self, task: int) -> nn.Module:
+        """The network of a learned task as an ordinary module: normalised inputs (batch, …) to logits."""
+        self._check_known(task)
+        return self._network(task).eval()
+
+    def ensemble(self, task: int) -> Ensemble:
+        """The task's network as an ensemble of one, such as `se.evaluate` takes."""
+        known = self._check_known(task)
+        return Ensemble([self.network(task)], classes=known.names, normalization=known.normalization).eval()
+
+    def logits(self, x: Any, task: int, batch_size: int = 512) -> Tensor:
+        """Logits (samples, classes of the task) for arrays, tensors, datasets or loaders, pixels as users have them."""
+        return self.ensemble(task).logits(x, batch_size)[0]
+
+    def predict(self, x: Any, task: int, batch_size: int = 512) -> Tensor:
+        """Labels within the task, (samples,)."""
+        return self.logits(x, task, batch_size).argmax(-1)
+
+    def infer_task(self, x: Any, together: bool = False, batch_size: int = 512) -> Tensor:
+        """Which task each sample is from, (samples,): the one whose head is surest, by the entropy over log(classes).
+
+        together: all samples are from one task, that of the lowest mean entropy.
+        """
+        if not self.learned:
+            raise ValueError("no task has been learned yet")
+        return self.surest({number: self.logits(x, number, batch_size) for number in self.learned}, together)
+
+    @staticmethod
+    def surest(logits: Mapping[int, Tensor], together: bool = False) -> Tensor:
+        """The task whose logits (samples, classes of the task) have the lowest relative entropy, (samples,)."""
+        classes = [max(own.shape[-1], 2) for own in logits.values()]
+        entropies = [entropy_of(own.softmax(-1)) / math.log(k) for own, k in zip(logits.values(), classes, strict=True)]
+        every = torch.stack(entropies)  # (tasks, samples)
+        if together:
+            every = every.mean(1, keepdim=True).expand_as(every)
+        return torch.tensor(list(logits))[every.argmin(0)]
+
+    # Size and storage -----------------------------------------------------------------------------------------------
+
+    def memory(self) -> Memory:
+        """What it stores: floats of the backbone, of the tasks and of the heads, and bits of masks."""
+        return Memory(backbone=count(self.backbone), heads=sum(map(count, self.heads.values())))
+
+    def save(self, path: str | Path) -> int:
+        """Write one safetensors file without pickle; returns its size in bytes."""
+        from structured_ensembles.continual.storage import save
+
+        return save(self, path)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, backbone: nn.Module | None = None, trust_code: bool = False, device: Device = "auto"
+    ) -> Self:
+        """Read a learner that `save` wrote; it can go on learning. See `storage.load`."""
+        from structured_ensembles.continual.storage import load
+
+        return load(path, backbone, trust_code, device, kind=cls)
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What the method itself has to save: tensors, and what can be written as JSON."""
+        return {}, {}
+
+    def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
+        """The inverse of `_state`; backbone, heads and tasks are there already."""
+
+    # Checks ---------------------------------------------------------------------------------------------------------
+
+    def _check(self, task: Task) -> None:
+        if not isinstance(task, Task):
+            raise TypeError(f"task must be a Task, such as split_tasks() gives, not {type(task).__name__}")
+        if not isinstance(task.number, int) or task.number < 0:
+            raise ValueError(f"task must have a number of at least 0, not {task.number!r}")
+        if task.number in self.learned:
+            raise ValueError(f"task {task.number} has been learned already: {', '.join(map(str, self.learned))}")
+        if task.data.task != "classification":
+            raise ValueError(f"task {task.number} must be a classification, not a {task.data.task}")
+        for name in SPLITS:
+            split = getattr(task.data, name)
+            if isinstance(split, TensorSplit) and len(split):
+                labels = split.targets[split.index]
+                check_labels(f"the {name} labels of task {task.number}", labels, task.data.num_classes)
+        if len(task.data.train) == 0:
+            raise ValueError(f"task {task.number} has no samples to learn from")
+        expected = next((known.shape for known in self.learned.values()), task.data.shape)
+        if task.data.shape != expected:
+            raise ValueError(
+                f"task {task.number} has inputs of shape {task.data.shape}, but the learner has learned on {expected}"
+            )
+
+    def _check_known(self, task: int) -> Learned:
+        if task not in self.learned:
+            known = ", ".join(map(str, self.learned)) or "none yet"
+            raise ValueError(f"task must be one that has been learned ({known}), not {task!r}")
+        return self.learned[task]
+
+
+def cloned(module: nn.Module) -> nn.Module:
+    """A copy with tensors of its own, all trainable, that remembers how the module was made."""
+    copy = copy_with(module, lambda _, tensor: tensor.clone(), lambda _, tensor: tensor.clone())
+    setattr(copy, ATTRIBUTE, origin_of(module))
+    return copy

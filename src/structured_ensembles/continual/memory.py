@@ -1,0 +1,64 @@
+"""Memory: what a learner stores, in floats and bits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a learner stores; the heads, which the paper's table leaves out, apart.
+
+    backbone: floats that all tasks share. factors: floats of single tasks (rank-one factors, networks of their own).
+    masks: bits of the tasks' masks, counted as the paper does, one mask per task. stored_masks: bits in the file, where
+        another code is shorter. heads: floats.
+    """
+
+    backbone: int
+    factors: int = 0
+    masks: int = 0
+    heads: int = 0
+    stored_masks: int | None = None
+
+    def bits(self, float_bits: int = 32, heads: bool = True) -> int:
+        """All of it, as it is stored."""
+        floats = self.backbone + self.factors + (self.heads if heads else 0)
+        return floats * float_bits + (self.masks if self.stored_masks is None else self.stored_masks)
+
+    def bytes(self, heads: bool = True) -> int:
+        """As `bits`, in bytes of a file with floats of four bytes."""
+        return math.ceil(self.bits(32, heads) / 8)
+
+    def to_dict(self) -> dict[str, int]:
+        stored = self.masks if self.stored_masks is None else self.stored_masks
+        return {**vars(self), "stored_masks": stored, "bytes": self.bytes(), "bytes_without_heads": self.bytes(False)}
+
+
+def count(module: nn.Module) -> int:
+    """How many floats a module stores: its parameters, and the statistics of its normalisation."""
+    tensors = [*module.parameters(), *(buffer for buffer in module.buffers() if buffer.is_floating_point())]
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def paper_memory(backbone: nn.Module, tasks: int) -> dict[str, Memory]:
+    """What the paper's tables on memory say of each method, for any backbone, without heads.
+
+    They give Pruning a mask over all weights. CLNP, as its own paper has it and as `PruningLearner` is, masks neurons:
+    `learner.memory()` tells what it really needs.
+    """
+    layers = [module for module in backbone.modules() if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)]
+    shapes = [module.weight.shape for module in layers]
+    base = count(backbone)
+    neurons = sum(shape[0] for shape in shapes)
+    factors = sum(shape[0] + shape[1] for shape in shapes)
+    return {
+        "naive": Memory(base),
+        "single": Memory(base, factors=(tasks - 1) * base),
+        "supsup": Memory(base, masks=tasks * base),
+        "pruning": Memory(base, masks=tasks * base),
+        "batch-ensemble": Memory(base, factors=tasks * factors),
+        "structured": Memory(base, masks=tasks * neurons),
+    }

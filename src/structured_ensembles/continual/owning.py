@@ -1,0 +1,142 @@
+"""OwningLearner: a learner whose tasks own neurons of one backbone; the structured and the pruning learner are such.
+
+The logits of a task are bit-identical for ever: its network is cut out of the backbone by its mask, and none of the
+entries that it reads is ever written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from structured_ensembles.continual.fitting import derived
+from structured_ensembles.continual.heads import num_features
+from structured_ensembles.continual.learner import Common, Learner
+from structured_ensembles.continual.masks import Owners, owner_digits
+from structured_ensembles.continual.memory import Memory
+from structured_ensembles.continual.shared import Chosen, Part, SharedBackbone
+from structured_ensembles.tables import text_table
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Who owns how many neurons: for every group its size, and what each task in the order of learning took of it.
+
+    tasks: their numbers; None for one that was forgotten, but whose neurons others still use.
+    """
+
+    tasks: tuple[int | None, ...]
+    sizes: Mapping[str, int]
+    taken: Mapping[str, tuple[int, ...]]
+
+    @property
+    def free(self) -> dict[str, int]:
+        return {name: size - sum(self.taken[name]) for name, size in self.sizes.items()}
+
+    def __str__(self) -> str:
+        header = ("group", "neurons", *("forgotten" if task is None else f"task {task}" for task in self.tasks), "free")
+        rows = [
+            (name, str(size), *map(str, self.taken[name]), str(self.free[name])) for name, size in self.sizes.items()
+        ]
+        return text_table(header, rows)
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What `forget` did: neurons that are free again, neurons that later tasks still use, tasks proved unchanged."""
+
+    freed: int
+    in_use: int
+    unchanged: tuple[int, ...]
+
+
+class OwningLearner(Learner):
+    """Tasks own neurons. seal: cut the connections from other neurons into those of a finished task."""
+
+    def __init__(self, backbone: nn.Module, *, seal: bool = True, **common: Unpack[Common]) -> None:
+        super().__init__(backbone, **common)
+        self.shared = SharedBackbone(self.backbone, seal)
+        self.stages: dict[int, int] = {}  # of every task: its place in the order of learning
+        self.settings |= {"seal": seal}
+
+    @property
+    def next_stage(self) -> int:
+        return 1 + max(self.stages.values(), default=-1)
+
+    def _network(self, number: int) -> nn.Module:
+        return self.shared.network(self.stages[number], self.heads[number])
+
+    def _take(self, number: int, part: Part, chosen: Chosen) -> None:
+        """The task is done: the neurons it has chosen are its own from now on."""
+        stage = self.next_stage
+        self.shared.commit(part, stage, chosen)
+        self.stages[number] = stage
+
+    def capacity(self) -> Capacity:
+        """Who owns how many neurons."""
+        owners, numbers = self.shared.owners, {stage: number for number, stage in self.stages.items()}
+        counts = [owners.count(stage) for stage in range(self.next_stage)]
+        return Capacity(
+            tuple(numbers.get(stage) for stage in range(self.next_stage)),
+            {name: len(own) for name, own in owners.groups.items()},
+            {name: tuple(own[name] for own in counts) for name in owners.groups},
+        )
+
+    def forget(self, task: int) -> Forgotten:
+        """Drop a task and free its neurons; raises an error if that changed any other task, which it cannot.
+
+        Neurons that a task learned later still reads stay as they are, and become free when the last such task is
+        forgotten. The weights of freed neurons are drawn anew.
+        """
+        self._check_known(task)
+        others = tuple(number for number in self.learned if number != task)
+        before = {number: _copy(self.network(number)) for number in others}
+        stage = self.stages.pop(task)
+        del self.heads[task], self.learned[task]
+        owned = self.shared.owners
+        self.shared.owners = owned.release(self.next_stage - 1)
+        freed = sum(int((own >= self.next_stage).sum()) for own in owned.groups.values())
+        if freed:
+            self.shared.redraw(derived(self.seed, task, 3))
+        for number, kept in before.items():
+            now = _copy(self.network(number))
+            if any(not torch.equal(kept[name], now[name]) for name in kept):
+                raise AssertionError(f"forgetting task {task} has changed task {number}: please report this")
+        in_use = sum(self.shared.owners.count(stage).values()) if stage < self.next_stage else 0
+        return Forgotten(freed, in_use, others)
+
+    def memory(self) -> Memory:
+        masks = self.shared.owners.neurons * len(self.learned)
+        stored = self.shared.owners.neurons * min(self.next_stage, owner_digits(self.next_stage))
+        return replace(super().memory(), masks=masks, stored_masks=stored)
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        owners = self.shared.owners
+        layout, packed = owners.pack(self.next_stage)
+        details = {
+            "stages": {str(number): stage for number, stage in self.stages.items()},
+            "groups": {name: len(own) for name, own in owners.groups.items()},
+            "layout": layout,
+            "rest": owners.rest,
+        }
+        return {layout: packed}, details
+
+    def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
+        if not self.learned:
+            return
+        example = torch.zeros(2, *next(iter(self.learned.values())).shape, device=self.device)
+        probe = nn.Linear(num_features(self.backbone, example), 1).to(self.device)
+        graph = self.shared.graph(probe, 1, example)
+        if graph.prunable != details["groups"]:
+            raise ValueError("backbone has other neurons than the file")
+        self.stages = {int(number): stage for number, stage in details["stages"].items()}
+        layout = details["layout"]
+        self.shared.owners = Owners.unpack(layout, tensors[layout], details["groups"], details["rest"])
+
+
+def _copy(network: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in network.state_dict().items()}

@@ -1,0 +1,51 @@
+"""SingleModelLearner: a network of its own for every task; the upper line, which costs the most memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Unpack
+
+from torch import Tensor, nn
+
+from structured_ensembles.continual.heads import TaskNetwork
+from structured_ensembles.continual.learner import Common, Learner, cloned
+from structured_ensembles.continual.memory import Memory, count
+from structured_ensembles.data import Data
+
+
+class SingleModelLearner(Learner):
+    """Every task starts from the weights that the backbone was given with, and shares nothing."""
+
+    method = "single"
+
+    def __init__(self, backbone: nn.Module, **common: Unpack[Common]) -> None:
+        super().__init__(backbone, **common)
+        self.backbones: dict[int, nn.Module] = {}
+
+    def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
+        network = TaskNetwork(cloned(self.backbone), head)
+        losses = self._fit(network, data, number)
+        self.backbones[number] = network.backbone
+        return head, losses
+
+    def _network(self, number: int) -> nn.Module:
+        return TaskNetwork(self.backbones[number], self.heads[number])
+
+    def memory(self) -> Memory:
+        """The first task's network is the backbone, the others come on top."""
+        return replace(super().memory(), factors=sum(map(count, list(self.backbones.values())[1:])))
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return {
+            f"{number}.{name}": tensor
+            for number, backbone in self.backbones.items()
+            for name, tensor in backbone.state_dict().items()
+        }, {}
+
+    def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
+        for number in self.learned:
+            backbone, prefix = cloned(self.backbone), f"{number}."
+            own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            backbone.load_state_dict(own)
+            self.backbones[number] = backbone

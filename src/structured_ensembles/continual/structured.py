@@ -1,0 +1,131 @@
+"""StructuredLearner (Section 3.3 of the paper): every task takes some free neurons and reuses those of the past.
+
+A task's neurons are found as for a member of an ensemble: scaling vectors on the frozen network, saliency, selection.
+It then trains on the part of the network that its mask keeps, where the neurons of the past are frozen.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Literal, Unpack, get_args
+
+from torch import nn
+
+from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.continual.fitting import derived
+from structured_ensembles.continual.freezing import freeze
+from structured_ensembles.continual.heads import TaskNetwork
+from structured_ensembles.continual.learner import Common
+from structured_ensembles.continual.owning import OwningLearner
+from structured_ensembles.data import Data
+from structured_ensembles.saliency import Scores, saliency
+from structured_ensembles.scaling import check_choice
+from structured_ensembles.search import learn_scales
+from structured_ensembles.selection import Scope, Selection, select
+
+Extraction = Literal["hard", "soft"]
+Neurons = dict[str, tuple[int, ...]]
+
+
+class StructuredLearner(OwningLearner):
+    """One backbone, one mask and one head per task; nothing is ever forgotten.
+
+    prune: the share of neurons that a task leaves to others: of n it takes n - ⌈prune·(n-1)⌉.
+    scope: rank the neurons of each "layer", or of the whole "network".
+    extraction: "hard" ranks the free neurons only; "soft" ranks all, and the task takes the free ones among the chosen.
+    search_epochs: how long the scaling vectors are trained.
+    selection: "learned", or a control: "random", "magnitude".
+    seal: when a task is done, cut the connections from neurons outside its mask into its own.
+    The other arguments are those of `Learner`.
+    """
+
+    method = "structured"
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        prune: float = 0.5,
+        scope: Scope = "layer",
+        extraction: Extraction = "hard",
+        *,
+        search_epochs: int = 10,
+        selection: Selection = "learned",
+        seal: bool = True,
+        **common: Unpack[Common],
+    ) -> None:
+        if not 0 <= prune < 1:
+            raise ValueError(f"prune must be at least 0 and less than 1, not {prune!r}")
+        check_choice("scope", scope, get_args(Scope))
+        check_choice("extraction", extraction, get_args(Extraction))
+        check_choice("selection", selection, get_args(Selection))
+        if not isinstance(search_epochs, int) or search_epochs < 0:
+            raise ValueError(f"search_epochs must be a whole number of at least 0, not {search_epochs!r}")
+        super().__init__(backbone, seal=seal, **common)
+        self.prune, self.scope, self.extraction = prune, scope, extraction
+        self.search_epochs, self.selection = search_epochs, selection
+        self.settings |= {
+            "prune": prune,
+            "scope": scope,
+            "extraction": extraction,
+            "search_epochs": search_epochs,
+            "selection": selection,
+        }
+
+    def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
+        network = TaskNetwork(self.backbone, head)
+        graph = self.shared.graph(head, data.num_classes, data.example().to(self.device))
+        free = self.shared.owners.free()
+        chosen = self._choose(network, graph, data, free, derived(self.seed, number, 2)) if free else {}
+        if not any(chosen.values()):
+            warnings.warn(
+                f"task {number} finds no free neuron: it learns a head on the neurons of the past tasks", stacklevel=4
+            )
+        part = self.shared.cut(network, graph, chosen)
+        losses = self._fit(part.network, data, number, after_step=freeze(part.network.backbone, part.past))
+        self._take(number, part, chosen)
+        return part.network.head, losses
+
+    def _choose(self, network: TaskNetwork, graph: ChannelGraph, data: Data, free: Neurons, seed: int) -> Neurons:
+        """The free neurons that the task takes, AN_t."""
+        scores = None
+        if self.selection == "learned":
+            scales = learn_scales(
+                network,
+                graph,
+                data,
+                members=1,
+                diversity=None,
+                epochs=self.search_epochs,
+                seed=seed,
+                batch_size=self.recipe.batch_size,
+                device=self.device,
+                quiet=self.quiet,
+            )
+            size = self.recipe.batch_size
+            scores = saliency(network, graph, scales, data, batch_size=size, device=self.device, quiet=self.quiet)[0]
+        if self.extraction == "soft":
+            ranked = self._select(graph, scores, seed)
+            return {name: tuple(sorted(set(kept) & set(free.get(name, ())))) for name, kept in ranked.items()}
+        view, own = _only(graph, scores, free)
+        return {
+            name: tuple(free[name][index] for index in kept) for name, kept in self._select(view, own, seed).items()
+        }
+
+    def _select(self, graph: ChannelGraph, scores: Scores | None, seed: int) -> Neurons:
+        ranked = None if scores is None else [scores]
+        with warnings.catch_warnings():
+            # That a layer's last neuron is taken is what happens when capacity runs out; `capacity()` tells.
+            warnings.filterwarnings("ignore", message="prune=.* would empty")
+            subnet = select(
+                graph, ranked, prune=self.prune, scope=self.scope, selection=self.selection, members=1, seed=seed
+            )[0]
+        return subnet.kept
+
+
+def _only(graph: ChannelGraph, scores: Scores | None, free: Neurons) -> tuple[ChannelGraph, Scores | None]:
+    """The graph and the scores as if the network had only the free neurons, in their order."""
+    groups = tuple(replace(group, size=len(free[group.name])) for group in graph.groups if group.name in free)
+    magnitudes = {name: graph.magnitudes[name][list(channels)] for name, channels in free.items()}
+    own = None if scores is None else {name: scores.values[name][list(channels)] for name, channels in free.items()}
+    return replace(graph, groups=groups, magnitudes=magnitudes), None if own is None else Scores(own)

@@ -1,0 +1,114 @@
+"""SupSupLearner (Wortsman et al. 2020): a frozen random network, and for every task a mask over its weights.
+
+Weights are signed constants; a task trains a score for each, and sees the weights with the largest |score|. Gradients
+pass the choice unchanged (straight-through).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from structured_ensembles.continual.fitting import derived
+from structured_ensembles.continual.learner import Common
+from structured_ensembles.continual.memory import Memory
+from structured_ensembles.continual.reweighting import Own, ReweightingLearner, tensors_but, weight_names
+
+
+class SupSupLearner(ReweightingLearner):
+    """keep: the share of weights that a task sees. The other arguments are those of `Learner`.
+
+    The backbone gives the signs of the weights; their size is Kaiming's for the weights that are kept. Biases and the
+    affine part of normalisation are never trained; its statistics belong to the task.
+    """
+
+    method = "supsup"
+
+    def __init__(self, backbone: nn.Module, keep: float = 0.5, **common: Unpack[Common]) -> None:
+        if not 0 < keep <= 1:
+            raise ValueError(f"keep must be above 0 and at most 1, not {keep!r}")
+        super().__init__(backbone, **common)
+        self.keep = keep
+        self.settings |= {"keep": keep}
+        with torch.no_grad():
+            for name in weight_names(self.backbone):
+                weight = self.backbone.get_parameter(name)
+                fan = keep * weight.numel() / len(weight)
+                weight.copy_(torch.where(weight < 0, -1.0, 1.0) * math.sqrt(2 / fan))
+
+    def _factor(self, name: str, weight: Tensor, number: int) -> nn.Module:
+        place = weight_names(self.backbone).index(name)
+        return Supermask(weight.shape, self.keep, derived(self.seed, number, 2, place))
+
+    def _freeze(self, backbone: nn.Module, weights: list[str]) -> None:
+        backbone.requires_grad_(False)
+
+    def _keep(self, backbone: nn.Module, factors: Mapping[str, nn.Module], original: Own) -> Own:
+        masks = {name: factor.mask() for name, factor in factors.items()}  # type: ignore[operator]
+        return masks | tensors_but(backbone, list(original), lambda tensor: not isinstance(tensor, nn.Parameter))
+
+    def _weight(self, weight: Tensor, name: str, own: Own) -> Tensor:
+        return weight * own[name]
+
+    def memory(self) -> Memory:
+        masks = sum(t.numel() for own in self.own.values() for t in own.values() if t.dtype == torch.bool)
+        floats = sum(t.numel() for own in self.own.values() for t in own.values() if t.is_floating_point())
+        return replace(super().memory(), masks=masks, factors=floats)
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, details = super()._state()
+        packed = {
+            name: torch.from_numpy(np.packbits(tensor.cpu().numpy())) if tensor.dtype == torch.bool else tensor
+            for name, tensor in tensors.items()
+        }
+        return packed, details
+
+    def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
+        shapes = {name: self.backbone.get_parameter(name).shape for name in weight_names(self.backbone)}
+        unpacked = dict(tensors)
+        for name, tensor in tensors.items():
+            shape = shapes.get(name.partition(".")[2])
+            if shape is not None:
+                bits = np.unpackbits(tensor.numpy(), count=shape.numel()).astype(bool)
+                unpacked[name] = torch.from_numpy(bits).view(shape)
+        super()._restore(unpacked, details)
+
+
+class Supermask(nn.Module):
+    """Scores of a weight's entries; it multiplies the weight with 1 where they are among the largest, else with 0."""
+
+    def __init__(self, shape: torch.Size, keep: float, seed: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(shape[1:].numel())  # as torch initialises the weights of layers
+        uniform = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+        self.scores = nn.Parameter((2 * uniform - 1) * bound)
+        self.dropped = int((1 - keep) * self.scores.numel())
+
+    def mask(self) -> Tensor:
+        return _largest(self.scores.detach().abs(), self.dropped)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * _StraightThrough.apply(self.scores.abs(), self.dropped)
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, dropped: int) -> Tensor:
+        return _largest(scores, dropped).to(scores.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+def _largest(scores: Tensor, dropped: int) -> Tensor:
+    """True for all but the `dropped` smallest scores."""
+    if dropped == 0:
+        return torch.ones_like(scores, dtype=torch.bool)
+    return scores > scores.flatten().kthvalue(dropped).values

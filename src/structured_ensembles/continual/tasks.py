@@ -1,0 +1,135 @@
+"""Task, split_tasks(): one data set as a sequence of tasks with disjoint classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from structured_ensembles.data import Data, Split, load_data
+from structured_ensembles.data.dataset import SplitName
+from structured_ensembles.data.splits import Batch, TensorSplit
+
+SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
+
+# The benchmarks of the paper, Tiny ImageNet of its code, and the digits that need no download: how many tasks each has.
+BENCHMARKS = {"digits": 5, "mnist": 5, "cifar10": 5, "cifar100": 10, "tiny-imagenet": 10}
+
+
+@dataclass(frozen=True)
+class Task:
+    """Some classes of a data set, to be learned at one time.
+
+    number: what the task is called by, from 0. classes: the labels that its classes have in the whole data set.
+    data: its samples, labelled 0, 1, … within the task.
+    """
+
+    number: int
+    classes: tuple[int, ...]
+    data: Data
+
+    def __str__(self) -> str:
+        return f"task {self.number}: {', '.join(self.data.classes)}"
+
+
+def split_tasks(data: Data, tasks: int, shuffle_labels: bool = False, seed: int = 0) -> list[Task]:
+    """Split a classification into `tasks` tasks with equally many classes each.
+
+    Consecutive labels form a task; with `shuffle_labels` they are permuted first, with `seed`. The images of data in
+    memory are not copied.
+    """
+    if data.task != "classification":
+        raise ValueError("data must be a classification: a regression has no classes to split")
+    if not isinstance(tasks, int) or tasks < 1 or data.num_classes % tasks:
+        fitting = [count for count in range(1, data.num_classes + 1) if data.num_classes % count == 0]
+        raise ValueError(f"tasks must divide the {data.num_classes} classes: one of {fitting}, not {tasks!r}")
+    labels = torch.arange(data.num_classes)
+    if shuffle_labels:
+        labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
+    groups = labels.view(tasks, -1)
+    within = torch.empty_like(labels)  # the label of every class within its task
+    within[groups] = torch.arange(groups.shape[1]).expand_as(groups)
+    found = []
+    for number, group in enumerate(groups):
+        part = replace(
+            data,
+            classes=tuple(data.classes[label] for label in group.tolist()),
+            train=_of_classes(data.train, group, within),
+            validation=None if data.validation is None else _of_classes(data.validation, group, within),
+            test=None if data.test is None else _of_classes(data.test, group, within),
+            name=f"{data.name}, task {number} of {tasks}",
+        )
+        found.append(Task(number, tuple(group.tolist()), part))
+    return found
+
+
+def load_tasks(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    tasks: int | None = None,
+    shuffle_labels: bool = False,
+    seed: int = 0,
+) -> list[Task]:
+    """A benchmark by the name of its data set: Split-MNIST is `load_tasks("mnist")`, five tasks of two classes.
+
+    tasks: another number of tasks than the benchmark's. The other arguments are those of `load_data` and `split_tasks`.
+    """
+    if tasks is None and name not in BENCHMARKS:
+        raise ValueError(f"tasks must be given for {name!r}: only {', '.join(BENCHMARKS)} have a usual number")
+    return split_tasks(load_data(name, root, seed=seed), tasks or BENCHMARKS[name], shuffle_labels, seed)
+
+
+def _of_classes(split: Split, classes: Tensor, within: Tensor) -> Split:
+    if not isinstance(split, TensorSplit):
+        return StreamedPart.of(split, classes, within)
+    device = split.targets.device
+    chosen = torch.isin(split.targets[split.index], classes.to(device))
+    return TensorSplit(split.inputs, within.to(device)[split.targets], split.index[chosen])
+
+
+@dataclass(frozen=True)
+class StreamedPart:
+    """The samples of some classes of a streamed split, in batches of the size that is asked for.
+
+    classes: the labels wanted. within: the new label of every label. samples: how many there are.
+    """
+
+    split: Split
+    classes: Tensor
+    within: Tensor
+    samples: int
+
+    @classmethod
+    def of(cls, split: Split, classes: Tensor, within: Tensor) -> StreamedPart:
+        """Counts the samples, which takes a pass over the split."""
+        return cls(split, classes, within, sum(int(torch.isin(y, classes).sum()) for _, y in split.batches(512)))
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def num_batches(self, size: int) -> int:
+        return -(-self.samples // size)
+
+    def batches(
+        self, size: int, seed: int | tuple[int, ...] | None = None, device: torch.device | str = "cpu"
+    ) -> Iterator[Batch]:
+        waiting: list[Batch] = []
+        for inputs, targets in self.split.batches(size, seed):
+            chosen = torch.isin(targets, self.classes)
+            waiting.append((inputs[chosen], self.within[targets[chosen]]))
+            if sum(len(labels) for _, labels in waiting) >= size:
+                x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+                whole = len(y) - len(y) % size
+                for start in range(0, whole, size):
+                    yield x[start : start + size].to(device), y[start : start + size].to(device)
+                waiting = [(x[whole:], y[whole:])]
+        x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+        if len(y):
+            yield x.to(device), y.to(device)
+
+    def to(self, device: torch.device | str) -> StreamedPart:
+        return self
