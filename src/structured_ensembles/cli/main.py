@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentParser
 
+from structured_ensembles.cli.continual import continual
 from structured_ensembles.cli.demo import demo
 from structured_ensembles.cli.evaluate import evaluate
 from structured_ensembles.cli.lists import datasets, models
@@ -21,6 +22,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
+    "continual": continual,
     "models": models,
     "datasets": datasets,
 }

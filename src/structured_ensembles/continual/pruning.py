@@ -136,8 +136,8 @@ def mean_activity(network: nn.Module, graph: ChannelGraph, data: Data, device: t
         layer = network.get_submodule(name)
         transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
         dim = 0 if transposed or getattr(layer, "groups", 1) > 1 else 1
-        axis = graph.axes[f"{name}.weight"][dim]
-        for span, piece in zip(axis, total.cpu().split([own.size * own.block for own in axis]), strict=True):
+        axis, means = graph.axes[f"{name}.weight"][dim], total.cpu() / len(data.train)
+        for span, piece in zip(axis, means.split([own.size * own.block for own in axis]), strict=True):
             if span.group is not None:
                 found[span.group].append(piece.view(span.size, span.block).mean(1))
     return {name: torch.stack(parts).mean(0) if parts else graph.magnitudes[name] for name, parts in found.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +16,22 @@ from structured_ensembles.data.splits import Batch, TensorSplit
 
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
-# The benchmarks of the paper, Tiny ImageNet of its code, and the digits that need no download: how many tasks each has.
-BENCHMARKS = {"digits": 5, "mnist": 5, "cifar10": 5, "cifar100": 10, "tiny-imagenet": 10}
+
+class Benchmark(NamedTuple):
+    """How many tasks a data set is usually split into, and how many epochs each is trained."""
+
+    tasks: int
+    epochs: int
+
+
+# Those of the paper, Tiny ImageNet of its code, and the digits that need no download.
+BENCHMARKS = {
+    "digits": Benchmark(5, 30),
+    "mnist": Benchmark(5, 10),
+    "cifar10": Benchmark(5, 30),
+    "cifar100": Benchmark(10, 50),
+    "tiny-imagenet": Benchmark(10, 50),
+}
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,7 @@ def load_tasks(
     """
     if tasks is None and name not in BENCHMARKS:
         raise ValueError(f"tasks must be given for {name!r}: only {', '.join(BENCHMARKS)} have a usual number")
-    return split_tasks(load_data(name, root, seed=seed), tasks or BENCHMARKS[name], shuffle_labels, seed)
+    return split_tasks(load_data(name, root, seed=seed), tasks or BENCHMARKS[name].tasks, shuffle_labels, seed)
 
 
 def _of_classes(split: Split, classes: Tensor, within: Tensor) -> Split:

@@ -21,7 +21,7 @@ def accuracy_matrix(matrix: AccuracyMatrix, title: str = "") -> Figure:
     figure = Figure(figsize=(1.6 + 0.62 * tasks, 1.1 + 0.5 * tasks), layout="constrained")
     axis = figure.subplots()
     values = 100 * matrix.values.numpy()
-    low = min(50.0, min(100 * value for row in matrix.rows for value in row))
+    low = min(50.0, *(100 * value for row in matrix.rows for value in row))
     axis.imshow(values, cmap=SHADES, vmin=low, vmax=100, aspect="auto")
     for row, accuracies in enumerate(matrix.rows):
         for column, value in enumerate(accuracies):
