@@ -16,39 +16,38 @@ class PartlyFrozenNorm(nn.Module):
     It has the norm's own tensors under the norm's own names. past: shape (channels,).
     """
 
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+    new: Tensor
+
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm, past: Tensor) -> None:
         super().__init__()
         self.eps, self.momentum = norm.eps, norm.momentum
         self.weight, self.bias = norm.weight, norm.bias
-        self.register_buffer("running_mean", norm.running_mean)
-        self.register_buffer("running_var", norm.running_var)
-        self.register_buffer("num_batches_tracked", norm.num_batches_tracked)
-        self.register_buffer("past", past.to(norm.running_mean.device), persistent=False)  # type: ignore[union-attr]
-
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
-    past: Tensor
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(norm, name))
+        self.register_buffer("new", torch.nonzero(~past).flatten().to(self.running_mean.device), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, …) to the same shape."""
-        if not self.training:
+        if not self.training or len(self.new) == 0:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         result, mean, variance = _Normalize.apply(
-            x, self.weight, self.bias, self.running_mean, self.running_var, self.past, self.eps
+            x, self.weight, self.bias, self.running_mean, self.running_var, self.new, self.eps
         )
         with torch.no_grad():
             self.num_batches_tracked += 1
             share = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
             count = x.numel() // x.shape[1]
             unbiased = variance * (count / max(count - 1, 1))
-            for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
-                running.copy_(torch.where(self.past, running, torch.lerp(running, new, share)))
+            for running, found in ((self.running_mean, mean), (self.running_var, unbiased)):
+                running.index_copy_(0, self.new, torch.lerp(running[self.new], found, share))
         return result
 
 
 class _Normalize(torch.autograd.Function):
-    """One pass for the statistics, one for the result, and one backward, as in torch's own kernels."""
+    """All channels go through torch's kernels for evaluation; what the new ones need besides is done for them alone."""
 
     @staticmethod
     def forward(
@@ -58,31 +57,33 @@ class _Normalize(torch.autograd.Function):
         bias: Tensor | None,
         running_mean: Tensor,
         running_variance: Tensor,
-        past: Tensor,
+        new: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         others = [dim for dim in range(x.dim()) if dim != 1]
-        batch_variance, batch_mean = torch.var_mean(x, others, correction=0)
-        mean = torch.where(past, running_mean, batch_mean)
-        variance = torch.where(past, running_variance, batch_variance)
+        new_variance, new_mean = torch.var_mean(x.index_select(1, new), others, correction=0)
+        mean = running_mean.index_copy(0, new, new_mean)
+        variance = running_variance.index_copy(0, new, new_variance)
         result = F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
-        ctx.save_for_backward(x, weight, mean, (variance + eps).rsqrt(), past)
+        ctx.save_for_backward(x, weight, mean, variance, new)
         ctx.eps = eps
-        ctx.mark_non_differentiable(batch_mean, batch_variance)
-        return result, batch_mean, batch_variance
+        ctx.mark_non_differentiable(new_mean, new_variance)
+        return result, new_mean, new_variance
 
     @staticmethod
     @once_differentiable  # type: ignore[misc]
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        x, weight, mean, inverse_deviation, past = ctx.saved_tensors
-        wanted = [ctx.needs_input_grad[0], weight is not None, weight is not None]
-        gradient = gradient.contiguous()
+        x, weight, mean, variance, new = ctx.saved_tensors
         for_x, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
-            gradient, x, weight, None, None, mean, inverse_deviation, True, ctx.eps, wanted
+            gradient.contiguous(), x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
         )
-        if wanted[0]:
-            # The statistics of finished channels are constants: nothing flows through them.
-            shape = [1, -1] + [1] * (x.dim() - 2)
-            scale = inverse_deviation if weight is None else inverse_deviation * weight
-            for_x = torch.where(past.view(shape), gradient * scale.view(shape), for_x)
+        # That took all statistics for constants. Those of the new channels are not: their gradient has two terms more.
+        inverse = (variance[new] + ctx.eps).rsqrt()
+        scale = (inverse if weight is None else inverse * weight[new]) / (x.numel() // x.shape[1])
+        slope = scale * inverse * for_weight[new]
+        offset = scale * for_bias[new] - slope * mean[new]
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        for_x.index_add_(1, new, torch.addcmul(offset.view(shape), x.index_select(1, new), slope.view(shape)), alpha=-1)
+        if weight is None:
+            for_weight = for_bias = None
         return for_x, for_weight, for_bias, None, None, None, None

@@ -1,0 +1,153 @@
+"""What it costs to train a task, in plain trainings of the same network.
+
+    python benchmarks/continual.py [--model half_vgg11] [--tasks 5] [--samples 512] [--epochs 2] [--json FILE]
+
+One table, one run. The unit is a plain training: the whole backbone and a head, nothing masked, frozen or restored. The
+other rows train the tasks of a structured learner one after the other: cutting the task's part out, freezing, restoring
+after every step, and writing back are included. The search for a task's neurons is a row of its own. Times are medians
+over interleaved rounds, so that a busy machine slows all rows alike.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import structured_ensembles as se
+from structured_ensembles.continual import StructuredLearner
+from structured_ensembles.continual.freezing import freeze
+from structured_ensembles.continual.heads import TaskNetwork, new_head, num_features
+from structured_ensembles.continual.learner import cloned
+from structured_ensembles.runs import machine
+from structured_ensembles.tables import text_table
+
+LIMIT = 1.15  # what issue 6 asks for
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="half_vgg11", help="half_vgg11, lenet5, or resnet20 (with batch norms)")
+    parser.add_argument("--tasks", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=512)
+    parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+
+    torch.manual_seed(0)
+    rows = work(arguments)
+    for run in rows.values():
+        run()  # warm up
+    times: dict[str, list[float]] = {name: [] for name in rows}
+    for _ in range(arguments.repeats):
+        for name, run in rows.items():
+            times[name].append(timed(run, arguments.device))
+    unit = statistics.median(times["plain training"])
+    found = {
+        name: {
+            "ms": 1000 * statistics.median(own),
+            "spread_ms": 1000 * (max(own) - min(own)),
+            "ratio": statistics.median(own) / unit,
+        }
+        for name, own in times.items()
+    }
+    shown = [(name, *(f"{row[key]:.2f}" for key in ("ms", "spread_ms", "ratio"))) for name, row in found.items()]
+    print(text_table(("", "ms", "max-min", "times plain"), shown))
+    worst = max(row["ratio"] for name, row in found.items() if name.startswith("task"))
+    print(f"\nworst task: {worst:.2f} times plain (limit {LIMIT})")
+    if arguments.json:
+        settings = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
+        record = {"settings": settings, "date": date.today().isoformat(), **machine(), "worst": worst, "rows": found}
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def work(arguments: argparse.Namespace) -> dict[str, Callable[[], object]]:
+    """A function for every row."""
+    backbone = make_backbone(arguments.model)
+    channels = next(backbone.parameters()).shape[1]
+    classes = 2 * arguments.tasks
+    images = torch.randint(
+        0, 256, (arguments.samples * arguments.tasks, channels, arguments.size, arguments.size), dtype=torch.uint8
+    )
+    data = se.Data.from_arrays(images, torch.arange(len(images)) % classes, validation=0.0)
+    sequence = se.continual.split_tasks(data, arguments.tasks)
+    common = {"batch_size": arguments.batch, "augmentation": "none", "device": arguments.device, "quiet": True}
+
+    def new_learner(epochs: int) -> StructuredLearner:
+        return StructuredLearner(backbone, epochs=epochs, search_epochs=arguments.epochs, selection="random", **common)
+
+    learner = new_learner(arguments.epochs)
+    first = sequence[0].data.to(learner.device)
+    features = num_features(learner.backbone, first.example().to(learner.device))
+    head = new_head("linear", features, 2, seed=0).to(learner.device)
+
+    def plain() -> None:
+        learner._fit(TaskNetwork(cloned(learner.backbone), cloned(head)), first, 0)
+
+    rows: dict[str, Callable[[], object]] = {"plain training": plain}
+    for number in range(arguments.tasks):
+        before = new_learner(0)  # it has taken its neurons for the earlier tasks, which is all that matters here
+        for task in sequence[:number]:
+            before.learn(task)
+        before.recipe = learner.recipe
+        rows[f"task {number}"] = training(before, sequence[number], head)
+        if number == arguments.tasks - 1:
+            rows["search of the last task"] = searching(before, sequence[number], head)
+    return rows
+
+
+def training(learner: StructuredLearner, task: se.continual.Task, head: nn.Module) -> Callable[[], object]:
+    """What `learn` does with the neurons it has chosen, except that the learner stays as it is."""
+    data = task.data.to(learner.device)
+    graph = learner.shared.graph(head, 2, data.example().to(learner.device))
+    network = TaskNetwork(learner.backbone, head)
+    chosen = learner._choose(network, graph, data, learner.shared.owners.free(), seed=0)
+
+    def run() -> None:
+        part = learner.shared.cut(network, graph, chosen)
+        learner._fit(part.network, data, task.number, after_step=freeze(part.network.backbone, part.past))
+        learner.shared.copy_into(cloned(learner.backbone), part)
+
+    return run
+
+
+def searching(learner: StructuredLearner, task: se.continual.Task, head: nn.Module) -> Callable[[], object]:
+    data = task.data.to(learner.device)
+    graph = learner.shared.graph(head, 2, data.example().to(learner.device))
+    network = TaskNetwork(learner.backbone, head)
+
+    def run() -> None:
+        learner.selection = "learned"
+        learner._choose(network, graph, data, learner.shared.owners.free(), seed=0)
+        learner.selection = "random"
+
+    return run
+
+
+def make_backbone(model: str) -> nn.Module:
+    if model.startswith("resnet"):
+        network = getattr(se.zoo, model)()
+        network.fc = nn.Identity()
+        return network
+    return getattr(se.zoo, f"{model}_backbone")()
+
+
+def timed(run: Callable[[], object], device: str) -> float:
+    start = time.perf_counter()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

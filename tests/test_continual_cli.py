@@ -1,0 +1,71 @@
+"""`sens continual`, as a user runs it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+from torch import nn
+
+import structured_ensembles as se
+from structured_ensembles.cli.main import main
+
+CONTINUAL = ["continual", "--epochs", "2", "--batch_size", "64", "--quiet", "true"]
+
+
+def my_data() -> se.Data:
+    return se.load_data("digits")
+
+
+def my_backbone(width: int = 12) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU())
+
+
+def test_continual_leaves_a_whole_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    command = [*CONTINUAL, "--out", str(folder), "--prune", "0.6", "--method_arguments", '{"search_epochs": 1}']
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    files = {path.name for path in folder.iterdir()}
+    pictures = {"accuracy.png", "capacity.png"}
+    assert files == {"config.yaml", "result.json", "matrix.json", "learner.safetensors", *pictures}
+    result = json.loads((folder / "result.json").read_text())
+    learner = se.continual.StructuredLearner.load(folder / "learner.safetensors")
+    assert list(learner.learned) == [0, 1, 2, 3, 4]
+    assert (learner.prune, learner.search_epochs, learner.recipe.epochs) == (0.6, 1, 2)
+    tasks = se.continual.load_tasks("digits")
+    accuracies = [se.evaluate(learner.ensemble(task.number), task.data)["cls/accuracy"] for task in tasks]
+    assert result["figures"]["final_accuracy"] == pytest.approx(sum(accuracies) / 5)
+    assert result["matrix"]["rows"][-1] == pytest.approx(accuracies)
+    assert f"{100 * sum(accuracies) / 5:.2f} %" in shown
+    assert result["memory"]["masks"] == 5 * 142
+    for name in pictures:
+        with Image.open(folder / name) as picture:
+            assert picture.size[0] > 300
+    assert main(command) == 0
+    assert "done already" in capsys.readouterr().out
+
+
+def test_continual_takes_own_models_and_says_what_it_cannot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = [
+        "--model",
+        "test_continual_cli:my_backbone",
+        "--dataset",
+        "test_continual_cli:my_data",
+        "--method",
+        "batch-ensemble",
+    ]
+    assert main([*CONTINUAL, "--out", str(tmp_path / "a"), *own, "--tasks", "2"]) == 0
+    assert yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())["tasks"] == 2
+    for arguments, message in (
+        (own, "tasks must be given for 'test_continual_cli:my_data'"),
+        (["--tasks", "3"], "tasks must divide the 10 classes"),
+        (["--model", "vgg16"], "model must be one of half_vgg11, lenet5"),
+        (["--method", "naive", "--prune", "0.5"], "'naive' does not take these arguments"),
+        (["--method", "rehearsal"], "method must be one of naive, single"),
+    ):
+        capsys.readouterr()
+        assert main([*CONTINUAL, "--out", str(tmp_path / "b"), *arguments]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
