@@ -187,17 +187,7 @@ class Learner:
         """
         if not self.learned:
             raise ValueError("no task has been learned yet")
-        return self.surest({number: self.logits(x, number, batch_size) for number in self.learned}, together)
-
-    @staticmethod
-    def surest(logits: Mapping[int, Tensor], together: bool = False) -> Tensor:
-        """The task whose logits (samples, classes of the task) have the lowest relative entropy, (samples,)."""
-        classes = [max(own.shape[-1], 2) for own in logits.values()]
-        entropies = [entropy_of(own.softmax(-1)) / math.log(k) for own, k in zip(logits.values(), classes, strict=True)]
-        every = torch.stack(entropies)  # (tasks, samples)
-        if together:
-            every = every.mean(1, keepdim=True).expand_as(every)
-        return torch.tensor(list(logits))[every.argmin(0)]
+        return surest({number: self.logits(x, number, batch_size) for number in self.learned}, together)
 
     # Size and storage -----------------------------------------------------------------------------------------------
 
@@ -263,3 +253,13 @@ def cloned(module: nn.Module) -> nn.Module:
     copy = copy_with(module, lambda _, tensor: tensor.clone(), lambda _, tensor: tensor.clone())
     setattr(copy, ATTRIBUTE, origin_of(module))
     return copy
+
+
+def surest(logits: Mapping[int, Tensor], together: bool = False) -> Tensor:
+    """The task whose logits (samples, classes of the task) have the lowest relative entropy, (samples,)."""
+    classes = [max(own.shape[-1], 2) for own in logits.values()]
+    entropies = [entropy_of(own.softmax(-1)) / math.log(k) for own, k in zip(logits.values(), classes, strict=True)]
+    every = torch.stack(entropies)  # (tasks, samples)
+    if together:
+        every = every.mean(1, keepdim=True).expand_as(every)
+    return torch.tensor(list(logits))[every.argmin(0)]

@@ -130,7 +130,7 @@ class OwningLearner(Learner):
             return
         example = torch.zeros(2, *next(iter(self.learned.values())).shape, device=self.device)
         probe = nn.Linear(num_features(self.backbone, example), 1).to(self.device)
-        graph = self.shared.graph(probe, 1, example)
+        graph = self.shared.graph(probe, 0, example)  # under a head that no task has
         if graph.prunable != details["groups"]:
             raise ValueError("backbone has other neurons than the file")
         self.stages = {int(number): stage for number, stage in details["stages"].items()}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from structured_ensembles.continual.learner import Learner
+from structured_ensembles.continual.learner import Learner, surest
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.storage import resume
 from structured_ensembles.continual.tasks import Task
@@ -63,7 +63,7 @@ def without_identity(learner: Learner, tasks: Sequence[Task]) -> tuple[float, fl
     right = found = samples = 0
     for task in tasks:
         pairs = {number: predictions(learner.ensemble(number), task.data.split("test")) for number in learner.learned}
-        own = learner.surest({number: logits[0] for number, (logits, _) in pairs.items()}) == task.number
+        own = surest({number: logits[0] for number, (logits, _) in pairs.items()}) == task.number
         logits, targets = pairs[task.number]
         right += int((own & (logits[0].argmax(-1) == targets)).sum())
         found += int(own.sum())

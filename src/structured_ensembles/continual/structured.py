@@ -20,7 +20,7 @@ from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.owning import OwningLearner
 from structured_ensembles.data import Data
 from structured_ensembles.saliency import Scores, saliency
-from structured_ensembles.scaling import check_choice
+from structured_ensembles.scaling import Initial, Placement, check_choice
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Scope, Selection, select
 
@@ -34,7 +34,7 @@ class StructuredLearner(OwningLearner):
     prune: the share of neurons that a task leaves to others: of n it takes n - ⌈prune·(n-1)⌉.
     scope: rank the neurons of each "layer", or of the whole "network".
     extraction: "hard" ranks the free neurons only; "soft" ranks all, and the task takes the free ones among the chosen.
-    search_epochs: how long the scaling vectors are trained.
+    search_epochs, initial, placement: how long the scaling vectors are trained, how they are drawn, what they scale.
     selection: "learned", or a control: "random", "magnitude".
     seal: when a task is done, cut the connections from neurons outside its mask into its own.
     The other arguments are those of `Learner`.
@@ -50,6 +50,8 @@ class StructuredLearner(OwningLearner):
         extraction: Extraction = "hard",
         *,
         search_epochs: int = 10,
+        initial: Initial = "N(0,1)",
+        placement: Placement = "output",
         selection: Selection = "learned",
         seal: bool = True,
         **common: Unpack[Common],
@@ -59,16 +61,21 @@ class StructuredLearner(OwningLearner):
         check_choice("scope", scope, get_args(Scope))
         check_choice("extraction", extraction, get_args(Extraction))
         check_choice("selection", selection, get_args(Selection))
+        check_choice("initial", initial, get_args(Initial))
+        check_choice("placement", placement, get_args(Placement))
         if not isinstance(search_epochs, int) or search_epochs < 0:
             raise ValueError(f"search_epochs must be a whole number of at least 0, not {search_epochs!r}")
         super().__init__(backbone, seal=seal, **common)
         self.prune, self.scope, self.extraction = prune, scope, extraction
-        self.search_epochs, self.selection = search_epochs, selection
+        self.search_epochs, self.initial, self.placement = search_epochs, initial, placement
+        self.selection = selection
         self.settings |= {
             "prune": prune,
             "scope": scope,
             "extraction": extraction,
             "search_epochs": search_epochs,
+            "initial": initial,
+            "placement": placement,
             "selection": selection,
         }
 
@@ -98,6 +105,8 @@ class StructuredLearner(OwningLearner):
                 diversity=None,
                 epochs=self.search_epochs,
                 seed=seed,
+                initial=self.initial,
+                placement=self.placement,
                 batch_size=self.recipe.batch_size,
                 device=self.device,
                 quiet=self.quiet,
