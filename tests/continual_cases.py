@@ -110,3 +110,20 @@ def learn_and_check(learner: Learner, tasks: list[Task]) -> dict[int, Tensor]:
         for number, logits in before.items():
             assert torch.equal(logits, now[number]), f"task {number} changed with task {task.number}"
     return logits_of(learner, tasks)
+
+
+class Digits(nn.Module):
+    """Three convolutions of 16, 32 and 64 channels for 8×8 images: what split digits are learned with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(16, 32, 3, padding=1, bias=False)
+        self.conv3 = nn.Conv2d(32, 64, 3, padding=1, bias=False)
+        for conv in (self.conv1, self.conv2, self.conv3):
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        return F.relu(self.conv3(x)).mean((2, 3))

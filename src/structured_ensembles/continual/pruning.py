@@ -54,7 +54,7 @@ class PruningLearner(OwningLearner):
         free = self.shared.owners.free()
         if not free:
             warnings.warn(
-                f"task {number} finds no free neuron: it learns a head on the neurons of the past tasks", stacklevel=4
+                f"task {number} finds no free neuron: it learns a head on the neurons of the past tasks", stacklevel=3
             )
         part = self.shared.cut(network, graph, free)
         restore = freeze(part.network.backbone, part.past)

@@ -86,7 +86,7 @@ class StructuredLearner(OwningLearner):
         chosen = self._choose(network, graph, data, free, derived(self.seed, number, 2)) if free else {}
         if not any(chosen.values()):
             warnings.warn(
-                f"task {number} finds no free neuron: it learns a head on the neurons of the past tasks", stacklevel=4
+                f"task {number} finds no free neuron: it learns a head on the neurons of the past tasks", stacklevel=3
             )
         part = self.shared.cut(network, graph, chosen)
         losses = self._fit(part.network, data, number, after_step=freeze(part.network.backbone, part.past))

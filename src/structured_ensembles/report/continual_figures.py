@@ -76,9 +76,10 @@ def accuracy_against_memory(
         mean = 100 * sum(accuracies) / len(accuracies)
         spread = [[mean - 100 * min(accuracies)], [100 * max(accuracies) - mean]]
         colour = BLUE if name == highlight else GREY if name in (baseline, "single") else ORANGE
-        axis.errorbar(max(extra, 0.5), mean, spread, fmt="o", color=colour, capsize=3, markersize=7)
-        axis.annotate(name, (max(extra, 0.5), mean), xytext=(8, 4), textcoords="offset points", fontsize=9)
-    axis.set_xscale("symlog", linthresh=1)
+        axis.errorbar(extra, mean, spread, fmt="o", color=colour, capsize=3, markersize=7)
+        label = name.replace("_", " ")
+        axis.annotate(label, (extra, mean), xytext=(8, 4), textcoords="offset points", fontsize=9)
+    axis.set_xscale("symlog", linthresh=10)
     axis.set(xlabel="memory besides one backbone and the heads (bytes)", ylabel="accuracy (%)")
     axis.margins(x=0.18, y=0.1)
     axis.grid(axis="y", color=PALE)
