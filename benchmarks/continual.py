@@ -1,11 +1,12 @@
 """What it costs to train a task, in plain trainings of the same network.
 
-    python benchmarks/continual.py [--model half_vgg11] [--tasks 5] [--samples 512] [--epochs 2] [--json FILE]
+    python benchmarks/continual.py [--model half_vgg11] [--tasks 5] [--samples 1024] [--epochs 1] [--json FILE]
 
 One table, one run. The unit is a plain training: the whole backbone and a head, nothing masked, frozen or restored. The
 other rows train the tasks of a structured learner one after the other: cutting the task's part out, freezing, restoring
-after every step, and writing back are included. The search for a task's neurons is a row of its own. Times are medians
-over interleaved rounds, so that a busy machine slows all rows alike.
+after every step, and writing back are included. The search for a task's neurons is a row of its own. Rounds are
+interleaved, and a ratio is the median over the rounds of a row's time over that of the plain training in the same
+round: a machine that is busy now and then slows both.
 """
 
 import argparse
@@ -34,11 +35,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="half_vgg11", help="half_vgg11, lenet5, or resnet20 (with batch norms)")
     parser.add_argument("--tasks", type=int, default=5)
-    parser.add_argument("--samples", type=int, default=512)
+    parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -51,12 +52,12 @@ def main() -> None:
     for _ in range(arguments.repeats):
         for name, run in rows.items():
             times[name].append(timed(run, arguments.device))
-    unit = statistics.median(times["plain training"])
+    plain = times["plain training"]
     found = {
         name: {
             "ms": 1000 * statistics.median(own),
             "spread_ms": 1000 * (max(own) - min(own)),
-            "ratio": statistics.median(own) / unit,
+            "ratio": statistics.median(row / unit for row, unit in zip(own, plain, strict=True)),
         }
         for name, own in times.items()
     }
@@ -111,11 +112,12 @@ def training(learner: StructuredLearner, task: se.continual.Task, head: nn.Modul
     graph = learner.shared.graph(head, 2, data.example().to(learner.device))
     network = TaskNetwork(learner.backbone, head)
     chosen = learner._choose(network, graph, data, learner.shared.owners.free(), seed=0)
+    target = cloned(learner.backbone)
 
     def run() -> None:
         part = learner.shared.cut(network, graph, chosen)
         learner._fit(part.network, data, task.number, after_step=freeze(part.network.backbone, part.past))
-        learner.shared.copy_into(cloned(learner.backbone), part)
+        learner.shared.copy_into(target, part)
 
     return run
 

@@ -15,9 +15,9 @@ OWN = {"structured": {"prune": 0.7}}
 def test_split_digits(record_property: Callable[[str, object], None]) -> None:
     """The structured learner beats Pruning and BatchEnsemble, and is as good as SupSup in a 300th of its memory.
 
-    Epochs, rate and `prune` were chosen by validation accuracy over six seeds, for all methods together; the test figures
-    were looked at once. SupSup is ahead by 0.06 points, a third of the spread between seeds: the paper's win over it is
-    not seen here.
+    Epochs, rate and `prune` were chosen by validation accuracy over six seeds, for all methods together; the test
+    figures were looked at once. SupSup is ahead by 0.06 points, a third of the spread between seeds: the paper's win
+    over it is not seen here.
     """
     found: dict[str, list[AccuracyMatrix]] = {method: [] for method in LEARNERS}
     extra = {}

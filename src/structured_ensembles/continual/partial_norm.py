@@ -39,10 +39,11 @@ class PartlyFrozenNorm(nn.Module):
         with torch.no_grad():
             self.num_batches_tracked += 1
             share = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+            # Past channels get their own statistics back, to the bit: running + share · (running - running).
+            self.running_mean.lerp_(mean, share)
             count = x.numel() // x.shape[1]
-            unbiased = variance * (count / max(count - 1, 1))
-            for running, found in ((self.running_mean, mean), (self.running_var, unbiased)):
-                running.index_copy_(0, self.new, torch.lerp(running[self.new], found, share))
+            unbiased = torch.ones_like(variance).index_fill_(0, self.new, count / max(count - 1, 1))  # as torch has it
+            self.running_var.lerp_(variance * unbiased, share)
         return result
 
 
@@ -67,8 +68,8 @@ class _Normalize(torch.autograd.Function):
         result = F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
         ctx.save_for_backward(x, weight, mean, variance, new)
         ctx.eps = eps
-        ctx.mark_non_differentiable(new_mean, new_variance)
-        return result, new_mean, new_variance
+        ctx.mark_non_differentiable(mean, variance)
+        return result, mean, variance
 
     @staticmethod
     @once_differentiable  # type: ignore[misc]
