@@ -1,0 +1,66 @@
+"""The loop engine: member after member, on any device. What the other engine computes, in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from structured_ensembles.data.augmentation import augment, draw_crops
+from structured_ensembles.data.drawing import fold
+from structured_ensembles.ensemble import combined, member_outputs
+from structured_ensembles.losses import mean_loss
+from structured_ensembles.training.plan import Member, Plan, Result
+
+
+class LoopEngine:
+    """Every batch is drawn, augmented and normalised once, and every member takes its step on it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
+        plan, size = self.plan, self.plan.recipe.batch_size
+        losses = torch.zeros(len(active), device=plan.device)
+        for member in active:
+            member.network.train()
+        crops = draw_crops(plan.augmentation, plan.shape, len(plan.data.train), (plan.seed, epoch, 1), plan.device)
+        for step, (stored, targets) in enumerate(plan.data.train.batches(size, (plan.seed, epoch), plan.device)):
+            own = None if crops is None else crops[step * size : step * size + len(stored)]
+            inputs = plan.data.prepare(augment(stored, own))
+            rate = plan.recipe.rate_at(epoch * plan.steps + step, plan.steps)
+            for index, member in enumerate(active):
+                # Dropout: the same draws for a member alone and in a fleet.
+                torch.manual_seed(fold((plan.seed, epoch, step, 2)))
+                for group in member.optimizer.param_groups:
+                    group["lr"] = rate
+                with plan.autocast():
+                    outputs = member_outputs(member.network, inputs)
+                cost = mean_loss(plan.loss, outputs.float(), targets)
+                member.optimizer.zero_grad(set_to_none=True)
+                cost.backward()
+                member.optimizer.step()
+                losses[index] += cost.detach()
+            advance()
+        return (losses / plan.steps).tolist()
+
+    @torch.no_grad()
+    def validate(self, active: Sequence[Member]) -> list[Result]:
+        plan = self.plan
+        if plan.data.validation is None:
+            return [(None, None)] * len(active)
+        classifying = plan.data.task == "classification"
+        totals = torch.zeros(len(active), 2, dtype=torch.float64, device=plan.device)
+        seen = 0
+        for member in active:
+            member.network.eval()
+        for inputs, targets in plan.data.batches("validation", 512, device=plan.device):
+            for index, member in enumerate(active):
+                with plan.autocast():
+                    outputs = member_outputs(member.network, inputs).float()
+                totals[index, 0] += mean_loss(plan.loss, outputs, targets) * len(inputs)
+                if classifying:
+                    totals[index, 1] += (combined(outputs).argmax(-1) == targets).sum()
+            seen += len(inputs)
+        rows: list[list[float]] = (totals / seen).tolist()
+        return [(cost, accuracy if classifying else None) for cost, accuracy in rows]
