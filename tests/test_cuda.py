@@ -26,7 +26,7 @@ def test_the_walk_is_the_same_on_a_gpu() -> None:
     scores = se.saliency(on_gpu, graph, scales, data)
     for own, other in zip(scores, on_cpu, strict=True):
         for name, values in own.values.items():
-            torch.testing.assert_close(values, other.values[name], rtol=1e-3, atol=1e-6)
+            torch.testing.assert_close(values, other.values[name], rtol=5e-3, atol=1e-5)
     learned = se.learn_scales(on_gpu, graph, data, members=3, epochs=1)
     for name, values in learned.vectors.items():
         torch.testing.assert_close(values, scales.vectors[name], rtol=0, atol=5e-3)  # a handful of Adam steps of 1e-3
@@ -187,3 +187,38 @@ def test_our_weight_gradient_is_pytorchs(
     expected = torch.nn.grad.conv2d_weight(x.double(), weight.shape, dy.double(), stride, padding)
     found = weight_gradient(x, dy, weight, stride, padding)
     torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
+
+
+def test_prediction_replays_what_it_has_seen() -> None:
+    data = se.load_data("digits")
+    ensemble = se.Ensemble(networks(3, dropout=0.5)).cuda().eval()
+    ensemble.adopt(data)
+    x = data.test.inputs.cuda().float() / 255
+    with torch.enable_grad():
+        expected = [ensemble(x[:size]).detach() for size in (64, 1)]
+    for _ in range(3):
+        with torch.no_grad():
+            for size, reference in zip((64, 1), expected, strict=True):
+                torch.testing.assert_close(ensemble(x[:size]), reference, rtol=1e-3, atol=1e-3)
+    assert len(ensemble.replays.graphs) == 2
+    with torch.no_grad():
+        before = ensemble(x[:64])
+        other = ensemble(x[64:128])  # the same shape: not the earlier result
+        assert not torch.equal(before, other)
+        # Weights that were changed in place, that moved, and a member in training mode.
+        for parameter in ensemble.members[0].parameters():
+            parameter.mul_(2)
+        changed = ensemble(x[:64])
+        assert not torch.allclose(changed[0], before[0])
+        assert torch.equal(changed[1:], before[1:])
+        for parameter in ensemble.members[1].parameters():
+            parameter.data = parameter.data * 3
+        moved = ensemble(x[:64])
+        assert not torch.allclose(moved[1], before[1])
+        ensemble.members[2].train()
+        assert not torch.allclose(ensemble(x[:64])[2], before[2])
+    with torch.inference_mode():
+        ensemble.eval()
+        torch.testing.assert_close(ensemble(x[:64]), moved, rtol=1e-3, atol=1e-3)
+    pixels = x[:64].clone().requires_grad_()
+    assert torch.autograd.grad(ensemble(pixels).sum(), pixels)[0].abs().sum() > 0

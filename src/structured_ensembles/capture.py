@@ -7,6 +7,7 @@ captured step is the step itself, so that the code around it need not ask.
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -44,16 +45,26 @@ def captured(
         return step
     graph = torch.cuda.CUDAGraph()
     try:
-        _warm_up(step, device, state, modules)
-        for generator in generators():
-            graph.register_generator_state(generator)
-        # "thread_local": a loader's thread may pin memory meanwhile.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            step()
+        with _deterministic():
+            _warm_up(step, device, state, modules)
+            for generator in generators():
+                graph.register_generator_state(generator)
+            # "thread_local": a loader's thread may pin memory meanwhile.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                step()
     except Exception as error:
         torch.cuda.synchronize(device)
         raise CaptureError(str(error).split("\n", 1)[0]) from error
     return graph.replay
+
+
+def captured_if_possible(step: Step, device: torch.device, state: Callable[[], Iterable[Tensor]], **more: Any) -> Step:
+    """As `captured`; the step itself, and a warning, if it cannot be captured."""
+    try:
+        return captured(step, device, state, **more)
+    except CaptureError as error:
+        warnings.warn(f"this goes on without a CUDA graph, slower: {error}", stacklevel=2)
+        return step
 
 
 def side_by_side(parts: Sequence[Step], streams: Sequence[torch.cuda.Stream]) -> None:
@@ -117,6 +128,17 @@ def _host_state(modules: Sequence[nn.Module]) -> list[object]:
                 if name != "training" and isinstance(value, bool | int | float | str)
             ]
     return found
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """The same seed gives the same numbers, unless cuDNN was told to choose its algorithms by timing them."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = before or not torch.backends.cudnn.benchmark
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before
 
 
 @contextmanager

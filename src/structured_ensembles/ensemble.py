@@ -17,6 +17,7 @@ from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.arrays import as_inputs, stack_samples
 from structured_ensembles.data.dataset import Task, as_floats
 from structured_ensembles.history import History
+from structured_ensembles.replays import Replays
 from structured_ensembles.scaling import check_choice
 from structured_ensembles.selection import Subnet
 
@@ -76,12 +77,18 @@ class Ensemble(nn.Module):
         self.threshold = threshold
         self.input_shape: tuple[int, ...] | None = None  # of one input
         self.history: History | None = None  # of its training
+        self.replays = Replays()
 
     def __len__(self) -> int:
         return sum(getattr(member, "num_members", 1) for member in self.members)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs as users have them, pixels in [0,1] or uint8, (batch, …), to outputs (members, batch, classes)."""
+        """Inputs as users have them, pixels in [0,1] or uint8, (batch, …), to outputs (members, batch, classes).
+
+        On a GPU, without gradients, members run side by side, and shapes that come again do so as a CUDA graph.
+        """
+        if self.replays.fit(self, x):
+            return self.replays.outputs(self, x)
         prepared = self.prepare(x)
         return torch.cat([member_outputs(member, prepared) for member in self.members])
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MOST_CHANNELS = 16
-BLOCKS = 128  # of pixels, each summed by one program
+MOST_CHANNELS = 32
+MOST_BLOCKS = 128  # of pixels, each summed by one program
 
 
 def replaceable(network: nn.Module) -> list[nn.Conv2d]:
@@ -77,14 +77,14 @@ class _Convolution(torch.autograd.Function):
 
 
 def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    """The derivative of the weights, like `weight`; x (batch, inputs, h, w) and dy (batch, outputs, …) channels last."""
+    """The derivative of `weight`, from x (batch, inputs, …) and dy (batch, outputs, …), both channels last."""
     from structured_ensembles.training.kernels.weight_gradient import merge, products
 
     outputs, inputs, high, wide = weight.shape
     pixels = dy.numel() // outputs
     columns = high * wide * inputs
     deep = 64
-    per_block = -(-pixels // (BLOCKS * deep)) * deep
+    per_block = max(-(-pixels // (MOST_BLOCKS * deep)), 4) * deep
     blocks = -(-pixels // per_block)
     width = min(128, _power_of_two(columns))
     partial = torch.empty(blocks, outputs, columns, device=x.device)
@@ -95,7 +95,7 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, stride: int, padding:
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
     )  # fmt: skip
     result = torch.empty(outputs, high, wide, inputs, device=x.device, dtype=weight.dtype).permute(0, 3, 1, 2)
-    merge[(-(-outputs * columns // 64),)](partial, result, outputs * columns, blocks, WIDE=64)
+    merge[(-(-outputs * columns // 32),)](partial, result, outputs * columns, blocks, HIGH=64, WIDE=32)
     return result
 
 

@@ -20,11 +20,11 @@ from torch.func import functional_call
 
 from structured_ensembles.capture import Step, captured, side_by_side
 from structured_ensembles.data.drawing import fold
+from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.data.splits import Batch
 from structured_ensembles.ensemble import combined
 from structured_ensembles.losses import mean_loss
 from structured_ensembles.training.faster import faster, replaceable
-from structured_ensembles.training.feeds import Feed, feed_for
 from structured_ensembles.training.plan import Member, Plan, Result
 
 
@@ -36,11 +36,11 @@ class GraphEngine:
         self.cuda = plan.device.type == "cuda"
         self.rate = torch.zeros((), device=plan.device)
         self.rates = torch.zeros(plan.steps, device=plan.device)
-        data, shape = plan.data, plan.shape
-        self.training = feed_for(data.train, data, plan.recipe.batch_size, plan.augmentation, shape, plan.device)
+        data, size = plan.data, plan.recipe.batch_size
+        self.training = feed_for(data.train, data, size, plan.device, augmentation=plan.augmentation)
         self.validation: Feed | None = None
         if data.validation is not None:
-            self.validation = feed_for(data.validation, data, 512, "none", shape, plan.device)
+            self.validation = feed_for(data.validation, data, 512, plan.device)
         self.runners: list[Runner] = []
         self.streams: list[torch.cuda.Stream] = []
         self.steps: dict[tuple[str, int], Step] = {}

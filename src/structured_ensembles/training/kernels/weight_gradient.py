@@ -46,11 +46,13 @@ def products(
 
 
 @triton.jit
-def merge(partial, result, size, blocks, WIDE: tl.constexpr):
+def merge(partial, result, size, blocks, HIGH: tl.constexpr, WIDE: tl.constexpr):
     """The sum over the blocks: partial (blocks, size) gives result (size,)."""
     own = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     inside = own < size
     total = tl.zeros([WIDE], tl.float32)
-    for block in range(0, blocks):
-        total += tl.load(partial + block * size + own, mask=inside, other=0.0)
+    for start in range(0, blocks, HIGH):
+        block = start + tl.arange(0, HIGH)
+        there = (block < blocks)[:, None] & inside[None, :]
+        total += tl.sum(tl.load(partial + block[:, None] * size + own[None, :], mask=there, other=0.0), 0)
     tl.store(result + own, total.to(result.dtype.element_ty), mask=inside)

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import Augmentation, augment, draw_crops
+from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.drawing import Seed, shuffled
 from structured_ensembles.data.splits import Batch, Split, TensorSplit
 
@@ -33,9 +33,14 @@ class TableFeed:
     """Of a split in memory: an order and the crops of a whole epoch, drawn on the device and cut by the counter."""
 
     def __init__(
-        self, split: TensorSplit, data: Data, size: int, augmentation: Augmentation, shape: tuple[int, ...]
+        self,
+        split: TensorSplit,
+        data: Data,
+        size: int,
+        augmentation: Augmentation,
+        dtype: torch.dtype,
     ) -> None:
-        self.split, self.data, self.size, self.augmentation, self.shape = split, data, size, augmentation, shape
+        self.split, self.data, self.size, self.augmentation, self.dtype = split, data, size, augmentation, dtype
         full, rest = divmod(len(split), size)
         self.sizes: tuple[int, ...] = tuple(own for own, number in ((size, full), (rest, rest)) if number)
         self.step = torch.zeros(1, dtype=torch.int64, device=split.index.device)
@@ -56,17 +61,18 @@ class TableFeed:
         places = self.step * self.size + torch.arange(size, device=self.step.device)
         rows = self.order[places]
         crops = None if self.crops is None else self.crops[places]
-        return self.data.prepare(augment(self.split.inputs[rows], crops)), self.split.targets[rows]
+        return _ready(self.data, augment(self.split.inputs[rows], crops), self.split.targets[rows], self.dtype)
 
     def _crops(self, seed: Seed) -> Tensor | None:
-        return draw_crops(self.augmentation, self.shape, len(self.split), seed, self.step.device)
+        shape = tuple(self.split.inputs.shape[1:])
+        return draw_crops(self.augmentation, shape, len(self.split), seed, self.step.device)
 
 
 class StreamFeed:
     """Of a loader: each batch is copied to a place where the captured step finds it."""
 
-    def __init__(self, split: Split, data: Data, size: int, device: torch.device) -> None:
-        self.split, self.data, self.size, self.device = split, data, size, device
+    def __init__(self, split: Split, data: Data, size: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.split, self.data, self.size, self.device, self.dtype = split, data, size, device, dtype
         self.places: dict[int, Batch] = {}
         first = next(iter(split.batches(size, device=device)))
         self._put(*first)
@@ -80,8 +86,7 @@ class StreamFeed:
             yield len(inputs)
 
     def batch(self, size: int) -> Batch:
-        inputs, targets = self.places[size]
-        return self.data.prepare(inputs), targets
+        return _ready(self.data, *self.places[size], self.dtype)
 
     def _put(self, inputs: Tensor, targets: Tensor) -> None:
         size = len(inputs)
@@ -93,8 +98,19 @@ class StreamFeed:
 
 
 def feed_for(
-    split: Split, data: Data, size: int, augmentation: Augmentation, shape: tuple[int, ...], device: torch.device
+    split: Split,
+    data: Data,
+    size: int,
+    device: torch.device,
+    *,
+    augmentation: Augmentation = "none",
+    dtype: torch.dtype = torch.float32,
 ) -> Feed:
+    """The batches of a split of `data`, in memory (then on the device) or streamed."""
     if isinstance(split, TensorSplit):
-        return TableFeed(split, data, size, augmentation, shape)
-    return StreamFeed(split, data, size, device)
+        return TableFeed(split.to(device), data, size, augmentation, dtype)
+    return StreamFeed(split, data, size, device, dtype)
+
+
+def _ready(data: Data, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> Batch:
+    return data.prepare(inputs, dtype), targets.to(dtype) if targets.is_floating_point() else targets
