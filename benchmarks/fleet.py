@@ -3,9 +3,9 @@
     python benchmarks/fleet.py [--models resnet20 vgg11 resnet32] [--members 1 5 15] [--compiled 5] [--json FILE]
 
 Networks have lost half of the inner channels of their blocks (structured members at prune=0.5). A step is forward,
-backward, SGD with momentum, at batch 128. Ours also draws, crops, flips and normalises the batch and is timed over whole
-epochs of `train`, drawing their order included; the others get a batch that lies ready on the device. All times are of one
-run; the column "of one" is the ratio to one full network in plain PyTorch (float32, eager).
+backward, SGD with momentum, at batch 128. Ours also draws, crops, flips and normalises the batch, and is timed over
+whole epochs of `train`, drawing their order included; the others get a batch that lies ready on the device. All times
+are of one run; the column "of one" is the ratio to one full network in plain PyTorch (float32, eager).
 
     one full network, eager    what a user has: plain PyTorch
     eager loop                 the members one after the other, float32

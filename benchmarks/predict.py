@@ -2,8 +2,8 @@
 
     python benchmarks/predict.py [--model resnet20] [--members 5] [--json FILE]
 
-Our ensemble (on a GPU: members side by side in a CUDA graph), an eager loop over the same members, one full network, and
-ONNX Runtime, on the CPU, where it is installed. All in one run; inputs lie on the device.
+Our ensemble (on a GPU: members side by side in a CUDA graph), an eager loop over the same members, one full network,
+and ONNX Runtime, on the CPU, where it is installed. All in one run; inputs lie on the device.
 """
 
 import tempfile

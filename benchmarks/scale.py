@@ -1,6 +1,6 @@
 """How the cost of training grows: with the number of members, with the share that is pruned, with the data.
 
-    python benchmarks/scale.py [--model resnet20] [--members 1 2 4 8 16] [--prunes 0 0.25 …] [--json FILE] [--figure FILE]
+    python benchmarks/scale.py [--model resnet20] [--members 1 2 4 …] [--prunes 0 0.25 …] [--json FILE] [--figure FILE]
 
 Three tables and one figure. The first two are milliseconds per step, the third seconds per epoch.
 """
@@ -35,11 +35,13 @@ def main() -> None:
     )
     size, classes = SIZES[arguments.model]
     data = synthetic(arguments.steps * arguments.batch, size, classes)
-    rows = []
-    for members in arguments.members:
-        rows.append({"what": "members", "x": members, **ours(cut(arguments, members, 0.5), data, arguments)})
-    for prune in arguments.prunes:
-        rows.append({"what": "prune", "x": prune, **ours(cut(arguments, 5, prune), data, arguments)})
+    rows = [
+        *(
+            {"what": "members", "x": own, **ours(cut(arguments, own, 0.5), data, arguments)}
+            for own in arguments.members
+        ),
+        *({"what": "prune", "x": own, **ours(cut(arguments, 5, own), data, arguments)} for own in arguments.prunes),
+    ]
     for samples in arguments.samples:
         one = argparse.Namespace(**{**vars(arguments), "steps": samples // arguments.batch})
         figures = ours(cut(arguments, 5, 0.5), synthetic(samples, size, classes), one)

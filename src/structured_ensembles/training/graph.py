@@ -81,16 +81,15 @@ class GraphEngine:
             return
         self.steps.clear()  # before anything new is made, so that its memory is free
         self.runners = [Runner(member, self.plan, self.rate) for member in active]
-        self.training.step.zero_()
         if self.cuda:
             self.streams = [torch.cuda.Stream(self.plan.device) for _ in active]
         pool = torch.cuda.graph_pool_handle() if self.cuda else None
-        kinds: list[tuple[str, Feed | None, Callable[[int], None]]] = [
-            ("train", self.training, self._train_step),
-            ("validate", self.validation, self._validation_step),
-        ]
+        kinds: list[tuple[str, Feed, Callable[[int], None]]] = [("train", self.training, self._train_step)]
+        if self.validation is not None:
+            kinds.append(("validate", self.validation, self._validation_step))
         for kind, feed, function in kinds:
-            for size in () if feed is None else feed.sizes:
+            for size in feed.sizes:
+                feed.step.zero_()
                 self.steps[kind, size] = captured(
                     partial(function, size),
                     self.plan.device,
