@@ -241,6 +241,29 @@ def test_bad_arguments_and_models_are_named() -> None:
         BatchEnsembleNetwork(model, ["0"], 2)
 
 
+class Transformer(nn.Module):
+    """Its attention reads weights without calling the layers that own them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 8)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embed(x)).mean(1))
+
+
+def test_a_transformer_shares_its_attention() -> None:
+    torch.manual_seed(0)
+    model, x = Transformer().eval(), torch.randn(4, 5, 6)
+    layers = called_layers(model, x).all
+    assert layers == ("embed", "encoder.linear1", "encoder.linear2", "head")
+    network = BatchEnsembleNetwork(model, layers, 3).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), looped(network, model, x), rtol=1e-5, atol=1e-5)
+
+
 def test_lower_precision_stays_lower() -> None:
     network, _, x = made("convolutions")
     seen = []

@@ -107,6 +107,14 @@ def test_same_input_same_answer_in_whatever_batch() -> None:
     assert not torch.isclose(reseeded.logits(x), logits).any(-1).all()
 
 
+def test_rounding_errors_of_the_input_change_nothing_else() -> None:
+    """Another device may normalise pixels with other rounding errors: the same elements are dropped all the same."""
+    network = DropoutNetwork(two_layers(), ["1"], 5).eval()
+    x = torch.randint(256, (40, 8)) / 255
+    torch.testing.assert_close(network(x * (1 + 1e-7)), network(x), rtol=1e-4, atol=1e-5)
+    assert (masks(network, x + 0.01) != masks(network, x)).flatten(2).any(-1).all()
+
+
 def test_many_samples_are_the_weight_scaled_network() -> None:
     """Of a linear model the mean over dropout is the model without it."""
     model = two_layers(50).eval()

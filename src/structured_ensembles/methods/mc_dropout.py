@@ -118,8 +118,9 @@ class SampledDropout(nn.Module):
         salt = _as_int32(self.number * 0x9E3779B9 + self.calls * 0x85EBCA6B)
         self.calls += 1
         hashed = mixed(self.keys[:, None] + mixed(positions + salt))
-        kept = (hashed & MAXIMUM) >= int(self.probability * MAXIMUM)
-        return x * (kept.to(x.dtype) / (1 - self.probability)).view(x.shape)
+        hashed &= MAXIMUM
+        kept = (hashed >= int(self.probability * MAXIMUM)).to(x.dtype)
+        return x * kept.view(x.shape) / (1 - self.probability)
 
 
 def _drop(layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
@@ -134,15 +135,20 @@ def mixed(x: Tensor) -> Tensor:
 
     Integers wrap around on every device, so that all agree.
     """
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        x = (x ^ ((x >> shift) & (2 ** (32 - shift) - 1))) * _as_int32(factor)
-    return x ^ ((x >> 16) & 0xFFFF)
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        shifted = x >> shift  # the only new memory, which costs more than the arithmetic
+        shifted &= 2 ** (32 - shift) - 1
+        shifted ^= x
+        shifted *= _as_int32(factor)
+        x = shifted
+    return x
 
 
 def _sample_keys(x: Tensor, members: int, seed: int) -> Tensor:
     """A number for each sample of each row, (members * batch,) int32, from the row's contents."""
     rows = x.detach().flatten(1)
-    bits = rows.float().contiguous().view(torch.int32) if rows.is_floating_point() else rows.to(torch.int32)
+    # To eight bits, which devices that normalise pixels with other rounding errors still agree on.
+    bits = (rows.bfloat16().view(torch.int16) if rows.is_floating_point() else rows).to(torch.int32)
     positions = torch.arange(bits.shape[1], dtype=torch.int32, device=x.device)
     contents = mixed(bits + mixed(positions)).sum(1, dtype=torch.int32)
     samples = torch.arange(members, dtype=torch.int32, device=x.device)
