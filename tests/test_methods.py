@@ -167,6 +167,21 @@ def test_a_pass_never_waits_for_the_host(kind: str, repeat: str, training: bool)
     assert outputs.shape == (own, 7, 10)
 
 
+@pytest.mark.parametrize("kind", ["batch-ensemble", "mc"])
+@pytest.mark.parametrize("training", [False, True])
+def test_channels_last_stay_last(kind: str, training: bool) -> None:
+    """Or convolutions in lower precision would be slow on a GPU."""
+    network = converted(kind).to(memory_format=torch.channels_last).train(training)
+    seen = []
+    for part in network.modules():
+        if isinstance(part, nn.BatchNorm2d) and part.num_features > 1:
+            part.register_forward_pre_hook(lambda _part, inputs: seen.append(inputs[0]))
+    network(torch.randn(4, 1, 8, 8).contiguous(memory_format=torch.channels_last))
+    assert len(seen) == 19
+    assert all(x.is_contiguous(memory_format=torch.channels_last) for x in seen)
+    assert not any(x.is_contiguous() for x in seen if x.shape[2] > 1)
+
+
 def test_plain_ensembles_are_still_written_for_earlier_versions(tmp_path: Path) -> None:
     def envelope(path: Path) -> dict[str, Any]:
         with safe_open(path, "pt") as file:

@@ -89,7 +89,7 @@ class BatchEnsembleNetwork(nn.Module):
         """(batch, …) to (members, batch, classes), or (1, batch, classes) in training if rows are split."""
         members, batch = self.num_members, len(x)
         if not (self.training and self.repeat == "split"):
-            return self.network(x.repeat(members, *[1] * (x.dim() - 1))).unflatten(0, (members, -1))
+            return self.network(torch.cat([x] * members)).unflatten(0, (members, -1))
         if batch % members == 0:
             return self.network(x)[None]
         filled, own = _dealt(batch, members, x.device)

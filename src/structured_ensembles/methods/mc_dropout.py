@@ -85,7 +85,7 @@ class DropoutNetwork(nn.Module):
         for dropout in dropouts:
             dropout.keys, dropout.calls = keys, 0
         try:
-            return self.network(x.repeat(members, *[1] * (x.dim() - 1))).unflatten(0, (members, -1))
+            return self.network(torch.cat([x] * members)).unflatten(0, (members, -1))
         finally:
             for dropout in dropouts:
                 dropout.keys = None
