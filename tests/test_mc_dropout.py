@@ -142,6 +142,15 @@ def test_training_draws_from_the_random_state() -> None:
     assert not torch.equal(found, network(x))
 
 
+def test_every_layer_drops_other_elements() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(8, 100), nn.Linear(100, 100), nn.Linear(100, 3))
+    network = DropoutNetwork(model, ["1", "2"], 5).eval()
+    x = torch.randn(6, 8)
+    agreement = (masks(network, x, "1") == masks(network, x, "2")).double().mean()
+    assert 0.58 < float(agreement) < 0.67  # 0.625 by chance
+
+
 class Twice(nn.Module):
     """Calls one layer twice, and folds its tokens into the batch."""
 
