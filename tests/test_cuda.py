@@ -8,6 +8,9 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
+from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
+from structured_ensembles.methods.layers import called_layers
+from structured_ensembles.methods.mc_dropout import DropoutNetwork
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -222,3 +225,36 @@ def test_prediction_replays_what_it_has_seen() -> None:
         torch.testing.assert_close(ensemble(x[:64]), moved, rtol=1e-3, atol=1e-3)
     pixels = x[:64].clone().requires_grad_()
     assert torch.autograd.grad(ensemble(pixels).sum(), pixels)[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", ["tile", "split", "dropout"])
+@pytest.mark.parametrize("training", [False, True])
+def test_networks_of_several_members_can_be_captured(kind: str, training: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch.manual_seed(0)
+    model, example = se.zoo.lenet5(in_channels=1), torch.randn(13, 1, 28, 28)
+    layers = called_layers(model, example)
+    network = (
+        DropoutNetwork(model, layers.hidden, 5)
+        if kind == "dropout"
+        else BatchEnsembleNetwork(model, layers.all, 5, kind)
+    ).train(training)
+    on_cpu = network(example)
+    network.cuda()
+    x = example.cuda()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # warm-up, which capture needs
+        network(x).sum().backward()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    network.zero_grad()
+    with torch.cuda.graph(graph):
+        outputs = network(x)
+        outputs.sum().backward()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert outputs.shape == on_cpu.shape
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in network.parameters())
+    if not (training and kind == "dropout"):  # the hash drops the same elements everywhere
+        torch.testing.assert_close(outputs.cpu(), on_cpu, rtol=1e-3, atol=1e-4)

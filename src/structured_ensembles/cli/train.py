@@ -43,18 +43,19 @@ def train(
         out: the run folder; by default runs/DATASET-MODEL-METHOD-SEED
         dataset: a name (sens datasets), or package.module:function that returns a Data
         model: a name (sens models), or package.module:function that returns a network
-        method: single, deep, structured, or package.module:function
+        method: single, deep, structured, random, magnitude, narrow, snapshot, batch-ensemble, mc-dropout, or
+            package.module:function
         members: how many networks
-        prune: the share of neurons each member loses (structured)
-        memory: instead of prune, how much all members may weigh, in networks (structured)
-        scope: rank the neurons of each layer, or of the whole network (structured)
+        prune: the share of neurons each member loses (structured, random, magnitude, narrow)
+        memory: instead of prune, how much all members may weigh, in networks (the same)
+        scope: rank the neurons of each layer, or of the whole network (structured, random, magnitude)
         selection: how neurons are chosen (structured)
         seed: of everything random
         recipe: how to train
         changes: parts of the recipe to change, such as {rate: 0.01}
         epochs: how long to train; short for changes.epochs
         model_arguments: what the model function is called with, besides the classes and channels of the data
-        method_arguments: further arguments of the method
+        method_arguments: further arguments of the method, such as {repeat: split} of batch-ensemble
         storage: how weights are stored in the file; what that costs is shown
         root: where data sets are kept
         device: auto, cpu, cuda, …
