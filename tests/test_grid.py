@@ -58,15 +58,6 @@ def meet(own: Path, other: Path) -> tuple[int, str | None, int]:
     return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"), torch.get_num_threads()
 
 
-def run_once(folder: Path) -> str:
-    """As a run folder behaves: what is done returns at once."""
-    if (folder / "result").exists():
-        return "was done"
-    folder.mkdir(exist_ok=True)
-    (folder / "result").touch()
-    return "did it"
-
-
 @dataclass(frozen=True)
 class Grid:
     backend: str
@@ -177,37 +168,32 @@ def test_the_current_dask_client_is_used_and_left_open() -> None:
         assert client.submit(square, 4).result() == 16
 
 
-SCRIPT = """
-import os, sys, time
-from pathlib import Path
-from structured_ensembles.grid import Job, run_grid
+def work(folder: Path, name: str, seconds: float) -> str:
+    """As a run folder behaves: what is done returns at once."""
+    if (folder / name).exists():
+        return "was done"
+    (folder / f"{name}.pid").write_text(str(os.getpid()))
+    time.sleep(seconds)
+    (folder / name).touch()
+    return "did it"
 
-folder = Path(sys.argv[1])
 
-def work(name, seconds):
-    if not (folder / name).exists():
-        (folder / f"{name}.pid").write_text(str(os.getpid()))
-        time.sleep(seconds)
-        (folder / name).touch()
-        return "did it"
-    return "was done"
-
-if __name__ == "__main__":
-    jobs = [Job("short", work, {"name": "short", "seconds": 0})]
-    jobs += [Job(f"long{n}", work, {"name": f"long{n}", "seconds": float(sys.argv[3])}) for n in range(3)]
-    print([outcome.result for outcome in run_grid(jobs, sys.argv[2], workers=2)])
-"""
+def short_and_long_jobs(folder: Path, seconds: float) -> list[Job]:
+    jobs = [Job("short", work, {"folder": folder, "name": "short", "seconds": 0})]
+    jobs += [Job(f"long{n}", work, {"folder": folder, "name": f"long{n}", "seconds": seconds}) for n in range(3)]
+    return jobs
 
 
 def test_an_interrupted_grid_ends_at_once_and_goes_on_later(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-
-    def command(backend: str, seconds: int) -> list[str]:
-        return [sys.executable, str(script), str(tmp_path), backend, str(seconds)]
-
+    script = "import sys, test_grid as t; t.run_grid(t.short_and_long_jobs(t.Path(sys.argv[1]), 100), workers=2)"
     # A session of its own, and the signal to all of it: that is what Ctrl-C in a terminal does.
-    grid = subprocess.Popen(command("loky", 100), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    grid = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        cwd=Path(__file__).parent,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     deadline = time.monotonic() + 60
     while not ((tmp_path / "short").exists() and (tmp_path / "long0.pid").exists()):
         assert grid.poll() is None
@@ -223,24 +209,18 @@ def test_an_interrupted_grid_ends_at_once_and_goes_on_later(tmp_path: Path) -> N
         assert not Path("/proc", path.read_text()).exists()
     assert not (tmp_path / "long0").exists()
 
-    again = subprocess.run(command("sequential", 0), capture_output=True, text=True, timeout=60, check=True)
-    assert again.stdout.strip() == "['was done', 'did it', 'did it', 'did it']"
-
-
-def test_jobs_that_are_done_are_not_done_again(tmp_path: Path) -> None:
-    jobs = [Job(name, run_once, {"folder": tmp_path / name}) for name in "abc"]
-    run_grid(jobs[:2], "sequential")
-    assert [outcome.result for outcome in run_grid(jobs, "sequential")] == ["was done", "was done", "did it"]
+    again = run_grid(short_and_long_jobs(tmp_path, 0), "sequential")
+    assert [outcome.result for outcome in again] == ["was done", "did it", "did it", "did it"]
 
 
 def test_interruption_of_a_sequential_grid_leaves_what_is_done(tmp_path: Path) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    jobs = [Job("a", run_once, {"folder": tmp_path / "a"}), Job("stop", interrupt), Job("b", run_once)]
+    short, *longer = short_and_long_jobs(tmp_path, 0)
     with pytest.raises(KeyboardInterrupt):
-        run_grid(jobs, "sequential")
-    assert (tmp_path / "a" / "result").exists()
+        run_grid([short, Job("stop", interrupt), *longer], "sequential")
+    assert [outcome.result for outcome in run_grid([short, *longer], "sequential")] == ["was done", *["did it"] * 3]
 
 
 def test_the_bar_counts_failures_on_a_terminal_and_is_silent_elsewhere(
