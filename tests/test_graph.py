@@ -17,7 +17,7 @@ def stepwise(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Choose the engine: the graph's steps, or the loop."""
 
     def choose(graph: bool) -> None:
-        monkeypatch.setattr(fleet, "_captured", lambda recipe, device: graph)
+        monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: graph)
 
     return choose
 

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from structured_ensembles.parallel import rank
+
 
 @contextmanager
 def progress(
@@ -24,7 +26,9 @@ def progress(
     ]
     if time_left:
         columns.append(TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
+    with Progress(
+        *columns, console=console, disable=quiet or rank() > 0 or not console.is_terminal, transient=True
+    ) as bar:
         task = bar.add_task(description, total=total, figures="")
 
         def advance(**figures: float | str) -> None:

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,7 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.discarding import discard_threshold
 from structured_ensembles.history import COLUMNS, History, Row
 from structured_ensembles.losses import Loss, loss_for
+from structured_ensembles.parallel import rank
 from structured_ensembles.training.checkpoint import (
     load_checkpoint,
     optimizer_tensors,
@@ -38,6 +40,7 @@ from structured_ensembles.training.checkpoint import (
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.graph import GraphEngine
 from structured_ensembles.training.loop import LoopEngine
+from structured_ensembles.training.mesh import Mesh, collect_tensors, gather, mesh_for, spread
 from structured_ensembles.training.plan import Engine, Member, Plan, Result
 from structured_ensembles.training.recipe import Recipe
 
@@ -62,17 +65,18 @@ def train(
     """
     recipe = recipe or Recipe.named("modern")
     where = pick_device(device, ensemble)
-    captured = _captured(recipe, where)
+    mesh = mesh_for(len(ensemble.members), where)
+    captured = _captured(recipe, where, mesh)
     ensemble.adopt(data)
     ensemble.to(where)
-    plan = _plan(data.to(where), recipe, loss, seed, where)
+    plan = _plan(data.to(where), recipe, loss, seed, where, mesh)
     path = None if checkpoint is None else Path(checkpoint)
     identity = _identity(ensemble, data, recipe, seed)
     cuda = [where] if where.type == "cuda" else []
     with (
         _channels_last(ensemble),
         torch.random.fork_rng(devices=cuda),
-        Display(len(ensemble.members), recipe.epochs, plan.steps, data.task, quiet) as display,
+        Display(len(ensemble.members), recipe.epochs, plan.steps, data.task, quiet or rank() > 0) as display,
     ):
         networks = list(ensemble.members)
         fleet = [Member(network, recipe.optimizer_for(network, captured), _copy(network)) for network in networks]
@@ -83,23 +87,27 @@ def train(
             if not active:
                 break
             start = time.perf_counter()
+            own = {number: member for number, member in active.items() if mesh.trains(number)}
             try:
-                losses, results = _epoch(engine, list(active.values()), epoch, display)
+                losses, results = _epoch(engine, list(own.values()), epoch, display)
             except CaptureError as error:  # before anything was trained
                 warnings.warn(f"training goes on without a CUDA graph, slower: {error}", stacklevel=2)
                 engine = LoopEngine(plan)
-                losses, results = _epoch(engine, list(active.values()), epoch, display)
+                losses, results = _epoch(engine, list(own.values()), epoch, display)
             seconds = time.perf_counter() - start
             rate = recipe.rate_at((epoch + 1) * plan.steps - 1, plan.steps)
-            for (number, member), cost, result in zip(active.items(), losses, results, strict=True):
-                history.rows.append(dict(zip(COLUMNS, (epoch, number, rate, cost, *result, seconds), strict=True)))
-                _judge(member, number, history.rows[-1], recipe)
-                if member.stopped:
-                    history.stopped[number] = member.stopped
+            rows = [
+                dict(zip(COLUMNS, (epoch, number, rate, cost, *result, seconds), strict=True))
+                for number, cost, result in zip(own, losses, results, strict=True)
+            ]
+            for (number, member), row in zip(own.items(), rows, strict=True):
+                _judge(member, number, row, recipe)
+            _tell(fleet, history, own, rows, mesh)
             display.epoch(epoch, history, rate)
             if path is not None:
-                _save(path, fleet, history, epoch + 1, identity)
-        for member in fleet:
+                _save(path, fleet, history, epoch + 1, identity, mesh)
+        for number, member in enumerate(fleet):
+            spread(list(member.best.values()), mesh.source(number))
             member.network.load_state_dict(member.best)
             member.network.eval()
     if data.validation is not None and data.task == "classification":
@@ -109,22 +117,47 @@ def train(
 
 
 def _epoch(engine: Engine, active: Sequence[Member], epoch: int, display: Display) -> tuple[list[float], list[Result]]:
+    if not active:  # those of this process have all stopped, others have not
+        return [], []
     return engine.train_epoch(active, epoch, display.step), engine.validate(active)
 
 
-def _captured(recipe: Recipe, device: torch.device) -> bool:
-    """Whether a CUDA graph does the work."""
+def _tell(
+    fleet: Sequence[Member], history: History, own: Mapping[int, Member], rows: Sequence[Row], mesh: Mesh
+) -> None:
+    """Let every process know what became of every member in this epoch."""
+    speaks = mesh.data_place == 0
+    news = [(row, _standing(own[int(row["member"] or 0)])) for row in rows] if speaks else []
+    for row, standing in sorted((item for part in gather(news) for item in part), key=lambda item: item[0]["member"]):
+        number = row["member"]
+        history.rows.append(row)
+        _take_standing(fleet[number], standing)
+        if fleet[number].stopped:
+            history.stopped[number] = fleet[number].stopped or ""
+
+
+def _standing(member: Member) -> dict[str, Any]:
+    return {"score": member.best_score, "epoch": member.best_epoch, "rise": member.rise, "stopped": member.stopped}
+
+
+def _take_standing(member: Member, standing: Mapping[str, Any]) -> None:
+    member.best_score, member.best_epoch = standing["score"], standing["epoch"]
+    member.rise, member.stopped = standing["rise"], standing["stopped"]
+
+
+def _captured(recipe: Recipe, device: torch.device, mesh: Mesh) -> bool:
+    """Whether a CUDA graph does the work: not where processes have to exchange derivatives in a step."""
     if recipe.engine == "graph" and device.type != "cuda":
         raise ValueError(f"engine must be 'loop' or 'auto' on {device}: 'graph' is for CUDA devices")
-    return device.type == "cuda" and recipe.engine != "loop"
+    return device.type == "cuda" and recipe.engine != "loop" and mesh.data_places == 1
 
 
-def _plan(data: Data, recipe: Recipe, loss: Loss | None, seed: int, device: torch.device) -> Plan:
+def _plan(data: Data, recipe: Recipe, loss: Loss | None, seed: int, device: torch.device, mesh: Mesh) -> Plan:
     streamed = not isinstance(data.train, TensorSplit)
     shape = data.shape
     augmentation = "none" if streamed else resolved(recipe.augmentation, shape)
     steps = data.num_batches("train", recipe.batch_size)
-    return Plan(data, recipe, _loss(data, recipe, loss), seed, device, augmentation, shape, steps)
+    return Plan(data, recipe, _loss(data, recipe, loss), seed, device, augmentation, shape, steps, mesh)
 
 
 @contextmanager
@@ -190,15 +223,19 @@ def _identity(ensemble: Ensemble, data: Data, recipe: Recipe, seed: int) -> str:
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
-def _save(path: Path, fleet: list[Member], history: History, next_epoch: int, identity: str) -> None:
+def _save(path: Path, fleet: list[Member], history: History, next_epoch: int, identity: str, mesh: Mesh) -> None:
     tensors: dict[str, Tensor] = {}
     for number, member in enumerate(fleet):
+        if rank() != mesh.source(number):
+            continue
         tensors |= {f"{number}.now.{name}": tensor for name, tensor in _copy(member.network).items()}
         tensors |= {f"{number}.best.{name}": tensor for name, tensor in member.best.items()}
         tensors |= optimizer_tensors(f"{number}.optimizer.", member.optimizer)
-    members = [{"score": m.best_score, "epoch": m.best_epoch, "rise": m.rise, "stopped": m.stopped} for m in fleet]
-    state = {"identity": identity, "epoch": next_epoch, "members": members, "rows": history.rows}
-    save_checkpoint(path, tensors, state)
+    everything = collect_tensors(tensors)
+    if everything is not None:
+        members = [_standing(member) for member in fleet]
+        state = {"identity": identity, "epoch": next_epoch, "members": members, "rows": history.rows}
+        save_checkpoint(path, everything, state)
 
 
 def _resume(path: Path | None, fleet: list[Member], identity: str) -> tuple[History, int]:
@@ -218,8 +255,7 @@ def _resume(path: Path | None, fleet: list[Member], identity: str) -> tuple[Hist
         member.network.load_state_dict(_named(tensors, f"{number}.now.", device))
         member.best = _named(tensors, f"{number}.best.", device)
         restore_optimizer(f"{number}.optimizer.", member.optimizer, tensors)
-        member.best_score, member.best_epoch = kept["score"], kept["epoch"]
-        member.rise, member.stopped = kept["rise"], kept["stopped"]
+        _take_standing(member, kept)
         if member.stopped:
             history.stopped[number] = member.stopped
     return history, state["epoch"]

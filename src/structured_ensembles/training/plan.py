@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.losses import Loss
+from structured_ensembles.training.mesh import Mesh
 from structured_ensembles.training.recipe import Recipe
 
 Result = tuple[float | None, float | None]  # loss and accuracy on the validation split; None where there is none
@@ -31,6 +32,7 @@ class Plan:
     augmentation: Augmentation
     shape: tuple[int, ...]  # of one input
     steps: int  # in an epoch
+    mesh: Mesh = field(default_factory=Mesh)
 
     @property
     def halved(self) -> bool:
