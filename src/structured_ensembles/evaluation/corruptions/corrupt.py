@@ -45,7 +45,8 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0, *, first: i
     seed, first: what is drawn for an image depends on the seed, the name and the image's number in its set, and on
         nothing else; `first` is the number of the first image here. So any batches of a set give the same images.
     """
-    check_corruption(name, severity)
+    check_name(name)
+    check_severity(severity)
     check_images(images)
     size = max(1, PIECE.get(images.device.type, PIECE["cuda"]) // images[0].numel())
     result = torch.empty_like(images, memory_format=torch.contiguous_format)
@@ -57,9 +58,12 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0, *, first: i
     return result
 
 
-def check_corruption(name: str, severity: int) -> None:
+def check_name(name: str) -> None:
     if name not in CORRUPTIONS:
         raise ValueError(f"name must be one of {', '.join(CORRUPTIONS)}, not {name!r}")
+
+
+def check_severity(severity: int) -> None:
     if severity not in SEVERITIES:
         raise ValueError(f"severity must be one of {', '.join(map(str, SEVERITIES))}, not {severity!r}")
 

@@ -14,7 +14,7 @@ from structured_ensembles.evaluation.corruptions.randomness import Draws
 def length_scale(images: Tensor) -> float:
     """What lengths given for 32×32 pixels are to be multiplied with.
 
-    Less than in proportion, like the published severities: from 32 to 64 to 224 pixels their blurs grow 1.5 and 4 times.
+    Less than in proportion, like the published severities, whose blurs grow 1.5 and 4 times from 32 to 64 and 224.
     Below 32 still less, because nothing blurs by less than half a pixel.
     """
     size = min(images.shape[-2:])
@@ -75,7 +75,7 @@ def magnified(images: Tensor, factor: float) -> Tensor:
 
 
 def resampled(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Every new row a mixture of rows, every new column of columns: weights (new height, height), (new width, width)."""
+    """New rows and columns as mixtures of the old: weights (new height, height) and (new width, width)."""
     return rows @ images @ columns.T
 
 
@@ -126,7 +126,7 @@ def _weighted_shifts(images: Tensor, weights: list[float], axis: int) -> Tensor:
 
 
 def _framed(images: Tensor, rows: int, columns: int) -> Tensor:
-    """Images (…, height, width) continued beyond their borders by mirroring, or where that is too little, by the edge."""
+    """Images (…, height, width) continued beyond their borders: mirrored, or where that is too little, by the edge."""
     fits = rows < images.shape[-2] and columns < images.shape[-1]
     batched = images.reshape(-1, 1, *images.shape[-2:])
     framed = F.pad(batched, (columns, columns, rows, rows), mode="reflect" if fits else "replicate")
