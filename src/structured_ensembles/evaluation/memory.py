@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ def peak_memory(run: Callable[[], object], device: torch.device | str = "cpu") -
     finally:
         with _no_messages():
             recorded.stop()
-    events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events: list[Any] = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
     now = peak = 0
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         now += event.nbytes()

@@ -48,10 +48,10 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0, *, first: i
     check_name(name)
     check_severity(severity)
     check_images(images)
-    size = max(1, PIECE.get(images.device.type, PIECE["cuda"]) // images[0].numel())
+    size = max(1, PIECE.get(images.device.type, PIECE["cuda"]) // max(1, images.shape[1:].numel()))
     result = torch.empty_like(images, memory_format=torch.contiguous_format)
     for start in range(0, len(images), size):
-        piece = images[start : start + size]
+        piece = images[start : start + size].float()
         numbers = torch.arange(first + start, first + start + len(piece), device=images.device)
         draws = Draws(seed, numbers, name)
         result[start : start + size] = CORRUPTIONS[name](piece, severity, draws).clamp_(0, 1)

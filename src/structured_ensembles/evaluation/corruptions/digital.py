@@ -34,11 +34,8 @@ def saturate(images: Tensor, severity: int, draws: Draws) -> Tensor:
 def pixelate(images: Tensor, severity: int, draws: Draws) -> Tensor:
     """Fewer, larger pixels: averaged over boxes, and enlarged again."""
     share = (0.95, 0.9, 0.85, 0.75, 0.65)[severity - 1] / max(1.0, length_scale(images)) ** 0.5
-    weights = []
-    for size in images.shape[-2:]:
-        fewer = min(int(size * share), size - 1)
-        weights.append(_nearest(size, fewer) @ _boxes(fewer, size))
-    return filters.resampled(images, *(own.to(images) for own in weights))
+    averages = (_averaging(size, min(int(size * share), size - 1)).to(images) for size in images.shape[-2:])
+    return filters.resampled(images, *averages)
 
 
 def elastic_transform(images: Tensor, severity: int, draws: Draws) -> Tensor:
@@ -79,15 +76,8 @@ def _affine_displacement(grid: Tensor, draws: Draws, reach: int, jitter: float) 
     return (around @ coefficients).unflatten(1, grid.shape[:2])
 
 
-def _boxes(fewer: int, size: int) -> Tensor:
-    """Weights (fewer, size) that average `size` pixels over as many equal boxes."""
-    edges = torch.arange(fewer + 1, dtype=torch.float64) * size / fewer
-    pixels = torch.arange(size, dtype=torch.float64)
-    overlap = torch.minimum(edges[1:, None], pixels + 1) - torch.maximum(edges[:-1, None], pixels)
-    return overlap.clamp_min(0) * fewer / size
-
-
-def _nearest(size: int, fewer: int) -> Tensor:
-    """Weights (size, fewer) that enlarge: every pixel is the box its middle lies in."""
-    box = ((torch.arange(size, dtype=torch.float64) + 0.5) * fewer / size).long()
-    return F.one_hot(box, fewer).double()
+def _averaging(size: int, boxes: int) -> Tensor:
+    """Weights (size, size) that replace every pixel of a line by the mean of those whose centres share its box."""
+    box = ((torch.arange(size, dtype=torch.float64) + 0.5) * boxes / size).long()
+    together = (box[:, None] == box).double()
+    return together / together.sum(1, keepdim=True)

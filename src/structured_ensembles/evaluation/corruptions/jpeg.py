@@ -41,24 +41,24 @@ def jpeg(images: Tensor, quality: int) -> Tensor:
     height, width = images.shape[-2:]
     if images.shape[1] != 3:
         return _coded(pixels - 128, quality, LUMINANCE).add_(128).clamp_(0, 255) / 255
-    pixels = _padded(pixels, 16)
+    pixels = _padded(pixels, 2, 16)  # libjpeg continues chroma to the right before, and downwards after, halving it
     planes = torch.einsum("ij,bjhw->bihw", torch.tensor(TO_YCBCR).to(pixels), pixels).round()
     luma = _coded(planes[:, :1] - 128, quality, LUMINANCE) + 128
-    chroma = _coded(F.avg_pool2d(planes[:, 1:], 2), quality, CHROMINANCE)
-    planes = torch.cat((luma, _doubled(chroma)), 1)
-    colours = torch.einsum("ij,bjhw->bihw", torch.tensor(TO_RGB).to(pixels), planes)
-    return colours[..., :height, :width].round().clamp_(0, 255) / 255
+    chroma = _coded(_halved(planes[:, 1:]), quality, CHROMINANCE)
+    chroma = _doubled(chroma[..., : (height + 1) // 2, : (width + 1) // 2])  # what was padded shall not shine through
+    planes = torch.cat((luma[..., :height, :width], chroma[..., :height, :width]), 1)
+    return torch.einsum("ij,bjhw->bihw", torch.tensor(TO_RGB).to(pixels), planes).round().clamp_(0, 255) / 255
 
 
 def _coded(planes: Tensor, quality: int, table: tuple[int, ...]) -> Tensor:
     """Planes around 0 after their 8×8 blocks were transformed, quantised and transformed back; rounded to pixels."""
     height, width = planes.shape[-2:]
-    planes = _padded(planes, 8)
+    planes = _padded(planes, 8, 8)
     steps = _quantisation(quality, table).to(planes)
     cosines = _cosines().to(planes)
     blocks = planes.unflatten(3, (-1, 8)).unflatten(2, (-1, 8)).transpose(3, 4)  # (…, 8, 8)
     coefficients = cosines @ blocks @ cosines.T
-    blocks = cosines.T @ ((coefficients / steps).round_() * steps) @ cosines
+    blocks = cosines.T @ (_rounded(coefficients / steps) * steps) @ cosines
     restored = blocks.transpose(3, 4).flatten(4, 5).flatten(2, 3)
     return restored[..., :height, :width].round_().clamp_(-128, 127)
 
@@ -77,10 +77,16 @@ def _cosines() -> Tensor:
     return rows
 
 
-def _padded(planes: Tensor, multiple: int) -> Tensor:
-    """Continued by their last row and column to a whole number of blocks."""
-    down, right = (-size % multiple for size in planes.shape[-2:])
+def _padded(planes: Tensor, rows: int, columns: int) -> Tensor:
+    """Continued by their last row and column to multiples of these numbers."""
+    down, right = -planes.shape[-2] % rows, -planes.shape[-1] % columns
     return F.pad(planes, (0, right, 0, down), mode="replicate") if down or right else planes
+
+
+def _halved(planes: Tensor) -> Tensor:
+    """Half as high and wide: means of four, halves and quarters rounded down and up in turn, as libjpeg does it."""
+    turns = 1 + torch.arange(planes.shape[-1] // 2, device=planes.device) % 2
+    return ((4 * F.avg_pool2d(planes, 2) + turns) / 4).floor()
 
 
 def _doubled(planes: Tensor) -> Tensor:
@@ -92,3 +98,8 @@ def _doubled(planes: Tensor) -> Tensor:
         pairs = torch.stack((0.75 * planes + 0.25 * before, 0.75 * planes + 0.25 * after), axis + 1)
         planes = pairs.flatten(axis, axis + 1)
     return planes
+
+
+def _rounded(values: Tensor) -> Tensor:
+    """To whole numbers, halves away from zero: flat blocks have halves, which codecs and torch round otherwise."""
+    return values.sign() * (values.abs() + 0.5).floor()

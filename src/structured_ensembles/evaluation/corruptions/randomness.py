@@ -60,7 +60,7 @@ class Draws:
         low, high = self.samples & 0x7FFFFFFF, self.samples >> 31
         start = torch.full_like(low, base - 2**31).int()
         first = _mix(start ^ _mix(low.int() * -1640531527 + high.int()))
-        return first, _mix(first + 0x3C6EF372)
+        return first, _mix(_mix(first) + 0x27D4EB2F)
 
 
 def _mix(bits: Tensor) -> Tensor:
