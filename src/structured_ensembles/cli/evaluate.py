@@ -99,5 +99,6 @@ def base_network(config: Mapping[str, Any], data: Data, trust_code: bool) -> nn.
     name = config["model"]
     if ":" in name and not trust_code:
         return None
+    arguments = fitting_arguments(name, data, config["model_arguments"])
     with torch.device("meta"):  # only its size is needed
-        return build_model(name, **fitting_arguments(name, data, config["model_arguments"]))
+        return build_model(name, **arguments)

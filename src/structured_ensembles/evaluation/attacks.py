@@ -14,6 +14,8 @@ def fgsm(ensemble: Ensemble, images: Tensor, targets: Tensor, epsilon: float) ->
     cross-entropy of the members' mean logits, in evaluation mode. No gradient of the ensemble itself is kept.
     """
     check_epsilon(epsilon)
+    if not images.is_floating_point() or (len(images) and not (images.min() >= 0 and images.max() <= 1)):
+        raise ValueError(f"images must be floats with pixels in [0,1], not {images.dtype} with others")
     with torch.enable_grad(), evaluation_mode(ensemble):
         pixels = images.detach().clone().requires_grad_()
         # A sum, so that a sample's gradient does not depend on how many others there are.

@@ -43,6 +43,6 @@ def discarding_curve(entropy: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     From nothing discarded to only the surest kept. Samples of the same entropy are discarded together.
     """
     values, index, counts = entropy.double().unique(return_inverse=True, return_counts=True)
-    right = torch.zeros(len(values), dtype=torch.float64).index_add_(0, index, correct.double())
+    right = torch.zeros_like(values).index_add_(0, index, correct.double())
     kept = counts.cumsum(0)
     return (1 - kept / len(entropy)).flip(0), (right.cumsum(0) / kept).flip(0)

@@ -13,13 +13,13 @@ from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import SplitName
 from structured_ensembles.ensemble import COMBINE, Combine, Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation.calibration import brier_score, expected_calibration_error, negative_log_likelihood
+from structured_ensembles.evaluation.checks import check_request
 from structured_ensembles.evaluation.discarding import discarding
 from structured_ensembles.evaluation.diversity import diversity_by_outcome
 from structured_ensembles.evaluation.memory import file_bytes, prediction_bytes
 from structured_ensembles.evaluation.ood import ood_figures
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.ranking import auroc
-from structured_ensembles.evaluation.requests import check_request
 from structured_ensembles.evaluation.robustness import attack_figures, corruption_figures
 from structured_ensembles.scaling import check_choice
 

@@ -1,6 +1,6 @@
 """Out-of-distribution detection: does an ensemble notice that data are not of its kind?"""
 
-from torch import Tensor
+import torch
 
 from structured_ensembles.data import Split
 from structured_ensembles.ensemble import Ensemble, Uncertainty, uncertainty_of
@@ -14,7 +14,8 @@ def detection_figures(own: Uncertainty, foreign: Uncertainty) -> dict[str, float
     """For entropy and mutual information: AUROC, and FPR95, the foreign share accepted when 95 % of its own are."""
     figures = {}
     for name in SCORES:
-        figures[f"{name}_auroc"] = _auroc(own[name], foreign[name])
+        is_foreign = torch.cat((torch.zeros(len(own[name])), torch.ones(len(foreign[name])))).bool()
+        figures[f"{name}_auroc"] = auroc(torch.cat((own[name], foreign[name])), is_foreign)
         figures[f"{name}_fpr95"] = false_acceptance(own[name], foreign[name])
     return figures
 
@@ -23,9 +24,3 @@ def ood_figures(ensemble: Ensemble, own: Uncertainty, foreign: Split, batch_size
     """The same for an ensemble, whose uncertainty on its own data is known, and a split of other data."""
     logits, _ = predictions(ensemble, foreign, batch_size)
     return detection_figures(own, uncertainty_of(logits))
-
-
-def _auroc(own: Tensor, foreign: Tensor) -> float:
-    scores = own.new_empty(len(own) + len(foreign))
-    scores[: len(own)], scores[len(own) :] = own, foreign
-    return auroc(scores, scores.new_ones(len(scores)).cumsum(0) > len(own))

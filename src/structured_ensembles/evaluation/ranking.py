@@ -11,8 +11,8 @@ def auroc(scores: Tensor, positive: Tensor) -> float:
 
     scores: (samples,). positive: booleans (samples,). Not a number if there is only one kind.
     """
-    index, counts = scores.double().unique(return_inverse=True, return_counts=True)[1:]
-    positives = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, index, positive.double())
+    values, index, counts = scores.double().unique(return_inverse=True, return_counts=True)
+    positives = torch.zeros_like(values).index_add_(0, index, positive.double())
     negatives = counts - positives
     lower = negatives.cumsum(0) - negatives
     pairs = positives.sum() * negatives.sum()

@@ -17,7 +17,7 @@ def contrast(images: Tensor, severity: int, draws: Draws) -> Tensor:
 
 
 def saturate(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Colours paler or stronger; grey images have none, and stay as they are.
+    """Colours paler or stronger; what is grey has none, and stays as it is.
 
     The published settings in the order of how far they carry an image: a published 3 is our 1.
     """
