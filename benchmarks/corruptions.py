@@ -2,7 +2,7 @@
 
     python benchmarks/corruptions.py [--images 10000] [--severity 5] [--dataset cifar10] [--root FOLDER] [--json FILE]
 
-One thread on a CPU, or a GPU. The distance is the root mean squared difference of pixels in [0,1], at severities 1 to 5.
+One thread on a CPU, or a GPU. Distances are root mean squared differences of pixels in [0,1], at severities 1 to 5.
 """
 
 import argparse
