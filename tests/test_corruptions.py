@@ -179,7 +179,7 @@ def test_black_white_and_double_precision() -> None:
     [
         (torch.rand(2, 3, 32, 32), "rain", 3, "name must be one of gaussian_noise.*not 'rain'"),
         (torch.rand(2, 3, 32, 32), "fog", 0, "severity must be one of 1, 2, 3, 4, 5, not 0"),
-        (torch.rand(2, 3, 32, 32), "fog", 6, "severity"),
+        (torch.rand(2, 3, 32, 32), "fog", 3.0, "severity must be one of 1, 2, 3, 4, 5, not 3.0"),
         (torch.rand(3, 32, 32), "fog", 3, r"shape \(3, 32, 32\)"),
         (torch.rand(2, 4, 32, 32), "fog", 3, "1 or 3 channels"),
         (torch.rand(2, 3, 32, 7), "fog", 3, r"at least 8×8 pixels, not \(32, 7\)"),

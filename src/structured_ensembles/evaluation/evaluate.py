@@ -64,11 +64,10 @@ def evaluate(
     if fgsm:
         figures |= _family("adv", attack_figures(ensemble, data.split(split), fgsm, combine, batch_size))
     if names:
-        family, source = (
-            ("official", corruptions) if isinstance(corruptions, CorruptedData) else ("cor", data.split(split))
-        )
+        official = corruptions if isinstance(corruptions, CorruptedData) else None
+        source = official or data.split(split)
         found = corruption_figures(ensemble, source, names, severities, combine, batch_size, seed)
-        figures |= _family(family, found)
+        figures |= _family("official" if official else "cor", found)
     if ood is not None:
         figures |= _family("ood", ood_figures(ensemble, uncertainty_of(logits), ood.split("test"), batch_size))
     figures |= {"size/members": float(len(ensemble)), "size/parameters": float(ensemble.num_parameters)}

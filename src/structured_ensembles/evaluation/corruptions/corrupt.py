@@ -64,7 +64,7 @@ def check_name(name: str) -> None:
 
 
 def check_severity(severity: int) -> None:
-    if severity not in SEVERITIES:
+    if severity not in SEVERITIES or isinstance(severity, float):
         raise ValueError(f"severity must be one of {', '.join(map(str, SEVERITIES))}, not {severity!r}")
 
 

@@ -55,7 +55,7 @@ class Draws:
         return counts
 
     def _keys(self, stream: str) -> tuple[Tensor, Tensor]:
-        """Two int32 numbers per sample, (batch,)."""
+        """Two int32 numbers per sample, (batch,). Every step is a bijection: no two samples of a stream share them."""
         base = zlib.crc32(f"{self.seed} {self.purpose} {stream}".encode())
         low, high = self.samples & 0x7FFFFFFF, self.samples >> 31
         start = torch.full_like(low, base - 2**31).int()

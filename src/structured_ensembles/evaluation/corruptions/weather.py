@@ -15,7 +15,7 @@ def brightness(images: Tensor, severity: int, draws: Draws) -> Tensor:
     added = (0.05, 0.10, 0.15, 0.20, 0.30)[severity - 1]
     value = images.amax(1, keepdim=True)
     brighter = (value + added).clamp_max(1.0)
-    return torch.where(value > 0, images * (brighter / value.clamp_min(1e-6)), brighter)
+    return torch.where(value > 1e-6, images * (brighter / value.clamp_min(1e-6)), brighter)
 
 
 def fog(images: Tensor, severity: int, draws: Draws) -> Tensor:
