@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 import structured_ensembles as se
-from measuring import peak_memory
+from structured_ensembles.evaluation.memory import peak_memory
 from structured_ensembles.runs import machine
 from structured_ensembles.tables import text_table
 

@@ -258,3 +258,29 @@ def test_networks_of_several_members_can_be_captured(kind: str, training: bool) 
     assert all(bool(parameter.grad.isfinite().all()) for parameter in network.parameters())
     if not (training and kind == "dropout"):  # the hash drops the same elements everywhere
         torch.testing.assert_close(outputs.cpu(), on_cpu, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", se.evaluation.CORRUPTIONS)
+def test_corruptions_draw_the_same_on_a_gpu(name: str) -> None:
+    images = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for severity in (1, 5):
+        on_cpu = se.evaluation.corrupt(images, name, severity, seed=1)
+        on_gpu = se.evaluation.corrupt(images.cuda(), name, severity, seed=1)
+        assert on_gpu.is_cuda
+        # A rounding error may carry a value over a threshold, such as the edge of a drop.
+        assert float(((on_gpu.cpu() - on_cpu).abs() > 1e-3).double().mean()) < 0.005
+
+
+def test_evaluation_on_a_gpu() -> None:
+    data = se.load_data("digits")
+    torch.manual_seed(0)
+    ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(2)])
+    se.train(ensemble, data, se.Recipe(epochs=2), quiet=True, device="cpu")
+    asked = {"fgsm": [0.1], "corruptions": ["fog", "contrast"], "base": se.zoo.mlp(64)}
+    on_cpu = se.evaluate(ensemble, data, **asked)
+    on_gpu = se.evaluate(ensemble.cuda(), data, **asked)
+    assert on_gpu.keys() == on_cpu.keys()
+    for key, value in on_gpu.items():
+        if key != "size/peak_bytes":
+            assert value == pytest.approx(on_cpu[key], rel=1e-2, abs=1e-2)
+    assert on_gpu["size/peak_bytes"] > 0

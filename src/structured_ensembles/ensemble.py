@@ -109,7 +109,7 @@ class Ensemble(nn.Module):
     def logits(self, x: Any, batch_size: int = 512) -> Tensor:
         """Outputs (members, samples, classes) for arrays, tensors, datasets or loaders, in evaluation mode."""
         device = device_of(self)
-        with torch.inference_mode(), _evaluating(self):
+        with torch.inference_mode(), evaluation_mode(self):
             outputs = [self(batch.to(device)).cpu() for batch in _batches(x, batch_size)]
         return torch.cat(outputs, dim=1).clone()
 
@@ -145,8 +145,11 @@ class Ensemble(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def overhead(self, base: nn.Module) -> float:
-        """Its parameters over those of one base network."""
-        return self.num_parameters / sum(parameter.numel() for parameter in base.parameters())
+        """Its trainable parameters over those of one base network."""
+        own, one = (sum(p.numel() for p in module.parameters() if p.requires_grad) for module in (self, base))
+        if one == 0:
+            raise ValueError("base must have parameters that require gradients, but has none")
+        return own / one
 
     def save(self, path: str | Path, dtype: Literal["float32", "float16", "int8"] = "float32") -> int:
         """Write one safetensors file; returns its size in bytes. See `artifact.save`."""
@@ -213,7 +216,7 @@ def _batches(x: Any, size: int) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Evaluation mode, and back to whatever mode each part was in."""
     modes: Mapping[nn.Module, bool] = {part: part.training for part in module.modules()}
     module.eval()

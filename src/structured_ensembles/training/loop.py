@@ -27,10 +27,9 @@ class LoopEngine:
         for member in active:
             member.network.train()
         crops = draw_crops(plan.augmentation, plan.shape, len(plan.data.train), (plan.seed, epoch, 1), plan.device)
-        for step, (stored, targets) in enumerate(plan.data.train.batches(size, (plan.seed, epoch), plan.device)):
+        for step, (stored, labels) in enumerate(plan.data.train.batches(size, (plan.seed, epoch), plan.device)):
             own = None if crops is None else crops[step * size : step * size + len(stored)]
-            inputs = plan.data.prepare(augment(stored, own))
-            inputs, targets, part = self._part(inputs, targets)
+            inputs, targets, part = self._part(plan.data.prepare(augment(stored, own)), labels)
             rate = plan.recipe.rate_at(epoch * plan.steps + step, plan.steps)
             for index, member in enumerate(active):
                 # Dropout: the same draws for a member alone and in a fleet.
