@@ -24,7 +24,7 @@ import structured_ensembles as se
 from structured_ensembles.continual import StructuredLearner
 from structured_ensembles.continual.freezing import freeze
 from structured_ensembles.continual.heads import TaskNetwork, new_head, num_features
-from structured_ensembles.continual.learner import cloned
+from structured_ensembles.copying import clone_of
 from structured_ensembles.runs import machine
 from structured_ensembles.tables import text_table
 
@@ -92,7 +92,7 @@ def work(arguments: argparse.Namespace) -> dict[str, Callable[[], object]]:
     head = new_head("linear", features, 2, seed=0).to(learner.device)
 
     def plain() -> None:
-        learner._fit(TaskNetwork(cloned(learner.backbone), cloned(head)), first, 0)
+        learner._fit(TaskNetwork(clone_of(learner.backbone), clone_of(head)), first, 0)
 
     rows: dict[str, Callable[[], object]] = {"plain training": plain}
     for number in range(arguments.tasks):
@@ -112,7 +112,7 @@ def training(learner: StructuredLearner, task: se.continual.Task, head: nn.Modul
     graph = learner.shared.graph(head, 2, data.example().to(learner.device))
     network = TaskNetwork(learner.backbone, head)
     chosen = learner._choose(network, graph, data, learner.shared.owners.free(), seed=0)
-    target = cloned(learner.backbone)
+    target = clone_of(learner.backbone)
 
     def run() -> None:
         part = learner.shared.cut(network, graph, chosen)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 import structured_ensembles as se
-from measuring import peak_memory
+from structured_ensembles.evaluation.memory import peak_memory
 from structured_ensembles.runs import machine
 from structured_ensembles.tables import text_table
 
@@ -31,9 +31,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=0, help="in an epoch; what happens once is spread over them")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    arguments.batches = arguments.batches or (200 if arguments.device.startswith("cuda") else 1)
 
     rows = {name: work(arguments) for name, work in WORK.items()}
     for run in rows.values():
@@ -41,7 +43,7 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in rows}
     for _ in range(arguments.repeats):
         for name, run in rows.items():
-            times[name].append(timed(run, arguments.device))
+            times[name].append(timed(run, arguments.device) / arguments.batches)
     memory = {name: peak_memory(run, arguments.device) for name, run in rows.items()}
 
     unit, unit_memory = statistics.median(times["plain step"]), memory["plain step"]
@@ -81,8 +83,10 @@ def timed(run: Callable[[], object], device: str) -> float:
 def prepared(arguments: argparse.Namespace) -> tuple[torch.nn.Module, se.Data]:
     torch.manual_seed(0)
     model = getattr(se.zoo, arguments.model)().to(arguments.device)
-    images = torch.randint(0, 256, (arguments.batch, 3, arguments.size, arguments.size), dtype=torch.uint8)
-    return model, se.Data.from_arrays(images, torch.arange(arguments.batch) % 10, validation=0.0)
+    samples = arguments.batches * arguments.batch
+    images = torch.randint(0, 256, (samples, 3, arguments.size, arguments.size), dtype=torch.uint8)
+    data = se.Data.from_arrays(images, torch.arange(samples) % 10, validation=0.0)
+    return model, data.to(arguments.device)
 
 
 def plain_step(arguments: argparse.Namespace) -> Callable[[], object]:

@@ -93,6 +93,37 @@ def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "not a run folder" in capsys.readouterr().err
 
 
+def test_what_evaluations_find_is_kept_together(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run / "evaluation-test-mean.json"
+
+    def found() -> dict[str, float]:
+        return json.loads(path.read_text())["figures"]
+
+    assert main(["evaluate", str(run), "--corruptions", "fog", "snow", "--severities", "2"]) == 0
+    assert {"cor/fog@2", "cor/snow@2", "cor/mean@2"} <= found().keys()
+    assert "cor/mean@3" not in found()
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--fgsm", "0.02", "0.5", "--ood", "test_cli:my_data"]) == 0
+    shown = capsys.readouterr()
+    assert {"cor/fog@2", "adv/fgsm@0.02", "adv/fgsm@0.5", "ood/entropy_fpr95"} <= found().keys()
+    assert found()["ood/entropy_auroc"] == 0.5  # its own data
+    row = next(line for line in shown.out.splitlines() if line.startswith("adv/fgsm@0.5 "))
+    assert row.split()[1] == f"{100 * found()['adv/fgsm@0.5']:.2f}"
+    assert found()["size/file_bytes"] == (run / "ensemble.safetensors").stat().st_size
+    ensemble = se.Ensemble.load(run / "ensemble.safetensors")
+    assert found()["size/overhead"] == pytest.approx(ensemble.overhead(se.zoo.mlp(64)))
+    assert main(["evaluate", str(run), "--corruptions"]) == 0
+    assert len([name for name in found() if name.startswith("cor/") and name.endswith("@5")]) == 18 + 1
+    assert main(["evaluate", str(run), "--fgsm"]) == 0
+    assert main(["evaluate", str(run), "--corruptions", "rain"]) == 2
+    assert "not 'rain'" in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--official", "mnist-c"]) == 2
+    assert "'cifar10-c'" in capsys.readouterr().err
+    path.write_text("{")
+    assert main(["evaluate", str(run)]) == 2
+    assert "is damaged" in capsys.readouterr().err
+
+
 def test_predict(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = se.load_data("digits")
     pixels = data.test.inputs[0, 0].numpy()

@@ -22,6 +22,7 @@ OPTIMIZERS = {
     "adamw": {"optimizer": "adamw", "rate": 0.01, "weight_decay": 0.1},
 }
 TASKS = make_tasks()
+pytestmark = pytest.mark.filterwarnings("ignore:task . gets no neuron")  # small backbones fill up
 
 
 @pytest.mark.parametrize("backbone", ["plain", "normalized", "residual"])
@@ -187,7 +188,6 @@ class RandomBackbone(nn.Module):
     seal=st.booleans(),
 )
 @settings(max_examples=30, deadline=None, derandomize=True)
-@pytest.mark.filterwarnings("ignore:task . finds no free neuron")
 def test_random_architectures(
     layers: list[tuple[int, bool, bool]],
     smooth: bool,

@@ -88,7 +88,11 @@ def test_twelve_tasks_on_a_small_lenet() -> None:
     for task in tasks:
         before = logits_of(learner, tasks)
         told.append(_free(learner) == 0)
-        with pytest.warns(match=f"task {task.number} finds no free neuron") if told[-1] else nullcontext():
+        with (
+            pytest.warns(match=f"task {task.number} gets no neuron, as none is free any more")
+            if told[-1]
+            else nullcontext()
+        ):
             learner.learn(task)
         assert all(torch.equal(logits, learner.logits(inputs_of(tasks[n]), n)) for n, logits in before.items())
     assert told[0] is False

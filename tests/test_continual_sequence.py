@@ -15,6 +15,7 @@ from continual_cases import SHORT, inputs_of, learn_and_check, logits_of, make_b
 from structured_ensembles.continual import LEARNERS, AccuracyMatrix, Learner, StructuredLearner, run_sequence
 
 TASKS = make_tasks()
+pytestmark = pytest.mark.filterwarnings("ignore:task . gets no neuron")  # small backbones fill up
 
 
 def test_the_figures_of_a_matrix_by_hand() -> None:

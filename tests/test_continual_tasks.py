@@ -11,6 +11,7 @@ from continual_cases import SHORT, inputs_of, logits_of, make_backbone, make_tas
 from structured_ensembles.continual import LEARNERS, StructuredLearner, Task, load_tasks, split_tasks
 
 TASKS = make_tasks()
+pytestmark = pytest.mark.filterwarnings("ignore:task . gets no neuron")  # small backbones fill up
 
 
 @pytest.mark.parametrize("shuffle_labels", [False, True])

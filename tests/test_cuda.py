@@ -1,11 +1,16 @@
 """The walk on a GPU gives what it gives on the CPU (CI has none; run this file where there is one)."""
 
+import random
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import structured_ensembles as se
+from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
+from structured_ensembles.methods.layers import called_layers
+from structured_ensembles.methods.mc_dropout import DropoutNetwork
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -24,7 +29,7 @@ def test_the_walk_is_the_same_on_a_gpu() -> None:
     scores = se.saliency(on_gpu, graph, scales, data)
     for own, other in zip(scores, on_cpu, strict=True):
         for name, values in own.values.items():
-            torch.testing.assert_close(values, other.values[name], rtol=1e-3, atol=1e-6)
+            torch.testing.assert_close(values, other.values[name], rtol=5e-3, atol=1e-5)
     learned = se.learn_scales(on_gpu, graph, data, members=3, epochs=1)
     for name, values in learned.vectors.items():
         torch.testing.assert_close(values, scales.vectors[name], rtol=0, atol=5e-3)  # a handful of Adam steps of 1e-3
@@ -43,3 +48,239 @@ def test_training_and_storage_on_a_gpu(tmp_path: Path) -> None:
     loaded = se.Ensemble.load(tmp_path / "ensemble.safetensors")
     x = data.test.inputs[:64]
     torch.testing.assert_close(loaded.predict_proba(x), ensemble.predict_proba(x), rtol=1e-2, atol=1e-3)
+
+
+def networks(count: int = 3, dropout: float = 0.0) -> list[nn.Module]:
+    """Of different widths."""
+    found = []
+    for number in range(count):
+        torch.manual_seed(number)
+        width = 8 + 4 * number
+        found.append(
+            nn.Sequential(
+                nn.Conv2d(1, width, 3, padding=1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+                nn.Dropout(dropout),
+                nn.Flatten(),
+                nn.Linear(64 * width, 10),
+            )
+        )
+    return found
+
+
+@pytest.fixture
+def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
+
+@pytest.mark.usefixtures("_exact")
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_graph_and_loop_agree_over_a_hundred_steps(optimizer: str) -> None:
+    data = se.load_data("digits")
+    recipe = se.Recipe(
+        epochs=10, precision="float32", rate=0.01, optimizer=optimizer, augmentation="crop", batch_size=128
+    )
+    losses = {}
+    for engine in ("graph", "loop"):
+        ensemble = se.Ensemble(networks())
+        history = se.train(ensemble, data, se.Recipe(**{**vars(recipe), "engine": engine}), quiet=True)
+        losses[engine] = [row["loss"] for row in history.rows]
+    assert data.num_batches("train", 128) * 10 >= 100
+    assert losses["graph"] == pytest.approx(losses["loop"], rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_member_of_a_graph_is_the_network_trained_alone(dropout: float) -> None:
+    data = se.load_data("digits")
+    recipe = se.Recipe(epochs=4, rate=0.02, patience=1)
+    fleet = se.Ensemble(networks(dropout=dropout))
+    history = se.train(fleet, data, recipe, seed=3, quiet=True)
+    for number, network in enumerate(networks(dropout=dropout)):
+        alone = se.train(se.Ensemble([network]), data, recipe, seed=3, quiet=True)
+        assert [row["loss"] for row in alone.rows] == pytest.approx(
+            [row["loss"] for row in history.of(number)], rel=1e-3
+        )
+    again = se.train(se.Ensemble(networks(dropout=dropout)), data, recipe, seed=3, quiet=True)
+    assert [row["loss"] for row in again.rows] == [row["loss"] for row in history.rows]
+
+
+class Impossible(nn.Module):
+    """What a graph cannot hold: the host has a part in it."""
+
+    def __init__(self, inner: nn.Module, how: str) -> None:
+        super().__init__()
+        self.inner, self.how, self.calls = inner, how, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = self.inner(x)
+        if self.how == "waits":
+            return outputs * (1.0 if float(outputs.detach().sum()) != 0.5 else 2.0)
+        if self.how == "counts":
+            self.calls += 1
+            return outputs
+        return outputs * (1 + 0.01 * random.random())
+
+
+@pytest.mark.parametrize("how", ["waits", "counts", "draws"])
+def test_what_cannot_be_captured_trains_in_the_loop(how: str) -> None:
+    data = se.load_data("digits")
+    ensemble = se.Ensemble([Impossible(network, how) for network in networks(2, dropout=0.3)])
+    with pytest.warns(UserWarning, match="training goes on without a CUDA graph"):
+        history = se.train(ensemble, data, se.Recipe(epochs=3, rate=0.02), quiet=True)
+    assert history.rows[-1]["loss"] < history.rows[0]["loss"]
+
+
+def test_a_compiled_fleet_learns_the_same() -> None:
+    data = se.load_data("digits")
+    losses = []
+    for compiled in (False, True):
+        ensemble = se.Ensemble(networks())
+        history = se.train(ensemble, data, se.Recipe(epochs=3, rate=0.02, compile=compiled), quiet=True)
+        losses.append([row["loss"] for row in history.rows])
+    assert losses[0] == pytest.approx(losses[1], rel=2e-2)
+
+
+@pytest.mark.usefixtures("_exact")
+@pytest.mark.parametrize("shape", [(128, 8, 32, 32), (3, 7, 5, 5), (16, 70, 4, 4), (300, 3, 33, 31), (2, 1, 1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_our_batch_norm_is_pytorchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    from structured_ensembles.training import batch_norm
+
+    torch.manual_seed(0)
+    own, other = (nn.BatchNorm2d(shape[1]).cuda() for _ in range(2))
+    with torch.no_grad():
+        own.weight.uniform_(0.5, 2)
+        own.bias.normal_()
+        other.load_state_dict(own.state_dict())
+    x = (100 + torch.randn(shape, device="cuda")).to(dtype, memory_format=torch.channels_last).requires_grad_()
+    dy = torch.randn_like(x)
+    assert batch_norm.fits(x)
+    ours, theirs = batch_norm.batch_norm(x, own), other(x)
+    close = {"rtol": 1e-3, "atol": 2e-3} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 5e-2}
+    torch.testing.assert_close(ours, theirs, **close)
+    torch.testing.assert_close(own.running_mean, other.running_mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(own.running_var, other.running_var, rtol=1e-4, atol=1e-4)
+    found = torch.autograd.grad(ours, [x, own.weight, own.bias], dy)
+    expected = torch.autograd.grad(theirs, [x, other.weight, other.bias], dy)
+    for one, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, reference, rtol=1e-2, atol=1e-2 * float(reference.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("shape", "outputs", "size", "stride", "padding"),
+    [
+        ((128, 16, 32, 32), 8, 3, 1, 1),
+        ((5, 3, 11, 7), 16, 3, 2, 1),
+        ((4, 7, 9, 9), 5, 5, 1, 0),
+        ((2, 8, 6, 6), 16, 1, 2, 0),
+    ],
+)
+def test_our_weight_gradient_is_pytorchs(
+    shape: tuple[int, ...], outputs: int, size: int, stride: int, padding: int
+) -> None:
+    from structured_ensembles.training.convolution import weight_gradient
+
+    torch.manual_seed(0)
+    x = torch.randn(shape, device="cuda").bfloat16().to(memory_format=torch.channels_last)
+    weight = torch.randn(outputs, shape[1], size, size, device="cuda").bfloat16()
+    y = torch.nn.functional.conv2d(x, weight, None, stride, padding)
+    dy = torch.randn_like(y).to(memory_format=torch.channels_last)
+    expected = torch.nn.grad.conv2d_weight(x.double(), weight.shape, dy.double(), stride, padding)
+    found = weight_gradient(x, dy, weight, stride, padding)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
+
+
+def test_prediction_replays_what_it_has_seen() -> None:
+    data = se.load_data("digits")
+    ensemble = se.Ensemble(networks(3, dropout=0.5)).cuda().eval()
+    ensemble.adopt(data)
+    x = data.test.inputs.cuda().float() / 255
+    with torch.enable_grad():
+        expected = [ensemble(x[:size]).detach() for size in (64, 1)]
+    for _ in range(3):
+        with torch.no_grad():
+            for size, reference in zip((64, 1), expected, strict=True):
+                torch.testing.assert_close(ensemble(x[:size]), reference, rtol=1e-3, atol=1e-3)
+    assert len(ensemble.replays.graphs) == 2
+    with torch.no_grad():
+        before = ensemble(x[:64])
+        other = ensemble(x[64:128])  # the same shape: not the earlier result
+        assert not torch.equal(before, other)
+        # Weights that were changed in place, that moved, and a member in training mode.
+        for parameter in ensemble.members[0].parameters():
+            parameter.mul_(2)
+        changed = ensemble(x[:64])
+        assert not torch.allclose(changed[0], before[0])
+        assert torch.equal(changed[1:], before[1:])
+        for parameter in ensemble.members[1].parameters():
+            parameter.data = parameter.data * 3
+        moved = ensemble(x[:64])
+        assert not torch.allclose(moved[1], before[1])
+        ensemble.members[2].train()
+        assert not torch.allclose(ensemble(x[:64])[2], before[2])
+    with torch.inference_mode():
+        ensemble.eval()
+        torch.testing.assert_close(ensemble(x[:64]), moved, rtol=1e-3, atol=1e-3)
+    pixels = x[:64].clone().requires_grad_()
+    assert torch.autograd.grad(ensemble(pixels).sum(), pixels)[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", ["tile", "split", "dropout"])
+@pytest.mark.parametrize("training", [False, True])
+def test_networks_of_several_members_can_be_captured(kind: str, training: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch.manual_seed(0)
+    model, example = se.zoo.lenet5(in_channels=1), torch.randn(13, 1, 28, 28)
+    layers = called_layers(model, example)
+    network = (
+        DropoutNetwork(model, layers.hidden, 5)
+        if kind == "dropout"
+        else BatchEnsembleNetwork(model, layers.all, 5, kind)
+    ).train(training)
+    on_cpu = network(example)
+    network.cuda()
+    x = example.cuda()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # warm-up, which capture needs
+        network(x).sum().backward()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    network.zero_grad()
+    with torch.cuda.graph(graph):
+        outputs = network(x)
+        outputs.sum().backward()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert outputs.shape == on_cpu.shape
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in network.parameters())
+    if not (training and kind == "dropout"):  # the hash drops the same elements everywhere
+        torch.testing.assert_close(outputs.cpu(), on_cpu, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", se.evaluation.CORRUPTIONS)
+def test_corruptions_draw_the_same_on_a_gpu(name: str) -> None:
+    images = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for severity in (1, 5):
+        on_cpu = se.evaluation.corrupt(images, name, severity, seed=1)
+        on_gpu = se.evaluation.corrupt(images.cuda(), name, severity, seed=1)
+        assert on_gpu.is_cuda
+        # A rounding error may carry a value over a threshold, such as the edge of a drop.
+        assert float(((on_gpu.cpu() - on_cpu).abs() > 1e-3).double().mean()) < 0.005
+
+
+def test_evaluation_on_a_gpu() -> None:
+    data = se.load_data("digits")
+    torch.manual_seed(0)
+    ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(2)])
+    se.train(ensemble, data, se.Recipe(epochs=2), quiet=True, device="cpu")
+    asked = {"fgsm": [0.1], "corruptions": ["fog", "contrast"], "base": se.zoo.mlp(64)}
+    on_cpu = se.evaluate(ensemble, data, **asked)
+    on_gpu = se.evaluate(ensemble.cuda(), data, **asked)
+    assert on_gpu.keys() == on_cpu.keys()
+    for key, value in on_gpu.items():
+        if key != "size/peak_bytes":
+            assert value == pytest.approx(on_cpu[key], rel=1e-2, abs=1e-2)
+    assert on_gpu["size/peak_bytes"] > 0

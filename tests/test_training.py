@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.data.augmentation import augment, resolved
+from structured_ensembles.data.augmentation import augment, draw_crops, resolved
 
 
 def network(seed: int, width: int = 8, dropout: float = 0.3) -> nn.Module:
@@ -74,12 +74,11 @@ def test_training_is_what_plain_pytorch_does() -> None:
     for epoch in range(3):
         plain.train()
         losses = []
-        order = data.train.index[torch.from_numpy(np.random.default_rng((5, epoch)).permutation(len(data.train)))]
-        for step, rows in enumerate(order.split(50)):
+        for step, (images, labels) in enumerate(data.train.batches(50, (5, epoch))):
             done = (epoch * steps + step) / steps
             rate = 0.1 * (step + 1) / steps if epoch == 0 else 0.05 * (1 + np.cos(np.pi * (done - 1) / 2))
             optimizer.param_groups[0]["lr"] = rate
-            loss = F.cross_entropy(plain(data.prepare(data.train.inputs[rows])), data.train.targets[rows])
+            loss = F.cross_entropy(plain(data.prepare(images)), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -106,13 +105,14 @@ CHILD = """
     torch.set_num_threads(1)
     import structured_ensembles as se
     from test_training import few_digits, network
-    from structured_ensembles.training import fleet
+    from structured_ensembles.training.loop import LoopEngine
 
-    whole = fleet._train_epoch
+    whole = LoopEngine.train_epoch
     def slowly(*arguments):  # so that the parent can hit any moment of an epoch
-        whole(*arguments)
+        losses = whole(*arguments)
         time.sleep(0.05)
-    fleet._train_epoch = slowly
+        return losses
+    LoopEngine.train_epoch = slowly
     ensemble = se.Ensemble([network(0), network(1, width=5)])
     recipe = se.Recipe(epochs=8, batch_size=64, rate=0.05, optimizer=sys.argv[3], augmentation="crop")
     se.train(ensemble, few_digits(), recipe, seed=3, checkpoint=sys.argv[1] + "/checkpoint.safetensors", quiet=True)
@@ -309,11 +309,13 @@ def test_crops_and_flips_are_crops_and_flips() -> None:
             crop = padded[0, :, down : down + 16, right : right + 16]
             possible[crop.numpy().tobytes()] = False
             possible[crop.flip(2).numpy().tobytes()] = True
-    found = [image.contiguous().numpy().tobytes() for image in augment(images, "crop+flip", (0, 1))]
+    crops = draw_crops("crop+flip", (3, 16, 16), 64, (0, 1))
+    found = [image.contiguous().numpy().tobytes() for image in augment(images, crops)]
     assert all(one in possible for one in found)
     assert 20 < sum(possible[one] for one in found) < 44
     assert len(set(found)) > 20
-    assert torch.equal(augment(images, "crop+flip", 5), augment(images, "crop+flip", 5))
-    assert not any(possible[image.contiguous().numpy().tobytes()] for image in augment(images, "crop", (0, 1)))
+    assert torch.equal(crops, draw_crops("crop+flip", (3, 16, 16), 64, (0, 1)))
+    unflipped = augment(images, draw_crops("crop", (3, 16, 16), 64, (0, 1)))
+    assert not any(possible[image.contiguous().numpy().tobytes()] for image in unflipped)
     assert resolved("auto", (3, 32, 32)) == "crop+flip"
     assert resolved("auto", (1, 28, 28)) == "none"

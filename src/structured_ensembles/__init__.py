@@ -11,11 +11,11 @@ subnets = se.select(graph, scores, prune=0.5)
 networks = [se.extract(model, graph, subnet) for subnet in subnets]
 """
 
-from structured_ensembles import continual, methods, zoo
+from structured_ensembles import continual, evaluation, methods, zoo
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.channels import ChannelGraph, ChannelGroup, trace
 from structured_ensembles.container import ArtifactError
-from structured_ensembles.data import Data, Normalization, load_data
+from structured_ensembles.data import Data, Normalization, load_corrupted, load_data
 from structured_ensembles.diversity import mmd2
 from structured_ensembles.ensemble import Ensemble, Uncertainty
 from structured_ensembles.evaluation import evaluate
@@ -43,8 +43,10 @@ __all__ = [
     "Uncertainty",
     "continual",
     "evaluate",
+    "evaluation",
     "extract",
     "learn_scales",
+    "load_corrupted",
     "load_data",
     "methods",
     "mmd2",

@@ -2,13 +2,14 @@
 
 No pickle, no code. The JSON says how to make the base network (a name of the zoo, or `package.module:function`, which
 is imported only if the caller trusts it); a member is the base network with the shapes that its weights have in the
-file. A checksum over the JSON and every tensor makes sure that a damaged file is noticed.
+file. A network that stands for several members says how the base network is converted to it. A checksum over the JSON
+and every tensor makes sure that a damaged file is noticed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -19,11 +20,17 @@ from structured_ensembles.container import ArtifactError, build_named, named_net
 from structured_ensembles.copying import copy_with
 from structured_ensembles.data import Normalization
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
+from structured_ensembles.methods.mc_dropout import DropoutNetwork
 from structured_ensembles.selection import Subnet
 from structured_ensembles.shrinking import set_sizes
 
 FORMAT = "structured-ensembles"
-VERSION = 1
+VERSION = 2  # of files with conversions; the others are still written as 1, which earlier versions read
+CONVERSIONS: dict[str, Callable[..., nn.Module]] = {
+    "batch_ensemble": BatchEnsembleNetwork,
+    "mc_dropout": DropoutNetwork,
+}
 Storage = Literal["float32", "float16", "int8"]
 SCALE = "#scale"  # suffix of the scales of a tensor stored as int8
 
@@ -32,17 +39,20 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
     """Write the ensemble; returns the size of the file in bytes.
 
     dtype: how weights are stored. "float16" halves the file; "int8" quarters it, with one scale per output channel.
-        Vectors (biases, normalisation) stay as they are. On loading they become float32 again; `evaluate` shows what it
-        cost.
+        Vectors (biases, normalisation, rank-one factors) stay as they are. On loading they become float32 again;
+        `evaluate` shows what it cost.
     """
     if dtype not in get_args(Storage):
         raise ValueError(f"dtype must be one of {', '.join(get_args(Storage))}, not {dtype!r}")
     tensors: dict[str, Tensor] = {}
-    for name, tensor in ensemble.members.state_dict().items():
-        tensors |= _stored(name, tensor.detach().cpu(), dtype)
+    for index, network in enumerate(ensemble.members):
+        vectors = getattr(network, "member_vectors", ())
+        for name, tensor in network.state_dict().items():
+            tensors |= _stored(f"{index}.{name}", tensor.detach().cpu(), "float32" if name in vectors else dtype)
+    conversions = [getattr(network, "conversion", None) for network in ensemble.members]
     normalization = ensemble.normalization
     structure = {
-        "members": len(ensemble),
+        "members": len(ensemble.members),
         "model": named_network(ensemble.members[0]),
         "task": ensemble.task,
         "classes": list(ensemble.classes),
@@ -53,14 +63,17 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         "storage": dtype,
         "torch": torch.__version__,
     }
-    return write_container(path, FORMAT, VERSION, structure, tensors)
+    version = 1
+    if any(conversions):
+        version, structure["conversions"] = VERSION, conversions
+    return write_container(path, FORMAT, version, structure, tensors)
 
 
 def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = False) -> Ensemble:
     """Read an ensemble, in evaluation mode, on the CPU.
 
-    model: a base network such as the members were cut out of, if the file does not name one of the zoo; it is not
-        changed.
+    model: a base network such as the members were cut out of or converted from, or a member itself, if the file does
+        not name one of the zoo; it is not changed.
     trust_code: let the file name a function of an installed package that makes the base network, and call it.
     """
     path = Path(path)
@@ -69,7 +82,11 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
     base = model if model is not None else _base(path, structure, trust_code)
     try:
         subnets, moments = structure["subnets"], structure["normalization"]
-        networks = [_member(base, _of_member(tensors, index)) for index in range(structure["members"])]
+        conversions = structure.get("conversions") or [None] * structure["members"]
+        networks = [
+            _member(_converted(base, conversion), _of_member(tensors, index))
+            for index, conversion in zip(range(structure["members"]), conversions, strict=True)
+        ]
         ensemble = Ensemble(
             networks,
             subnets=None if subnets is None else [Subnet.from_json(json.dumps(subnet)) for subnet in subnets],
@@ -87,6 +104,17 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
 def _base(path: Path, structure: Mapping[str, Any], trust_code: bool) -> nn.Module:
     with torch.device("meta"):  # only its structure is needed
         return build_named(path, structure["model"], trust_code)
+
+
+def _converted(base: nn.Module, conversion: Mapping[str, Any] | None) -> nn.Module:
+    """What a conversion makes of the base network; the base network itself if it is that already."""
+    if conversion is None or getattr(base, "conversion", None) == conversion:
+        return base
+    arguments = dict(conversion)
+    method = arguments.pop("method")
+    if method not in CONVERSIONS:
+        raise ValueError(f"it is converted by {method!r}, which this version does not know")
+    return CONVERSIONS[method](base, **arguments)
 
 
 def _member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:

@@ -15,6 +15,7 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.extraction import extract
 from structured_ensembles.files import write_text
 from structured_ensembles.losses import Loss
+from structured_ensembles.parallel import rank
 from structured_ensembles.saliency import saliency
 from structured_ensembles.scaling import Initial, Placement
 from structured_ensembles.search import learn_scales
@@ -89,7 +90,7 @@ def structured_ensemble(
             seed=seed,
             round_to=round_to,
         )
-        if where is not None:
+        if where is not None and rank() == 0:
             write_text(where / "subnets.json", json.dumps([json.loads(subnet.to_json()) for subnet in subnets]))
     networks = [
         extract(model, graph, subnet, reinit=reinit, seed=seed + number) for number, subnet in enumerate(subnets)

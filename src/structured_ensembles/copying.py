@@ -46,6 +46,11 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
             yield from _tensors_in(item)
 
 
+def clone_of(model: nn.Module) -> nn.Module:
+    """A copy with tensors of its own."""
+    return copy_with(model, parameter=lambda _, weight: weight.clone(), buffer=lambda _, value: value.clone())
+
+
 def shadow_of(model: nn.Module) -> nn.Module:
     """A copy that shares the weights' storage, frozen, and owns its buffers: to run a model without changing it."""
     shadow = copy_with(model, parameter=lambda _, weight: weight, buffer=lambda _, value: value.clone())

@@ -17,6 +17,7 @@ from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.arrays import as_inputs, stack_samples
 from structured_ensembles.data.dataset import Task, as_floats
 from structured_ensembles.history import History
+from structured_ensembles.replays import Replays
 from structured_ensembles.scaling import check_choice
 from structured_ensembles.selection import Subnet
 
@@ -76,12 +77,18 @@ class Ensemble(nn.Module):
         self.threshold = threshold
         self.input_shape: tuple[int, ...] | None = None  # of one input
         self.history: History | None = None  # of its training
+        self.replays = Replays()
 
     def __len__(self) -> int:
         return sum(getattr(member, "num_members", 1) for member in self.members)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs as users have them, pixels in [0,1] or uint8, (batch, …), to outputs (members, batch, classes)."""
+        """Inputs as users have them, pixels in [0,1] or uint8, (batch, …), to outputs (members, batch, classes).
+
+        On a GPU, without gradients, members run side by side, and shapes that come again do so as a CUDA graph.
+        """
+        if self.replays.fit(self, x):
+            return self.replays.outputs(self, x)
         prepared = self.prepare(x)
         return torch.cat([member_outputs(member, prepared) for member in self.members])
 
@@ -102,7 +109,7 @@ class Ensemble(nn.Module):
     def logits(self, x: Any, batch_size: int = 512) -> Tensor:
         """Outputs (members, samples, classes) for arrays, tensors, datasets or loaders, in evaluation mode."""
         device = device_of(self)
-        with torch.inference_mode(), _evaluating(self):
+        with torch.inference_mode(), evaluation_mode(self):
             outputs = [self(batch.to(device)).cpu() for batch in _batches(x, batch_size)]
         return torch.cat(outputs, dim=1).clone()
 
@@ -138,8 +145,11 @@ class Ensemble(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def overhead(self, base: nn.Module) -> float:
-        """Its parameters over those of one base network."""
-        return self.num_parameters / sum(parameter.numel() for parameter in base.parameters())
+        """Its trainable parameters over those of one base network."""
+        own, one = (sum(p.numel() for p in module.parameters() if p.requires_grad) for module in (self, base))
+        if one == 0:
+            raise ValueError("base must have parameters that require gradients, but has none")
+        return own / one
 
     def save(self, path: str | Path, dtype: Literal["float32", "float16", "int8"] = "float32") -> int:
         """Write one safetensors file; returns its size in bytes. See `artifact.save`."""
@@ -206,7 +216,7 @@ def _batches(x: Any, size: int) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Evaluation mode, and back to whatever mode each part was in."""
     modes: Mapping[nn.Module, bool] = {part: part.training for part in module.modules()}
     module.eval()

@@ -31,9 +31,10 @@ def build_model(name: str, **arguments: Any) -> nn.Module:
 def find_function(kind: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     """One of the known functions (`half-vgg11` is half_vgg11), or the user's own by `package.module:function`."""
     if ":" not in name:
-        if name.replace("-", "_") not in known:
+        by_name = {own.replace("-", "_"): function for own, function in known.items()}
+        if name.replace("-", "_") not in by_name:
             raise ValueError(f"{kind} must be one of {', '.join(known)}, or package.module:function, not {name!r}")
-        return known[name.replace("-", "_")]
+        return by_name[name.replace("-", "_")]
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)

@@ -39,3 +39,8 @@ def remembered(function: Callable[Parameters, Network]) -> Callable[Parameters, 
 def origin_of(network: nn.Module) -> Origin | None:
     """How the network, or the one it was cut out of, was made, if it is known."""
     return getattr(network, ATTRIBUTE, None)
+
+
+def remember_origin(network: nn.Module, model: nn.Module) -> None:
+    """Let a network that was made from `model` say how that was made."""
+    setattr(network, ATTRIBUTE, origin_of(model))

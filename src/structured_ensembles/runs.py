@@ -41,7 +41,7 @@ def open_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def close_run(folder: Path, ensemble: Ensemble, data: Data, seconds: float, storage: Storage) -> dict[str, Any]:
-    """Write the results of a run and drop its checkpoint; `result.json` comes last and says that it is done.
+    """Write the results of a run and drop its checkpoints; `result.json` comes last and says that it is done.
 
     The figures are those of the file: if it stores less than float32, what that cost is told beside them.
     """
@@ -66,7 +66,8 @@ def close_run(folder: Path, ensemble: Ensemble, data: Data, seconds: float, stor
         **machine(),
     }
     write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
-    (folder / "checkpoint.safetensors").unlink(missing_ok=True)
+    for checkpoint in folder.glob("checkpoint*.safetensors"):
+        checkpoint.unlink()
     return result
 
 

@@ -6,15 +6,19 @@ over the batches of the training split.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.capture import Step, captured_if_possible
 from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.copying import shadow_of
 from structured_ensembles.data import Data
+from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.losses import Loss, loss_for, member_losses
+from structured_ensembles.parallel import add_up, rank, world
 from structured_ensembles.progress import progress
 from structured_ensembles.scaling import Scales, scaled
 from structured_ensembles.search import check_task
@@ -53,33 +57,53 @@ def saliency(
             buffer.copy_(scales.statistics[name])
     dtype = next(shadow.parameters()).dtype
     vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
-    leaves = list(vectors.values())
-    totals = [torch.zeros_like(leaf) for leaf in leaves]
-
-    batches = data.batches("train", batch_size, device=device, dtype=dtype)
+    feed = feed_for(data.train, data, batch_size, device, dtype=dtype)
     number = data.num_batches("train", batch_size)
+    scoring = _Scoring(shadow, list(vectors.values()), own_loss, members)
     with scaled(shadow, graph, vectors, scales.placement), progress("saliency", number, quiet) as advance:
-        for inputs, targets in batches:
-            # All members see the whole batch, a share of it at a time, so that no pass has more rows than the batch:
-            # one backward serves all vectors, in the memory of one training step. The shares' derivatives add up to the
-            # batch's.
-            share = -(-len(inputs) // members)
-            derivatives = [torch.zeros_like(leaf) for leaf in leaves]
-            for own_inputs, own_targets in zip(inputs.split(share), targets.split(share), strict=True):
-                outputs = shadow(_tile(own_inputs, members))
-                losses = member_losses(own_loss, outputs, _tile(own_targets, members), members)
-                part = losses.sum() * (len(own_inputs) / len(inputs))
-                for sum_so_far, derivative in zip(derivatives, torch.autograd.grad(part, leaves), strict=True):
-                    sum_so_far.add_(derivative)
-            for total, derivative in zip(totals, derivatives, strict=True):
-                total.add_(derivative.abs())
+        steps: dict[int, Step] = {}
+        for batch, size in enumerate(feed.epoch(None)):
+            if size not in steps:
+                step = partial(scoring.score, feed, size)
+                steps[size] = captured_if_possible(step, device, partial(scoring.state, feed), modules=[shadow])
+            if batch % world() == rank():  # processes take turns
+                steps[size]()
+            else:
+                feed.step.add_(1)
             advance()
-    means = {name: (total / number).cpu() for name, total in zip(vectors, totals, strict=True)}
+    add_up(scoring.totals)
+    means = {name: (total / number).cpu() for name, total in zip(vectors, scoring.totals, strict=True)}
     if not all(bool(mean.isfinite().all()) for mean in means.values()):
         raise FloatingPointError(
             "the saliency is not finite: the model's outputs under these scales overflow on `data`"
         )
     return [Scores({name: mean[member] for name, mean in means.items()}) for member in range(members)]
+
+
+class _Scoring:
+    """The sum over batches of the absolute derivatives of each member's loss, shape (members, size) per group."""
+
+    def __init__(self, shadow: nn.Module, leaves: list[Tensor], loss: Loss, members: int) -> None:
+        self.shadow, self.leaves, self.loss, self.members = shadow, leaves, loss, members
+        self.totals = [torch.zeros_like(leaf, requires_grad=False) for leaf in leaves]
+
+    def state(self, feed: Feed) -> list[Tensor]:
+        """All that a step changes."""
+        return [*self.totals, feed.step]
+
+    def score(self, feed: Feed, size: int) -> None:
+        # All members see the whole batch, a share of it at a time, so that no pass has more rows than the batch: one
+        # backward serves all vectors, in the memory of one training step. The shares' derivatives add up.
+        inputs, targets = feed.batch(size)
+        share = -(-size // self.members)
+        derivatives = [torch.zeros_like(leaf, requires_grad=False) for leaf in self.leaves]
+        for own_inputs, own_targets in zip(inputs.split(share), targets.split(share), strict=True):
+            outputs = self.shadow(_tile(own_inputs, self.members))
+            losses = member_losses(self.loss, outputs, _tile(own_targets, self.members), self.members)
+            part = losses.sum() * (len(own_inputs) / size)
+            torch._foreach_add_(derivatives, torch.autograd.grad(part, self.leaves))
+        torch._foreach_add_(self.totals, torch._foreach_abs(derivatives))
+        feed.step.add_(1)
 
 
 def _tile(tensor: Tensor, members: int) -> Tensor:

@@ -90,10 +90,14 @@ def scaled(
 
 def scale_rows(result: Tensor, factors: Tensor, dim: int) -> Tensor:
     """Multiply rows grouped by member, (members * rows, …), with `factors` (members, channels) along `dim`."""
-    members = len(factors)
-    shape = [1] * (result.dim() + 1)
-    shape[0], shape[dim] = members, factors.shape[1]
-    return (result.unflatten(0, (members, -1)) * factors.view(shape)).flatten(0, 1)
+    return (result.unflatten(0, (len(factors), -1)) * per_member(factors, result, dim)).flatten(0, 1)
+
+
+def per_member(vectors: Tensor, like: Tensor, dim: int) -> Tensor:
+    """Vectors (members, channels) in the shape that meets `like`, unflattened to (members, rows, …), along `dim`."""
+    shape = [1] * (like.dim() + 1)
+    shape[0], shape[dim] = vectors.shape
+    return vectors.view(shape)
 
 
 def _along(output: Output, vectors: Mapping[str, Tensor]) -> Tensor:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.capture import Step, captured_if_possible
 from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.copying import shadow_of
 from structured_ensembles.data import Data
+from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.dealing import deal
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penalty, terms_for
 from structured_ensembles.losses import Loss, loss_for, member_losses
+from structured_ensembles.parallel import add_up, average_buffers, rank, world
 from structured_ensembles.progress import progress
 from structured_ensembles.scaling import Initial, Placement, Scales, check_choice, scaled
 
@@ -70,74 +74,130 @@ def learn_scales(
     terms = {
         name: terms_for(float(value.detach().abs().max()) + reach, value.shape[1]) for name, value in vectors.items()
     }
-    search = _Search(
-        shadow, vectors, loss_for(data, loss), members, strength, diversity if members > 1 else None, terms
-    )
-    optimizer = torch.optim.Adam(vectors.values(), lr=rate)
+    penalty = diversity if members > 1 else None
+    search = _Search(shadow, vectors, loss_for(data, loss), members, strength, penalty, terms, rate)
+    training = feed_for(data.train, data, batch_size, device, dtype=dtype)
+    validation = None
+    if data.validation is not None:
+        validation = feed_for(data.validation, data, batch_size, device, dtype=dtype)
 
     best, kept, history = math.inf, _snapshot(vectors, shadow), []
     with scaled(shadow, graph, vectors, placement), progress("search", epochs * steps, quiet) as advance:
         for epoch in range(epochs):
-            shadow.train()
-            total = torch.zeros((), device=device)
-            batches = data.batches("train", batch_size, seed=(seed, epoch), device=device, dtype=dtype)
-            for step, (inputs, targets) in enumerate(batches):
-                cost = search.cost(inputs, targets, turn=epoch * steps + step)
-                optimizer.zero_grad()
-                cost.backward()
-                optimizer.step()
-                total += cost.detach()
-                advance()
-            figures = {"epoch": epoch, "loss": float(total) / steps}
+            figures = {"epoch": epoch, "loss": search.epoch(training, (seed, epoch), learn=True, advance=advance)}
             if not math.isfinite(figures["loss"]):
                 raise FloatingPointError(
                     f"the search's loss became {figures['loss']} in epoch {epoch + 1}: look for extremes in `data`, "
                     f"or lower `rate` ({rate:g}) or `strength` ({strength:g})"
                 )
-            if data.validation is not None:
-                figures["validation_loss"] = search.validate(data, batch_size, device, dtype)
+            if validation is not None:
+                figures["validation_loss"] = search.epoch(validation, None, learn=False)
             history.append(figures)
-            if data.validation is None or figures["validation_loss"] < best:
+            if validation is None or figures["validation_loss"] < best:
                 best, kept = figures.get("validation_loss", best), _snapshot(vectors, shadow)
     learned, statistics = kept
     return Scales(learned, placement, statistics, tuple(history))
 
 
-@dataclass(frozen=True)
 class _Search:
-    """What the search minimises: the members' losses and the penalty on their likeness."""
+    """What the search minimises, the members' losses and the penalty on their likeness, and its steps."""
 
-    shadow: nn.Module
-    vectors: dict[str, Tensor]
-    loss: Loss
-    members: int
-    strength: float
-    diversity: Diversity | None
-    terms: dict[str, int]
+    def __init__(
+        self,
+        shadow: nn.Module,
+        vectors: dict[str, Tensor],
+        loss: Loss,
+        members: int,
+        strength: float,
+        diversity: Diversity | None,
+        terms: dict[str, int],
+        rate: float,
+    ) -> None:
+        self.shadow, self.vectors, self.loss, self.members = shadow, vectors, loss, members
+        self.strength, self.diversity, self.terms = strength, diversity, terms
+        self.device = next(iter(vectors.values())).device
+        kernels: dict[str, Any] = {"fused": True, "capturable": True} if self.device.type == "cuda" else {}
+        self.optimizer = torch.optim.Adam(vectors.values(), lr=rate, **kernels)
+        self.turn = torch.zeros(1, dtype=torch.int64, device=self.device)  # counts the steps of the whole search
+        self.total = torch.zeros((), device=self.device, dtype=torch.float64)
+        self.steps: dict[tuple[bool, int], Step] = {}
 
-    def losses(self, inputs: Tensor, targets: Tensor, turn: int) -> Tensor:
-        """The loss of each member on its share of the batch, shape (members,)."""
-        dealt = deal(len(inputs), self.members, turn).flatten().to(inputs.device)
-        return member_losses(self.loss, self.shadow(inputs[dealt]), targets[dealt], self.members)
+    def epoch(
+        self, feed: Feed, seed: tuple[int, int] | None, learn: bool, advance: Callable[[], None] = lambda: None
+    ) -> float:
+        """One pass over a split; returns the mean loss. On a GPU, a step is a CUDA graph, captured once."""
+        self.total.zero_()
+        self.shadow.train(learn)
+        batches = samples = 0
+        for size in feed.epoch(seed):
+            if (learn, size) not in self.steps:
+                step = partial(self._learn if learn else self._measure, feed, size)
+                alone = world() == 1  # a graph would have to hold the messages between processes
+                whole = partial(captured_if_possible, step, self.device, partial(self._state, feed))
+                self.steps[learn, size] = whole(modules=[self.shadow]) if alone else step
+            self.steps[learn, size]()
+            batches, samples = batches + 1, samples + size
+            advance()
+        if learn:
+            average_buffers(list(self.shadow.buffers()))
+        return float(self.total) / (batches if learn else samples)
 
-    def cost(self, inputs: Tensor, targets: Tensor, turn: int) -> Tensor:
-        losses = self.losses(inputs, targets, turn)
-        if self.diversity is None or self.strength == 0:
-            return losses.mean()
-        if self.diversity == "mmd":
-            return losses.mean() + self.strength * mmd_penalty(self.vectors, self.terms)
-        derivatives = torch.autograd.grad(losses.sum(), list(self.vectors.values()), create_graph=True)
-        return losses.mean() + self.strength * overlap_penalty([derivative.abs() for derivative in derivatives])
+    def _state(self, feed: Feed) -> Iterator[Tensor]:
+        """All that a step changes."""
+        yield from self.vectors.values()
+        yield from self.shadow.buffers()
+        yield from (feed.step, self.turn, self.total)
+        for values in self.optimizer.state.values():
+            yield from (value for value in values.values() if isinstance(value, Tensor))
+
+    def _learn(self, feed: Feed, size: int) -> None:
+        inputs, targets = feed.batch(size)
+        cost, derivatives = self._derive(inputs, targets)
+        for vector, derivative in zip(self.vectors.values(), derivatives, strict=True):
+            vector.grad = derivative
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.total.add_(cost)
+        self.turn.add_(1)
+        feed.step.add_(1)
 
     @torch.no_grad()
-    def validate(self, data: Data, batch_size: int, device: torch.device, dtype: torch.dtype) -> float:
-        """Mean loss over the members, each on its share of the validation split."""
-        self.shadow.eval()
-        total, seen = torch.zeros((), device=device, dtype=dtype), 0
-        for turn, (inputs, targets) in enumerate(data.batches("validation", batch_size, device=device, dtype=dtype)):
-            total += self.losses(inputs, targets, turn).mean() * len(inputs)
-            seen += len(inputs)
-        return float(total) / seen
+    def _measure(self, feed: Feed, size: int) -> None:
+        """Mean loss over the members, each on its share of the batch."""
+        inputs, targets = feed.batch(size)
+        dealt = deal(size, self.members, feed.step, self.device).flatten()
+        self.total.add_(self._losses(inputs[dealt], targets[dealt]).mean() * size)
+        feed.step.add_(1)
+
+    def _derive(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The cost of a batch that is dealt out to the members, and its derivatives.
+
+        Where there are several processes, each takes its part of every member's share, and the derivatives add up.
+        """
+        dealt = deal(len(inputs), self.members, self.turn, self.device)  # (members, share)
+        own = dealt[:, rank() :: world()]
+        part = own.shape[1] / dealt.shape[1]
+        leaves = list(self.vectors.values())
+        cost = self._penalty() / world()
+        if own.shape[1]:
+            losses = self._losses(inputs[own.flatten()], targets[own.flatten()])
+            if self.diversity == "overlap" and self.strength:
+                slopes = torch.autograd.grad(losses.sum(), leaves, create_graph=True)
+                cost = cost + self.strength * part * overlap_penalty([slope.abs() for slope in slopes])
+            cost = cost + part * losses.mean()
+        derivatives = list(torch.autograd.grad(cost, leaves))
+        cost = cost.detach()
+        add_up([cost, *derivatives])
+        return cost, derivatives
+
+    def _losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each member, shape (members,), on rows grouped by member."""
+        return member_losses(self.loss, self.shadow(inputs), targets, self.members)
+
+    def _penalty(self) -> Tensor:
+        if self.diversity == "mmd" and self.strength:
+            return self.strength * mmd_penalty(self.vectors, self.terms)
+        return torch.stack([0 * vector.sum() for vector in self.vectors.values()]).sum()
 
 
 def check_task(graph: ChannelGraph, data: Data, loss: Loss | None) -> None:

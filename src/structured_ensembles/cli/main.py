@@ -51,17 +51,27 @@ def _parser() -> ArgumentParser:
     for name, function in COMMANDS.items():
         own = ArgumentParser(description=(function.__doc__ or "").splitlines()[0])
         own.add_argument("--config", action="config", help="a YAML file with any of these options")
-        lists = {
-            key: get_args(hint)[0]
-            for key, hint in get_type_hints(function).items()
-            if get_origin(hint) is list
-            and inspect.signature(function).parameters[key].default is inspect.Parameter.empty
-        }
+        lists = {key: item for key, hint in get_type_hints(function).items() if (item := _item_type(hint))}
         own.add_function_arguments(function, as_positional=True, fail_untyped=True, skip=set(lists))
         for key, item in lists.items():  # several words, such as the pictures of `sens predict`
-            own.add_argument(key, nargs="+", type=item, metavar=key.upper())
+            if inspect.signature(function).parameters[key].default is inspect.Parameter.empty:
+                own.add_argument(key, nargs="+", type=item, metavar=key.upper())
+            else:
+                own.add_argument(f"--{key}", nargs="*", type=item, metavar=key.upper(), help=_help(function, key))
         commands.add_subcommand(name, own, help=(function.__doc__ or "").splitlines()[0])
     return parser
+
+
+def _item_type(hint: Any) -> type | None:
+    """Of a list, or of a list that may be left out."""
+    lists = [option for option in (hint, *get_args(hint)) if get_origin(option) is list]
+    return get_args(lists[0])[0] if lists else None
+
+
+def _help(function: Callable[..., int], key: str) -> str:
+    """What the docstring says of an argument."""
+    lines = (line.strip() for line in (function.__doc__ or "").splitlines())
+    return next((line.partition(": ")[2] for line in lines if line.startswith(f"{key}: ")), "")
 
 
 def _show_warning(message: Any, *_: Any) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from structured_ensembles.tables import text_table
 
-PERCENT = ("accuracy", "ece", "disagreement")
+PERCENT = ("accuracy", "ece", "disagreement", "discarded", "auroc", "fpr95", "@")
 
 
 def figures_table(columns: Mapping[str, Mapping[str, float]]) -> str:
@@ -19,4 +19,5 @@ def shown(name: str, value: float | None) -> str:
         return "–"
     if any(word in name for word in PERCENT):
         return f"{100 * value:.2f} %"
-    return f"{value:,.0f}" if name.startswith("size/") else f"{value:.4f}"
+    counted = name.startswith("size/") and name != "size/overhead"
+    return f"{value:,.0f}" if counted else f"{value:.4f}"

@@ -12,8 +12,10 @@ from structured_ensembles.cli.printing import figures_table
 from structured_ensembles.data import Data, load_data
 from structured_ensembles.methods import METHODS
 from structured_ensembles.models import build_model, find_function
+from structured_ensembles.parallel import rank
 from structured_ensembles.runs import close_run, open_run
 from structured_ensembles.training import Recipe
+from structured_ensembles.training.mesh import gather, processes
 
 
 def train(
@@ -43,18 +45,19 @@ def train(
         out: the run folder; by default runs/DATASET-MODEL-METHOD-SEED
         dataset: a name (sens datasets), or package.module:function that returns a Data
         model: a name (sens models), or package.module:function that returns a network
-        method: single, deep, structured, or package.module:function
+        method: single, deep, structured, random, magnitude, narrow, snapshot, batch-ensemble, mc-dropout, or
+            package.module:function
         members: how many networks
-        prune: the share of neurons each member loses (structured)
-        memory: instead of prune, how much all members may weigh, in networks (structured)
-        scope: rank the neurons of each layer, or of the whole network (structured)
+        prune: the share of neurons each member loses (structured, random, magnitude, narrow)
+        memory: instead of prune, how much all members may weigh, in networks (the same)
+        scope: rank the neurons of each layer, or of the whole network (structured, random, magnitude)
         selection: how neurons are chosen (structured)
         seed: of everything random
         recipe: how to train
         changes: parts of the recipe to change, such as {rate: 0.01}
         epochs: how long to train; short for changes.epochs
         model_arguments: what the model function is called with, besides the classes and channels of the data
-        method_arguments: further arguments of the method
+        method_arguments: further arguments of the method, such as {repeat: split} of batch-ensemble
         storage: how weights are stored in the file; what that costs is shown
         root: where data sets are kept
         device: auto, cpu, cuda, …
@@ -82,23 +85,27 @@ def train(
     data = read_data(dataset, root, seed)
     torch.manual_seed(seed)
     network = build_model(model, **fitting_arguments(model, data, model_arguments or {}))
-    done = open_run(folder, config)
-    if done is None:
-        start = time.perf_counter()
-        ensemble = make(
-            network,
-            data,
-            members=members,
-            recipe=how,
-            seed=seed,
-            device=device,
-            folder=folder,
-            quiet=quiet,
-            **arguments,
-        )
-        done = close_run(folder, ensemble, data, time.perf_counter() - start, storage)
-    else:
-        print(f"{folder} is done already")
+    with processes():
+        done = gather(open_run(folder, config) if rank() == 0 else None)[0]
+        if done is None:
+            start = time.perf_counter()
+            ensemble = make(
+                network,
+                data,
+                members=members,
+                recipe=how,
+                seed=seed,
+                device=device,
+                folder=folder,
+                quiet=quiet,
+                **arguments,
+            )
+            if rank() == 0:
+                done = close_run(folder, ensemble, data, time.perf_counter() - start, storage)
+        elif rank() == 0:
+            print(f"{folder} is done already")
+        if rank() > 0 or done is None:
+            return 0
     columns = {method: done["figures"]}
     if storage != "float32":
         columns = {f"{method}, in float32": done["figures_in_float32"], f"as stored, in {storage}": done["figures"]}

@@ -22,7 +22,7 @@ OUTPUTS, INPUTS = "#outputs", "#inputs"  # suffixes of the factors of a weight
 class BatchEnsembleLearner(ReweightingLearner):
     """Factors start as random signs. Biases and normalisation, where there are any, are every task's own."""
 
-    method = "batch_ensemble"
+    method = "batch-ensemble"
 
     def _factor(self, name: str, weight: Tensor, number: int) -> nn.Module:
         return RankOne(weight.shape, derived(self.seed, number, 2, weight_names(self.backbone).index(name)))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from structured_ensembles.capture import Step, captured_if_possible
 from structured_ensembles.data import Data
-from structured_ensembles.data.augmentation import augment, resolved
+from structured_ensembles.data.augmentation import resolved
+from structured_ensembles.data.drawing import fold
+from structured_ensembles.data.feeds import feed_for
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.progress import progress
 from structured_ensembles.training import Recipe
@@ -34,31 +37,51 @@ def fit(
     The optimizer is new, and randomness comes from `seed` alone. after_step: called after every step of the optimizer.
     penalty: added to the loss.
     """
-    optimizer = recipe.optimizer_for(network)
+    cuda = device.type == "cuda"
+    optimizer = recipe.optimizer_for(network, captured=cuda)
+    if cuda:
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(recipe.rate, device=device)
     augmentation = resolved(recipe.augmentation, data.shape) if isinstance(data.train, TensorSplit) else "none"
-    steps = data.num_batches("train", recipe.batch_size)
+    feed = feed_for(data.train, data, recipe.batch_size, device, augmentation=augmentation)
+    total = torch.zeros((), device=device)
+
+    def step(size: int) -> None:
+        inputs, targets = feed.batch(size)
+        cost = F.cross_entropy(network(inputs), targets)
+        loss = cost if penalty is None else cost + penalty()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if after_step is not None:
+            after_step()
+        total.add_(cost.detach())
+        feed.step.add_(1)
+
+    def state() -> Iterator[Tensor]:
+        """All that a step changes."""
+        yield from network.state_dict(keep_vars=True).values()
+        yield from (feed.step, total)
+        for values in optimizer.state.values():
+            yield from (value for value in values.values() if isinstance(value, Tensor))
+
+    steps: dict[int, Step] = {}  # by the size of the batch; on a GPU, CUDA graphs
+    number = data.num_batches("train", recipe.batch_size)
     losses = []
     with (
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        progress(description, recipe.epochs * steps, quiet) as advance,
+        torch.random.fork_rng(devices=[device] if cuda else []),
+        progress(description, recipe.epochs * number, quiet) as advance,
     ):
         torch.manual_seed(derived(*seed))  # dropout
         network.train()
         for epoch in range(recipe.epochs):
-            total = torch.zeros((), device=device)
-            batches = data.train.batches(recipe.batch_size, (*seed, epoch), device)
-            for step, (stored, targets) in enumerate(batches):
-                inputs = data.prepare(augment(stored, augmentation, (*seed, epoch, step)))
-                cost = F.cross_entropy(network(inputs), targets)
-                loss = cost if penalty is None else cost + penalty()
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
-                if after_step is not None:
-                    after_step()
-                total += cost.detach()
+            total.zero_()
+            for size in feed.epoch((*seed, epoch)):
+                if size not in steps:
+                    steps[size] = captured_if_possible(partial(step, size), device, state, modules=[network])
+                steps[size]()
                 advance()
-            losses.append(float(total) / steps)
+            losses.append(float(total) / number)
             if not math.isfinite(losses[-1]):
                 raise FloatingPointError(
                     f"the loss became {losses[-1]} in epoch {epoch + 1}: look for extremes in the task's data, "
@@ -70,4 +93,4 @@ def fit(
 
 def derived(*seed: int) -> int:
     """One seed made of several numbers."""
-    return int(np.random.default_rng(seed).integers(2**31))
+    return fold(seed) >> 32

@@ -15,14 +15,13 @@ from structured_ensembles.continual.fitting import derived, fit
 from structured_ensembles.continual.heads import HeadKind, new_head, num_features
 from structured_ensembles.continual.memory import Memory, count
 from structured_ensembles.continual.tasks import SPLITS, Task
-from structured_ensembles.copying import copy_with
+from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.arrays import check_labels
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble, entropy_of
-from structured_ensembles.origin import ATTRIBUTE, origin_of
 from structured_ensembles.scaling import check_choice
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.recipe import Optimizer
@@ -108,7 +107,7 @@ class Learner:
         self.seed = seed
         self.quiet = quiet
         self.device = pick_device(device, backbone)
-        self.backbone = cloned(backbone).to(self.device)
+        self.backbone = clone_of(backbone).to(self.device)
         self.heads: dict[int, nn.Module] = {}
         self.learned: dict[int, Learned] = {}  # in the order of learning
         self.settings: dict[str, Any] = {
@@ -246,13 +245,6 @@ class Learner:
             known = ", ".join(map(str, self.learned)) or "none yet"
             raise ValueError(f"task must be one that has been learned ({known}), not {task!r}")
         return self.learned[task]
-
-
-def cloned(module: nn.Module) -> nn.Module:
-    """A copy with tensors of its own, all trainable, that remembers how the module was made."""
-    copy = copy_with(module, lambda _, tensor: tensor.clone(), lambda _, tensor: tensor.clone())
-    setattr(copy, ATTRIBUTE, origin_of(module))
-    return copy
 
 
 def surest(logits: Mapping[int, Tensor], together: bool = False) -> Tensor:

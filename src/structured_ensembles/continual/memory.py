@@ -59,6 +59,6 @@ def paper_memory(backbone: nn.Module, tasks: int) -> dict[str, Memory]:
         "single": Memory(base, factors=(tasks - 1) * base),
         "supsup": Memory(base, masks=tasks * base),
         "pruning": Memory(base, masks=tasks * base),
-        "batch_ensemble": Memory(base, factors=tasks * factors),
+        "batch-ensemble": Memory(base, factors=tasks * factors),
         "structured": Memory(base, masks=tasks * neurons),
     }

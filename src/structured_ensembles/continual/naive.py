@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from structured_ensembles.continual.heads import TaskNetwork
-from structured_ensembles.continual.learner import Learner, cloned
+from structured_ensembles.continual.learner import Learner
+from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 
 
@@ -15,7 +16,7 @@ class NaiveLearner(Learner):
     method = "naive"
 
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
-        network = TaskNetwork(cloned(self.backbone), head)
+        network = TaskNetwork(clone_of(self.backbone), head)
         losses = self._fit(network, data, number)
         self.backbone = network.backbone
         return head, losses

@@ -21,6 +21,8 @@ from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.shared import Chosen, Part, SharedBackbone
 from structured_ensembles.tables import text_table
 
+NONE_FREE = "none is free any more"
+
 
 @dataclass(frozen=True)
 class Capacity:

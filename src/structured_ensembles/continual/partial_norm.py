@@ -38,7 +38,7 @@ class PartlyFrozenNorm(nn.Module):
         )
         with torch.no_grad():
             self.num_batches_tracked += 1
-            share = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+            share = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.to(mean.dtype)
             # Past channels get their own statistics back, to the bit: running + share · (running - running).
             self.running_mean.lerp_(mean, share)
             count = x.numel() // x.shape[1]

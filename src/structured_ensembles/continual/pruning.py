@@ -18,9 +18,10 @@ from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.continual.fitting import derived
 from structured_ensembles.continual.freezing import freeze
 from structured_ensembles.continual.heads import TaskNetwork
-from structured_ensembles.continual.learner import Common, cloned
-from structured_ensembles.continual.owning import OwningLearner
+from structured_ensembles.continual.learner import Common
+from structured_ensembles.continual.owning import NONE_FREE, OwningLearner
 from structured_ensembles.continual.shared import Part
+from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.predictions import predictions
@@ -54,7 +55,7 @@ class PruningLearner(OwningLearner):
         free = self.shared.owners.free()
         if not free:
             warnings.warn(
-                f"task {number} finds no free neuron: it learns a head on the neurons of the past tasks", stacklevel=3
+                f"task {number} gets no neuron, as {NONE_FREE}: it learns a head on those of the past", stacklevel=3
             )
         part = self.shared.cut(network, graph, free)
         restore = freeze(part.network.backbone, part.past)
@@ -66,7 +67,7 @@ class PruningLearner(OwningLearner):
         losses = self._fit(
             part.network, data, number, after_step=restore, penalty=penalty if weights and self.strength else None
         )
-        trained = TaskNetwork(cloned(self.backbone), part.network.head)  # all neurons are in it: its head is whole
+        trained = TaskNetwork(clone_of(self.backbone), part.network.head)  # all neurons are in it: its head is whole
         self.shared.copy_into(trained.backbone, part)
         chosen, part = self._pruned(trained, graph, data, free)
         self._take(number, part, chosen)

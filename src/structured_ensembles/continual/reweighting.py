@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from structured_ensembles.continual.heads import TaskNetwork
-from structured_ensembles.continual.learner import Common, Learner, cloned
-from structured_ensembles.copying import copy_with
+from structured_ensembles.continual.learner import Common, Learner
+from structured_ensembles.copying import clone_of, copy_with
 from structured_ensembles.data import Data
 
 Own = dict[str, Tensor]  # what a task has of its own, by name
@@ -54,7 +54,7 @@ class ReweightingLearner(Learner):
         raise NotImplementedError
 
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
-        backbone = cloned(self.backbone)
+        backbone = clone_of(self.backbone)
         weights = weight_names(backbone)
         self._freeze(backbone, weights)
         factors = {}

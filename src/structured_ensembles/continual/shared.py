@@ -12,7 +12,7 @@ from structured_ensembles.channels import ChannelGraph, trace
 from structured_ensembles.continual.freezing import past_entries, write_back
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.masks import Owners
-from structured_ensembles.copying import copy_with
+from structured_ensembles.copying import clone_of
 from structured_ensembles.extraction import extract
 from structured_ensembles.initialization import draw_weights
 from structured_ensembles.scaling import check_prunable
@@ -86,7 +86,7 @@ class SharedBackbone:
 
     def redraw(self, seed: int) -> None:
         """Draw the weights of the free neurons anew."""
-        fresh = copy_with(self.backbone, lambda _, tensor: tensor.clone(), lambda _, tensor: tensor.clone())
+        fresh = clone_of(self.backbone)
         draw_weights(fresh, seed)
         everything = {name: tuple(range(len(own))) for name, own in self.owners.groups.items()}
         past = past_entries(fresh, self.axes, self.owners, everything)

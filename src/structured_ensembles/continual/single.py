@@ -9,8 +9,9 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 
 from structured_ensembles.continual.heads import TaskNetwork
-from structured_ensembles.continual.learner import Common, Learner, cloned
+from structured_ensembles.continual.learner import Common, Learner
 from structured_ensembles.continual.memory import Memory, count
+from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 
 
@@ -24,7 +25,7 @@ class SingleModelLearner(Learner):
         self.backbones: dict[int, nn.Module] = {}
 
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
-        network = TaskNetwork(cloned(self.backbone), head)
+        network = TaskNetwork(clone_of(self.backbone), head)
         losses = self._fit(network, data, number)
         self.backbones[number] = network.backbone
         return head, losses
@@ -45,7 +46,7 @@ class SingleModelLearner(Learner):
 
     def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
         for number in self.learned:
-            backbone, prefix = cloned(self.backbone), f"{number}."
+            backbone, prefix = clone_of(self.backbone), f"{number}."
             own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             backbone.load_state_dict(own)
             self.backbones[number] = backbone

@@ -17,7 +17,7 @@ from structured_ensembles.continual.fitting import derived
 from structured_ensembles.continual.freezing import freeze
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Common
-from structured_ensembles.continual.owning import OwningLearner
+from structured_ensembles.continual.owning import NONE_FREE, OwningLearner
 from structured_ensembles.data import Data
 from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Initial, Placement, check_choice
@@ -85,8 +85,9 @@ class StructuredLearner(OwningLearner):
         free = self.shared.owners.free()
         chosen = self._choose(network, graph, data, free, derived(self.seed, number, 2)) if free else {}
         if not any(chosen.values()):
+            why = "those that it chose are all taken" if free else NONE_FREE
             warnings.warn(
-                f"task {number} finds no free neuron: it learns a head on the neurons of the past tasks", stacklevel=3
+                f"task {number} gets no neuron, as {why}: it learns a head on those of the past", stacklevel=3
             )
         part = self.shared.cut(network, graph, chosen)
         losses = self._fit(part.network, data, number, after_step=freeze(part.network.backbone, part.past))

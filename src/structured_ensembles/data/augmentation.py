@@ -2,12 +2,11 @@
 
 from typing import Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from structured_ensembles.data.splits import Seed
+from structured_ensembles.data.drawing import Seed, draw
 
 Augmentation = Literal["auto", "crop", "crop+flip", "none"]
 
@@ -22,23 +21,36 @@ def resolved(augmentation: Augmentation, shape: tuple[int, ...]) -> Augmentation
     return "crop+flip" if len(shape) == 3 and shape[0] == 3 and min(shape[1:]) >= 16 else "none"
 
 
-def augment(images: Tensor, augmentation: Augmentation, seed: Seed) -> Tensor:
-    """Zero-pad by an eighth of the size (4 for 32×32), crop at random, flip every second image: (batch, c, h, w) alike.
+def draw_crops(
+    augmentation: Augmentation, shape: tuple[int, ...], samples: int, seed: Seed, device: torch.device | str = "cpu"
+) -> Tensor | None:
+    """For each of so many images of `shape`: how far down and right its crop lies, and whether it is flipped.
 
-    The draws come from `seed` alone, so that a resumed run and another device see the same pictures.
+    Shape (samples, 3); None if there is nothing to do. The draws come from `seed` alone, so that a resumed run and
+    another device see the same pictures.
     """
     if augmentation == "none":
+        return None
+    places = 2 * padding(shape[-2]) + 1
+    down, right, flip = draw(seed, 3 * samples, device).view(3, samples)
+    return torch.stack([down % places, right % places, flip % 2 * (augmentation == "crop+flip")], dim=1)
+
+
+def padding(height: int) -> int:
+    """An eighth of the size: 4 for 32×32, 8 for 64×64."""
+    return max(1, height // 8)
+
+
+def augment(images: Tensor, crops: Tensor | None) -> Tensor:
+    """Zero-pad, crop and flip images (batch, c, h, w) as `crops` (batch, 3) says; nothing if that is None."""
+    if crops is None:
         return images
     batch, _, height, width = images.shape
-    rng = np.random.default_rng(seed)
-    pad = max(1, height // 8)
-    draws = torch.from_numpy(np.stack([rng.integers(0, 2 * pad + 1, batch), rng.integers(0, 2 * pad + 1, batch)]))
-    flips = torch.from_numpy(rng.integers(0, 2, batch)) * (augmentation == "crop+flip")
-    down, right = draws.to(images.device)
+    down, right, flip = crops[:, :, None].unbind(1)
     columns = torch.arange(width, device=images.device).expand(batch, width)
-    columns = torch.where(flips.to(images.device)[:, None] == 1, columns.flip(1), columns) + right[:, None]
-    rows = torch.arange(height, device=images.device) + down[:, None]
-    padded = F.pad(images, (pad,) * 4)
+    columns = torch.where(flip == 1, columns.flip(1), columns) + right
+    rows = torch.arange(height, device=images.device) + down
+    padded = F.pad(images, (padding(height),) * 4)
     samples = torch.arange(batch, device=images.device)[:, None, None]
     cropped = padded.permute(0, 2, 3, 1)[samples, rows[:, :, None], columns[:, None, :]]  # (batch, height, width, c)
     return cropped.permute(0, 3, 1, 2)

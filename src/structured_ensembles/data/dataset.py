@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from structured_ensembles.data.arrays import as_inputs, as_targets, check_labels, check_pair, stack_samples
+from structured_ensembles.data.drawing import Seed
 from structured_ensembles.data.normalization import Normalization
-from structured_ensembles.data.splits import Batch, Seed, Split, StreamedSplit, TensorSplit, hold_out
+from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, hold_out
 
 Task = Literal["classification", "regression"]
 SplitName = Literal["train", "validation", "test"]

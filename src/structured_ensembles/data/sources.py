@@ -37,7 +37,7 @@ def load_data(name: str, root: str | Path | None = None, *, seed: int = 0) -> Da
     info = _info(name)
     if info.read is None:
         return read_digits(seed=seed)
-    folder = _folder(root)
+    folder = data_folder(root)
     path = cache_path(folder, name)
     if not path.exists():
         write_cache(path, info, _read_archives(info, folder / "downloads"))
@@ -59,7 +59,7 @@ def data_sets() -> dict[str, DataInfo]:
 
 def is_cached(name: str, root: str | Path | None = None) -> bool:
     """Whether `load_data` finds it without archives and network."""
-    return _info(name).read is None or cache_path(_folder(root), name).exists()
+    return _info(name).read is None or cache_path(data_folder(root), name).exists()
 
 
 def _info(name: str) -> DataInfo:
@@ -68,7 +68,7 @@ def _info(name: str) -> DataInfo:
     return DATA_SETS[name]
 
 
-def _folder(root: str | Path | None) -> Path:
+def data_folder(root: str | Path | None) -> Path:
     return Path(ROOT if root is None else root).expanduser()
 
 

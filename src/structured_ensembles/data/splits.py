@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-Seed = int | tuple[int, ...]
+from structured_ensembles.data.drawing import Seed, fold, shuffled
+
 Batch = tuple[Tensor, Tensor]
 
 
@@ -49,8 +49,7 @@ class TensorSplit:
     def batches(self, size: int, seed: Seed | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
         order = self.index
         if seed is not None:
-            # Drawn on the CPU by numpy, so that the order is the same on every device.
-            order = order[torch.from_numpy(np.random.default_rng(seed).permutation(len(order))).to(order.device)]
+            order = shuffled(order, seed)
         for rows in order.split(size):
             yield self.inputs[rows].to(device), self.targets[rows].to(device)
 
@@ -79,7 +78,7 @@ class StreamedSplit:
 
     def _seeded(self, seed: Seed) -> Iterator[Any]:
         """The loader under a random state of its own: what it draws depends on the seed, and on nothing between."""
-        own = torch.Generator().manual_seed(int(np.random.default_rng(seed).integers(2**62))).get_state()
+        own = torch.Generator().manual_seed(fold(seed)).get_state()
         batches: Iterator[Any] | None = None
         while True:
             with torch.random.fork_rng(devices=[]):

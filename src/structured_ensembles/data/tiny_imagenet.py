@@ -3,7 +3,7 @@
 import io
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from zipfile import ZipFile
@@ -33,7 +33,7 @@ def _read_tiny_imagenet(paths: Sequence[Path]) -> Contents:
         strangers = {identifier for _, identifier in train + test} - set(label_of)
         if strangers:
             raise ValueError(f"wnids.txt does not list the class {min(strangers)}")
-        images = _decode(archive, [name for name, _ in train + test])
+        images = decode_images(lambda name: read_zip(archive, name, LARGEST_IMAGE), [name for name, _ in train + test])
         words = read_zip(archive, f"{FOLDER}/words.txt") if f"{FOLDER}/words.txt" in archive.namelist() else b""
     labels = torch.tensor([label_of[identifier] for _, identifier in train + test])
     count = len(train)
@@ -48,13 +48,16 @@ def _class_of(name: str) -> str | None:
     return None
 
 
-def _decode(archive: ZipFile, names: Sequence[str]) -> Tensor:
-    """Images (samples, 3, 64, 64), in the order of `names`; Pillow decodes outside Python's lock, so threads help."""
+def decode_images(read: Callable[[str], bytes], names: Sequence[str]) -> Tensor:
+    """JPEG files that `read` gives by name, as (samples, 3, 64, 64), in the order of `names`.
+
+    Pillow decodes outside Python's lock, so threads help.
+    """
     images = np.empty((len(names), 3, SIDE, SIDE), np.uint8)
 
     def decode(start: int) -> None:
         for position in range(start, min(start + PIECE, len(names))):
-            images[position] = _pixels(archive, names[position])
+            images[position] = _pixels(read(names[position]), names[position])
 
     starts = range(0, len(names), PIECE)
     with ThreadPoolExecutor(os.cpu_count()) as pool, progress("decoding Tiny ImageNet", len(starts)) as advance:
@@ -63,9 +66,15 @@ def _decode(archive: ZipFile, names: Sequence[str]) -> Tensor:
     return torch.from_numpy(images)
 
 
-def _pixels(archive: ZipFile, name: str) -> np.ndarray:
+def read_identifiers(path: Path) -> list[str]:
+    """The WordNet identifiers of the classes, in the order of their labels, from the official archive."""
+    with ZipFile(path) as archive:
+        return read_zip(archive, f"{FOLDER}/wnids.txt").decode().split()
+
+
+def _pixels(content: bytes, name: str) -> np.ndarray:
     """One image, shape (3, 64, 64); some are grey and become RGB."""
-    with Image.open(io.BytesIO(read_zip(archive, name, LARGEST_IMAGE)), formats=["JPEG"]) as image:
+    with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
         if image.size != (SIDE, SIDE):
             raise ValueError(f"{name} has {image.width}×{image.height} pixels, not {SIDE}×{SIDE}")
         return np.asarray(image.convert("RGB")).transpose(2, 0, 1)

@@ -1,5 +1,7 @@
 """How good an ensemble is, and how well it knows it."""
 
+from structured_ensembles.evaluation.attacks import fgsm
+from structured_ensembles.evaluation.corruptions import CORRUPTIONS, corrupt
 from structured_ensembles.evaluation.evaluate import evaluate
 
-__all__ = ["evaluate"]
+__all__ = ["CORRUPTIONS", "corrupt", "evaluate", "fgsm"]

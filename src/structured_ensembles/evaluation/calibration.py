@@ -12,9 +12,9 @@ def expected_calibration_error(probabilities: Tensor, targets: Tensor, bins: int
     confidence, labels = probabilities.double().max(-1)
     correct = (labels == targets).double()
     # (low, high]: a confidence on an edge belongs to the bin below; 0 belongs to the first.
-    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
     index = (torch.bucketize(confidence, edges, right=False) - 1).clamp(0, bins - 1)
-    gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, index, confidence - correct)
+    gaps = confidence.new_zeros(bins).index_add_(0, index, confidence - correct)
     return float(gaps.abs().sum() / len(targets))
 
 

@@ -1,19 +1,32 @@
 """An ensemble's outputs and the truth, in one pass over a split."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from structured_ensembles.copying import device_of
 from structured_ensembles.data import Split
+from structured_ensembles.data.dataset import as_floats
 from structured_ensembles.ensemble import Ensemble
 
+# Inputs (batch, …) as floats on the ensemble's device, targets, and the number of the first sample, to other inputs.
+Change = Callable[[Tensor, Tensor, int], Tensor]
 
-def predictions(ensemble: Ensemble, split: Split, batch_size: int = 512) -> tuple[Tensor, Tensor]:
+
+def predictions(
+    ensemble: Ensemble, split: Split, batch_size: int = 512, change: Change | None = None
+) -> tuple[Tensor, Tensor]:
     """Logits (members, samples, classes) and targets (samples, …), in the same order, on the CPU.
 
     One pass, because a streamed split may come in another order the next time.
+    change: what happens to the inputs on their way, such as an attack.
     """
     outputs, truth, done = torch.empty(0), torch.empty(0), 0
+    device = device_of(ensemble)
     for inputs, targets in split.batches(batch_size):
+        if change is not None:
+            inputs = change(as_floats(inputs.to(device)), targets.to(device), done)  # noqa: PLW2901
         logits = ensemble.logits(inputs, batch_size)
         if done == 0:
             # Room for all of it at once: small results kept between large batches would hold on to the batches' memory.

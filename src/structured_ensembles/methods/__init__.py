@@ -8,13 +8,35 @@ from collections.abc import Callable
 
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.methods.batch_ensemble import batch_ensemble
+from structured_ensembles.methods.controls import magnitude_ensemble, random_ensemble
 from structured_ensembles.methods.deep import deep_ensemble
+from structured_ensembles.methods.mc_dropout import mc_dropout
+from structured_ensembles.methods.narrow import narrow_ensemble
 from structured_ensembles.methods.single import single_network
+from structured_ensembles.methods.snapshot import snapshot_ensemble
 
 METHODS: dict[str, Callable[..., Ensemble]] = {
     "single": single_network,
     "deep": deep_ensemble,
     "structured": structured_ensemble,
+    "random": random_ensemble,
+    "magnitude": magnitude_ensemble,
+    "narrow": narrow_ensemble,
+    "snapshot": snapshot_ensemble,
+    "batch-ensemble": batch_ensemble,
+    "mc-dropout": mc_dropout,
 }
 
-__all__ = ["METHODS", "deep_ensemble", "single_network", "structured_ensemble"]
+__all__ = [
+    "METHODS",
+    "batch_ensemble",
+    "deep_ensemble",
+    "magnitude_ensemble",
+    "mc_dropout",
+    "narrow_ensemble",
+    "random_ensemble",
+    "single_network",
+    "snapshot_ensemble",
+    "structured_ensemble",
+]

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
-from structured_ensembles.copying import copy_with
+from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
@@ -26,14 +26,10 @@ def deep_ensemble(
 ) -> Ensemble:
     """The first member starts from the model's own weights, the others from weights drawn anew with other seeds."""
     check_members(members)
-    networks = [copy_with(model, _clone, _clone) for _ in range(members)]
+    networks = [clone_of(model) for _ in range(members)]
     for number, network in enumerate(networks[1:], start=1):
         draw_weights(network, seed * 1000 + number)
     ensemble = Ensemble(networks)
     checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
     train(ensemble, data, recipe, device, seed, checkpoint=checkpoint, quiet=quiet)
     return ensemble
-
-
-def _clone(_name: str, tensor: Tensor) -> Tensor:
-    return tensor.clone()

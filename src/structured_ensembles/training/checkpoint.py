@@ -48,3 +48,7 @@ def restore_optimizer(prefix: str, optimizer: torch.optim.Optimizer, tensors: Ma
             index, _, key = name.removeprefix(prefix).partition(".")
             whole["state"].setdefault(int(index), {})[key] = tensor
     optimizer.load_state_dict(whole)
+    for parameter, values in optimizer.state.items():
+        for key, value in values.items():
+            if value.shape == parameter.shape:  # in the parameter's layout too, as kernels for many tensors want it
+                values[key] = torch.empty_like(parameter, requires_grad=False).copy_(value)

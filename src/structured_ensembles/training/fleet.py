@@ -1,8 +1,8 @@
 """train(): all members of an ensemble at once, over one pass of the data.
 
 Every batch is drawn, augmented and normalised once, and every member takes its step on it. Randomness comes from the
-seed,
-the epoch and the step alone, never from the other members: a member of a fleet is the network trained alone.
+seed, the epoch and the step alone, never from the other members: a member of a fleet is the network trained alone. How
+the epochs are computed is the business of an engine, `loop` or `graph`; what an epoch means is written here.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from structured_ensembles.capture import CaptureError
 from structured_ensembles.data import Data
-from structured_ensembles.data.augmentation import Augmentation, augment, resolved
+from structured_ensembles.data.augmentation import resolved
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.devices import Device, pick_device
-from structured_ensembles.ensemble import Ensemble, combined, member_outputs
+from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.discarding import discard_threshold
 from structured_ensembles.history import COLUMNS, History, Row
-from structured_ensembles.losses import Loss, loss_for, mean_loss
+from structured_ensembles.losses import Loss, loss_for
+from structured_ensembles.parallel import rank
 from structured_ensembles.training.checkpoint import (
     load_checkpoint,
     optimizer_tensors,
@@ -37,34 +38,11 @@ from structured_ensembles.training.checkpoint import (
     save_checkpoint,
 )
 from structured_ensembles.training.display import Display
+from structured_ensembles.training.graph import GraphEngine
+from structured_ensembles.training.loop import LoopEngine
+from structured_ensembles.training.mesh import Mesh, collect_tensors, gather, mesh_for, spread
+from structured_ensembles.training.plan import Engine, Member, Plan, Result
 from structured_ensembles.training.recipe import Recipe
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What every epoch of a run needs to know."""
-
-    data: Data
-    recipe: Recipe
-    loss: Loss
-    seed: int
-    device: torch.device
-    augmentation: Augmentation
-    steps: int  # in an epoch
-
-
-@dataclass
-class Member:
-    """One network in training."""
-
-    network: nn.Module
-    optimizer: torch.optim.Optimizer
-    best: dict[str, Tensor]  # a true copy of the weights of the best epoch
-    best_score: float = -math.inf
-    best_epoch: int = -1  # the last one with that score
-    rise: int = -1  # the last epoch that was better than all before
-    stopped: str | None = None
-    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
 def train(
@@ -87,100 +65,112 @@ def train(
     """
     recipe = recipe or Recipe.named("modern")
     where = pick_device(device, ensemble)
+    mesh = mesh_for(len(ensemble.members), where)
+    captured = _captured(recipe, where, mesh)
     ensemble.adopt(data)
     ensemble.to(where)
-    data = data.to(where)
-    streamed = not isinstance(data.train, TensorSplit)
-    plan = Plan(
-        data,
-        recipe,
-        _loss(data, recipe, loss),
-        seed,
-        where,
-        "none" if streamed else resolved(recipe.augmentation, data.shape),
-        data.num_batches("train", recipe.batch_size),
-    )
+    plan = _plan(data.to(where), recipe, loss, seed, where, mesh)
     path = None if checkpoint is None else Path(checkpoint)
     identity = _identity(ensemble, data, recipe, seed)
-    fleet = [Member(network, recipe.optimizer_for(network), _copy(network)) for network in ensemble.members]
-    history, first = _resume(path, fleet, identity)
-
     cuda = [where] if where.type == "cuda" else []
     with (
+        _channels_last(ensemble),
         torch.random.fork_rng(devices=cuda),
-        Display(len(fleet), recipe.epochs, plan.steps, data.task, quiet) as display,
+        Display(len(ensemble.members), recipe.epochs, plan.steps, data.task, quiet or rank() > 0) as display,
     ):
+        networks = list(ensemble.members)
+        fleet = [Member(network, recipe.optimizer_for(network, captured), _copy(network)) for network in networks]
+        history, first = _resume(path, fleet, identity)
+        engine: Engine = GraphEngine(plan) if captured else LoopEngine(plan)
         for epoch in range(first, recipe.epochs):
             active = {number: member for number, member in enumerate(fleet) if member.stopped is None}
             if not active:
                 break
             start = time.perf_counter()
-            _train_epoch(list(active.values()), plan, epoch, display)
-            results = _validate(list(active.values()), plan)
+            own = {number: member for number, member in active.items() if mesh.trains(number)}
+            try:
+                losses, results = _epoch(engine, list(own.values()), epoch, display)
+            except CaptureError as error:  # before anything was trained
+                warnings.warn(f"training goes on without a CUDA graph, slower: {error}", stacklevel=2)
+                engine = LoopEngine(plan)
+                losses, results = _epoch(engine, list(own.values()), epoch, display)
             seconds = time.perf_counter() - start
             rate = recipe.rate_at((epoch + 1) * plan.steps - 1, plan.steps)
-            for (number, member), (validation_loss, accuracy) in zip(active.items(), results, strict=True):
-                training_loss = float(member.loss) / plan.steps
-                figures = (epoch, number, rate, training_loss, validation_loss, accuracy, seconds)
-                history.rows.append(dict(zip(COLUMNS, figures, strict=True)))
-                _judge(member, number, history.rows[-1], recipe)
-                if member.stopped:
-                    history.stopped[number] = member.stopped
+            rows = [
+                dict(zip(COLUMNS, (epoch, number, rate, cost, *result, seconds), strict=True))
+                for number, cost, result in zip(own, losses, results, strict=True)
+            ]
+            for (number, member), row in zip(own.items(), rows, strict=True):
+                _judge(member, number, row, recipe)
+            _tell(fleet, history, own, rows, mesh)
             display.epoch(epoch, history, rate)
             if path is not None:
-                _save(path, fleet, history, epoch + 1, identity)
-    for member in fleet:
-        member.network.load_state_dict(member.best)
-        member.network.eval()
+                _save(path, fleet, history, epoch + 1, identity, mesh)
+        for number, member in enumerate(fleet):
+            spread(list(member.best.values()), mesh.source(number))
+            member.network.load_state_dict(member.best)
+            member.network.eval()
     if data.validation is not None and data.task == "classification":
         ensemble.threshold = discard_threshold(ensemble, data)
     ensemble.history = history
     return history
 
 
-def _train_epoch(active: list[Member], plan: Plan, epoch: int, display: Display) -> None:
-    for member in active:
-        member.network.train()
-        member.loss = torch.zeros((), device=plan.device)
-    batches = plan.data.train.batches(plan.recipe.batch_size, (plan.seed, epoch), plan.device)
-    for step, (stored, targets) in enumerate(batches):
-        inputs = plan.data.prepare(augment(stored, plan.augmentation, (plan.seed, epoch, step)))
-        draws = int(np.random.default_rng((plan.seed, epoch, step, 1)).integers(2**62))
-        rate = plan.recipe.rate_at(epoch * plan.steps + step, plan.steps)
-        for member in active:
-            torch.manual_seed(draws)  # dropout: the same draws for a member alone and in a fleet
-            for group in member.optimizer.param_groups:
-                group["lr"] = rate
-            with _autocast(plan):
-                outputs = member_outputs(member.network, inputs)
-            cost = mean_loss(plan.loss, outputs.float(), targets)
-            member.optimizer.zero_grad(set_to_none=True)
-            cost.backward()
-            member.optimizer.step()
-            member.loss += cost.detach()
-        display.step()
+def _epoch(engine: Engine, active: Sequence[Member], epoch: int, display: Display) -> tuple[list[float], list[Result]]:
+    if not active:  # those of this process have all stopped, others have not
+        return [], []
+    return engine.train_epoch(active, epoch, display.step), engine.validate(active)
 
 
-@torch.no_grad()
-def _validate(active: list[Member], plan: Plan) -> list[tuple[float | None, float | None]]:
-    """Loss and accuracy of each member on the validation split; None where there is none."""
-    if plan.data.validation is None:
-        return [(None, None)] * len(active)
-    classifying = plan.data.task == "classification"
-    totals = torch.zeros(len(active), 2, dtype=torch.float64, device=plan.device)
-    seen = 0
-    for member in active:
-        member.network.eval()
-    for inputs, targets in plan.data.batches("validation", 512, device=plan.device):
-        for index, member in enumerate(active):
-            with _autocast(plan):
-                outputs = member_outputs(member.network, inputs).float()
-            totals[index, 0] += mean_loss(plan.loss, outputs, targets) * len(inputs)
-            if classifying:
-                totals[index, 1] += (combined(outputs).argmax(-1) == targets).sum()
-        seen += len(inputs)
-    rows: list[list[float]] = (totals / seen).tolist()
-    return [(cost, accuracy if classifying else None) for cost, accuracy in rows]
+def _tell(
+    fleet: Sequence[Member], history: History, own: Mapping[int, Member], rows: Sequence[Row], mesh: Mesh
+) -> None:
+    """Let every process know what became of every member in this epoch."""
+    speaks = mesh.data_place == 0
+    news = [(row, _standing(own[int(row["member"] or 0)])) for row in rows] if speaks else []
+    for row, standing in sorted((item for part in gather(news) for item in part), key=lambda item: item[0]["member"]):
+        number = row["member"]
+        history.rows.append(row)
+        _take_standing(fleet[number], standing)
+        if fleet[number].stopped:
+            history.stopped[number] = fleet[number].stopped or ""
+
+
+def _standing(member: Member) -> dict[str, Any]:
+    return {"score": member.best_score, "epoch": member.best_epoch, "rise": member.rise, "stopped": member.stopped}
+
+
+def _take_standing(member: Member, standing: Mapping[str, Any]) -> None:
+    member.best_score, member.best_epoch = standing["score"], standing["epoch"]
+    member.rise, member.stopped = standing["rise"], standing["stopped"]
+
+
+def _captured(recipe: Recipe, device: torch.device, mesh: Mesh) -> bool:
+    """Whether a CUDA graph does the work: not where processes have to exchange derivatives in a step."""
+    if recipe.engine == "graph" and device.type != "cuda":
+        raise ValueError(f"engine must be 'loop' or 'auto' on {device}: 'graph' is for CUDA devices")
+    return device.type == "cuda" and recipe.engine != "loop" and mesh.data_places == 1
+
+
+def _plan(data: Data, recipe: Recipe, loss: Loss | None, seed: int, device: torch.device, mesh: Mesh) -> Plan:
+    streamed = not isinstance(data.train, TensorSplit)
+    shape = data.shape
+    augmentation = "none" if streamed else resolved(recipe.augmentation, shape)
+    steps = data.num_batches("train", recipe.batch_size)
+    return Plan(data, recipe, _loss(data, recipe, loss), seed, device, augmentation, shape, steps, mesh)
+
+
+@contextmanager
+def _channels_last(ensemble: Ensemble) -> Iterator[None]:
+    """Weights of convolutions in the layout that hardware prefers, and afterwards in the usual one."""
+    weights = [parameter for parameter in ensemble.parameters() if parameter.dim() == 4]
+    for weight in weights:
+        weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+    try:
+        yield
+    finally:
+        for weight in weights:
+            weight.data = weight.data.contiguous()
 
 
 def _judge(member: Member, number: int, row: Row, recipe: Recipe) -> None:
@@ -200,7 +190,8 @@ def _judge(member: Member, number: int, row: Row, recipe: Recipe) -> None:
     if score > member.best_score:
         member.rise = epoch
     if score >= member.best_score or recipe.keep == "last":
-        member.best, member.best_score, member.best_epoch = _copy(member.network), max(score, member.best_score), epoch
+        _copy_into(member.best, member.network)
+        member.best_score, member.best_epoch = max(score, member.best_score), epoch
     if recipe.patience is not None and cost is not None and epoch - member.rise >= recipe.patience:
         member.stopped = f"no better validation result for {recipe.patience} epochs"
 
@@ -211,35 +202,40 @@ def _loss(data: Data, recipe: Recipe, loss: Loss | None) -> Loss:
     return loss_for(data, loss)
 
 
-def _autocast(plan: Plan) -> AbstractContextManager[object]:
-    lower = plan.recipe.precision == "bfloat16"
-    if plan.recipe.precision == "auto":
-        lower = plan.device.type == "cuda" and torch.cuda.is_bf16_supported()
-    if not lower:
-        return nullcontext()
-    return torch.autocast(plan.device.type, dtype=torch.bfloat16)
-
-
 def _copy(network: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+
+
+@torch.no_grad()
+def _copy_into(copy: dict[str, Tensor], network: nn.Module) -> None:
+    """In few kernels, whatever the number of tensors."""
+    state = network.state_dict()
+    for dtype in {tensor.dtype for tensor in state.values()}:
+        names = [name for name, tensor in state.items() if tensor.dtype == dtype]
+        torch._foreach_copy_([copy[name] for name in names], [state[name] for name in names])
 
 
 def _identity(ensemble: Ensemble, data: Data, recipe: Recipe, seed: int) -> str:
     """What a checkpoint must agree on with the run that goes on from it."""
     shapes = [[name, list(tensor.shape)] for name, tensor in ensemble.state_dict().items()]
-    described = [shapes, data.name, len(data.train), recipe.to_dict(), seed]
+    what = {name: value for name, value in recipe.to_dict().items() if name not in ("engine", "compile")}
+    described = [shapes, data.name, len(data.train), what, seed]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
-def _save(path: Path, fleet: list[Member], history: History, next_epoch: int, identity: str) -> None:
+def _save(path: Path, fleet: list[Member], history: History, next_epoch: int, identity: str, mesh: Mesh) -> None:
     tensors: dict[str, Tensor] = {}
     for number, member in enumerate(fleet):
+        if rank() != mesh.source(number):
+            continue
         tensors |= {f"{number}.now.{name}": tensor for name, tensor in _copy(member.network).items()}
         tensors |= {f"{number}.best.{name}": tensor for name, tensor in member.best.items()}
         tensors |= optimizer_tensors(f"{number}.optimizer.", member.optimizer)
-    members = [{"score": m.best_score, "epoch": m.best_epoch, "rise": m.rise, "stopped": m.stopped} for m in fleet]
-    state = {"identity": identity, "epoch": next_epoch, "members": members, "rows": history.rows}
-    save_checkpoint(path, tensors, state)
+    everything = collect_tensors(tensors)
+    if everything is not None:
+        members = [_standing(member) for member in fleet]
+        state = {"identity": identity, "epoch": next_epoch, "members": members, "rows": history.rows}
+        save_checkpoint(path, everything, state)
 
 
 def _resume(path: Path | None, fleet: list[Member], identity: str) -> tuple[History, int]:
@@ -259,8 +255,7 @@ def _resume(path: Path | None, fleet: list[Member], identity: str) -> tuple[Hist
         member.network.load_state_dict(_named(tensors, f"{number}.now.", device))
         member.best = _named(tensors, f"{number}.best.", device)
         restore_optimizer(f"{number}.optimizer.", member.optimizer, tensors)
-        member.best_score, member.best_epoch = kept["score"], kept["epoch"]
-        member.rise, member.stopped = kept["rise"], kept["stopped"]
+        _take_standing(member, kept)
         if member.stopped:
             history.stopped[number] = member.stopped
     return history, state["epoch"]

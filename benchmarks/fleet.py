@@ -1,0 +1,275 @@
+"""What a training step of N networks costs: ours, and every other way we know.
+
+    python benchmarks/fleet.py [--models resnet20 vgg11 resnet32] [--members 1 5 15] [--compiled 5] [--json FILE]
+
+Networks have lost half of the inner channels of their blocks (structured members at prune=0.5). A step is forward,
+backward, SGD with momentum, at batch 128. Ours also draws, crops, flips and normalises the batch, and is timed over
+whole epochs of `train`, drawing their order included; the others get a batch that lies ready on the device. All times
+are of one run; the column "of one" is the ratio to one full network in plain PyTorch (float32, eager).
+
+    one full network, eager    what a user has: plain PyTorch
+    eager loop                 the members one after the other, float32
+    eager loop, bfloat16       the same with autocast and channels last
+    vmap                       torch.func: stack_module_state and vmap over the members (equal widths only)
+    grouped                    one network with grouped convolutions (equal widths only; the zero channels of ResNet's
+                               shortcut are not regrouped: the same cost, not the same function)
+    Lightning, one network     its Trainer on one full network, batches from a DataLoader in memory
+    ours, loop | graph | graph, compiled
+
+The floor is what the bytes take at the bandwidth that a copy reaches in the same run, in bfloat16: the output of every
+convolution is written and read 14 times in a step that fuses no more than what kernels do by themselves (forward:
+convolution, two passes and a write of the normalisation, the next convolution; backward: twice that, and the sums).
+"""
+
+import argparse
+import copy
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, stack_module_state, vmap
+
+import structured_ensembles as se
+from recording import arguments_of, milliseconds, record, wait
+from structured_ensembles.tables import text_table
+
+PASSES = 14
+SIZES = {"resnet20": (32, 10), "vgg11": (32, 10), "resnet32": (64, 200)}  # image size and classes
+
+
+def main() -> None:
+    arguments = arguments_of(
+        __doc__, models=list(SIZES), members=[1, 5, 15], compiled=[5], batch=128, steps=0, prune=0.5
+    )
+    arguments.steps = arguments.steps or (60 if arguments.device.startswith("cuda") else 3)
+    found = []
+    bandwidth = measured_bandwidth(arguments.device)
+    for model in arguments.models:
+        one = None
+        for members in arguments.members:
+            rows = compared(arguments, model, members, bandwidth)
+            one = one or rows[0]["ms"]
+            for row in rows:
+                row["of_one"] = row["ms"] / one if row.get("ms") else None
+            found += rows
+            print(f"\n{model}, N = {members}, batch {arguments.batch}")
+            print(text_table(("", "ms", "of one", "start s", "peak MiB"), [shown(row) for row in rows]), flush=True)
+    record(arguments, found)
+
+
+def shown(row: dict) -> tuple[str, ...]:
+    if row.get("ms") is None:
+        return (row["name"], "–", "–", "–", row.get("error", ""))
+    cells = (f"{row['ms']:.2f}", f"{row['of_one']:.2f}", f"{row.get('start', 0):.1f}", f"{row.get('MiB', 0):.0f}")
+    return (row["name"], *cells)
+
+
+def compared(arguments: argparse.Namespace, model: str, members: int, bandwidth: float) -> list[dict]:
+    size, classes = SIZES[model]
+    device = arguments.device
+    torch.manual_seed(0)
+    base = getattr(se.zoo, model)(num_classes=classes)
+    data = synthetic(arguments.steps * arguments.batch, size, classes)
+    graph = se.trace(base, data.example())
+    subnets = se.select(graph, prune=arguments.prune, selection="random", members=members)
+
+    def halves() -> list[nn.Module]:
+        return [se.extract(base, graph, subnet) for subnet in subnets]
+
+    batch = (
+        torch.randn(arguments.batch, 3, size, size, device=device),
+        torch.arange(arguments.batch, device=device) % classes,
+    )
+    ways: dict[str, Callable[[], dict]] = {
+        "one full network, eager": lambda: plain([copy.deepcopy(base)], batch, arguments),
+        "eager loop": lambda: plain(halves(), batch, arguments),
+        "eager loop, bfloat16": lambda: plain(halves(), batch, arguments, halved=True),
+        "vmap": lambda: vectorized(halves(), batch, arguments),
+        "grouped": lambda: grouped(halves(), batch, arguments),
+        "Lightning, one network": lambda: lightning(copy.deepcopy(base), size, classes, arguments),
+        "ours, loop": lambda: ours(halves(), data, arguments, engine="loop"),
+    }
+    if device.startswith("cuda"):
+        ways["ours, graph"] = lambda: ours(halves(), data, arguments, engine="graph")
+        if members in arguments.compiled:
+            ways["ours, graph, compiled"] = lambda: ours(halves(), data, arguments, engine="graph", compile=True)
+    if members > 1:
+        del ways["Lightning, one network"]
+    rows = [{"model": model, "members": members, "name": name, **attempt(way, device)} for name, way in ways.items()]
+    floor = PASSES * 2 * members * activations(halves()[0], batch[0][:1].cpu()) * arguments.batch / bandwidth * 1000
+    rows.append({"model": model, "members": members, "name": "floor: bytes / bandwidth", "ms": floor})
+    return rows
+
+
+def attempt(way: Callable[[], dict], device: str) -> dict:
+    """A way's figures, or why it has none; with the memory that it took."""
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    try:
+        figures = way()
+    except Exception as error:
+        return {"ms": None, "error": f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"}
+    if device.startswith("cuda"):
+        figures["MiB"] = (torch.cuda.max_memory_allocated() - before) / 2**20
+        figures["reserved_MiB"] = torch.cuda.max_memory_reserved() / 2**20
+    return figures
+
+
+def synthetic(samples: int, size: int, classes: int) -> se.Data:
+    images = torch.randint(0, 256, (samples, 3, size, size), dtype=torch.uint8)
+    return se.Data.from_arrays(images, torch.arange(samples) % classes, validation=0.0, classes=classes)
+
+
+def ours(networks: list[nn.Module], data: se.Data, arguments: argparse.Namespace, **how: object) -> dict:
+    """Whole epochs of `train`; the first, with what happens once, apart."""
+    recipe = se.Recipe(epochs=4, batch_size=arguments.batch, warmup=0, **how)
+    history = se.train(se.Ensemble(networks), data, recipe, arguments.device, quiet=True)
+    seconds = [row["seconds"] for row in history.of(0)]
+    return {"ms": 1000 * min(seconds[1:]) / arguments.steps, "start": seconds[0] - min(seconds[1:])}
+
+
+def plain(networks: list[nn.Module], batch: tuple, arguments: argparse.Namespace, halved: bool = False) -> dict:
+    device, (x, y) = arguments.device, batch
+    networks = [network.to(device) for network in networks]
+    if halved:
+        networks = [network.to(memory_format=torch.channels_last) for network in networks]
+        x = x.to(memory_format=torch.channels_last)
+    optimizers = [torch.optim.SGD(network.parameters(), 0.01, 0.9) for network in networks]
+
+    def step() -> None:
+        for network, optimizer in zip(networks, optimizers, strict=True):
+            optimizer.zero_grad()
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=halved):
+                loss = F.cross_entropy(network(x), y)
+            loss.backward()
+            optimizer.step()
+
+    return {"ms": milliseconds(step, device, max(arguments.steps // 4, 2))}
+
+
+def vectorized(networks: list[nn.Module], batch: tuple, arguments: argparse.Namespace) -> dict:
+    device, (x, y) = arguments.device, batch
+    networks = [network.to(device) for network in networks]
+    parameters, buffers = stack_module_state(networks)
+    skeleton = copy.deepcopy(networks[0]).to("meta")
+    leaves = list(parameters.values())
+    optimizer = torch.optim.SGD(leaves, 0.01, 0.9)
+
+    def cost(own: dict, kept: dict) -> Tensor:
+        return F.cross_entropy(functional_call(skeleton, (own, kept), (x,)), y)
+
+    together = vmap(grad_and_value(cost), randomness="different")
+
+    def step() -> None:
+        derivatives, _ = together({name: leaf.detach() for name, leaf in parameters.items()}, buffers)
+        for name, leaf in parameters.items():
+            leaf.grad = derivatives[name]
+        optimizer.step()
+
+    return {"ms": milliseconds(step, device, max(arguments.steps // 4, 2))}
+
+
+class GroupedLinear(nn.Module):
+    """N linear layers side by side: (batch, N * inputs) to (batch, N * outputs)."""
+
+    def __init__(self, layers: list[nn.Linear]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]))
+        self.bias = nn.Parameter(torch.stack([layer.bias.detach() for layer in layers]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.unflatten(1, (len(self.weight), -1)).transpose(0, 1)
+        return (torch.bmm(rows, self.weight) + self.bias[:, None]).transpose(0, 1).flatten(1)
+
+
+def grouped(networks: list[nn.Module], batch: tuple, arguments: argparse.Namespace) -> dict:
+    (x, y), number = batch, len(networks)
+    whole = copy.deepcopy(networks[0])
+    for name, module in list(whole.named_modules()):
+        if isinstance(module, nn.Conv2d):
+            wide = nn.Conv2d(
+                number * module.in_channels, number * module.out_channels, module.kernel_size, module.stride,
+                module.padding, groups=number, bias=module.bias is not None,
+            )  # fmt: skip
+        elif isinstance(module, nn.BatchNorm2d):
+            wide = nn.BatchNorm2d(number * module.num_features)
+        elif isinstance(module, nn.Linear):
+            wide = GroupedLinear([network.get_submodule(name) for network in networks])
+        else:
+            continue
+        whole.set_submodule(name, wide)
+    whole.to(arguments.device)
+    optimizer = torch.optim.SGD(whole.parameters(), 0.01, 0.9)
+    inputs, targets = x.repeat(1, number, 1, 1), y.repeat_interleave(number)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(whole(inputs).unflatten(1, (number, -1)).flatten(0, 1), targets).backward()
+        optimizer.step()
+
+    return {"ms": milliseconds(step, arguments.device, max(arguments.steps // 4, 2))}
+
+
+def lightning(network: nn.Module, size: int, classes: int, arguments: argparse.Namespace) -> dict:
+    import logging
+    import warnings
+
+    import lightning
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network, self.marks = network, []
+
+        def training_step(self, batch: tuple, number: int) -> Tensor:
+            if number in (arguments.steps // 3, arguments.steps - 1):
+                wait(arguments.device)
+                self.marks.append((number, time.perf_counter()))
+            return F.cross_entropy(self.network(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.01, 0.9)
+
+    samples = arguments.steps * arguments.batch
+    dataset = torch.utils.data.TensorDataset(torch.randn(samples, 3, size, size), torch.arange(samples) % classes)
+    loader = torch.utils.data.DataLoader(dataset, arguments.batch, shuffle=True)
+    accelerator = "gpu" if arguments.device.startswith("cuda") else "cpu"
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    module = Module()
+    lightning.Trainer(max_epochs=1, accelerator=accelerator, devices=1, **quiet).fit(module, loader)
+    (first, start), (last, end) = module.marks
+    return {"ms": 1000 * (end - start) / (last - first)}
+
+
+def activations(network: nn.Module, x: Tensor) -> int:
+    """The numbers that convolutions give for one image."""
+    found = []
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(lambda _module, _inputs, output: found.append(output.numel()))
+    with torch.no_grad():
+        network.cpu().eval()(x)
+    return sum(found)
+
+
+def measured_bandwidth(device: str) -> float:
+    """Bytes per second that a copy reads and writes."""
+    source = torch.empty(2**28 if device.startswith("cuda") else 2**26, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (milliseconds(lambda: target.copy_(source), device, 10) / 1000)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What a prediction costs: latency of one image, throughput at batch 512.
+
+    python benchmarks/predict.py [--model resnet20] [--members 5] [--json FILE]
+
+Our ensemble (on a GPU: members side by side in a CUDA graph), an eager loop over the same members, one full network,
+and ONNX Runtime, on the CPU, where it is installed. All in one run; inputs lie on the device.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import structured_ensembles as se
+from recording import arguments_of, milliseconds, record
+from structured_ensembles.tables import text_table
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__, model="resnet20", members=5, prune=0.5, size=32, repeats=0)
+    device = arguments.device
+    arguments.repeats = arguments.repeats or (50 if device.startswith("cuda") else 5)
+    torch.manual_seed(0)
+    base = getattr(se.zoo, arguments.model)()
+    graph = se.trace(base, torch.randn(2, 3, arguments.size, arguments.size))
+    subnets = se.select(graph, prune=arguments.prune, selection="random", members=arguments.members)
+    networks = [se.extract(base, graph, subnet) for subnet in subnets]
+    ensemble = se.Ensemble(networks).to(device).eval()
+    ways: dict[str, Callable[[Tensor], object]] = {
+        "one full network": base.to(device).eval(),
+        "eager loop over the members": lambda x: torch.stack([member(x) for member in ensemble.members]),
+        "our ensemble": ensemble,
+    }
+    rows = []
+    for batch in (1, 512):
+        x = torch.rand(batch, 3, arguments.size, arguments.size, device=device)
+        own = dict(ways)
+        if runtime := onnx(networks, x):
+            own["ONNX Runtime, CPU"] = runtime
+        with torch.inference_mode():
+            for name, way in own.items():
+                way(x)
+                ms = milliseconds(lambda way=way, x=x: way(x), device, arguments.repeats)
+                rows.append({"name": name, "batch": batch, "ms": ms, "images_per_second": 1000 * batch / ms})
+    cells = [(row["name"], str(row["batch"]), f"{row['ms']:.3f}", f"{row['images_per_second']:,.0f}") for row in rows]
+    print(text_table(("", "batch", "ms", "images/s"), cells))
+    record(arguments, rows)
+
+
+class Together(nn.Module):
+    """The members as one network that can be exported."""
+
+    def __init__(self, networks: list[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([network(x) for network in self.networks])
+
+
+def onnx(networks: list[nn.Module], x: Tensor) -> Callable[[Tensor], object] | None:
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    import copy
+
+    together = Together([copy.deepcopy(network).cpu().eval() for network in networks])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ensemble.onnx"
+        try:
+            torch.onnx.export(together, (x.cpu(),), path, dynamo=False)
+        except Exception as error:
+            print(f"ONNX: {error}")
+            return None
+        session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    name, images = session.get_inputs()[0].name, x.cpu().numpy()
+    return lambda _x: session.run(None, {name: images})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What the benchmarks share: a clock that waits for the device, and the file that a run leaves."""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from structured_ensembles.runs import machine
+
+
+def arguments_of(description: str | None, **options: Any) -> argparse.Namespace:
+    """Options by name and default; a list takes several values. `--device` and `--json` are always there."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in options.items():
+        several = isinstance(default, list)
+        kind = type(default[0] if several else default)
+        parser.add_argument(f"--{name}", type=kind, default=default, nargs="*" if several else None)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def record(arguments: argparse.Namespace, rows: Any) -> None:
+    if arguments.json:
+        settings = {key: value for key, value in vars(arguments).items() if key != "json"}
+        found = {"settings": settings, "date": date.today().isoformat(), **machine(), "rows": rows}
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def milliseconds(run: Callable[[], object], device: str, repeats: int, rounds: int = 3) -> float:
+    """The median over rounds of what one call takes, when `repeats` of them follow each other."""
+    run()
+    times = []
+    for _ in range(rounds):
+        wait(device)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        wait(device)
+        times.append((time.perf_counter() - start) / repeats)
+    return 1000 * statistics.median(times)
+
+
+def wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()

@@ -1,0 +1,152 @@
+"""Steps captured once as a CUDA graph, and replayed with one launch instead of thousands.
+
+A step is a function without arguments that works in place on tensors that stay where they are. On any other device a
+captured step is the step itself, so that the code around it need not ask.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Step = Callable[[], None]
+
+
+class CaptureError(RuntimeError):
+    """A step that cannot be captured; the message says why."""
+
+
+def captured(
+    step: Step,
+    device: torch.device,
+    state: Callable[[], Iterable[Tensor]],
+    *,
+    modules: Sequence[nn.Module] = (),
+    generators: Callable[[], Iterable[torch.Generator]] = tuple,
+    pool: Any = None,
+) -> Step:
+    """Capture `step`; what comes back does the same.
+
+    state: the tensors that a step changes. The step runs twice before it is captured, to warm up; afterwards these are
+        as they were, and those that came up meanwhile (an optimizer's momentum) are zero.
+    modules: those that run in the step. One that keeps count on the host cannot be captured, since the host takes no
+        part in a replay; nor can one that draws random numbers there, or waits for the device.
+    generators: random generators of their own that the step draws from.
+    pool: memory to share with other graphs that never run at the same time.
+    """
+    if device.type != "cuda":
+        return step
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with _deterministic():
+            _warm_up(step, device, state, modules)
+            for generator in generators():
+                graph.register_generator_state(generator)
+            # "thread_local": a loader's thread may pin memory meanwhile.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                step()
+    except Exception as error:
+        torch.cuda.synchronize(device)
+        raise CaptureError(str(error).split("\n", 1)[0]) from error
+    return graph.replay
+
+
+def captured_if_possible(step: Step, device: torch.device, state: Callable[[], Iterable[Tensor]], **more: Any) -> Step:
+    """As `captured`; the step itself, and a warning, if it cannot be captured."""
+    try:
+        return captured(step, device, state, **more)
+    except CaptureError as error:
+        warnings.warn(f"this goes on without a CUDA graph, slower: {error}", stacklevel=2)
+        return step
+
+
+def side_by_side(parts: Sequence[Step], streams: Sequence[torch.cuda.Stream]) -> None:
+    """Run the parts at the same time, each on a stream; one after the other if there are no streams."""
+    if not streams:
+        for part in parts:
+            part()
+        return
+    here = torch.cuda.current_stream()
+    used = streams[: len(parts)]
+    for stream in used:
+        stream.wait_stream(here)
+    for number, part in enumerate(parts):
+        with torch.cuda.stream(streams[number % len(streams)]):
+            part()
+    for stream in used:
+        here.wait_stream(stream)
+
+
+def _warm_up(
+    step: Step, device: torch.device, state: Callable[[], Iterable[Tensor]], modules: Sequence[nn.Module]
+) -> None:
+    kept = {id(tensor): (tensor, tensor.detach().clone()) for tensor in state()}
+
+    @torch.no_grad()
+    def restore() -> None:
+        for tensor in state():
+            if id(tensor) in kept:
+                tensor.copy_(kept[id(tensor)][1])
+            else:
+                tensor.zero_()
+
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    try:
+        with torch.cuda.stream(stream):
+            step()  # compiles, chooses algorithms, makes what is made once
+            restore()
+            before, places = _host_state(modules), [id(tensor) for tensor in state()]
+            with _no_waiting():
+                step()
+            if _host_state(modules) != before:
+                raise CaptureError("it draws random numbers, or keeps count, on the host")
+            if [id(tensor) for tensor in state()] != places:
+                raise CaptureError("it replaces tensors instead of changing them in place")
+    finally:
+        torch.cuda.current_stream(device).wait_stream(stream)
+        restore()
+        torch.cuda.synchronize(device)
+
+
+def _host_state(modules: Sequence[nn.Module]) -> list[object]:
+    """What a step on the host might change: random states, and plain values that modules keep."""
+    drawn = np.random.get_state()  # noqa: NPY002
+    found: list[object] = [random.getstate(), str(drawn), torch.get_rng_state().tolist()]
+    for module in modules:
+        for part in module.modules():
+            found += [
+                (name, value)
+                for name, value in vars(part).items()
+                if name != "training" and isinstance(value, bool | int | float | str)
+            ]
+    return found
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """The same seed gives the same numbers, unless cuDNN was told to choose its algorithms by timing them."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = before or not torch.backends.cudnn.benchmark
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """An error for whatever makes the host wait for the device: it would break a capture in a worse way."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -1,0 +1,29 @@
+"""Attacks: images changed a little, in the direction that hurts the most."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from structured_ensembles.ensemble import Ensemble, evaluation_mode
+
+
+def fgsm(ensemble: Ensemble, images: Tensor, targets: Tensor, epsilon: float) -> Tensor:
+    """The fast gradient sign method: every pixel moves by `epsilon`, so that the loss grows; clipped to [0,1].
+
+    images: (batch, …) with pixels in [0,1]. targets: (batch,). epsilon: in units of a pixel in [0,1]. The loss is the
+    cross-entropy of the members' mean logits, in evaluation mode. No gradient of the ensemble itself is kept.
+    """
+    check_epsilon(epsilon)
+    if not images.is_floating_point() or (len(images) and not (images.min() >= 0 and images.max() <= 1)):
+        raise ValueError(f"images must be floats with pixels in [0,1], not {images.dtype} with others")
+    with torch.enable_grad(), evaluation_mode(ensemble):
+        pixels = images.detach().clone().requires_grad_()
+        # A sum, so that a sample's gradient does not depend on how many others there are.
+        loss = F.cross_entropy(ensemble(pixels).mean(0), targets, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, pixels)
+    return (images + epsilon * gradient.sign()).clamp(0, 1)
+
+
+def check_epsilon(epsilon: float) -> None:
+    if not 0 <= epsilon <= 1:
+        raise ValueError(f"epsilon must be between 0 and 1, the range of a pixel, not {epsilon!r}")

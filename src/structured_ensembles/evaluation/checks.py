@@ -1,0 +1,53 @@
+"""What can be asked of evaluate(), checked before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from structured_ensembles.data import Data
+from structured_ensembles.data.corrupted import CorruptedData
+from structured_ensembles.evaluation.attacks import check_epsilon
+from structured_ensembles.evaluation.corruptions import CORRUPTIONS
+from structured_ensembles.evaluation.corruptions.corrupt import check_name, check_severity
+
+
+def check_request(
+    data: Data,
+    fgsm: Sequence[float],
+    corruptions: bool | Sequence[str] | CorruptedData,
+    severities: Sequence[int],
+    ood: Data | None,
+) -> Sequence[str]:
+    """The names of the corruptions to do; raises a ValueError that says what cannot be done."""
+    if data.task == "regression" and (fgsm or corruptions or ood is not None):
+        raise ValueError("fgsm, corruptions and ood must be left out for a regression: there are no classes")
+    for epsilon in fgsm:
+        check_epsilon(epsilon)
+    if ood is not None:
+        ood.split("test")
+        if ood.shape != data.shape:
+            raise ValueError(f"ood must have inputs of shape {data.shape}, as the data have, not {ood.shape}")
+    names = _corruption_names(data, corruptions)
+    if names:
+        for severity in severities:
+            check_severity(severity)
+    return names
+
+
+def _corruption_names(data: Data, corruptions: bool | Sequence[str] | CorruptedData) -> Sequence[str]:
+    if not corruptions:
+        return ()
+    if len(data.shape) != 3:
+        raise ValueError(f"corruptions are for images (channels, height, width), not for inputs of shape {data.shape}")
+    if isinstance(corruptions, CorruptedData):
+        if corruptions.shape != data.shape:
+            raise ValueError(f"corruptions have images of shape {corruptions.shape}, but the data of {data.shape}")
+        return corruptions.names
+    if isinstance(corruptions, str):
+        raise ValueError(f"corruptions must be a list of names, such as [{corruptions!r}]")
+    if corruptions is True:
+        return [name for name in CORRUPTIONS if name != "saturate" or data.shape[0] == 3]
+    assert not isinstance(corruptions, bool)
+    for name in corruptions:
+        check_name(name)
+    return corruptions

@@ -1,0 +1,81 @@
+"""corrupt(): the corruptions by name, for any images, seeded by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from structured_ensembles.evaluation.corruptions import blur, digital, jpeg, noise, weather
+from structured_ensembles.evaluation.corruptions.randomness import Draws
+
+Corruption = Callable[[Tensor, int, Draws], Tensor]
+# The fifteen of the benchmark, in its order, and the four that it keeps for validation.
+CORRUPTIONS: dict[str, Corruption] = {
+    "gaussian_noise": noise.gaussian_noise,
+    "shot_noise": noise.shot_noise,
+    "impulse_noise": noise.impulse_noise,
+    "defocus_blur": blur.defocus_blur,
+    "glass_blur": blur.glass_blur,
+    "motion_blur": blur.motion_blur,
+    "zoom_blur": blur.zoom_blur,
+    "snow": weather.snow,
+    "frost": weather.frost,
+    "fog": weather.fog,
+    "brightness": weather.brightness,
+    "contrast": digital.contrast,
+    "elastic_transform": digital.elastic_transform,
+    "pixelate": digital.pixelate,
+    "jpeg_compression": jpeg.jpeg_compression,
+    "speckle_noise": noise.speckle_noise,
+    "gaussian_blur": blur.gaussian_blur,
+    "spatter": weather.spatter,
+    "saturate": digital.saturate,
+}
+SEVERITIES = (1, 2, 3, 4, 5)
+SMALLEST = 8  # pixels
+PIECE = {"cpu": 2**20, "cuda": 2**25}  # values that are worked on at once: what fits into a cache, and into a GPU
+
+
+def corrupt(images: Tensor, name: str, severity: int, seed: int = 0, *, first: int = 0) -> Tensor:
+    """Images (batch, channels, height, width) with pixels in [0,1], corrupted, on the device they are on.
+
+    name: one of `CORRUPTIONS`. severity: 1 to 5.
+    seed, first: what is drawn for an image depends on the seed, the name and the image's number in its set, and on
+        nothing else; `first` is the number of the first image here. So any batches of a set give the same images.
+    """
+    check_name(name)
+    check_severity(severity)
+    check_images(images)
+    size = max(1, PIECE.get(images.device.type, PIECE["cuda"]) // max(1, images.shape[1:].numel()))
+    result = torch.empty_like(images, memory_format=torch.contiguous_format)
+    for start in range(0, len(images), size):
+        piece = images[start : start + size].float()
+        numbers = torch.arange(first + start, first + start + len(piece), device=images.device)
+        draws = Draws(seed, numbers, name)
+        result[start : start + size] = CORRUPTIONS[name](piece, severity, draws).clamp_(0, 1)
+    return result
+
+
+def check_name(name: str) -> None:
+    if name not in CORRUPTIONS:
+        raise ValueError(f"name must be one of {', '.join(CORRUPTIONS)}, not {name!r}")
+
+
+def check_severity(severity: int) -> None:
+    if severity not in SEVERITIES or isinstance(severity, float):
+        raise ValueError(f"severity must be one of {', '.join(map(str, SEVERITIES))}, not {severity!r}")
+
+
+def check_images(images: Tensor) -> None:
+    if images.dim() != 4 or not images.is_floating_point() or images.shape[1] not in (1, 3):
+        raise ValueError(
+            "images must be floats of shape (batch, 1 or 3 channels, height, width), "
+            f"not {images.dtype} of shape {tuple(images.shape)}"
+        )
+    if min(images.shape[-2:]) < SMALLEST:
+        raise ValueError(f"images must have at least {SMALLEST}×{SMALLEST} pixels, not {tuple(images.shape[-2:])}")
+    if len(images) and not (float(images.min()) >= 0 and float(images.max()) <= 1):
+        low, high = float(images.min()), float(images.max())
+        raise ValueError(f"images must have pixels in [0,1], but reach from {low:g} to {high:g}")

@@ -1,0 +1,26 @@
+"""Out-of-distribution detection: does an ensemble notice that data are not of its kind?"""
+
+import torch
+
+from structured_ensembles.data import Split
+from structured_ensembles.ensemble import Ensemble, Uncertainty, uncertainty_of
+from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.evaluation.ranking import auroc, false_acceptance
+
+SCORES = ("entropy", "mutual_information")
+
+
+def detection_figures(own: Uncertainty, foreign: Uncertainty) -> dict[str, float]:
+    """For entropy and mutual information: AUROC, and FPR95, the foreign share accepted when 95 % of its own are."""
+    figures = {}
+    for name in SCORES:
+        is_foreign = torch.cat((torch.zeros(len(own[name])), torch.ones(len(foreign[name])))).bool()
+        figures[f"{name}_auroc"] = auroc(torch.cat((own[name], foreign[name])), is_foreign)
+        figures[f"{name}_fpr95"] = false_acceptance(own[name], foreign[name])
+    return figures
+
+
+def ood_figures(ensemble: Ensemble, own: Uncertainty, foreign: Split, batch_size: int = 512) -> dict[str, float]:
+    """The same for an ensemble, whose uncertainty on its own data is known, and a split of other data."""
+    logits, _ = predictions(ensemble, foreign, batch_size)
+    return detection_figures(own, uncertainty_of(logits))

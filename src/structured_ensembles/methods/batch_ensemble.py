@@ -1,0 +1,166 @@
+"""BatchEnsemble (Wen et al. 2020): members that share their weights and differ by rank-one factors.
+
+Member i has the weight W ∘ (r_i s_iᵀ) in every linear layer and convolution, and a bias of its own. No such weight is
+ever made: W (x ∘ s_i) ∘ r_i is the same, so that the rows of all members go through the shared layer in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from structured_ensembles.copying import clone_of, copy_with, device_of
+from structured_ensembles.data import Data
+from structured_ensembles.devices import Device
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.methods.layers import called_layers, layer_of
+from structured_ensembles.origin import remember_origin
+from structured_ensembles.scaling import check_choice, check_members, per_member
+from structured_ensembles.training import Recipe, train
+
+Repeat = Literal["tile", "split"]
+VECTORS = ("input_factors", "output_factors", "biases")  # s, r and the biases, each (members, channels)
+
+
+def batch_ensemble(
+    model: nn.Module,
+    data: Data,
+    members: int = 5,
+    *,
+    recipe: Recipe | None = None,
+    device: Device = "auto",
+    seed: int = 0,
+    folder: str | Path | None = None,
+    quiet: bool = False,
+    repeat: Repeat = "tile",
+) -> Ensemble:
+    """All members start from the model's own weights, times random signs. The model is not changed.
+
+    repeat: in training every member sees the whole batch ("tile"), or each row goes to one member ("split"), which
+        costs no more than to train one network.
+    """
+    example = data.example()
+    layers = called_layers(model, example).all
+    network = BatchEnsembleNetwork(model, layers, members, repeat, seed)
+    _check_rows(network, example)
+    ensemble = Ensemble([network])
+    checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
+    train(ensemble, data, recipe, device, seed, checkpoint=checkpoint, quiet=quiet)
+    return ensemble
+
+
+class BatchEnsembleNetwork(nn.Module):
+    """A copy of `model` that stands for `members` networks.
+
+    layers: the qualified names of those that get factors, drawn with `seed`: each is -1 or 1.
+    """
+
+    def __init__(
+        self, model: nn.Module, layers: Sequence[str], members: int, repeat: Repeat = "tile", seed: int = 0
+    ) -> None:
+        super().__init__()
+        check_members(members)
+        check_choice("repeat", repeat, get_args(Repeat))
+        if not layers:
+            raise ValueError("model has no linear layer or convolution that could get factors")
+        self.network = clone_of(model)
+        self.num_members, self.repeat, self.layers = members, repeat, tuple(layers)
+        generator = torch.Generator().manual_seed(seed)
+        for name in self.layers:
+            _add_factors(layer_of(self.network, name), members, generator)
+        remember_origin(self, model)
+
+    @property
+    def conversion(self) -> dict[str, Any]:
+        """How it was made, as JSON can say it; see `artifact`."""
+        arguments = {"members": self.num_members, "repeat": self.repeat, "layers": list(self.layers)}
+        return {"method": "batch_ensemble", **arguments}
+
+    @property
+    def member_vectors(self) -> set[str]:
+        """The tensors that hold a vector for each member."""
+        return {f"network.{layer}.{vector}" for layer in self.layers for vector in VECTORS}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, …) to (members, batch, classes), or (1, batch, classes) in training if rows are split."""
+        members, batch = self.num_members, len(x)
+        if not (self.training and self.repeat == "split"):
+            return self.network(torch.cat([x] * members)).unflatten(0, (members, -1))
+        if batch % members == 0:
+            return self.network(x)[None]
+        filled, own = _dealt(batch, members, x.device)
+        return self.network(x[filled])[own][None]
+
+    def extra_repr(self) -> str:
+        return f"members={self.num_members}, repeat={self.repeat}"
+
+
+def _add_factors(layer: nn.Module, members: int, generator: torch.Generator) -> None:
+    """Give a layer its members' factors and biases; its type, weight and place in the model stay."""
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    linear = isinstance(layer, nn.Linear)
+    sizes = (layer.in_features, layer.out_features) if linear else (layer.in_channels, layer.out_channels)
+    for name, size in zip(VECTORS, sizes, strict=False):
+        signs = 2 * torch.randint(2, (members, size), generator=generator) - 1  # type: ignore[arg-type]
+        layer.register_parameter(name, nn.Parameter(signs.to(weight.device, weight.dtype)))
+    bias = layer.bias
+    if isinstance(bias, Tensor):
+        layer.biases = nn.Parameter(bias.detach().repeat(members, 1), requires_grad=bias.requires_grad)
+        layer.bias = None  # type: ignore[assignment]
+    layer.register_forward_pre_hook(_scale_inputs)
+    layer.register_forward_hook(_scale_outputs)
+
+
+def _scale_inputs(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    factors = _vectors(layer, "input_factors", inputs[0])
+    grouped = inputs[0].unflatten(0, (len(factors), -1)) * factors
+    return (grouped.flatten(0, 1), *inputs[1:])
+
+
+def _scale_outputs(layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+    factors = _vectors(layer, "output_factors", output)
+    grouped = output.unflatten(0, (len(factors), -1)) * factors
+    if "biases" in layer._parameters:
+        grouped = grouped + _vectors(layer, "biases", output)
+    return grouped.flatten(0, 1)
+
+
+def _vectors(layer: nn.Module, name: str, x: Tensor) -> Tensor:
+    """The members' vectors in the shape that meets the inputs or outputs `x` of a layer, unflattened by member."""
+    # In lower precision as x is, or the product would be of the higher one.
+    return per_member(layer.get_parameter(name).to(x.dtype), x, -1 if isinstance(layer, nn.Linear) else 1 - x.dim())
+
+
+def _dealt(batch: int, members: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Deal rows out to members as evenly as can be, then fill every share up to the same size by repeating a row.
+
+    Returns which row of the batch stands where, (members * share,), and where each row of the batch is, (batch,).
+    """
+    row, member = torch.arange(batch, device=device), torch.arange(members, device=device)[:, None]
+    share = -(-batch // members)
+    starts = -(-member * batch // members)  # member i has the rows from here to before those of i + 1
+    ends = -(-(member + 1) * batch // members)
+    filled = torch.minimum(starts + torch.arange(share, device=device), ends - 1).clamp_min(0)
+    owner = row * members // batch
+    return filled.flatten(), owner * share + row - starts[owner, 0]
+
+
+@torch.no_grad()
+def _check_rows(network: BatchEnsembleNetwork, example: Tensor) -> None:
+    """Whether the model keeps the rows of a batch in order, which the members in one pass rely on."""
+    example = example.to(device_of(network))
+    together = network.eval()(example)[-1]
+
+    def of_last(name: str, tensor: Tensor) -> Tensor:
+        return tensor[-1:] if name in network.member_vectors else tensor
+
+    alone = copy_with(network, of_last, lambda _, tensor: tensor).network(example)  # type: ignore[operator]
+    if not torch.allclose(together, alone, rtol=1e-2, atol=1e-2 * float(alone.abs().max()), equal_nan=True):
+        raise ValueError(
+            "model mixes the rows of a batch, or does not keep them in the first dimension (sequences with "
+            "batch_first=False?): the members of a BatchEnsemble would mix too"
+        )

@@ -1,0 +1,160 @@
+"""MC-Dropout (Gal and Ghahramani 2016): dropout stays on in prediction, and every draw of it is a member.
+
+Predictions are repeatable: whether an element is dropped follows from the seed, the layer, the number of the sample,
+the position of the element and the contents of the input, by a hash. So an input gets the same answer in whatever batch
+it comes, other inputs get other draws, and no random state is read or changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from structured_ensembles.copying import clone_of
+from structured_ensembles.data import Data
+from structured_ensembles.devices import Device
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.methods.layers import called_layers, layer_of
+from structured_ensembles.origin import remember_origin
+from structured_ensembles.scaling import check_members
+from structured_ensembles.training import Recipe, train
+
+
+def mc_dropout(
+    model: nn.Module,
+    data: Data,
+    members: int = 5,
+    *,
+    recipe: Recipe | None = None,
+    device: Device = "auto",
+    seed: int = 0,
+    folder: str | Path | None = None,
+    quiet: bool = False,
+    probability: float = 0.25,
+) -> Ensemble:
+    """One network of the model's size, which starts from its weights. The model is not changed.
+
+    members: how many samples a prediction draws.
+    probability: of an element of the output of a hidden linear layer or convolution to be dropped.
+    """
+    network = DropoutNetwork(model, called_layers(model, data.example()).hidden, members, probability, seed)
+    ensemble = Ensemble([network])
+    checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
+    train(ensemble, data, recipe, device, seed, checkpoint=checkpoint, quiet=quiet)
+    return ensemble
+
+
+class DropoutNetwork(nn.Module):
+    """A copy of `model` with dropout behind each of `layers` (qualified names), which stands for `members` samples."""
+
+    def __init__(
+        self, model: nn.Module, layers: Sequence[str], members: int, probability: float = 0.25, seed: int = 0
+    ) -> None:
+        super().__init__()
+        check_members(members)
+        if not 0 <= probability < 1:
+            raise ValueError(f"probability must be at least 0 and less than 1, not {probability!r}")
+        if not layers:
+            raise ValueError("model has no hidden linear layer or convolution whose output could be dropped")
+        self.network = clone_of(model)
+        self.num_members, self.probability, self.seed, self.layers = members, probability, seed, tuple(layers)
+        for number, name in enumerate(self.layers):
+            layer = layer_of(self.network, name)
+            layer.sampled_dropout = SampledDropout(probability, number)
+            layer.register_forward_hook(_drop)
+        remember_origin(self, model)
+
+    @property
+    def conversion(self) -> dict[str, Any]:
+        """How it was made, as JSON can say it; see `artifact`."""
+        arguments = {"members": self.num_members, "probability": self.probability, "seed": self.seed}
+        return {"method": "mc_dropout", **arguments, "layers": list(self.layers)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, …) to (members, batch, classes); in training one draw of dropout, (1, batch, classes)."""
+        if self.training:
+            return self.network(x)[None]
+        members = self.num_members
+        keys = _sample_keys(x, members, self.seed)
+        dropouts = [part for part in self.network.modules() if isinstance(part, SampledDropout)]
+        for dropout in dropouts:
+            dropout.keys, dropout.calls = keys, 0
+        try:
+            return self.network(torch.cat([x] * members)).unflatten(0, (members, -1))
+        finally:
+            for dropout in dropouts:
+                dropout.keys = None
+
+    def extra_repr(self) -> str:
+        return f"members={self.num_members}, probability={self.probability}, seed={self.seed}"
+
+
+class SampledDropout(nn.Module):
+    """Dropout: by the random state in training, by a hash of `keys` in evaluation.
+
+    keys: one for each sample and row, (members * batch,) int32; `DropoutNetwork` sets them for the time of a pass.
+    calls: how often the layer was called in this pass, so that no two calls drop the same elements.
+    """
+
+    def __init__(self, probability: float, number: int) -> None:
+        super().__init__()
+        self.probability, self.number = probability, number
+        self.keys: Tensor | None = None
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(members * batch, …) to the same shape."""
+        if self.training:
+            return F.dropout(x, self.probability)
+        if self.keys is None:
+            raise RuntimeError("call the DropoutNetwork, not the network inside it: it decides what is dropped")
+        # One row of positions per key, also where the model has folded other dimensions into that of the batch.
+        positions = torch.arange(x.numel() // len(self.keys), dtype=torch.int32, device=x.device)
+        salt = _as_int32(self.number * 0x9E3779B9 + self.calls * 0x85EBCA6B)
+        self.calls += 1
+        hashed = mixed(self.keys[:, None] + mixed(positions + salt))
+        hashed &= MAXIMUM
+        kept = (hashed >= int(self.probability * MAXIMUM)).to(x.dtype)
+        return x * kept.view(x.shape) / (1 - self.probability)
+
+
+def _drop(layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+    return layer.sampled_dropout(output)  # type: ignore[operator]
+
+
+MAXIMUM = 2**31 - 1
+
+
+def mixed(x: Tensor) -> Tensor:
+    """A hash of int32 numbers in which every bit depends on every bit (lowbias32, by Chris Wellons).
+
+    Integers wrap around on every device, so that all agree.
+    """
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        shifted = x >> shift  # the only new memory, which costs more than the arithmetic
+        shifted &= 2 ** (32 - shift) - 1
+        shifted ^= x
+        shifted *= _as_int32(factor)
+        x = shifted
+    return x
+
+
+def _sample_keys(x: Tensor, members: int, seed: int) -> Tensor:
+    """A number for each sample of each row, (members * batch,) int32, from the row's contents."""
+    rows = x.detach().flatten(1)
+    # To eight bits, which devices that normalise pixels with other rounding errors still agree on.
+    bits = (rows.bfloat16().view(torch.int16) if rows.is_floating_point() else rows).to(torch.int32)
+    positions = torch.arange(bits.shape[1], dtype=torch.int32, device=x.device)
+    contents = mixed(bits + mixed(positions)).sum(1, dtype=torch.int32)
+    samples = torch.arange(members, dtype=torch.int32, device=x.device)
+    return mixed(contents + mixed(mixed(samples) + _as_int32(seed))[:, None]).flatten()
+
+
+def _as_int32(number: int) -> int:
+    """The number modulo 2^32, between -2^31 and 2^31."""
+    return (number + 2**31) % 2**32 - 2**31

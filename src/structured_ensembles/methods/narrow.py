@@ -1,0 +1,51 @@
+"""Independent narrow networks: as many and as small as the members of a structured ensemble, which they control for.
+
+What Packed-Ensembles (Laurent et al. 2023) amounts to, trained side by side instead of in one grouped network.
+"""
+
+from pathlib import Path
+
+from torch import nn
+
+from structured_ensembles.channels import trace
+from structured_ensembles.data import Data
+from structured_ensembles.devices import Device
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.extraction import extract
+from structured_ensembles.selection import select
+from structured_ensembles.training import Recipe, train
+
+
+def narrow_ensemble(
+    model: nn.Module,
+    data: Data,
+    members: int = 5,
+    *,
+    recipe: Recipe | None = None,
+    device: Device = "auto",
+    seed: int = 0,
+    folder: str | Path | None = None,
+    quiet: bool = False,
+    prune: float | None = None,
+    memory: float | None = None,
+    coupled: bool = False,
+    round_to: int = 1,
+) -> Ensemble:
+    """Every member has the same sizes and weights drawn anew, with a seed of its own; nothing is inherited.
+
+    prune: by how much each layer is narrower, by default a half: the sizes are those of `select`; or
+    memory: how much all members together may weigh, in networks.
+    coupled, round_to: as in `trace` and `select`; `coupled` narrows the residual stream too.
+    """
+    if prune is None and memory is None:
+        prune = 0.5
+    graph = trace(model, data.example(), coupled=coupled)
+    # Which channels is of no matter: only the sizes are used.
+    subnets = select(graph, prune=prune, memory=memory, selection="random", members=members, round_to=round_to)
+    networks = [
+        extract(model, graph, subnet, reinit=True, seed=seed * 1000 + number) for number, subnet in enumerate(subnets)
+    ]
+    ensemble = Ensemble(networks)
+    checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
+    train(ensemble, data, recipe, device, seed, checkpoint=checkpoint, quiet=quiet)
+    return ensemble

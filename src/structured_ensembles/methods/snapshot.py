@@ -1,0 +1,71 @@
+"""Snapshot ensemble (Huang et al. 2017): one network whose rate is restarted; every cycle leaves a member behind."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+
+from structured_ensembles.copying import clone_of
+from structured_ensembles.data import Data
+from structured_ensembles.devices import Device
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.evaluation.discarding import discard_threshold
+from structured_ensembles.history import History
+from structured_ensembles.scaling import check_members
+from structured_ensembles.training import Recipe, train
+
+CYCLE = 50  # epochs, in the paper
+
+
+def snapshot_ensemble(
+    model: nn.Module,
+    data: Data,
+    members: int = 5,
+    *,
+    recipe: Recipe | None = None,
+    device: Device = "auto",
+    seed: int = 0,
+    folder: str | Path | None = None,
+    quiet: bool = False,
+    cycle: int | None = None,
+) -> Ensemble:
+    """The first cycle starts from the model's own weights, each other from the snapshot before it.
+
+    Within a cycle the rate falls from the recipe's to zero along a cosine. The recipe's own schedule, warm-up and
+    patience do not apply, and a snapshot is the last epoch of its cycle, not the best.
+
+    cycle: its epochs; by default 50, or the recipe's epochs divided among the members if that is less.
+    """
+    check_members(members)
+    recipe = recipe or Recipe.named("modern")
+    if cycle is None:
+        cycle = min(CYCLE, recipe.epochs // members)
+    if not isinstance(cycle, int) or cycle < 1:
+        raise ValueError(
+            f"cycle must be a whole number of epochs, at least 1, not {cycle!r}; by default it is the recipe's "
+            f"{recipe.epochs} epochs divided among {members} members"
+        )
+    annealed = replace(recipe, epochs=cycle, schedule="cosine", warmup=0.0, patience=None, keep="last")
+    networks: list[nn.Module] = []
+    history = History()
+    for number in range(members):
+        network = clone_of(networks[-1] if networks else model)
+        checkpoint = None if folder is None else Path(folder) / f"checkpoint-{number + 1}.safetensors"
+        own = train(
+            Ensemble([network]), data, annealed, device, seed * 1000 + number, checkpoint=checkpoint, quiet=quiet
+        )
+        _append(history, own, number, cycle)
+        networks.append(network)
+    ensemble = Ensemble(networks)
+    ensemble.adopt(data)
+    ensemble.history = history
+    if data.validation is not None and data.task == "classification":
+        ensemble.threshold = discard_threshold(ensemble, data)
+    return ensemble
+
+
+def _append(history: History, own: History, number: int, cycle: int) -> None:
+    """The rows of cycle `number` as those of member `number`, with epochs counted through."""
+    history.rows += [{**row, "epoch": number * cycle + int(row["epoch"] or 0), "member": number} for row in own.rows]
+    if own.stopped:
+        history.stopped[number] = own.stopped[0]

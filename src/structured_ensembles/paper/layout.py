@@ -1,0 +1,171 @@
+"""Tables of our figures beside the paper's, as Markdown and as HTML: `ours ± deviation (paper)`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from statistics import fmean, stdev
+
+from structured_ensembles.paper.metrics import Metric, metric_of
+from structured_ensembles.paper.published import Cell
+
+Key = tuple[str, str]  # row, column
+MISSING = "–"
+SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """One cell: our figure, the paper's, and the number of the footnote that doubts it."""
+
+    ours: str
+    paper: str | None
+    note: int | None
+    best: bool
+
+
+@dataclass(frozen=True)
+class _Layout:
+    header: tuple[str, ...]  # the corner, then the columns
+    lines: tuple[tuple[str, tuple[_Shown, ...]], ...]  # a row's title and its cells
+    notes: tuple[str, ...]
+
+
+def markdown_table(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    metrics: Mapping[str, str],
+    ours: Mapping[Key, Sequence[float]],
+    paper: Mapping[Key, Cell] | None = None,
+    titles: Mapping[str, str] | None = None,
+) -> str:
+    """A Markdown table, and footnotes for the numbers of the paper that cannot be trusted.
+
+    metrics: the metric of each column, which decides its unit and what is best. The best of a column is bold if every
+        row has a figure of ours.
+    ours: by (row, column) one value per seed, in the unit of `evaluate()`; shown as mean ± sample deviation.
+    paper: the published cells by (row, column), as `published(name).cells`.
+    titles: what to write for a row or a column instead of its name.
+
+    For a published table: `markdown_table(table.rows, table.columns, table.metrics, ours, table.cells)`.
+    """
+    layout = _lay_out(rows, columns, metrics, ours, paper or {}, titles or {})
+    lines = [layout.header, ("---", *("---:" for _ in columns))]
+    lines += [(title, *map(_markdown_cell, cells)) for title, cells in layout.lines]
+    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    notes = [f"{_superscript(number)} suspicious: {reason}" for number, reason in enumerate(layout.notes, start=1)]
+    return "\n\n".join([table, *notes]) + "\n"
+
+
+def html_table(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    metrics: Mapping[str, str],
+    ours: Mapping[Key, Sequence[float]],
+    paper: Mapping[Key, Cell] | None = None,
+    titles: Mapping[str, str] | None = None,
+) -> str:
+    """The same as an HTML `<table>` with its footnotes; the paper's numbers have the class `paper`, or `suspicious`."""
+    layout = _lay_out(rows, columns, metrics, ours, paper or {}, titles or {})
+    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in layout.header)
+    body = "\n".join(
+        f'<tr><th scope="row">{escape(title)}</th>{"".join(f"<td>{_html_cell(cell)}</td>" for cell in cells)}</tr>'
+        for title, cells in layout.lines
+    )
+    notes = "".join(
+        f'\n<p class="note"><sup>{number}</sup> suspicious: {escape(reason)}</p>'
+        for number, reason in enumerate(layout.notes, start=1)
+    )
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>{notes}\n"
+
+
+def _lay_out(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    metrics: Mapping[str, str],
+    ours: Mapping[Key, Sequence[float]],
+    paper: Mapping[Key, Cell],
+    titles: Mapping[str, str],
+) -> _Layout:
+    _check(rows, columns, metrics, ours)
+    kinds = {column: metric_of(metrics[column]) for column in columns}
+    best = {key for column in columns for key in _best(rows, column, kinds[column], ours)}
+    notes: list[str] = []
+    lines = []
+    for row in rows:
+        cells = []
+        for column in columns:
+            cell = paper.get((row, column))
+            reason = None if cell is None else cell.suspicious
+            if reason is not None and reason not in notes:
+                notes.append(reason)
+            cells.append(
+                _Shown(
+                    _ours(ours.get((row, column), ()), kinds[column]),
+                    None if cell is None else ("< " if cell.below else "") + kinds[column].shown(cell.value),
+                    None if reason is None else notes.index(reason) + 1,
+                    (row, column) in best,
+                )
+            )
+        lines.append((titles.get(row, row), tuple(cells)))
+    return _Layout(_header(columns, metrics, titles), tuple(lines), tuple(notes))
+
+
+def _check(
+    rows: Sequence[str], columns: Sequence[str], metrics: Mapping[str, str], ours: Mapping[Key, Sequence[float]]
+) -> None:
+    if unmeasured := [column for column in columns if column not in metrics]:
+        raise ValueError(f"metrics must tell the metric of every column, and has none for {', '.join(unmeasured)}")
+    if strays := [key for key in ours if key[0] not in rows or key[1] not in columns]:
+        raise ValueError(f"ours has figures for {strays}, which are no row and column of this table")
+
+
+def _header(columns: Sequence[str], metrics: Mapping[str, str], titles: Mapping[str, str]) -> tuple[str, ...]:
+    """Columns that do not say what they measure have that in the corner, if it is the same for all of them."""
+    shown = []
+    for column in columns:
+        metric = metrics[column]
+        default = column
+        if column.endswith(metric):
+            default = f"{column.removesuffix(metric).rstrip('/')} {metric_of(metric).title}".strip()
+        shown.append(titles.get(column, default))
+    silent = not any(column.endswith(metrics[column]) for column in columns)
+    same = {metric_of(metrics[column]).title for column in columns}
+    return (same.pop() if silent and len(same) == 1 else "", *shown)
+
+
+def _ours(values: Sequence[float], metric: Metric) -> str:
+    if not values:
+        return MISSING
+    mean = metric.shown(fmean(values))
+    return mean if len(values) == 1 else f"{mean} ± {metric.shown(stdev(values))}"
+
+
+def _best(rows: Sequence[str], column: str, metric: Metric, ours: Mapping[Key, Sequence[float]]) -> list[Key]:
+    """The cells with the best mean, also those that look the same; none if a row is missing or is not finite."""
+    means = {(row, column): fmean(values) for row in rows if (values := ours.get((row, column)))}
+    if metric.better is None or len(rows) < 2 or len(means) < len(rows) or not all(map(math.isfinite, means.values())):
+        return []
+    best = max(means.values()) if metric.better == "higher" else min(means.values())
+    return [key for key, mean in means.items() if metric.shown(mean) == metric.shown(best)]
+
+
+def _markdown_cell(cell: _Shown) -> str:
+    ours = f"**{cell.ours}**" if cell.best else cell.ours
+    if cell.paper is None:
+        return ours
+    return f"{ours} ({cell.paper}{'' if cell.note is None else _superscript(cell.note)})"
+
+
+def _html_cell(cell: _Shown) -> str:
+    ours = f"<strong>{cell.ours}</strong>" if cell.best else cell.ours
+    if cell.paper is None:
+        return ours
+    paper = f"({escape(cell.paper)}{'' if cell.note is None else f'<sup>{cell.note}</sup>'})"
+    return f'{ours} <span class="{"paper" if cell.note is None else "paper suspicious"}">{paper}</span>'
+
+
+def _superscript(number: int) -> str:
+    return str(number).translate(SUPERSCRIPTS)

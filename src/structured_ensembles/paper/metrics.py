@@ -1,0 +1,48 @@
+"""How the figures of the paper's tables are read: their units, and which way is better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure as tables show it.
+
+    percent: kept as a share of 1, shown in percent. decimals: shown after the point.
+    better: which of two values is better; None where neither is.
+    """
+
+    title: str
+    percent: bool = False
+    decimals: int = 2
+    better: Literal["higher", "lower"] | None = None
+
+    def shown(self, value: float) -> str:
+        return f"{100 * value if self.percent else value:,.{self.decimals}f}"
+
+
+METRICS = {
+    "cls/accuracy": Metric("accuracy (%)", percent=True, better="higher"),
+    "cal/ece": Metric("ECE (%)", percent=True, better="lower"),
+    # Diversity as the paper has it: the entropy of the mean logits over log C, of correctly and wrongly classified.
+    "div/entropy_correct": Metric("CC diversity (%)", percent=True),
+    "div/entropy_wrong": Metric("WC diversity (%)", percent=True),
+    "size/overhead": Metric("overhead (×)", better="lower"),
+    "unc/filtered_accuracy": Metric("filtered accuracy (%)", percent=True, better="higher"),
+    "unc/discarded": Metric("discarded (%)", percent=True),
+    "cl/accuracy": Metric("accuracy (%)", percent=True, better="higher"),
+    "size/bits": Metric("bits", decimals=0, better="lower"),
+    "size/bits_per_task": Metric("bits per task", decimals=0, better="lower"),
+    "size/floats": Metric("floats / b", decimals=3, better="lower"),
+    "size/floats_per_task": Metric("floats per task / b", decimals=3, better="lower"),
+    "size/binaries_per_task": Metric("binary values per task / b", decimals=3, better="lower"),
+}
+
+
+def metric_of(name: str) -> Metric:
+    """What is known of a figure of `evaluate()` or of the paper's tables."""
+    if name not in METRICS:
+        raise ValueError(f"metric must be one of {', '.join(METRICS)}, not {name!r}")
+    return METRICS[name]

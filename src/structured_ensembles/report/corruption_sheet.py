@@ -1,0 +1,43 @@
+"""A contact sheet of the corruptions: what each does to an image at each severity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from structured_ensembles.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+
+GAP = 1 / 16  # of an image
+LABELS = 1.5  # inches
+
+
+def corruption_sheet(image: Tensor, names: Sequence[str] = tuple(CORRUPTIONS), seed: int = 0) -> Figure:
+    """A row per corruption, a column per severity, the original first.
+
+    image: (1 or 3 channels, height, width), pixels as floats in [0,1].
+    """
+    rows = [[image, *(corrupt(image[None], name, severity, seed)[0] for severity in SEVERITIES)] for name in names]
+    height, width = image.shape[-2:]
+    tall, wide = height + max(1, round(GAP * height)), width + max(1, round(GAP * width))
+    sheet = torch.ones(len(rows) * tall, len(rows[0]) * wide, 3)
+    for row, images in enumerate(rows):
+        for column, picture in enumerate(images):
+            place = sheet[row * tall : row * tall + height, column * wide : column * wide + width]
+            place.copy_(picture.expand(3, -1, -1).permute(1, 2, 0))
+    figure = Figure(figsize=(len(rows[0]) + LABELS, len(rows) * tall / wide + 0.3))  # an inch per image
+    axis = figure.add_axes((LABELS / (len(rows[0]) + LABELS), 0, len(rows[0]) / (len(rows[0]) + LABELS), 0.97))
+    axis.imshow(sheet.cpu().numpy(), interpolation="nearest", aspect="equal")
+    axis.set_anchor("W")
+    axis.set_xticks(
+        [column * wide + width / 2 for column in range(len(rows[0]))], ["original", *map(str, SEVERITIES)], fontsize=9
+    )
+    axis.set_yticks(
+        [row * tall + height / 2 for row in range(len(rows))], [name.replace("_", " ") for name in names], fontsize=9
+    )
+    axis.xaxis.tick_top()
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    return figure

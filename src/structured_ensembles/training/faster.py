@@ -1,0 +1,41 @@
+"""Layers of a network that run on kernels of our own while a graph is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from structured_ensembles.training import batch_norm, convolution
+
+
+def replaceable(network: nn.Module) -> list[nn.Module]:
+    return [*batch_norm.replaceable(network), *convolution.replaceable(network)]
+
+
+@contextmanager
+def faster(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """While this lasts, these modules use our kernels where they can: in training, on a GPU, channels last."""
+    counters: list[Tensor] = []
+
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        if module.training and isinstance(module, nn.Conv2d) and convolution.fits(x, module):
+            return convolution.convolution(x, module)
+        if module.training and isinstance(module, nn.BatchNorm2d) and batch_norm.fits(x):
+            assert module.num_batches_tracked is not None
+            counters.append(module.num_batches_tracked)
+            return batch_norm.batch_norm(x, module)
+        return type(module).forward(module, x)  # type: ignore[no-any-return, operator]
+
+    for module in modules:
+        module.forward = partial(forward, module)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+        if counters:
+            torch._foreach_add_(counters, 1)
+    finally:
+        for module in modules:
+            del module.__dict__["forward"]

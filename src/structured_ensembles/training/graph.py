@@ -1,0 +1,244 @@
+"""The graph engine: a step of all members as one CUDA graph, a stream for each member.
+
+The batch, the forward and backward passes, and the optimizers of all members are captured once and replayed for every
+step. The host only says "again": the order of an epoch, its crops and rates lie in tables on the device, a counter
+there says which row is next, and losses are summed up there. Members may have different widths, for each has a stream
+of its own, and small networks, of which one alone leaves most of a GPU idle, run side by side.
+
+Measured in benchmarks/results/fleet-h200.json; the idea and its first figures are in the design notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from structured_ensembles.capture import Step, captured, side_by_side
+from structured_ensembles.data.drawing import fold
+from structured_ensembles.data.feeds import Feed, feed_for
+from structured_ensembles.data.splits import Batch
+from structured_ensembles.ensemble import combined
+from structured_ensembles.losses import mean_loss
+from structured_ensembles.training.faster import faster, replaceable
+from structured_ensembles.training.plan import Member, Plan, Result
+
+
+class GraphEngine:
+    """Captures a step for each size of batch, and anew when a member has stopped."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.cuda = plan.device.type == "cuda"
+        self.rate = torch.zeros((), device=plan.device)
+        self.rates = torch.zeros(plan.steps, device=plan.device)
+        data, size = plan.data, plan.recipe.batch_size
+        self.training = feed_for(data.train, data, size, plan.device, augmentation=plan.augmentation)
+        self.validation: Feed | None = None
+        if data.validation is not None:
+            self.validation = feed_for(data.validation, data, 512, plan.device)
+        self.runners: list[Runner] = []
+        self.streams: list[torch.cuda.Stream] = []
+        self.steps: dict[tuple[str, int], Step] = {}
+
+    def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
+        plan = self.plan
+        self._take(active)
+        rates = [plan.recipe.rate_at(epoch * plan.steps + step, plan.steps) for step in range(plan.steps)]
+        self.rates.copy_(torch.tensor(rates))
+        for runner in self.runners:
+            runner.begin((plan.seed, epoch, 2))
+        for size in self.training.epoch((plan.seed, epoch)):
+            step = self.steps.get(("train", size))
+            if step is None:  # an odd batch of a loader
+                self._train_step(size)
+            else:
+                step()
+            advance()
+        return (torch.stack([runner.loss for runner in self.runners]) / plan.steps).tolist()
+
+    def validate(self, active: Sequence[Member]) -> list[Result]:
+        if self.validation is None:
+            return [(None, None)] * len(active)
+        self._take(active)
+        seen = 0
+        for runner in self.runners:
+            runner.totals.zero_()
+        for size in self.validation.epoch(None):
+            self.steps.get(("validate", size), partial(self._validation_step, size))()
+            seen += size
+        rows: list[list[float]] = (torch.stack([runner.totals for runner in self.runners]) / seen).tolist()
+        classifying = self.plan.data.task == "classification"
+        return [(cost, accuracy if classifying else None) for cost, accuracy in rows]
+
+    def _take(self, active: Sequence[Member]) -> None:
+        """Capture the steps of these members, unless they are those of the last epoch."""
+        if [runner.member for runner in self.runners] == list(active):
+            return
+        self.steps.clear()  # before anything new is made, so that its memory is free
+        self.runners = [Runner(member, self.plan, self.rate) for member in active]
+        if self.cuda:
+            self.streams = [torch.cuda.Stream(self.plan.device) for _ in active]
+        pool = torch.cuda.graph_pool_handle() if self.cuda else None
+        kinds: list[tuple[str, Feed, Callable[[int], None]]] = [("train", self.training, self._train_step)]
+        if self.validation is not None:
+            kinds.append(("validate", self.validation, self._validation_step))
+        for kind, feed, function in kinds:
+            for size in feed.sizes:
+                feed.step.zero_()
+                self.steps[kind, size] = captured(
+                    partial(function, size),
+                    self.plan.device,
+                    self._state,
+                    modules=[runner.member.network for runner in self.runners],
+                    generators=lambda: [r.generator for r in self.runners if r.generator and r.draws],
+                    pool=pool,
+                )
+
+    def _state(self) -> Iterator[Tensor]:
+        yield self.rate
+        yield self.training.step
+        if self.validation is not None:
+            yield self.validation.step
+        for runner in self.runners:
+            yield from runner.state()
+
+    def _train_step(self, size: int) -> None:
+        batch = self.training.batch(size)
+        self.rate.copy_(self.rates[self.training.step].squeeze(0))
+        compiled = self.plan.recipe.compile and size == self.training.sizes[0]
+        side_by_side([partial(runner.train_step, batch, compiled) for runner in self.runners], self.streams)
+        self.training.step.add_(1)
+
+    def _validation_step(self, size: int) -> None:
+        assert self.validation is not None
+        batch = self.validation.batch(size)
+        side_by_side([partial(runner.validation_step, batch) for runner in self.runners], self.streams)
+        self.validation.step.add_(1)
+
+
+class Runner:
+    """One member in the graph.
+
+    In bfloat16, the weights of linear layers and convolutions have a copy in that type, refreshed after each step: what
+    autocast computes, without a kernel for each weight in each pass.
+    """
+
+    def __init__(self, member: Member, plan: Plan, rate: Tensor) -> None:
+        self.member, self.plan = member, plan
+        network = member.network
+        for group in member.optimizer.param_groups:
+            group["lr"] = rate
+        named = {name: own for name, own in network.named_parameters() if own.requires_grad}
+        names = _castable(network, named) if plan.halved else []
+        self.halves = {name: named[name].detach().bfloat16().requires_grad_() for name in names}
+        self.parameters = list(named.values())
+        self.leaves = [self.halves.get(name, own) for name, own in named.items()]
+        self.masters: list[Tensor] = [named[name] for name in self.halves]
+        self.loss = torch.zeros((), device=plan.device)
+        self.totals = torch.zeros(2, dtype=torch.float64, device=plan.device)
+        self.generator: torch.Generator | None = None
+        if plan.device.type == "cuda":
+            self.generator = torch.cuda.default_generators[plan.device.index or 0].clone_state()
+        self.faster = replaceable(network) if plan.device.type == "cuda" else []
+        if plan.recipe.compile:
+            self.compiled = torch.compile(partial(functional_call, network, self.halves), dynamic=False)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the network draws random numbers (dropout)."""
+        return self.generator is not None and self.generator.get_offset() > 0
+
+    def begin(self, seed: tuple[int, ...]) -> None:
+        self.loss.zero_()
+        if self.generator is not None:
+            self.generator.manual_seed(fold(seed))
+
+    def state(self) -> Iterator[Tensor]:
+        """All that a step changes."""
+        yield from self.member.network.state_dict(keep_vars=True).values()
+        yield from self.halves.values()
+        for values in self.member.optimizer.state.values():
+            yield from (value for value in values.values() if isinstance(value, Tensor))
+        yield self.loss
+        yield self.totals
+
+    def train_step(self, batch: Batch, compiled: bool) -> None:
+        inputs, targets = batch
+        self.member.network.train()
+        with _drawing_from(self.generator), self.plan.autocast():
+            outputs = self.compiled(inputs) if compiled else self._forward(inputs)
+        cost = mean_loss(self.plan.loss, self._stacked(outputs), targets)
+        derivatives = torch.autograd.grad(cost, self.leaves, allow_unused=True)
+        with torch.no_grad():
+            self._descend(derivatives)
+            self.loss.add_(cost)
+
+    def _descend(self, derivatives: Sequence[Tensor | None]) -> None:
+        """Hand the derivatives to the optimizer, in the type and layout of the parameters."""
+        whole: list[Tensor] = []
+        given: list[Tensor] = []
+        for parameter, derivative in zip(self.parameters, derivatives, strict=True):
+            if derivative is None:
+                continue
+            if derivative.dtype == parameter.dtype and derivative.stride() == parameter.stride():
+                parameter.grad = derivative
+            else:
+                parameter.grad = torch.empty_like(parameter)
+                whole.append(parameter.grad)
+                given.append(derivative)
+        if whole:
+            torch._foreach_copy_(whole, given)
+        self.member.optimizer.step()
+        self.member.optimizer.zero_grad(set_to_none=True)
+        if self.halves:
+            torch._foreach_copy_(list(self.halves.values()), self.masters)
+
+    @torch.no_grad()
+    def validation_step(self, batch: Batch) -> None:
+        inputs, targets = batch
+        self.member.network.eval()
+        with self.plan.autocast():
+            outputs = self._stacked(self._forward(inputs))
+        self.totals[0] += mean_loss(self.plan.loss, outputs, targets) * len(inputs)
+        if self.plan.data.task == "classification":
+            self.totals[1] += (combined(outputs).argmax(-1) == targets).sum()
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        with faster(self.faster):
+            outputs: Tensor = functional_call(self.member.network, self.halves, (inputs,))
+        return outputs
+
+    def _stacked(self, outputs: Tensor) -> Tensor:
+        """Shape (members, batch, …), see `ensemble.member_outputs`."""
+        return (outputs if hasattr(self.member.network, "num_members") else outputs[None]).float()
+
+
+def _castable(network: nn.Module, named: dict[str, nn.Parameter]) -> list[str]:
+    """The parameters of linear layers and convolutions that nothing else uses: autocast would cast them."""
+    users: dict[int, list[type[nn.Module]]] = {}
+    for module in network.modules():
+        for own in module._parameters.values():
+            if own is not None:
+                users.setdefault(id(own), []).append(type(module))
+    layers = ([nn.Linear], [nn.Conv1d], [nn.Conv2d], [nn.Conv3d])
+    return [name for name, own in named.items() if users[id(own)] in layers and own.dtype == torch.float32]
+
+
+@contextmanager
+def _drawing_from(generator: torch.Generator | None) -> Iterator[None]:
+    """Random numbers come from a member's own generator: its draws are those of the network trained alone."""
+    if generator is None:
+        yield
+        return
+    default = torch.cuda.default_generators[generator.device.index or 0]
+    before = default.graphsafe_get_state()
+    default.graphsafe_set_state(generator)
+    try:
+        yield
+    finally:
+        default.graphsafe_set_state(before)

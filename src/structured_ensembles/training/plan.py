@@ -1,0 +1,71 @@
+"""What the fleet and its engines share: the plan of a run, and a network in training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from structured_ensembles.data import Data
+from structured_ensembles.data.augmentation import Augmentation
+from structured_ensembles.losses import Loss
+from structured_ensembles.training.mesh import Mesh
+from structured_ensembles.training.recipe import Recipe
+
+Result = tuple[float | None, float | None]  # loss and accuracy on the validation split; None where there is none
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every epoch of a run needs to know."""
+
+    data: Data
+    recipe: Recipe
+    loss: Loss
+    seed: int
+    device: torch.device
+    augmentation: Augmentation
+    shape: tuple[int, ...]  # of one input
+    steps: int  # in an epoch
+    mesh: Mesh = field(default_factory=Mesh)
+
+    @property
+    def halved(self) -> bool:
+        """Whether passes compute in bfloat16."""
+        if self.recipe.precision == "auto":
+            return self.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return self.recipe.precision == "bfloat16"
+
+    def autocast(self) -> AbstractContextManager[object]:
+        # Without a cache of cast weights: in a graph it would hold on to those of the step that was captured.
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if self.halved else nullcontext()
+
+
+@dataclass
+class Member:
+    """One network in training."""
+
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    best: dict[str, Tensor]  # a true copy of the weights of the best epoch
+    best_score: float = -math.inf
+    best_epoch: int = -1  # the last one with that score
+    rise: int = -1  # the last epoch that was better than all before
+    stopped: str | None = None
+
+
+class Engine(Protocol):
+    """How epochs are computed."""
+
+    def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
+        """One pass over the training split; returns the mean loss of each member."""
+        ...
+
+    def validate(self, active: Sequence[Member]) -> list[Result]:
+        """Loss and accuracy of each member on the validation split."""
+        ...

@@ -1,0 +1,221 @@
+"""Where the jobs of a grid run: one function of (workers, jobs) per backend, each a context that gives a `Pool`.
+
+Jobs go to the backends' own queues, not through `joblib.Parallel`: that gives up the whole grid when one worker
+process dies, while here it costs one job. From joblib we take loky, its worker processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import queue
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+import joblib
+import torch
+from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
+
+Backend = Literal["loky", "threading", "ray", "dask", "sequential"]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Takes calls, `submit(function, *arguments)`, and gives futures.
+
+    room: how many calls it takes at a time; None if it keeps a queue itself.
+    remote: calls leave this process, so that arguments and results must be pickled.
+    """
+
+    submit: Callable[..., Future[Any]]
+    room: int | None
+    remote: bool
+
+
+@contextmanager
+def sequential(_workers: int | None, _jobs: int) -> Iterator[Pool]:
+    """One call after the other, here."""
+
+    def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(*arguments))
+        return future
+
+    yield Pool(submit, 1, remote=False)
+
+
+@contextmanager
+def threads(workers: int | None, jobs: int) -> Iterator[Pool]:
+    """Threads of this process; they cannot be killed, so that an interruption waits for the calls that run."""
+    workers = min(workers or default_workers(), jobs)
+    executor = ThreadPoolExecutor(workers)
+    try:
+        yield Pool(executor.submit, workers, remote=False)
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def processes(workers: int | None, jobs: int) -> Iterator[Pool]:
+    """Processes of this machine, each with its share of the cores and a GPU if there is one; see `environment`."""
+    workers = min(workers or default_workers(), jobs)
+    lanes = [_Lane(environment(number, workers)) for number in range(workers)]
+    free: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
+    for lane in lanes:
+        free.put(lane)
+
+    def call(function: Callable[..., Any], *arguments: Any) -> Any:
+        lane = free.get()
+        try:
+            return lane.call(function, *arguments)
+        finally:
+            free.put(lane)
+
+    executor = ThreadPoolExecutor(workers)  # its threads only wait for their lanes
+    kill = True
+    try:
+        with warnings.catch_warnings():
+            # loky replaces a process that has grown by 300 MB between two jobs, and says so: nothing is lost.
+            warnings.filterwarnings("ignore", "A worker stopped while some jobs were given to the executor")
+            yield Pool(lambda *arguments: executor.submit(call, *arguments), workers, remote=True)
+        kill = False
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+        for lane in lanes:
+            lane.close(kill)
+        executor.shutdown(wait=True)
+
+
+class _Lane:
+    """One worker process in a pool of its own: loky gives up a whole pool when one of its processes dies."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self.variables = variables
+        self.lock = threading.Lock()
+        self.closed = False
+        self.pool = self._new_pool()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return self.pool.submit(function, *arguments).result()
+        except BrokenProcessPool:
+            with self.lock:
+                if not self.closed:
+                    self.pool.shutdown(wait=True, kill_workers=True)
+                    self.pool = self._new_pool()
+            raise
+
+    def close(self, kill: bool) -> None:
+        with self.lock:
+            self.closed = True
+            self.pool.shutdown(wait=True, kill_workers=kill)
+
+    def _new_pool(self) -> ProcessPoolExecutor:
+        # The process starts with the first call, and with these variables before any import.
+        return ProcessPoolExecutor(1, initializer=_ignore_interrupts, env=self.variables)
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C reaches every process of a terminal; the parent decides, and ends its workers itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def dask(workers: int | None, jobs: int) -> Iterator[Pool]:
+    """The current `distributed.Client`, or a local cluster for as long as the grid runs.
+
+    On a cluster of the user's own, threads and GPUs are that cluster's business.
+    """
+    distributed = _require("distributed", "dask")
+    with ExitStack() as stack:
+        try:
+            client = distributed.Client.current()
+        except ValueError:
+            workers = min(workers or default_workers(), jobs)
+            client = stack.enter_context(_local_client(distributed, workers))
+        executor = client.get_executor(pure=False, retries=0)
+        stack.callback(executor.shutdown, wait=False)  # cancels what has not ended
+        yield Pool(executor.submit, workers, remote=True)
+
+
+@contextmanager
+def _local_client(distributed: ModuleType, workers: int) -> Iterator[Any]:
+    settings = importlib.import_module("dask").config
+    nannies = {
+        number: {"cls": distributed.Nanny, "options": {"nthreads": 1, "env": environment(number, workers)}}
+        for number in range(workers)
+    }
+    scheduler = {"cls": distributed.Scheduler, "options": {"dashboard": False, "port": 0}}
+    # By default dask gives a call that kills its worker three more workers to kill.
+    with (
+        settings.set({"distributed.scheduler.allowed-failures": 0}),
+        distributed.SpecCluster(nannies, scheduler, name="grid", silence_logs="CRITICAL") as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def ray(workers: int | None, _jobs: int) -> Iterator[Pool]:
+    """The ray that is running, or a local one for as long as the grid runs; each call gets its share of cores, GPUs."""
+    package = _require("ray", "ray")
+    with ExitStack() as stack:
+        if not package.is_initialized():
+            package.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            stack.callback(package.shutdown)
+        resources = package.cluster_resources()
+        cores, gpus = int(resources.get("CPU", 1)), resources.get("GPU", 0)
+        room = workers or int(gpus) or cores
+        options = {"num_cpus": max(1, cores // room), "num_gpus": min(1, gpus / room), "max_retries": 0}
+
+        def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+            return package.remote(**options)(function).remote(*arguments).future()
+
+        yield Pool(submit, room, remote=True)
+
+
+BACKENDS: dict[Backend, Callable[[int | None, int], AbstractContextManager[Pool]]] = {
+    "loky": processes,
+    "threading": threads,
+    "ray": ray,
+    "dask": dask,
+    "sequential": sequential,
+}
+
+
+def default_workers() -> int:
+    """One per GPU, or one per core."""
+    return torch.cuda.device_count() or joblib.cpu_count()
+
+
+def environment(number: int, workers: int) -> dict[str, str]:
+    """The variables that worker `number` of so many starts with: its share of the cores, and one GPU.
+
+    CUDA_VISIBLE_DEVICES rather than an argument `device`: whatever a job and the libraries under it call "cuda" is then
+    the worker's own GPU, and none of them opens a context on another. It counts only if set before CUDA starts, which
+    holds for variables that a process is born with, and it stays true for all jobs of that worker.
+    """
+    share = str(max(1, joblib.cpu_count() // workers))
+    variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), share)
+    variables["TTY_COMPATIBLE"] = "0"  # bars of several processes would overwrite one another, and the grid's
+    if count := torch.cuda.device_count():
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = named.split(",")[:count] if named else [str(device) for device in range(count)]
+        variables["CUDA_VISIBLE_DEVICES"] = devices[number % count]
+    return variables
+
+
+def _require(package: str, backend: Backend) -> ModuleType:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"backend={backend!r} needs the package {package}: pip install structured-ensembles[cluster]"
+        ) from error

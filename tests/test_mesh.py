@@ -1,0 +1,199 @@
+"""Several processes do what one does: members bit for bit, saliency to rounding, the same subnets everywhere."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import structured_ensembles as se
+from structured_ensembles.training.mesh import Mesh
+
+WORK = """
+    import json, sys
+    sys.path.insert(0, {tests!r})
+    import torch
+    torch.set_num_threads(1)
+    from test_mesh import work
+    from structured_ensembles.training.mesh import processes
+    with processes():
+        work(sys.argv[1], *sys.argv[2:])
+"""
+
+
+def run(processes: int, folder: Path, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    script = folder / "work.py"
+    script.write_text(textwrap.dedent(WORK.format(tests=str(Path(__file__).parent))))
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", str(_port())]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, str(script), str(folder), *arguments],
+        env=environment,
+        timeout=timeout,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _port() -> int:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def members(count: int) -> list[nn.Module]:
+    found = []
+    for number in range(count):
+        torch.manual_seed(number)
+        width = 6 + 2 * number
+        found.append(
+            nn.Sequential(
+                nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(),
+                nn.Linear(36 * width, 10),
+            )
+        )  # fmt: skip
+    return found
+
+
+def some_digits() -> se.Data:
+    data = se.load_data("digits")
+    return se.Data.from_arrays(data.train.inputs[:420], data.train.targets[:420], classes=10, name="some")
+
+
+class Dying(nn.Module):
+    """Ends one process in the third epoch, the first time that it is run there."""
+
+    def __init__(self, inner: nn.Module, folder: str) -> None:
+        super().__init__()
+        self.inner, self.mark, self.passes = inner, Path(folder) / "died", 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        if self.passes > 2 * 6 and os.environ.get("RANK") == "1" and not self.mark.exists():
+            self.mark.touch()
+            raise RuntimeError("the disk of process 1 is full")
+        return self.inner(x)
+
+
+def work(folder: str, what: str, count: str = "2") -> None:
+    """What each process does; every one writes its results."""
+    from structured_ensembles.parallel import rank
+
+    out, data = Path(folder) / f"{what}-{rank()}.safetensors", some_digits()
+    if what in ("train", "die"):
+        networks = members(int(count))
+        if what == "die":
+            networks = [Dying(network, folder) for network in networks]
+        ensemble = se.Ensemble(networks)
+        recipe = se.Recipe(epochs=5, batch_size=64, rate=0.05, augmentation="crop", patience=2)
+        history = se.train(
+            ensemble, data, recipe, "cpu", seed=3, checkpoint=Path(folder) / "checkpoint.safetensors", quiet=True
+        )
+        se.artifact.write_tensors(out, ensemble.state_dict(), {"rows": str(len(history.rows))})
+    else:
+        torch.manual_seed(0)
+        model = se.zoo.lenet5(num_classes=10, in_channels=1)
+        graph = se.trace(model, data.example())
+        scales = se.Scales.draw(graph, 3)
+        if what == "search":
+            scales = se.learn_scales(model, graph, data, 3, epochs=2, device="cpu", quiet=True)
+        scores = se.saliency(model, graph, scales, data, device="cpu", quiet=True)
+        subnets = se.select(graph, scores, prune=0.5)
+        found = {f"{number}.{name}": value for number, own in enumerate(scores) for name, value in own.values.items()}
+        se.artifact.write_tensors(out, {**found, **_kept(subnets)}, {})
+
+
+def _kept(subnets: list[se.Subnet]) -> dict[str, torch.Tensor]:
+    return {
+        f"kept.{number}.{name}": torch.tensor(kept)
+        for number, subnet in enumerate(subnets)
+        for name, kept in subnet.kept.items()
+    }
+
+
+@pytest.mark.parametrize(("processes", "count"), [(2, 3), (4, 4)])
+def test_spread_members_are_the_same_bits(tmp_path: Path, processes: int, count: int) -> None:
+    assert run(1, tmp_path / "one", "train", str(count)).returncode == 0
+    done = run(processes, tmp_path / "many", "train", str(count))
+    assert done.returncode == 0, done.stderr[-2000:]
+    expected = load_file(tmp_path / "one" / "train-0.safetensors")
+    for number in range(processes):
+        found = load_file(tmp_path / "many" / f"train-{number}.safetensors")
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_more_processes_than_members_share_the_batches(tmp_path: Path) -> None:
+    assert run(1, tmp_path / "one", "train", "2").returncode == 0
+    done = run(4, tmp_path / "many", "train", "2")
+    assert done.returncode == 0, done.stderr[-2000:]
+    states = [load_file(tmp_path / "many" / f"train-{number}.safetensors") for number in range(4)]
+    expected = load_file(tmp_path / "one" / "train-0.safetensors")
+    for name, tensor in expected.items():
+        assert all(torch.equal(state[name], states[0][name]) for state in states)
+        assert states[0][name].shape == tensor.shape
+    # Normalisation and dropout see other samples, so that it is not the same network; but it has learned as much.
+    for state in (expected, states[0]):
+        ensemble = se.Ensemble(members(2)).eval()
+        ensemble.load_state_dict(state)
+        data = se.load_data("digits")
+        ensemble.adopt(data)
+        assert se.evaluate(ensemble, data)["cls/accuracy"] > 0.6
+
+
+@pytest.mark.parametrize("what", ["saliency", "search"])
+def test_search_and_saliency_give_every_process_the_same_subnets(tmp_path: Path, what: str) -> None:
+    assert run(1, tmp_path / "one", what).returncode == 0
+    done = run(2, tmp_path / "many", what)
+    assert done.returncode == 0, done.stderr[-2000:]
+    expected = load_file(tmp_path / "one" / f"{what}-0.safetensors")
+    first, second = (load_file(tmp_path / "many" / f"{what}-{number}.safetensors") for number in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in expected)
+    if what == "saliency":
+        for name, tensor in expected.items():
+            torch.testing.assert_close(first[name], tensor, rtol=1e-6, atol=1e-6)
+
+
+def test_a_process_that_dies_ends_the_others_and_the_run_resumes(tmp_path: Path) -> None:
+    failed = run(2, tmp_path / "many", "die", "2")
+    assert failed.returncode != 0
+    assert "the disk of process 1 is full" in failed.stderr
+    assert (tmp_path / "many" / "checkpoint.safetensors").exists()
+    again = run(2, tmp_path / "many", "die", "2")
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert run(1, tmp_path / "one", "die", "2").returncode == 0
+    expected = load_file(tmp_path / "one" / "die-0.safetensors")
+    found = load_file(tmp_path / "many" / "die-1.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_members_are_spread_first() -> None:
+    mesh = Mesh(member_place=1, member_places=2, data_place=0, data_places=2)
+    assert [mesh.trains(number) for number in range(5)] == [False, True, False, True, False]
+    assert [mesh.source(number) for number in range(4)] == [0, 2, 0, 2]
+
+
+def test_sens_train_under_torchrun(tmp_path: Path) -> None:
+    options = (
+        "train --dataset digits --model lenet5 --method structured --members 2 --epochs 1 --device cpu --quiet true"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(_port())]
+    done = subprocess.run(
+        [*command, "-m", "structured_ensembles", *options.split(), "--out", str(tmp_path / "run"),
+         "--method_arguments", "{search_epochs: 1}"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("cls/accuracy") + done.stdout.count("accuracy") >= 1
+    assert (tmp_path / "run" / "result.json").exists()
+    assert len(se.Ensemble.load(tmp_path / "run" / "ensemble.safetensors")) == 2
