@@ -15,9 +15,9 @@ OWN = {"structured": {"prune": 0.7}}
 def test_split_digits(record_property: Callable[[str, object], None]) -> None:
     """The structured learner beats Pruning and BatchEnsemble, and comes close to SupSup in a 300th of its memory.
 
-    Epochs, rate and `prune` were chosen by validation accuracy over six seeds, for all methods together. Single, SupSup
-    and structured all answer more than 99.5 % rightly, and which is ahead changes with the order of the data; SupSup was
-    ahead of structured both times we looked, by 0.06 and 0.31 points. The paper's win over it is not seen here.
+    Epochs, rate and `prune` were chosen by validation accuracy over six seeds, for all methods together. Single,
+    SupSup and structured all answer more than 99.5 % rightly, and which is ahead changes with the order of the data;
+    SupSup was ahead of structured both times we looked, by 0.06 and 0.31 points. The paper's win is not seen here.
     """
     found: dict[str, list[AccuracyMatrix]] = {method: [] for method in LEARNERS}
     extra = {}
