@@ -187,7 +187,7 @@ class RandomBackbone(nn.Module):
     prune=st.sampled_from([0.0, 0.3, 0.7]),
     seal=st.booleans(),
 )
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 def test_random_architectures(
     layers: list[tuple[int, bool, bool]],
     smooth: bool,

@@ -32,7 +32,7 @@ def past_entries(backbone: nn.Module, axes: Axes, owners: Owners, kept: Kept) ->
             found[name] = torch.tensor(owners.rest != FREE)
         elif row is not None:
             found[name] = _along(owned[row], row, tensor.dim())
-        else:  # an operation that has no rows: what all its channels belong to past neurons for
+        else:  # no axis alone says whose an entry is: it is frozen where all its channels are past
             found[name] = torch.ones((), dtype=torch.bool)
             for dim, own in enumerate(owned):
                 found[name] = found[name] & _along(own, dim, tensor.dim())
