@@ -1,14 +1,16 @@
 """Splitting data into tasks, and what learners refuse."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import structured_ensembles as se
 from continual_cases import SHORT, inputs_of, logits_of, make_backbone, make_tasks
-from structured_ensembles.continual import LEARNERS, StructuredLearner, Task, load_tasks, split_tasks
+from structured_ensembles.continual import LEARNERS, PruningLearner, StructuredLearner, Task, load_tasks, split_tasks
 
 TASKS = make_tasks()
 pytestmark = pytest.mark.filterwarnings("ignore:task . gets no neuron")  # small backbones fill up
@@ -75,6 +77,37 @@ def test_a_learner_takes_streamed_tasks() -> None:
     for task in split_tasks(se.Data.from_loaders(loader, classes=4), 2):
         learner.learn(task)
     assert learner.predict(x, task=1).shape == (64,)
+
+
+def test_a_task_without_validation_or_test_samples() -> None:
+    x, y = torch.rand(40, 1, 7, 7), torch.arange(40) % 4
+    few = y < 2
+    data = se.Data.from_arrays(x, y, validation=(x[few], y[few]), test=(x[few], y[few]))
+    first, second = split_tasks(data, 2)
+    assert len(first.data.split("validation")) == len(first.data.split("test")) == 20
+    assert second.data.validation is second.data.test is None
+    for kind in (StructuredLearner, PruningLearner):
+        learner = kind(make_backbone(), **SHORT)
+        learner.learn(second)
+        assert learner.predict(x, task=1).shape == (40,)
+    with pytest.raises(ValueError, match="no test split"):
+        se.continual.run_sequence(learner, [first, second])
+
+
+@pytest.mark.parametrize("method", LEARNERS)
+def test_tables_of_numbers_in_double_precision(method: str, tmp_path: Path) -> None:
+    """Neither images nor float32."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(80, 5, generator=generator), torch.arange(80) % 4
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU()).double()
+    learner = LEARNERS[method](backbone, **SHORT)
+    for task in split_tasks(se.Data.from_arrays(x, y), 2):
+        learner.learn(task)
+    assert learner.logits(x, 1).dtype == torch.float64
+    learner.save(tmp_path / "learner.safetensors")
+    same = LEARNERS[method].load(tmp_path / "learner.safetensors", backbone=nn.Sequential(*backbone).float())
+    assert torch.equal(learner.logits(x, 0), same.logits(x, 0))
 
 
 def test_what_cannot_be_split() -> None:

@@ -43,7 +43,8 @@ def fit(
         for group in optimizer.param_groups:
             group["lr"] = torch.tensor(recipe.rate, device=device)
     augmentation = resolved(recipe.augmentation, data.shape) if isinstance(data.train, TensorSplit) else "none"
-    feed = feed_for(data.train, data, recipe.batch_size, device, augmentation=augmentation)
+    dtype = next(network.parameters()).dtype
+    feed = feed_for(data.train, data, recipe.batch_size, device, augmentation=augmentation, dtype=dtype)
     total = torch.zeros((), device=device)
 
     def step(size: int) -> None:

@@ -88,6 +88,8 @@ class Learner:
     ) -> None:
         if not isinstance(backbone, nn.Module):
             raise TypeError(f"backbone must be a torch.nn.Module, not {type(backbone).__name__}")
+        if not any(parameter.is_floating_point() for parameter in backbone.parameters()):
+            raise ValueError("backbone has no parameters to learn")
         check_choice("head", head, get_args(HeadKind))
         self.recipe = Recipe(
             epochs=epochs,
@@ -121,8 +123,9 @@ class Learner:
         """Learn a task. If anything goes wrong, the learner is as it was before."""
         self._check(task)
         data = task.data.to(self.device)
-        features = num_features(self.backbone, data.example().to(self.device))
-        head = new_head(self.head, features, data.num_classes, derived(self.seed, task.number, 1)).to(self.device)
+        example = self._example(data.shape)
+        features = num_features(self.backbone, example)
+        head = new_head(self.head, features, data.num_classes, derived(self.seed, task.number, 1)).to(example)
         head, losses = self._learn(task.number, data, head)
         self.heads[task.number] = head.eval()
         self.learned[task.number] = Learned(task.classes, data.classes, data.shape, data.normalization, tuple(losses))
@@ -133,6 +136,11 @@ class Learner:
         Whatever it changes in the learner, it changes at its very end.
         """
         raise NotImplementedError
+
+    def _example(self, shape: tuple[int, ...]) -> Tensor:
+        """A batch of inputs of this shape, as the backbone takes them."""
+        parameter = next(self.backbone.parameters())
+        return torch.zeros(2, *shape, device=self.device, dtype=parameter.dtype)
 
     def _network(self, number: int) -> nn.Module:
         """The network of a learned task: (batch, …) to logits (batch, classes)."""

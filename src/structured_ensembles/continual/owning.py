@@ -130,8 +130,8 @@ class OwningLearner(Learner):
     def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
         if not self.learned:
             return
-        example = torch.zeros(2, *next(iter(self.learned.values())).shape, device=self.device)
-        probe = nn.Linear(num_features(self.backbone, example), 1).to(self.device)
+        example = self._example(next(iter(self.learned.values())).shape)
+        probe = nn.Linear(num_features(self.backbone, example), 1).to(example)
         graph = self.shared.graph(probe, 0, example)  # under a head that no task has
         if graph.prunable != details["groups"]:
             raise ValueError("backbone has other neurons than the file")

@@ -51,7 +51,7 @@ class PruningLearner(OwningLearner):
 
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
         network = TaskNetwork(self.backbone, head)
-        graph = self.shared.graph(head, data.num_classes, data.example().to(self.device))
+        graph = self.shared.graph(head, data.num_classes, self._example(data.shape))
         free = self.shared.owners.free()
         if not free:
             warnings.warn(
@@ -127,7 +127,8 @@ def mean_activity(network: nn.Module, graph: ChannelGraph, data: Data, device: t
             watch(name, layer)
     network.eval()
     try:
-        for inputs, _ in data.batches("train", 512, device=device):
+        dtype = next(network.parameters()).dtype
+        for inputs, _ in data.batches("train", 512, device=device, dtype=dtype):
             network(inputs)
     finally:
         for handle in handles:

@@ -78,12 +78,14 @@ def resume(learner: Learner, path: Path) -> None:
 
 def _fill(path: Path, learner: Learner, structure: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     try:
-        learner.backbone.load_state_dict(_named(tensors, "backbone."))
+        weights = _named(tensors, "backbone.")
+        learner.backbone.to(next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point()))
+        learner.backbone.load_state_dict(weights)
         features = 0
         for row in structure["tasks"]:
             number, known = row["number"], _learned(row)
             if not features:
-                features = num_features(learner.backbone, torch.zeros(2, *known.shape, device=learner.device))
+                features = num_features(learner.backbone, learner._example(known.shape))
             whole = new_head(learner.head, features, len(known.names), seed=0)
             own = _named(tensors, f"heads.{number}.")
             learner.heads[number] = _of_size(whole, own).to(learner.device).eval()

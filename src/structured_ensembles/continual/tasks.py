@@ -73,8 +73,8 @@ def split_tasks(data: Data, tasks: int, shuffle_labels: bool = False, seed: int 
             data,
             classes=tuple(data.classes[label] for label in group.tolist()),
             train=_of_classes(data.train, group, within),
-            validation=None if data.validation is None else _of_classes(data.validation, group, within),
-            test=None if data.test is None else _of_classes(data.test, group, within),
+            validation=_if_any(data.validation, group, within),
+            test=_if_any(data.test, group, within),
             name=f"{data.name}, task {number} of {tasks}",
         )
         found.append(Task(number, tuple(group.tolist()), part))
@@ -104,6 +104,12 @@ def _of_classes(split: Split, classes: Tensor, within: Tensor) -> Split:
     device = split.targets.device
     chosen = torch.isin(split.targets[split.index], classes.to(device))
     return TensorSplit(split.inputs, within.to(device)[split.targets], split.index[chosen])
+
+
+def _if_any(split: Split | None, classes: Tensor, within: Tensor) -> Split | None:
+    """None if the split, or what it has of these classes, is empty."""
+    part = None if split is None else _of_classes(split, classes, within)
+    return part if part is not None and len(part) else None
 
 
 @dataclass(frozen=True)
