@@ -14,6 +14,7 @@ are of one run; the column "of one" is the ratio to one full network in plain Py
     grouped                    one network with grouped convolutions (equal widths only; the zero channels of ResNet's
                                shortcut are not regrouped: the same cost, not the same function)
     Lightning, one network     its Trainer on one full network, batches from a DataLoader in memory
+    ours, loop, one by one     `train` called for each network
     ours, loop | graph | graph, compiled
 
 The floor is what the bytes take at the bandwidth that a copy reaches in the same run, in bfloat16: the output of every
@@ -89,6 +90,7 @@ def compared(arguments: argparse.Namespace, model: str, members: int, bandwidth:
         "vmap": lambda: vectorized(halves(), batch, arguments),
         "grouped": lambda: grouped(halves(), batch, arguments),
         "Lightning, one network": lambda: lightning(copy.deepcopy(base), size, classes, arguments),
+        "ours, loop, one by one": lambda: separate(halves(), data, arguments),
         "ours, loop": lambda: ours(halves(), data, arguments, engine="loop"),
     }
     if device.startswith("cuda"):
@@ -130,6 +132,12 @@ def ours(networks: list[nn.Module], data: se.Data, arguments: argparse.Namespace
     history = se.train(se.Ensemble(networks), data, recipe, arguments.device, quiet=True)
     seconds = [row["seconds"] for row in history.of(0)]
     return {"ms": 1000 * min(seconds[1:]) / arguments.steps, "start": seconds[0] - min(seconds[1:])}
+
+
+def separate(networks: list[nn.Module], data: se.Data, arguments: argparse.Namespace) -> dict:
+    """A run for each network: what a fleet saves is all that is done once for a batch."""
+    runs = [ours([network], data, arguments, engine="loop") for network in networks]
+    return {name: sum(run[name] for run in runs) for name in runs[0]}
 
 
 def plain(networks: list[nn.Module], batch: tuple, arguments: argparse.Namespace, halved: bool = False) -> dict:

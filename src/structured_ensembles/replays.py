@@ -82,8 +82,6 @@ class Replays:
 
             def step() -> None:
                 prepared = ensemble.prepare(place)
-                if prepared.dim() == 4:  # the layout that convolutions are fast in
-                    prepared = prepared.contiguous(memory_format=torch.channels_last)
                 members = enumerate(ensemble.members)
                 side_by_side([partial(run, number, member, prepared) for number, member in members], streams)
 

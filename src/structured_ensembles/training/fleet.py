@@ -88,12 +88,8 @@ def train(
                 break
             start = time.perf_counter()
             own = {number: member for number, member in active.items() if mesh.trains(number)}
-            try:
-                losses, results = _epoch(engine, list(own.values()), epoch, display)
-            except CaptureError as error:  # before anything was trained
-                warnings.warn(f"training goes on without a CUDA graph, slower: {error}", stacklevel=2)
-                engine = LoopEngine(plan)
-                losses, results = _epoch(engine, list(own.values()), epoch, display)
+            engine = _ready(engine, plan, list(own.values()))
+            losses, results = _epoch(engine, list(own.values()), epoch, display)
             seconds = time.perf_counter() - start
             rate = recipe.rate_at((epoch + 1) * plan.steps - 1, plan.steps)
             rows = [
@@ -120,6 +116,16 @@ def _epoch(engine: Engine, active: Sequence[Member], epoch: int, display: Displa
     if not active:  # those of this process have all stopped, others have not
         return [], []
     return engine.train_epoch(active, epoch, display.step), engine.validate(active)
+
+
+def _ready(engine: Engine, plan: Plan, active: Sequence[Member]) -> Engine:
+    """The engine, if it can train these members; otherwise the loop, which trains any."""
+    try:
+        engine.take(active)
+    except CaptureError as error:
+        warnings.warn(f"training goes on without a CUDA graph, slower: {error}", stacklevel=3)
+        return LoopEngine(plan)
+    return engine
 
 
 def _tell(

@@ -47,7 +47,6 @@ class GraphEngine:
 
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
         plan = self.plan
-        self._take(active)
         rates = [plan.recipe.rate_at(epoch * plan.steps + step, plan.steps) for step in range(plan.steps)]
         self.rates.copy_(torch.tensor(rates))
         for runner in self.runners:
@@ -64,7 +63,6 @@ class GraphEngine:
     def validate(self, active: Sequence[Member]) -> list[Result]:
         if self.validation is None:
             return [(None, None)] * len(active)
-        self._take(active)
         seen = 0
         for runner in self.runners:
             runner.totals.zero_()
@@ -75,9 +73,9 @@ class GraphEngine:
         classifying = self.plan.data.task == "classification"
         return [(cost, accuracy if classifying else None) for cost, accuracy in rows]
 
-    def _take(self, active: Sequence[Member]) -> None:
+    def take(self, active: Sequence[Member]) -> None:
         """Capture the steps of these members, unless they are those of the last epoch."""
-        if [runner.member for runner in self.runners] == list(active):
+        if not active or [runner.member for runner in self.runners] == list(active):
             return
         self.steps.clear()  # before anything new is made, so that its memory is free
         self.runners = [Runner(member, self.plan, self.rate) for member in active]

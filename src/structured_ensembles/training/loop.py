@@ -21,6 +21,9 @@ class LoopEngine:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
+    def take(self, active: Sequence[Member]) -> None:
+        """Nothing to get ready."""
+
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
         plan, size = self.plan, self.plan.recipe.batch_size
         losses = torch.zeros(len(active), device=plan.device)

@@ -46,7 +46,7 @@ class Plan:
         return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if self.halved else nullcontext()
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
     """One network in training."""
 
@@ -61,6 +61,10 @@ class Member:
 
 class Engine(Protocol):
     """How epochs are computed."""
+
+    def take(self, active: Sequence[Member]) -> None:
+        """Get ready for these members; raises `CaptureError` if it cannot, and has then changed nothing."""
+        ...
 
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
         """One pass over the training split; returns the mean loss of each member."""
