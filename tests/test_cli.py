@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,19 +68,19 @@ def test_another_configuration_and_a_foreign_folder_are_refused(
 
 
 def test_a_stopped_run_goes_on(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from structured_ensembles.training import fleet
+    from structured_ensembles.training.loop import LoopEngine
 
-    whole, broken = fleet._train_epoch, tmp_path / "broken"
+    whole, broken = LoopEngine.train_epoch, tmp_path / "broken"
 
-    def interrupted(active: object, plan: object, epoch: int, display: object) -> None:
+    def interrupted(self: LoopEngine, active: Any, epoch: int, advance: Any) -> list[float]:
         if epoch == 1:
             raise KeyboardInterrupt
-        whole(active, plan, epoch, display)
+        return whole(self, active, epoch, advance)
 
-    monkeypatch.setattr(fleet, "_train_epoch", interrupted)
+    monkeypatch.setattr(LoopEngine, "train_epoch", interrupted)
     assert main(["train", "--out", str(broken), *QUICK]) == 130
     assert (broken / "checkpoint.safetensors").exists()
-    monkeypatch.setattr(fleet, "_train_epoch", whole)
+    monkeypatch.setattr(LoopEngine, "train_epoch", whole)
     assert main(["train", "--out", str(broken), *QUICK]) == 0
     assert (broken / "ensemble.safetensors").read_bytes() == (run / "ensemble.safetensors").read_bytes()
 

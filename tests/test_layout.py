@@ -87,13 +87,13 @@ def test_html_says_the_same() -> None:
 
 
 def test_bold_needs_all_rows_a_direction_and_finite_figures() -> None:
-    columns = ("cal/ece", "div/entropy_wrong", "size/overhead")
+    columns = ("cal/ece", "div/wc", "size/overhead")
     metrics = {column: column for column in columns}
     ours = {
         ("a", "cal/ece"): [0.02],
         ("b", "cal/ece"): [0.03],
-        ("a", "div/entropy_wrong"): [0.2],
-        ("b", "div/entropy_wrong"): [0.3],
+        ("a", "div/wc"): [0.2],
+        ("b", "div/wc"): [0.3],
         ("a", "size/overhead"): [2.5],
     }
     text = markdown_table(("a", "b"), columns, metrics, ours)

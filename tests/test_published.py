@@ -118,12 +118,13 @@ def test_cells_said_to_be_repeats_really_are() -> None:
         assert vgg.value == resnet.value
         assert (vgg.deviation == resnet.deviation) == (method != "deep")
         assert "ResNet20" in vgg.suspicious
-    for method, kind in (("snapshot", "correct"), ("batch-ensemble", "correct"), ("mc-dropout", "wrong")):
-        cell, twin = ece[method, "tiny-imagenet/resnet32"], diversity[method, f"div/entropy_{kind}"]
-        assert (cell.value, cell.deviation) == (twin.value, twin.deviation)
-        assert {"correct": "CC diversity", "wrong": "WC diversity"}[kind] in cell.suspicious
+    for method, kind in (("snapshot", "cc"), ("batch-ensemble", "cc"), ("mc-dropout", "wc")):
+        cell, twin = ece[method, "tiny-imagenet/resnet32"], diversity[method, f"div/{kind}"]
+        assert 100 * cell.value == pytest.approx(twin.value)  # shares, and per cent of log C
+        assert 100 * cell.deviation == pytest.approx(twin.deviation)
+        assert f"{kind.upper()} diversity" in cell.suspicious
     initial = published("initialization")
-    for metric in ("size/overhead", "div/entropy_correct", "div/entropy_wrong"):
+    for metric in ("size/overhead", "div/cc", "div/wc"):
         assert initial["N(0,1)", metric] == initial["N(0,2)", metric]
     pruning = published("pruning")
     for metric in pruning.columns:  # the 60 % row: not the same digits, but nothing that deviations do not explain
@@ -148,7 +149,7 @@ def test_these_cells_are_suspicious_and_no_others() -> None:
     }
     pruning, initial = published("pruning"), published("initialization")
     assert doubted(pruning) == {("0.5", "cls/accuracy"), *(("0.6", metric) for metric in pruning.columns)}
-    shared = ("size/overhead", "div/entropy_correct", "div/entropy_wrong")
+    shared = ("size/overhead", "div/cc", "div/wc")
     assert doubted(initial) == {
         ("N(0,1)", "cls/accuracy"),
         *((row, metric) for row in ("N(0,1)", "N(0,2)") for metric in shared),

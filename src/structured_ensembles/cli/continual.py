@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 
 from structured_ensembles import zoo
-from structured_ensembles.cli.train import fitting_arguments, read_data
 from structured_ensembles.continual import LEARNERS, AccuracyMatrix, Learner, run_sequence, split_tasks
 from structured_ensembles.continual.owning import OwningLearner
 from structured_ensembles.continual.tasks import BENCHMARKS
+from structured_ensembles.experiment import fitting_arguments, read_data
 from structured_ensembles.files import write_atomically, write_text
 from structured_ensembles.models import build_model, find_function
 from structured_ensembles.report.continual_figures import capacity_used

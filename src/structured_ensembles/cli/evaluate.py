@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
-from torch import nn
+from typing import Literal
 
 from structured_ensembles import evaluation
 from structured_ensembles.cli.printing import figures_table
-from structured_ensembles.cli.train import fitting_arguments, read_data
-from structured_ensembles.data import Data, load_corrupted
+from structured_ensembles.data import load_corrupted
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.files import write_text
-from structured_ensembles.models import build_model
+from structured_ensembles.experiment import base_network, merge_figures, read_data
 from structured_ensembles.runs import machine, read_config
 
 EPSILONS = (0.02, 0.5)  # the paper's
@@ -58,7 +51,7 @@ def evaluate(
     path = run / "ensemble.safetensors"
     ensemble = Ensemble.load(path, trust_code=trust_code)
     ensemble.to(pick_device(device, ensemble))
-    data = read_data(config["dataset"], root, config["seed"])
+    data = read_data(config["dataset"], root, config["seed"], config.get("limit"))
     strengths = severities or SEVERITIES
     figures = evaluation.evaluate(
         ensemble,
@@ -79,26 +72,3 @@ def evaluate(
     figures = merge_figures(run / f"evaluation-{split}-{combine}.json", figures, record)
     print(figures_table({f"{config['method']}, {split}": figures}))
     return 0
-
-
-def merge_figures(path: Path, figures: Mapping[str, float], record: Mapping[str, Any]) -> dict[str, float]:
-    """Write the figures beside those that are in the file already; the new ones win. Returns all of them."""
-    earlier: dict[str, float] = {}
-    if path.exists():
-        try:
-            earlier = json.loads(path.read_text(encoding="utf-8"))["figures"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged ({error}): delete it, and evaluate again") from error
-    merged = {**earlier, **figures}
-    write_text(path, json.dumps({**record, "figures": merged}, indent=1) + "\n")
-    return merged
-
-
-def base_network(config: Mapping[str, Any], data: Data, trust_code: bool) -> nn.Module | None:
-    """The network that the run started from, without its weights; None if only a stranger's code could make it."""
-    name = config["model"]
-    if ":" in name and not trust_code:
-        return None
-    arguments = fitting_arguments(name, data, config["model_arguments"])
-    with torch.device("meta"):  # only its size is needed
-        return build_model(name, **arguments)

@@ -15,6 +15,8 @@ from structured_ensembles.cli.demo import demo
 from structured_ensembles.cli.evaluate import evaluate
 from structured_ensembles.cli.lists import datasets, models
 from structured_ensembles.cli.predict import predict
+from structured_ensembles.cli.report import report
+from structured_ensembles.cli.reproduce import reproduce
 from structured_ensembles.cli.train import train
 
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -22,6 +24,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
+    "reproduce": reproduce,
+    "report": report,
     "continual": continual,
     "models": models,
     "datasets": datasets,

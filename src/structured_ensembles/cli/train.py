@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import os
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from structured_ensembles.cli.printing import figures_table
-from structured_ensembles.data import Data, load_data
-from structured_ensembles.methods import METHODS
-from structured_ensembles.models import build_model, find_function
-from structured_ensembles.parallel import rank
-from structured_ensembles.runs import close_run, open_run
-from structured_ensembles.training import Recipe
-from structured_ensembles.training.mesh import gather, processes
+from structured_ensembles.experiment import Experiment, train_experiment
 
 
 def train(
@@ -68,66 +60,26 @@ def train(
     own = {"prune": prune, "memory": memory, "scope": scope, "selection": selection}
     arguments = {name: value for name, value in own.items() if value is not None} | (method_arguments or {})
     changed = {**(changes or {}), **({} if epochs is None else {"epochs": epochs})}
-    config = {
-        "dataset": dataset,
-        "model": model,
-        "model_arguments": model_arguments or {},
-        "method": method,
-        "members": members,
-        "method_arguments": arguments,
-        "seed": seed,
-        "recipe": recipe,
-        "changes": changed,
-        "storage": storage,
-    }
-    how = Recipe.named(recipe, **changed)
-    make = find_function("method", method, METHODS)
-    data = read_data(dataset, root, seed)
-    torch.manual_seed(seed)
-    network = build_model(model, **fitting_arguments(model, data, model_arguments or {}))
-    with processes():
-        done = gather(open_run(folder, config) if rank() == 0 else None)[0]
-        if done is None:
-            start = time.perf_counter()
-            ensemble = make(
-                network,
-                data,
-                members=members,
-                recipe=how,
-                seed=seed,
-                device=device,
-                folder=folder,
-                quiet=quiet,
-                **arguments,
-            )
-            if rank() == 0:
-                done = close_run(folder, ensemble, data, time.perf_counter() - start, storage)
-        elif rank() == 0:
-            print(f"{folder} is done already")
-        if rank() > 0 or done is None:
-            return 0
+    experiment = Experiment(
+        dataset,
+        model,
+        method,
+        seed,
+        members,
+        model_arguments or {},
+        arguments,
+        recipe,
+        changed,
+        storage,
+    )
+    done, new = train_experiment(experiment, folder, root=root, device=device, quiet=quiet)
+    if int(os.environ.get("RANK", "0")) > 0:  # of several processes, one speaks
+        return 0
+    if not new:
+        print(f"{folder} is done already")
     columns = {method: done["figures"]}
     if storage != "float32":
         columns = {f"{method}, in float32": done["figures_in_float32"], f"as stored, in {storage}": done["figures"]}
     print(figures_table(columns))
     print(f"\n{done['seconds']:.0f} s; see {folder}. Next: sens evaluate {folder}, sens predict {folder} IMAGE")
     return 0
-
-
-def read_data(dataset: str, root: Path | None, seed: int) -> Data:
-    if ":" in dataset:
-        return find_function("dataset", dataset, {})()  # type: ignore[no-any-return]
-    return load_data(dataset, root, seed=seed)
-
-
-def fitting_arguments(model: str, data: Data, given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that follow from the data, for a model of the zoo; a user's own function gets what it was given."""
-    if ":" in model:
-        return given
-    shape = data.shape
-    fitting: dict[str, Any] = {"num_classes": data.num_classes or 1}
-    if model == "mlp":
-        fitting["in_features"] = int(torch.tensor(shape).prod())
-    else:
-        fitting["in_channels"] = shape[0]
-    return fitting | given

@@ -1,0 +1,35 @@
+"""`sens report`: tables and figures of any runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from structured_ensembles.experiment import Request, measure_experiment
+from structured_ensembles.report.page import report_runs
+
+
+def report(
+    runs: list[Path],
+    out: Path = Path("runs/report"),
+    measure: bool = True,
+    root: Path | None = None,
+    device: str = "auto",
+    trust_code: bool = False,
+) -> int:
+    """Compare any runs: Markdown, figures, and one self-contained HTML page.
+
+    Args:
+        runs: run folders of sens train
+        out: the folder of the report
+        measure: evaluate runs that lack what the figures need
+        root: where data sets are kept
+        device: auto, cpu, cuda, …
+        trust_code: let files import the functions that make their networks
+
+    """
+    for run in runs if measure else ():
+        measure_experiment(run, Request(), root=root, device=device, trust_code=trust_code)
+    page = report_runs(runs, out)
+    print((out / "report.md").read_text(encoding="utf-8").rstrip())
+    print(f"\nsee {page}")
+    return 0

@@ -1,0 +1,233 @@
+"""One experiment: a data set, a network, a method, a seed; trained once in a folder, evaluated as often as wanted."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from structured_ensembles.artifact import Storage
+from structured_ensembles.data import Data, load_data
+from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.devices import pick_device
+from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
+from structured_ensembles.evaluation import corrupt, evaluate
+from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
+from structured_ensembles.evaluation.diversity import disagreement_matrix
+from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.files import write_tensors, write_text
+from structured_ensembles.methods import METHODS
+from structured_ensembles.models import build_model, find_function
+from structured_ensembles.parallel import rank
+from structured_ensembles.runs import close_run, machine, open_run, read_config
+from structured_ensembles.training import Recipe
+from structured_ensembles.training.mesh import gather, processes
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What decides the figures of a run.
+
+    dataset, model, method: names, or `package.module:function`. limit: at most so many training samples.
+    changes: parts of the recipe that are changed. storage: how weights are stored in the ensemble's file.
+    """
+
+    dataset: str
+    model: str
+    method: str
+    seed: int = 0
+    members: int = 5
+    model_arguments: Mapping[str, Any] = field(default_factory=dict)
+    method_arguments: Mapping[str, Any] = field(default_factory=dict)
+    recipe: str = "modern"
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    storage: Storage = "float32"
+    limit: int | None = None
+
+    def config(self) -> dict[str, Any]:
+        """As `config.yaml` has it."""
+        own = {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(self).items()}
+        return {name: value for name, value in own.items() if not (name == "limit" and value is None)}
+
+    @property
+    def folder(self) -> str:
+        """A name for its run folder that tells it from every other experiment."""
+        parts = [self.dataset, self.model, self.method, f"{self.members}x"]
+        for settings in (self.model_arguments, self.method_arguments, {"recipe": self.recipe}, self.changes):
+            parts += [f"{name}={value}" for name, value in settings.items()]
+        parts += [] if self.limit is None else [f"limit={self.limit}"]
+        return "-".join([*parts, str(self.seed)]).replace(":", ".").replace("/", ".").replace(" ", "")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure on the test split, besides what is always measured; see `evaluate`."""
+
+    fgsm: tuple[float, ...] = ()
+    corruptions: bool = False
+    severities: tuple[int, ...] = (3, 5)
+
+    def missing(self, figures: Mapping[str, float]) -> Request:
+        """What of it is not among the figures yet."""
+        attacks = tuple(epsilon for epsilon in self.fgsm if f"adv/fgsm@{epsilon:g}" not in figures)
+        severities = tuple(own for own in self.severities if self.corruptions and f"cor/mean@{own}" not in figures)
+        return Request(attacks, bool(severities), severities)
+
+
+def train_experiment(
+    experiment: Experiment, folder: Path, *, root: Path | None = None, device: str = "auto", quiet: bool = False
+) -> tuple[dict[str, Any], bool]:
+    """Train, or go on with what lies in the folder; returns the results, and whether there was anything to do.
+
+    In a group of processes (`torchrun`), all take part, and the first one writes.
+    """
+    recipe = Recipe.named(experiment.recipe, **experiment.changes)
+    make = find_function("method", experiment.method, METHODS)
+    data = read_data(experiment.dataset, root, experiment.seed, experiment.limit)
+    torch.manual_seed(experiment.seed)
+    arguments = fitting_arguments(experiment.model, data, experiment.model_arguments)
+    network = build_model(experiment.model, **arguments)
+    with processes():
+        done = gather(open_run(folder, experiment.config()) if rank() == 0 else None)[0]
+        if done is not None:
+            return done, False
+        start = time.perf_counter()
+        ensemble = make(
+            network,
+            data,
+            members=experiment.members,
+            recipe=recipe,
+            seed=experiment.seed,
+            device=device,
+            folder=folder,
+            quiet=quiet,
+            **experiment.method_arguments,
+        )
+        if rank() == 0:
+            done = close_run(folder, ensemble, data, time.perf_counter() - start, experiment.storage)
+        return gather(done)[0], True
+
+
+def measure_experiment(
+    folder: Path, request: Request, *, root: Path | None = None, device: str = "auto", trust_code: bool = False
+) -> tuple[dict[str, float], bool]:
+    """The figures of a trained run on the test split; what is known already is not measured again.
+
+    Beside `evaluation-test-mean.json` it leaves `samples.safetensors`, what figures of single samples need: their
+    confidence, entropy and whether they are right, shapes (samples,), the members' disagreement (members, members), and
+    the entropy under strong noise.
+    """
+    path, samples = folder / "evaluation-test-mean.json", folder / "samples.safetensors"
+    known = read_figures(path)
+    wanted = request.missing(known)
+    complete = "size/overhead" in known and samples.exists() and not (wanted.fgsm or wanted.corruptions)
+    if complete and (not request.corruptions or "noisy" in load_file(samples)):
+        return known, False
+    config = read_config(folder)
+    ensemble = Ensemble.load(folder / "ensemble.safetensors", trust_code=trust_code)
+    ensemble.to(pick_device(device, ensemble))
+    data = read_data(config["dataset"], root, config["seed"], config.get("limit"))
+    figures = evaluate(
+        ensemble,
+        data,
+        fgsm=wanted.fgsm,
+        corruptions=wanted.corruptions,
+        severities=wanted.severities or (3,),
+        base=base_network(config, data, trust_code),
+    )
+    logits, targets = predictions(ensemble, data.split("test"))
+    figures |= _first_members(logits, targets)
+    figures["size/file_bytes"] = float((folder / "ensemble.safetensors").stat().st_size)
+    _write_samples(samples, ensemble, data, logits, targets, noisy=request.corruptions)
+    return merge_figures(path, figures, {"split": "test", "combine": "mean", **machine()}), True
+
+
+def read_data(dataset: str, root: Path | None, seed: int, limit: int | None = None) -> Data:
+    """A data set by name, or from `package.module:function`; with at most `limit` training samples."""
+    if ":" in dataset:
+        data: Data = find_function("dataset", dataset, {})()
+    else:
+        data = load_data(dataset, root, seed=seed)
+    if limit is None or limit >= len(data.train):
+        return data
+    if limit < 1 or not isinstance(data.train, TensorSplit):
+        raise ValueError(f"limit must be at least 1, and the data in memory, not {limit!r}")
+    return replace(data, train=replace(data.train, index=data.train.index[:limit]))
+
+
+def fitting_arguments(model: str, data: Data, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that follow from the data, for a model of the zoo; a user's own function gets what it was given."""
+    if ":" in model:
+        return dict(given)
+    shape = data.shape
+    fitting: dict[str, Any] = {"num_classes": data.num_classes or 1}
+    if model == "mlp":
+        fitting["in_features"] = int(torch.tensor(shape).prod())
+    else:
+        fitting["in_channels"] = shape[0]
+    return {**fitting, **given}
+
+
+def base_network(config: Mapping[str, Any], data: Data, trust_code: bool = False) -> nn.Module | None:
+    """The network that the run started from, without its weights; None if only a stranger's code could make it."""
+    name = config["model"]
+    if ":" in name and not trust_code:
+        return None
+    with torch.device("meta"):  # only its size is needed
+        return build_model(name, **fitting_arguments(name, data, config["model_arguments"]))
+
+
+def read_figures(path: Path) -> dict[str, float]:
+    """The figures of an evaluation; none if there was none."""
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["figures"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it, and evaluate again") from error
+
+
+def merge_figures(path: Path, figures: Mapping[str, float], record: Mapping[str, Any]) -> dict[str, float]:
+    """Write the figures beside those that are in the file already; the new ones win. Returns all of them."""
+    merged = {**read_figures(path), **figures}
+    write_text(path, json.dumps({**record, "figures": merged}, indent=1) + "\n")
+    return merged
+
+
+def _first_members(logits: Tensor, targets: Tensor) -> dict[str, float]:
+    """What the first 1, 2, … members make together: an ensemble of five tells about smaller ones too."""
+    found: dict[str, float] = {}
+    for number in range(1, len(logits) + 1):
+        probabilities = combined(logits[:number])
+        found |= {
+            f"first/{number}/accuracy": float((probabilities.argmax(-1) == targets).double().mean()),
+            f"first/{number}/nll": negative_log_likelihood(probabilities, targets),
+            f"first/{number}/ece": expected_calibration_error(probabilities, targets),
+        }
+    return found
+
+
+def _write_samples(path: Path, ensemble: Ensemble, data: Data, logits: Tensor, targets: Tensor, noisy: bool) -> None:
+    probabilities = combined(logits)
+    confidence, labels = probabilities.max(-1)
+    tensors: dict[str, Tensor] = {
+        "confidence": confidence.float(),
+        "correct": labels == targets,
+        "entropy": uncertainty_of(logits).entropy.float(),
+        "disagreement": disagreement_matrix(logits).float(),
+    }
+    if noisy:
+
+        def noise(images: Tensor, _: Tensor, first: int) -> Tensor:
+            return corrupt(images, "gaussian_noise", 5, first=first)
+
+        outputs, _ = predictions(ensemble, data.split("test"), change=noise)
+        tensors["noisy"] = uncertainty_of(outputs).entropy.float()
+    write_tensors(path, tensors, {})

@@ -1,0 +1,189 @@
+"""Finished runs, read from their folders, and the sections of a report that can be made of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from safetensors.torch import load_file
+from torch import Tensor
+
+from structured_ensembles.evaluation.discarding import discarding_curve
+from structured_ensembles.report.figures import kept_neurons, reliability_of
+from structured_ensembles.report.run_figures import (
+    FrontPoint,
+    corruption_curves,
+    disagreement,
+    discarding_curves,
+    entropy_histograms,
+    front,
+    learning_curves,
+    overhead_bars,
+)
+from structured_ensembles.runs import read_config
+from structured_ensembles.selection import Subnet
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that is done: its configuration, its figures, and what is known of single samples."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    result: Mapping[str, Any]
+    figures: Mapping[str, float]
+
+    @cached_property
+    def samples(self) -> dict[str, Tensor]:
+        path = self.folder / "samples.safetensors"
+        return load_file(path) if path.exists() else {}
+
+    @property
+    def label(self) -> str:
+        """The method, and what was changed about it."""
+        settings = self.config["method_arguments"].items()
+        shown = [f"{name}={value}" for name, value in settings if (name, value) not in USUAL]
+        return ", ".join([self.config["method"], *shown])
+
+    @property
+    def place(self) -> str:
+        return f"{self.config['dataset']}/{self.config['model']}"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with a name for its file and a sentence that says what it shows."""
+
+    name: str
+    figure: Figure
+    caption: str
+
+
+USUAL = (("prune", 0.5), ("search_epochs", 1), ("cycle", 50))
+
+
+def read_run(folder: Path) -> Finished:
+    """A folder that `sens train` or `sens reproduce` has filled."""
+    config = read_config(folder)
+    path = folder / "result.json"
+    if not path.exists():
+        raise ValueError(f"{folder} is not done yet: it has no result.json; the command that began it goes on with it")
+    result = json.loads(path.read_text(encoding="utf-8"))
+    figures = dict(result["figures"])
+    evaluation = folder / "evaluation-test-mean.json"
+    if evaluation.exists():
+        figures |= json.loads(evaluation.read_text(encoding="utf-8"))["figures"]
+    return Finished(folder, config, result, figures)
+
+
+def pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
+    """All that can be drawn of the runs on one data set and network, by label; one run per seed."""
+    found = [*_of_all(runs), *_of_samples(runs)]
+    structured = next((own[0] for own in runs.values() if own[0].config["method"] == "structured"), None)
+    if structured is not None:
+        found += _of_one(structured)
+    return found
+
+
+def _of_all(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
+    found = []
+    overheads = {label: _values(own, "size/overhead") for label, own in runs.items()}
+    if known := {label: values for label, values in overheads.items() if values}:
+        found.append(
+            Picture("overhead", overhead_bars(known), "Parameters of the whole ensemble over those of one network.")
+        )
+    for memory, caption in (("parameters", "float32 parameters"), ("file", "bytes of the saved file")):
+        if points := front_points(runs, memory):
+            text = f"Quality against memory ({caption}, one network is 1): the first 1, 2, … members of every ensemble."
+            found.append(Picture(f"front-{memory}", front(points, memory), text))
+    curves = {label: _severities(own) for label, own in runs.items()}
+    if known_curves := {label: curve for label, curve in curves.items() if len(curve) > 1}:
+        found.append(
+            Picture("corruptions", corruption_curves(known_curves), "Mean accuracy over all corruptions; 0 is clean.")
+        )
+    return found
+
+
+def _of_samples(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
+    first = {label: own[0].samples for label, own in runs.items() if own[0].samples}
+    if not first:
+        return []
+    reliable = [(label, own["confidence"], own["correct"]) for label, own in first.items()]
+    curves = {label: discarding_curve(own["entropy"], own["correct"]) for label, own in first.items()}
+    return [
+        Picture("reliability", reliability_of(reliable), "Accuracy against confidence, first seed."),
+        Picture("discarding", discarding_curves(curves), "Accuracy of what is kept when the least sure are discarded."),
+    ]
+
+
+def _of_one(run: Finished) -> list[Picture]:
+    """What is drawn of the structured ensemble alone, its first seed."""
+    found, samples = [], run.samples
+    if samples:
+        right = samples["correct"].bool()
+        entropies = {"right": samples["entropy"][right], "wrong": samples["entropy"][~right]}
+        entropies |= {"corrupted": samples["noisy"]} if "noisy" in samples else {}
+        shown = {name: values for name, values in entropies.items() if len(values)}
+        text = "Entropy of predictions; corrupted: under strong Gaussian noise (severity 5)."
+        found.append(Picture("entropy", entropy_histograms(shown, None), text))
+        if len(samples["disagreement"]) > 1:
+            found.append(
+                Picture(
+                    "disagreement",
+                    disagreement(samples["disagreement"]),
+                    "Share of samples that two members see differently.",
+                )
+            )
+    path = run.folder / "subnets.json"
+    if path.exists():
+        subnets = [Subnet.from_json(json.dumps(own)) for own in json.loads(path.read_text(encoding="utf-8"))]
+        found.append(Picture("kept", kept_neurons(subnets), "What each member keeps, layer by layer; dark: kept."))
+    path = run.folder / "history.csv"
+    if path.exists():
+        rows = [
+            {name: float(value) if value else None for name, value in row.items()}
+            for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+        ]
+        if len({row["epoch"] for row in rows}) > 1:
+            found.append(Picture("learning", learning_curves(rows), "Training of the structured ensemble, first seed."))
+    return found
+
+
+def front_points(runs: Mapping[str, Sequence[Finished]], memory: str) -> list[FrontPoint]:
+    """What the first 1, 2, … members of each ensemble make, against what they weigh."""
+    single = next((own for own in runs.values() if own[0].config["method"] == "single"), None)
+    unit = None if single is None else single[0].figures.get("size/file_bytes")
+    points = []
+    for label, own in runs.items():
+        figures = own[0].figures
+        weight = figures.get("size/overhead")
+        if memory == "file":
+            weight = figures["size/file_bytes"] / unit if unit and "size/file_bytes" in figures else None
+        if weight is None:
+            continue
+        members = int(figures["size/members"])
+        shared = own[0].config["method"] in ("batch-ensemble", "mc-dropout")  # one network stands for all members
+        for number in [members] if shared else range(1, members + 1):
+            quality = {name: _values(own, f"first/{number}/{name}") for name in ("accuracy", "nll", "ece")}
+            if all(quality.values()):
+                share = 1.0 if shared else number / members
+                points.append(FrontPoint(label, f"N={number}", weight * share, **quality))
+    return points
+
+
+def _severities(runs: Sequence[Finished]) -> dict[int, list[float]]:
+    found = {0: _values(runs, "cls/accuracy")}
+    for severity in range(1, 6):
+        if values := _values(runs, f"cor/mean@{severity}"):
+            found[severity] = values
+    return found
+
+
+def _values(runs: Sequence[Finished], name: str) -> list[float]:
+    return [run.figures[name] for run in runs if name in run.figures]

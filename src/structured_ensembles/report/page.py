@@ -1,0 +1,116 @@
+"""Reports of finished runs: a Markdown file, figures as SVG and PNG, and one self-contained HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+from matplotlib.figure import Figure
+
+from structured_ensembles.files import write_atomically, write_text
+from structured_ensembles.paper.layout import Key, html_table, markdown_table
+from structured_ensembles.paper.published import Cell
+from structured_ensembles.report.collected import Finished, Picture, pictures, read_run
+from structured_ensembles.report.figures import as_svg
+
+BROAD = 6.5  # inches from which a figure gets the whole width of the page
+SUMMARY = (
+    "cls/accuracy", "cal/nll", "cal/ece", "cls/brier", "div/cc", "div/wc", "div/disagreement", "unc/auroc",
+    "unc/filtered_accuracy", "unc/discarded", "size/overhead", "size/file_bytes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A table: figures per seed by (row, column), and the paper's cells beside them."""
+
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    metrics: Mapping[str, str]
+    ours: Mapping[Key, Sequence[float]]
+    paper: Mapping[Key, Cell]
+
+
+def write_report(
+    folder: Path, title: str, intro: Sequence[str], tables: Sequence[Lines], runs: Sequence[Finished]
+) -> Path:
+    """`report.md`, `figures/` and `report.html`; returns the path of the page."""
+    places = {place: pictures(labelled) for place, labelled in grouped(runs).items()}
+    written: dict[str, list[dict[str, Any]]] = {}
+    for place, shown in places.items():
+        for picture in shown:
+            svg = _write_figure(
+                folder / "figures" / f"{place.replace('/', '-').replace(':', '.')}-{picture.name}", picture
+            )
+            broad = picture.figure.get_figwidth() > BROAD
+            written.setdefault(place, []).append({"svg": svg, "caption": picture.caption, "broad": broad})
+    write_text(folder / "report.md", _markdown(title, intro, tables, places))
+    template = Environment(autoescape=True).from_string(
+        files("structured_ensembles.report").joinpath("page.html").read_text(encoding="utf-8")
+    )
+    html = [{"title": own.title, "html": html_table(*_cells(own))} for own in tables]
+    path = folder / "report.html"
+    write_text(path, template.render(title=title, intro=intro, tables=html, places=written, runs=list(runs)))
+    return path
+
+
+def report_runs(folders: Sequence[Path], out: Path) -> Path:
+    """A report of any run folders: one table for each data set and network, and every figure that they allow."""
+    runs = [read_run(folder) for folder in folders]
+    tables = []
+    for place, labelled in grouped(runs).items():
+        ours = {
+            (label, name): [run.figures[name] for run in own if name in run.figures]
+            for label, own in labelled.items()
+            for name in SUMMARY
+        }
+        columns = [name for name in SUMMARY if any(ours[label, name] for label in labelled)]
+        shown = {key: values for key, values in ours.items() if values and key[1] in columns}
+        tables.append(Lines(place, list(labelled), columns, dict(zip(columns, columns, strict=True)), shown, {}))
+    return write_report(out, "Comparison of runs", (f"{len(runs)} runs, mean ± deviation over seeds.",), tables, runs)
+
+
+def grouped(runs: Sequence[Finished]) -> dict[str, dict[str, list[Finished]]]:
+    """By data set and network, then by what was done; one run per seed."""
+    found: dict[str, dict[str, list[Finished]]] = {}
+    for run in runs:
+        found.setdefault(run.place, {}).setdefault(run.label, []).append(run)
+    return found
+
+
+def _cells(own: Lines) -> tuple[Any, ...]:
+    return own.rows, own.columns, own.metrics, own.ours, own.paper
+
+
+def _markdown(
+    title: str, intro: Sequence[str], tables: Sequence[Lines], places: Mapping[str, Sequence[Picture]]
+) -> str:
+    parts = [f"# {title}", *intro]
+    for own in tables:
+        parts += [f"## {own.title}"] if own.title else []
+        parts.append(markdown_table(*_cells(own)).rstrip())
+    for place, shown in places.items():
+        parts.append(f"## {place}")
+        parts += [f"![{picture.caption}](figures/{_plain(place)}-{picture.name}.svg)" for picture in shown]
+    return "\n\n".join(parts) + "\n"
+
+
+def _plain(place: str) -> str:
+    """A data set and network as part of a file's name."""
+    return place.replace("/", "-").replace(":", ".")
+
+
+def _write_figure(path: Path, picture: Picture) -> str:
+    svg = as_svg(picture.figure)
+    write_text(path.with_name(path.name + ".svg"), svg)
+    write_atomically(path.with_name(path.name + ".png"), lambda part: _png(picture.figure, part))
+    return svg
+
+
+def _png(figure: Figure, path: Path) -> None:
+    figure.savefig(path, format="png", dpi=150)
