@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from structured_ensembles.paper.reproduce import reproduce as carry_out
-from structured_ensembles.paper.studies import SEEDS, Scope, study_names
+from structured_ensembles.paper.studies import SEEDS, Part, study_names
 
 
 def reproduce(
@@ -48,7 +48,7 @@ def reproduce(
         quiet: no progress
 
     """
-    scope = Scope(
+    part = Part(
         datasets=None if dataset is None else tuple(dataset),
         models=None if model is None else tuple(model),
         methods=None if method is None else tuple(method),
@@ -61,7 +61,7 @@ def reproduce(
     where = out / "smoke" if smoke else out
     failures = 0
     for own in study_names() if name == "all" else (name,):
-        found = carry_out(own, where, scope, root=root, device=device, backend=backend, workers=workers, quiet=quiet)
+        found = carry_out(own, where, part, root=root, device=device, backend=backend, workers=workers, quiet=quiet)
         failures += len(found.failed)
         news = f"{found.new} new runs, {found.known} known" if found.new or found.failed else "nothing new to run"
         print((found.page.parent / "report.md").read_text(encoding="utf-8").partition("\n## ")[0].rstrip())

@@ -1,12 +1,21 @@
 """Structured ensembles whose neurons are chosen without learning: what the learned selection has to be better than."""
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from structured_ensembles.build import structured_ensemble
+from structured_ensembles.channels import trace
+from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
+from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.extraction import extract
+from structured_ensembles.initialization import draw_weights
+from structured_ensembles.scaling import check_members
+from structured_ensembles.selection import Scope, select
+from structured_ensembles.training import Recipe, train
 
 
 def random_ensemble(model: nn.Module, data: Data, members: int = 5, **settings: Any) -> Ensemble:
@@ -14,10 +23,43 @@ def random_ensemble(model: nn.Module, data: Data, members: int = 5, **settings: 
     return structured_ensemble(model, data, members, **{"selection": "random", **settings})
 
 
-def magnitude_ensemble(model: nn.Module, data: Data, members: int = 5, **settings: Any) -> Ensemble:
-    """The neurons with the largest weights, the same for all members.
+def magnitude_ensemble(
+    model: nn.Module,
+    data: Data,
+    members: int = 5,
+    *,
+    recipe: Recipe | None = None,
+    device: Device = "auto",
+    seed: int = 0,
+    folder: str | Path | None = None,
+    quiet: bool = False,
+    prune: float | None = None,
+    memory: float | None = None,
+    scope: Scope = "layer",
+    coupled: bool = False,
+    round_to: int = 1,
+) -> Ensemble:
+    """The neurons with the largest weights, which a member inherits.
 
-    So that the members differ, their weights are drawn anew (`reinit=True`). The other arguments are those of
-    `structured_ensemble`.
+    In one network these are the same for all members. So each is cut out of a network of its own: the model, and copies
+    whose weights are drawn anew, as in a deep ensemble. The arguments are those of `select`.
     """
-    return structured_ensemble(model, data, members, **{"selection": "magnitude", "reinit": True, **settings})
+    check_members(members)
+    if prune is None and memory is None:
+        prune = 0.5
+    networks, subnets = [], []
+    for number in range(members):
+        whole = clone_of(model)
+        if number > 0:
+            draw_weights(whole, seed * 1000 + number)
+        graph = trace(whole, data.example(), coupled=coupled)
+        share = None if memory is None else memory / members
+        chosen = select(
+            graph, prune=prune, memory=share, scope=scope, selection="magnitude", members=1, round_to=round_to
+        )
+        networks.append(extract(whole, graph, chosen[0]))
+        subnets += chosen
+    ensemble = Ensemble(networks, subnets=subnets)
+    checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
+    train(ensemble, data, recipe, device, seed, checkpoint=checkpoint, quiet=quiet)
+    return ensemble

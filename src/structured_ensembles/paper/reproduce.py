@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from structured_ensembles.experiment import Experiment, Request, measure_experiment, read_figures, train_experiment
 from structured_ensembles.grid import Job, run_grid
-from structured_ensembles.paper.studies import Scope, Study, study
+from structured_ensembles.paper.studies import Part, Study, study
 from structured_ensembles.report.collected import Finished, read_run
 from structured_ensembles.report.page import Lines, write_report
 from structured_ensembles.workers import Backend
@@ -28,7 +28,7 @@ class Reproduced:
 def reproduce(
     name: str,
     out: Path,
-    scope: Scope,
+    part: Part,
     *,
     root: Path | None = None,
     device: str = "auto",
@@ -40,7 +40,7 @@ def reproduce(
 
     Runs lie in `out/runs` and are shared by all studies: a trained ensemble is measured many times, trained once.
     """
-    wanted = study(name, scope)
+    wanted = study(name, part)
     folder = out / "runs"
     missing = [own for own in wanted.experiments if not is_complete(folder / own.folder, wanted.request)]
     settings = {"request": wanted.request, "root": root, "device": device}
@@ -55,7 +55,7 @@ def reproduce(
         if own.folder not in failed and (folder / own.folder / "result.json").exists()
     }
     where = out / name
-    page = write_report(where, wanted.title, _intro(wanted, scope), [_lines(wanted, done)], list(done.values()))
+    page = write_report(where, wanted.title, _intro(wanted, part), [_lines(wanted, done)], list(done.values()))
     return Reproduced(page, len(wanted.experiments) - len(jobs), len(jobs) - len(failed), failed)
 
 
@@ -87,19 +87,19 @@ def _lines(wanted: Study, done: dict[str, Finished]) -> Lines:
     return Lines("", wanted.rows, wanted.columns, wanted.metrics, ours, wanted.paper)
 
 
-def _intro(wanted: Study, scope: Scope) -> list[str]:
-    seeds = ", ".join(map(str, scope.seeds))
+def _intro(wanted: Study, part: Part) -> list[str]:
+    seeds = ", ".join(map(str, part.seeds))
     lines = [
         f"Ours: mean ± standard deviation over seeds {seeds}. In brackets what the paper printed; struck through where "
         "it cannot be trusted."
     ]
-    if scope.smoke:
+    if part.smoke:
         lines.append("A trial run on digits for three epochs: it shows that everything works, and nothing else.")
-    elif scope.recipe != "paper" or scope.epochs is not None or scope.limit is not None:
+    elif part.recipe != "paper" or part.epochs is not None or part.limit is not None:
         lines.append(
-            f"Not the paper's training: recipe {scope.recipe}"
-            + (f", {scope.epochs} epochs" if scope.epochs is not None else "")
-            + (f", {scope.limit} training samples" if scope.limit is not None else "")
+            f"Not the paper's training: recipe {part.recipe}"
+            + (f", {part.epochs} epochs" if part.epochs is not None else "")
+            + (f", {part.limit} training samples" if part.limit is not None else "")
             + "."
         )
     if wanted.name in ("table-uncertainty",):

@@ -21,7 +21,7 @@ EVERYTHING = Request(fgsm=(0.02, 0.5), corruptions=True, severities=(3, 5))
 
 
 @dataclass(frozen=True)
-class Scope:
+class Part:
     """Which part of a study to run, and how long.
 
     datasets, models, methods: of those that the study has; None means all. epochs: instead of the recipe's.
@@ -64,64 +64,64 @@ def study_names() -> tuple[str, ...]:
     return tuple(STUDIES)
 
 
-def study(name: str, scope: Scope) -> Study:
-    """The study of a table or figure, narrowed to `scope`."""
+def study(name: str, part: Part) -> Study:
+    """The study of a table or figure, narrowed to `part`."""
     if name not in STUDIES:
         raise ValueError(f"name must be one of {', '.join(STUDIES)}, not {name!r}")
-    found = STUDIES[name](scope)
+    found = STUDIES[name](part)
     if not found.experiments:
-        raise ValueError(f"nothing of {name} is left: it has no {_described(scope)}")
+        raise ValueError(f"nothing of {name} is left: it has no {_described(part)}")
     return found
 
 
-def _described(scope: Scope) -> str:
-    parts = {"dataset": scope.datasets, "model": scope.models, "method": scope.methods}
+def _described(part: Part) -> str:
+    parts = {"dataset": part.datasets, "model": part.models, "method": part.methods}
     return ", ".join(f"{name} {' or '.join(own)}" for name, own in parts.items() if own)
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-def _runs(scope: Scope, dataset: str, model: str, method: str, **arguments: Any) -> tuple[Experiment, ...]:
+def _runs(part: Part, dataset: str, model: str, method: str, **arguments: Any) -> tuple[Experiment, ...]:
     """One experiment per seed, as the paper sets it up."""
     changes: dict[str, Any] = {}
     own = dict(arguments)
     members = own.pop("members", 5)
-    if scope.recipe == "paper":
+    if part.recipe == "paper":
         changes |= {"rate": 0.01} if model.startswith("vgg") else {}
         changes |= {"patience": 5} if dataset == "svhn" else {}
     if method in PRUNED:
         own = {"prune": 0.5, **own}
-    if method == "snapshot" and scope.recipe == "paper" and scope.epochs is None and not scope.smoke:
+    if method == "snapshot" and part.recipe == "paper" and part.epochs is None and not part.smoke:
         own["cycle"] = 50
-    if scope.epochs is not None:
-        changes["epochs"] = scope.epochs
-    if scope.smoke:
-        changes["epochs"], members = scope.epochs or 3, min(members, 3)
+    if part.epochs is not None:
+        changes["epochs"] = part.epochs
+    if part.smoke:
+        changes["epochs"], members = part.epochs or 3, min(members, 3)
         if method == "structured":
             own["search_epochs"] = 1
-    one = Experiment(dataset, model, method, 0, members, {}, own, scope.recipe, changes, limit=scope.limit)
-    return tuple(replace(one, seed=seed) for seed in scope.seeds)
+    one = Experiment(dataset, model, method, 0, members, {}, own, part.recipe, changes, limit=part.limit)
+    return tuple(replace(one, seed=seed) for seed in part.seeds)
 
 
-def _methods(scope: Scope, known: Sequence[str]) -> tuple[str, ...]:
-    """The paper's rows and our controls; or those asked for, which may be somebody's own `package.module:function`."""
-    return scope.methods if scope.methods is not None else (*known, *CONTROLS)
+def _methods(part: Part) -> tuple[str, ...]:
+    """The paper's and our controls; or those asked for, which may be somebody's own `package.module:function`."""
+    return part.methods if part.methods is not None else (*RIVALS, *CONTROLS)
 
 
-def _places(scope: Scope, columns: Sequence[str]) -> list[tuple[str, str]]:
+def _places(part: Part, columns: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of data set and network."""
-    if scope.smoke:
+    if part.smoke:
         return [("digits", "lenet5")]
     found = [(dataset, model) for dataset, model in (column.split("/") for column in columns)]
-    if scope.datasets is not None:
-        others = [name for name in scope.datasets if name not in {dataset for dataset, _ in found}]
-        found = [place for place in found if place[0] in scope.datasets]
-        found += [(name, model) for name in others for model in scope.models or ("resnet20",)]
-    if scope.models is not None:
-        others = [name for name in scope.models if name not in {model for _, model in found}]
+    if part.datasets is not None:
+        others = [name for name in part.datasets if name not in {dataset for dataset, _ in found}]
+        found = [place for place in found if place[0] in part.datasets]
+        found += [(name, model) for name in others for model in part.models or ("resnet20",)]
+    if part.models is not None:
+        others = [name for name in part.models if name not in {model for _, model in found}]
         datasets = dict.fromkeys(dataset for dataset, _ in found)
-        found = [place for place in found if place[1] in scope.models]
+        found = [place for place in found if place[1] in part.models]
         found += [(dataset, name) for name in others for dataset in datasets]
     return list(dict.fromkeys(found))
 
@@ -129,21 +129,21 @@ def _places(scope: Scope, columns: Sequence[str]) -> list[tuple[str, str]]:
 # Tables ---------------------------------------------------------------------------------------------------------------
 
 
-def _by_place(name: str, scope: Scope) -> Study:
+def _by_place(name: str, part: Part) -> Study:
     """Methods against data sets: accuracy, ECE."""
     table = published(name)
-    places = _places(scope, table.columns)
-    rows = _methods(scope, table.rows)
+    places = _places(part, table.columns)
+    rows = _methods(part)
     columns = tuple("/".join(place) for place in places)
     metric = next(iter(table.metrics.values()))
-    sources = {(row, "/".join(place)): (_runs(scope, *place, row), metric) for row in rows for place in places}
+    sources = {(row, "/".join(place)): (_runs(part, *place, row), metric) for row in rows for place in places}
     cells = {key: cell for key, cell in table.cells.items() if key in sources}
     return Study(f"table-{name}", table.title, rows, columns, dict.fromkeys(columns, metric), sources, cells)
 
 
 def _by_figure(
     name: str,
-    scope: Scope,
+    part: Part,
     rows: Mapping[str, tuple[str, Mapping[str, Any]]],
     more: Sequence[str] = (),
     request: Request = NOTHING_MORE,
@@ -156,7 +156,7 @@ def _by_figure(
     rows: the method and its arguments of each row. twins: the published row that belongs to a row of another name.
     """
     table = published(name)
-    places = _places(scope, [f"{table.dataset}/{table.model}"])
+    places = _places(part, [f"{table.dataset}/{table.model}"])
     columns = (*table.columns, *more)
     metrics = {column: "/".join(column.split("/")[-2:]) for column in columns}
     sources = {}
@@ -166,9 +166,9 @@ def _by_figure(
         for row, (method, arguments) in rows.items():
             label = f"{row}, {'/'.join(place)}" if several else row
             for column in columns:
-                sources[label, column] = (_runs(scope, *place, method, **arguments), figure_of(column))
+                sources[label, column] = (_runs(part, *place, method, **arguments), figure_of(column))
                 cell = table.cells.get(((twins or {}).get(row, row), column))
-                if cell is not None and not scope.smoke and place == (table.dataset, table.model):
+                if cell is not None and not part.smoke and place == (table.dataset, table.model):
                     cells[label, column] = cell
     labels = tuple(dict.fromkeys(row for row, _ in sources))
     return Study(f"{kind}-{name}", title or table.title, labels, columns, metrics, sources, cells, request)
@@ -184,50 +184,47 @@ def figure_of(column: str) -> str:
     return name if metric == "cls/accuracy" else f"{name}/{metric.partition('/')[2]}"
 
 
-def _named_methods(scope: Scope, name: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    rows = published(name).rows
-    return {method: (method, {}) for method in _methods(scope, ["single", *(row for row in rows if row != "single")])}
+def _all_methods(part: Part) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    return {method: (method, {}) for method in _methods(part)}
 
 
-def _pruning(scope: Scope) -> Study:
+def _pruning(part: Part) -> Study:
     """Both scopes: the text says layer-wise, but its overheads can only come from the network-wide threshold."""
-    shares = ("0.5", "0.8") if scope.smoke else published("pruning").rows
+    shares = ("0.5", "0.8") if part.smoke else published("pruning").rows
     rows = {
         f"{share}, {kind}": ("structured", {"prune": float(share), "scope": kind})
         for kind in ("layer", "network")
         for share in shares
     }
     twins = {row: row.partition(",")[0] for row in rows}
-    return _by_figure("pruning", scope, rows, more=("cal/nll",), twins=twins)
+    return _by_figure("pruning", part, rows, more=("cal/nll",), twins=twins)
 
 
-def _initialization(scope: Scope) -> Study:
+def _initialization(part: Part) -> Study:
     rows = {own: ("structured", {"initial": own}) for own in published("initialization").rows}
-    return _by_figure("initialization", scope, rows, more=("cal/nll",))
+    return _by_figure("initialization", part, rows, more=("cal/nll",))
 
 
-def _front(scope: Scope) -> Study:
+def _front(part: Part) -> Study:
     """Quality against memory: every method, ensembles of 1 to 5, and the pruned ones at several shares."""
-    shares = (0.5, 0.8) if scope.smoke else (0.3, 0.5, 0.7, 0.8, 0.9)
+    shares = (0.5, 0.8) if part.smoke else (0.3, 0.5, 0.7, 0.8, 0.9)
     rows: dict[str, tuple[str, Mapping[str, Any]]] = {}
-    for method in _methods(scope, RIVALS):
+    for method in _methods(part):
         if method in PRUNED:
             rows |= {f"{method}, p={share:g}": (method, {"prune": share}) for share in shares}
         else:
             rows[method] = (method, {})
     more = ("cls/accuracy", "cal/nll", "cal/ece", "size/file_bytes")
-    found = _by_figure("memory", scope, rows, more=more, title="Quality against memory")
+    found = _by_figure("memory", part, rows, more=more, title="Quality against memory")
     return replace(found, name="front", paper={})
 
 
-STUDIES: dict[str, Callable[[Scope], Study]] = {
-    "table-accuracy": lambda scope: _by_place("accuracy", scope),
-    "figure-memory": lambda scope: _by_figure("memory", scope, _named_methods(scope, "memory"), kind="figure"),
-    "table-ece": lambda scope: _by_place("ece", scope),
-    "table-diversity": lambda scope: _by_figure("diversity", scope, _named_methods(scope, "diversity"), more=SPREAD),
-    "table-uncertainty": lambda scope: _by_figure(
-        "uncertainty", scope, _named_methods(scope, "uncertainty"), request=EVERYTHING
-    ),
+STUDIES: dict[str, Callable[[Part], Study]] = {
+    "table-accuracy": lambda part: _by_place("accuracy", part),
+    "figure-memory": lambda part: _by_figure("memory", part, _all_methods(part), kind="figure"),
+    "table-ece": lambda part: _by_place("ece", part),
+    "table-diversity": lambda part: _by_figure("diversity", part, _all_methods(part), more=SPREAD),
+    "table-uncertainty": lambda part: _by_figure("uncertainty", part, _all_methods(part), request=EVERYTHING),
     "table-pruning": _pruning,
     "table-initialization": _initialization,
     "front": _front,

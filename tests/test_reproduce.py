@@ -1,0 +1,193 @@
+"""sens reproduce: the grid of each table, shared runs, nothing done twice, the paper's numbers beside ours."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import structured_ensembles as se
+from structured_ensembles.cli.main import main
+from structured_ensembles.experiment import Experiment, Request, read_data, read_figures
+from structured_ensembles.paper.reproduce import is_complete
+from structured_ensembles.paper.studies import Part, figure_of, study, study_names
+from structured_ensembles.report.collected import front_points, read_run
+
+SMOKE = Part(seeds=(0,), smoke=True)
+
+
+def test_every_cell_of_the_paper_has_its_runs() -> None:
+    accuracy = study("table-accuracy", Part())
+    assert set(accuracy.paper) == {key for key in accuracy.sources if key[0] not in ("random", "magnitude", "narrow")}
+    assert {"random", "magnitude", "narrow"} <= set(accuracy.rows)
+    runs, figure = accuracy.sources["structured", "svhn/vgg11"]
+    assert figure == "cls/accuracy"
+    assert [run.seed for run in runs] == [0, 1, 2]
+    assert runs[0].recipe == "paper"
+    assert runs[0].changes == {"rate": 0.01, "patience": 5}  # VGG, and SVHN
+    assert runs[0].method_arguments == {"prune": 0.5}
+    snapshot, _ = accuracy.sources["snapshot", "cifar10/resnet20"]
+    assert snapshot[0].method_arguments == {"cycle": 50}
+    pruning = study("table-pruning", Part())
+    assert pruning.paper["0.3, layer", "size/overhead"] == pruning.paper["0.3, network", "size/overhead"]
+    assert {dict(run.method_arguments)["scope"] for run in pruning.experiments} == {"layer", "network"}
+    initial = study("table-initialization", Part())
+    assert len(initial.experiments) == 15
+
+
+def test_studies_share_their_runs() -> None:
+    names = ("table-accuracy", "table-ece", "table-diversity", "table-uncertainty", "figure-memory")
+    folders = [{run.folder for run in study(name, Part()).experiments} for name in names]
+    assert all(own <= folders[0] for own in folders[1:])
+
+
+def test_parts_of_a_study() -> None:
+    part = Part(datasets=("cifar10",), models=("resnet20",), methods=("structured",), seeds=(4,), epochs=7, limit=500)
+    found = study("table-accuracy", part)
+    (run,) = found.experiments
+    assert (run.dataset, run.model, run.seed, run.changes["epochs"], run.limit) == ("cifar10", "resnet20", 4, 7, 500)
+    elsewhere = study("table-accuracy", Part(datasets=("mnist",), models=("lenet5",), seeds=(0,)))
+    assert elsewhere.columns == ("mnist/lenet5",)
+    assert not elsewhere.paper
+    with pytest.raises(ValueError, match="name must be one of table-accuracy"):
+        study("table-everything", Part())
+
+
+def test_columns_are_figures_of_evaluate() -> None:
+    assert figure_of("fgsm-0.02/cls/accuracy") == "adv/fgsm@0.02"
+    assert figure_of("fgsm-0.5/unc/filtered_accuracy") == "adv/fgsm@0.5/filtered_accuracy"
+    assert figure_of("corruptions-5/unc/discarded") == "cor/mean@5/discarded"
+    assert figure_of("div/cc") == "div/cc"
+
+
+def test_every_experiment_has_a_folder_of_its_own() -> None:
+    runs = [run for name in study_names() for run in study(name, Part()).experiments]
+    configs = {json.dumps(run.config(), sort_keys=True) for run in runs}
+    assert len({run.folder for run in runs}) == len(configs)
+    assert all("/" not in run.folder and len(run.folder) < 200 for run in runs)
+
+
+def test_what_is_missing_of_a_request() -> None:
+    request = Request(fgsm=(0.02, 0.5), corruptions=True, severities=(3, 5))
+    figures = {"adv/fgsm@0.02": 0.5, "cor/mean@3": 0.4}
+    assert request.missing(figures) == Request((0.5,), True, (5,))
+    assert request.missing({**figures, "adv/fgsm@0.5": 0.1, "cor/mean@5": 0.1}) == Request((), False, ())
+
+
+def test_limit_takes_fewer_training_samples() -> None:
+    assert len(read_data("digits", None, 0, 100).train) == 100
+    assert len(read_data("digits", None, 0, 10**9).train) == len(read_data("digits", None, 0).train)
+    with pytest.raises(ValueError, match="limit must be at least 1"):
+        read_data("digits", None, 0, 0)
+
+
+def toy(model: torch.nn.Module, data: se.Data, members: int = 5, **settings: object) -> se.Ensemble:
+    """Somebody's own method: one network, not trained at all."""
+    ensemble = se.Ensemble([model])
+    ensemble.adopt(data)
+    return ensemble
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("reproduce")
+    options = ["--smoke", "true", "--seeds", "0", "1", "--out", str(out), "--backend", "sequential", "--quiet", "true"]
+    assert main(["reproduce", "table-uncertainty", "--method", "single", "structured", "deep", *options]) == 0
+    return out / "smoke"
+
+
+def test_a_study_ends_in_tables_and_figures(reproduced: Path) -> None:
+    folder = reproduced / "table-uncertainty"
+    text = (folder / "report.md").read_text()
+    assert text.count("\n| structured") == 1
+    assert "±" in text
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") >= 7
+    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "")  # self-contained
+    names = {path.stem.removeprefix("digits-lenet5-") for path in (folder / "figures").glob("*.png")}
+    assert {"overhead", "front-parameters", "corruptions", "reliability", "discarding", "entropy", "kept"} <= names
+
+
+def test_numbers_in_the_table_are_those_of_the_runs(reproduced: Path) -> None:
+    runs = study("table-uncertainty", Part(methods=("structured",), seeds=(0, 1), smoke=True)).experiments
+    values = [read_run(reproduced / "runs" / run.folder).figures["adv/fgsm@0.02"] for run in runs]
+    mean, spread = 50 * sum(values), 100 * abs(values[0] - values[1]) / 2**0.5
+    row = next(
+        line
+        for line in (reproduced / "table-uncertainty" / "report.md").read_text().splitlines()
+        if line.startswith("| structured")
+    )
+    assert f"{mean:.2f} ± {spread:.2f}" in row.replace("**", "")
+
+
+def test_a_second_call_does_nothing_new(reproduced: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (reproduced / "runs").rglob("*") if path.is_file()}
+    options = ["--smoke", "true", "--seeds", "0", "1", "--out", str(reproduced.parent), "--quiet", "true"]
+    assert main(["reproduce", "table-uncertainty", "--method", "single", "structured", "deep", *options]) == 0
+    assert "nothing new to run" in capsys.readouterr().out
+    # Another table of the same runs trains nothing either.
+    assert main(["reproduce", "table-accuracy", "--method", "structured", *options]) == 0
+    assert "nothing new to run" in capsys.readouterr().out
+    assert before == {path: path.stat().st_mtime_ns for path in (reproduced / "runs").rglob("*") if path.is_file()}
+
+
+def test_a_method_from_outside_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    options = ["--smoke", "true", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet", "true"]
+    assert main(["reproduce", "table-accuracy", "--method", "test_reproduce:toy", "single", *options]) == 0
+    assert "| test_reproduce:toy |" in capsys.readouterr().out
+    sys.modules.pop("test_reproduce", None)
+
+
+def test_a_failing_run_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--smoke", "true", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet", "true"]
+    assert main(["reproduce", "table-accuracy", "--method", "single", "no.such:method", *options]) == 1
+    captured = capsys.readouterr()
+    assert "failed" in captured.err
+    assert "| no.such:method | – |" in captured.out
+    assert "| single | –" not in captured.out
+
+
+def test_the_front_has_every_number_of_members(reproduced: Path) -> None:
+    runs = [
+        read_run(reproduced / "runs" / run.folder)
+        for run in study(
+            "table-uncertainty", Part(methods=("single", "structured"), seeds=(0,), smoke=True)
+        ).experiments
+    ]
+    points = front_points({run.label: [run] for run in runs}, "parameters")
+    single = [point for point in points if point.method == "single"]
+    structured = [point for point in points if point.method.startswith("structured")]
+    assert [point.memory for point in single] == [1.0]
+    assert [point.label for point in structured] == ["N=1", "N=2", "N=3"]
+    whole = runs[1].figures
+    assert structured[-1].memory == pytest.approx(whole["size/overhead"])
+    assert list(structured[-1].accuracy) == [pytest.approx(whole["cls/accuracy"])]
+    assert structured[0].memory == pytest.approx(whole["size/overhead"] / 3)
+
+
+def test_a_report_of_any_runs(reproduced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = sorted((reproduced / "runs").iterdir())
+    assert main(["report", *map(str, runs), "--out", str(tmp_path / "report")]) == 0
+    text = capsys.readouterr().out
+    assert "digits/lenet5" in text
+    assert (tmp_path / "report" / "report.html").exists()
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "other")]) == 2
+    assert "not a run folder" in capsys.readouterr().err
+
+
+def test_a_damaged_evaluation_gets_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "evaluation-test-mean.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"is damaged.*delete it"):
+        read_figures(path)
+    assert not is_complete(tmp_path, Request())
+
+
+def test_an_experiment_tells_its_configuration() -> None:
+    experiment = Experiment("digits", "lenet5", "structured", method_arguments={"prune": 0.5})
+    assert "limit" not in experiment.config()
+    assert Experiment(**experiment.config()).folder == experiment.folder
