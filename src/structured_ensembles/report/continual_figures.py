@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.owning import Capacity
-from structured_ensembles.report.figures import BLUE, GREY, ORANGE, PALE
-
-SHADES = mpl.colors.LinearSegmentedColormap.from_list("blues", [PALE, BLUE])
+from structured_ensembles.report.style import BLUE, GREY, ORANGE, PALE, SHADES
 
 
 def accuracy_matrix(matrix: AccuracyMatrix, title: str = "") -> Figure:

@@ -1,4 +1,4 @@
-"""Figures as SVG text, to be put into a page; colours that colour-blind readers can tell apart."""
+"""What members keep and how far they can be trusted; and any figure as SVG text, to be put into a page, or as PNG."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from structured_ensembles.report.run_figures import entropy_histograms
+from structured_ensembles.report.style import BLUE, GREY, PALE, legend_below, require, styles, tidy, wrapped
 from structured_ensembles.selection import Subnet
-
-BLUE, ORANGE, GREY, PALE = "#0b5cad", "#d95f02", "#6b7280", "#e8edf3"
 
 
 def kept_neurons(subnets: Sequence[Subnet]) -> Figure:
@@ -43,46 +43,43 @@ def kept_neurons(subnets: Sequence[Subnet]) -> Figure:
 
 
 def reliability(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10) -> Figure:
-    """Accuracy against confidence, in bins of at least five samples: (name, probabilities, targets) per curve."""
+    """Accuracy against confidence: (name, probabilities (samples, classes), targets (samples,)) per curve."""
+    found = []
+    for name, probabilities, targets in curves:
+        confidence, labels = probabilities.max(-1)
+        found.append((name, confidence, labels == targets))
+    return reliability_of(found, bins)
+
+
+def reliability_of(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10) -> Figure:
+    """Accuracy against confidence, in bins of at least five samples.
+
+    curves: (name, confidence (samples,), correct (samples,)). A name that is, or begins with, a method has its style.
+    """
+    require(curves, "curves", curves)
     figure = Figure(figsize=(4.6, 3.6), layout="constrained")
     axis = figure.subplots()
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="perfect")
-    for (name, probabilities, targets), colour, marker in zip(curves, (GREY, ORANGE, BLUE), "so^", strict=False):
-        confidence, labels = probabilities.max(-1)
-        index = (confidence * bins).ceil().clamp(1, bins).long() - 1
-        used = [own for own in range(bins) if int((index == own).sum()) >= 5]  # fewer say nothing
+    style = styles(name for name, _, _ in curves)
+    for name, confidence, correct in curves:
+        index = (confidence.double() * bins).ceil().clamp(1, bins).long() - 1
         points = [
-            (float(confidence[index == own].mean()), float((labels == targets)[index == own].double().mean()))
-            for own in used
+            (float(confidence[index == own].double().mean()), float(correct[index == own].double().mean()))
+            for own in range(bins)
+            if int((index == own).sum()) >= 5  # fewer say nothing
         ]
-        axis.plot(*zip(*points, strict=True), marker=marker, color=colour, label=name, markersize=5)
+        colour, marker = style[name]
+        across, up = zip(*points, strict=True) if points else ((), ())
+        axis.plot(across, up, marker=marker, color=colour, label=wrapped(name), markersize=5)
     axis.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1.02), ylim=(0, 1.02))
-    axis.legend(fontsize=8, frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
+    tidy(axis)
+    legend_below(figure, axis)
     return figure
 
 
 def entropy_histogram(entropy: Tensor, correct: Tensor, threshold: float | None) -> Figure:
     """Predictive entropy of right and wrong predictions, shapes (samples,), with the threshold for discarding."""
-    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
-    axis = figure.subplots()
-    edges = torch.linspace(0, max(float(entropy.max()), 1e-3), 25).tolist()
-    for mask, name, colour in ((correct, "right", BLUE), (~correct, "wrong", ORANGE)):
-        if bool(mask.any()):
-            axis.hist(
-                entropy[mask].numpy(),
-                edges,
-                density=True,
-                color=colour,
-                alpha=0.75,
-                label=f"{name} ({int(mask.sum())})",
-            )
-    if threshold is not None:
-        axis.axvline(threshold, color="black", linewidth=1, linestyle="--", label="discard above")
-    axis.set(xlabel="entropy of the prediction (nats)", ylabel="density")
-    axis.legend(fontsize=8, frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    return figure
+    return entropy_histograms({"right": entropy[correct], "wrong": entropy[~correct]}, threshold)
 
 
 def as_svg(figure: Figure) -> str:
@@ -91,6 +88,13 @@ def as_svg(figure: Figure) -> str:
     with mpl.rc_context({"svg.hashsalt": "structured-ensembles", "svg.fonttype": "path"}):
         figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
+
+
+def as_png(figure: Figure, dpi: int = 150) -> bytes:
+    """The figure as a PNG file; the same figure gives the same bytes."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None})
+    return stream.getvalue()
 
 
 def _short(name: str) -> str:

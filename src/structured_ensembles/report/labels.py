@@ -1,0 +1,93 @@
+"""Texts beside points, placed where they hide least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+Point = tuple[float, float]
+SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))  # the best first
+GAPS = (5.0, 8.0, 12.0)  # points from the centre of a marker
+MARKER = 4.0  # half its size
+
+
+class Box(NamedTuple):
+    """A rectangle, in points."""
+
+    left: float
+    bottom: float
+    right: float
+    top: float
+
+    def shared(self, other: Box) -> float:
+        """The area of the overlap."""
+        width = min(self.right, other.right) - max(self.left, other.left)
+        height = min(self.top, other.top) - max(self.bottom, other.bottom)
+        return max(width, 0) * max(height, 0)
+
+    def holds(self, point: Point) -> bool:
+        return self.left < point[0] < self.right and self.bottom < point[1] < self.top
+
+
+def place_labels(axis: Axes, points: Sequence[tuple[float, float, str]], lines: Sequence[Sequence[Point]] = ()) -> None:
+    """Write each text beside its point (x, y, text) where it hides other texts, points, lines and the frame least.
+
+    lines: what else is drawn, each as its corners (x, y). The layout and the limits of the axis must be final.
+    """
+    scale = 72 / axis.figure.dpi
+    frame = Box(*(scale * edge for edge in axis.get_window_extent().extents))
+
+    def place(x: float, y: float) -> Point:
+        across, up = axis.transData.transform((x, y))
+        return scale * across, scale * up
+
+    drawn = [sample for line in lines for sample in _samples([place(*corner) for corner in line])]
+    centres = [place(x, y) for x, y, _ in points]
+    markers = [Box(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in centres]
+    texts = [
+        axis.annotate(text, (x, y), (0, 0), textcoords="offset points", fontsize=7, ha="left", va="bottom")
+        for x, y, text in points
+    ]
+    choices = []
+    for text, centre in zip(texts, centres, strict=True):
+        text.set_in_layout(False)  # or a text at the edge would move everything again
+        extent = text.get_window_extent()
+        choices.append(_choices(centre, scale * extent.width, scale * extent.height))
+
+    def cost(box: Box, rank: int, others: Sequence[Box]) -> float:
+        outside = (box.right - box.left) * (box.top - box.bottom) - box.shared(frame)
+        hidden = 3 * sum(map(box.shared, others)) + 2 * sum(map(box.shared, markers))
+        return 10 * outside + hidden + 4 * sum(map(box.holds, drawn)) + rank / 4
+
+    chosen: dict[int, Box] = {}
+    for _ in range(3):  # the first texts did not know where the later ones would go
+        for index, boxes in enumerate(choices):
+            others = [box for other, box in chosen.items() if other != index]
+            costs = [cost(box, rank, others) for rank, box in enumerate(boxes)]
+            chosen[index] = boxes[costs.index(min(costs))]
+    for index, text in enumerate(texts):
+        text.xyann = (chosen[index].left - centres[index][0], chosen[index].bottom - centres[index][1])
+
+
+def _choices(centre: Point, width: float, height: float) -> list[Box]:
+    boxes = []
+    for gap in GAPS:
+        for across, up in SIDES:
+            reach = gap if 0 in (across, up) else gap * math.sqrt(0.5)
+            x = centre[0] + across * (reach + width / 2)
+            y = centre[1] + up * (reach + height / 2)
+            boxes.append(Box(x - width / 2, y - height / 2, x + width / 2, y + height / 2))
+    return boxes
+
+
+def _samples(corners: Sequence[Point], step: float = 2.0) -> list[Point]:
+    """Points along a line, `step` apart."""
+    found = []
+    for (left, low), (right, high) in pairwise(corners):
+        count = max(1, int(math.hypot(right - left, high - low) / step))
+        found += [(left + (right - left) * k / count, low + (high - low) * k / count) for k in range(count)]
+    return found

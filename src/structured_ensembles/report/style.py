@@ -1,0 +1,130 @@
+"""What all figures share: colours that colour-blind readers can tell apart, one style per method, legends, frames."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from textwrap import fill
+from typing import Literal, NamedTuple
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREY, PALE = "#0b5cad", "#d95f02", "#6b7280", "#e8edf3"
+SHADES = mpl.colors.LinearSegmentedColormap.from_list("blues", [PALE, BLUE])
+
+Style = tuple[str, str]  # colour, marker
+
+# Okabe and Ito's colours; Paul Tol's wine and indigo stand in for their yellow, a line of which is lost on white.
+STYLE: dict[str, Style] = {
+    "single": ("#000000", "s"),
+    "deep": ("#D55E00", "^"),
+    "narrow": ("#E69F00", "v"),
+    "snapshot": ("#009E73", "D"),
+    "batch-ensemble": ("#CC79A7", "P"),
+    "mc-dropout": ("#56B4E9", "X"),
+    "structured": ("#0072B2", "o"),
+    "random": ("#882255", "<"),
+    "magnitude": ("#332288", ">"),
+}
+OTHER_MARKERS = "ph*d8H1"  # for names that are no method; none of them is above
+LINES = ("-", "--", "-.", ":")
+
+
+def styles(names: Iterable[str]) -> dict[str, Style]:
+    """A colour and a marker for each name, those of a method for its name or one that begins so, as "deep ensemble".
+
+    If two names begin so, the first of them has the style. Other names get the colours that are used least.
+    """
+    found: dict[str, Style] = {}
+    names = list(dict.fromkeys(names))
+    for name in sorted(names, key=lambda name: name not in STYLE):  # a method's own name comes first
+        own = STYLE.get(_method(name))
+        if own is not None and own not in found.values():
+            found[name] = own
+    for index, name in enumerate(name for name in names if name not in found):
+        used = [colour for colour, _ in found.values()]
+        colour = min((colour for colour, _ in STYLE.values()), key=used.count)
+        found[name] = (colour, OTHER_MARKERS[index % len(OTHER_MARKERS)])
+    return {name: found[name] for name in names}
+
+
+def _method(name: str) -> str:
+    words = name.lower().replace("_", "-").replace(" ", "-")
+    return next((method for method in STYLE if words == method or words.startswith((f"{method}-", f"{method},"))), "")
+
+
+class Seeds(NamedTuple):
+    """The values of several seeds: their mean, the least, the greatest, and how many there were."""
+
+    mean: float
+    low: float
+    high: float
+    number: int
+
+
+def over_seeds(values: Iterable[float | None], unit: float = 1.0) -> Seeds | None:
+    """Of the values that exist, times `unit`; None if there is none."""
+    known = [unit * value for value in values if value is not None and math.isfinite(value)]
+    return Seeds(fmean(known), min(known), max(known), len(known)) if known else None
+
+
+def plot_seeds(axis: Axes, name: str, style: Style, points: Sequence[tuple[float, Seeds]]) -> None:
+    """A line through the means at the given x, with bars over the range where there are several seeds."""
+    colour, marker = style
+    places, seeds = [x for x, _ in points], [own for _, own in points]
+    ranges = [[own.mean - own.low for own in seeds], [own.high - own.mean for own in seeds]]
+    axis.errorbar(
+        places,
+        [own.mean for own in seeds],
+        ranges if any(own.number > 1 for own in seeds) else None,
+        color=colour,
+        marker=marker,
+        markersize=5.5,
+        markeredgecolor="white",
+        markeredgewidth=0.5,
+        linewidth=1.3,
+        elinewidth=1,
+        capsize=2,
+        label=wrapped(name),
+    )
+
+
+def seeds_note(seeds: Iterable[Seeds | None]) -> str:
+    return "mean and range over seeds" if any(own is not None and own.number > 1 for own in seeds) else ""
+
+
+def legend_below(figure: Figure, axis: Axes, title: str = "") -> None:
+    """What the axis shows, named once below the whole figure, which grows by that much."""
+    handles, labels = axis.get_legend_handles_labels()
+    longest = max((len(line) for label in labels for line in label.splitlines()), default=0)
+    width, height = figure.get_size_inches()
+    columns = max(1, min(len(labels), int(72 * width / (40 + 4.9 * longest))))  # points: the handle, a letter
+    rows = [labels[first : first + columns] for first in range(0, len(labels), columns)]
+    lines = sum(max(1 + label.count("\n") for label in row) for row in rows) + bool(title)
+    figure.set_size_inches(width, height + 0.17 * lines)
+    legend = figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False, title=title or None
+    )
+    legend.get_title().set(fontsize=8, color=GREY)
+
+
+def tidy(axis: Axes, grid: Literal["x", "y", "both"] = "y") -> None:
+    """No frame but the two axes, and a faint grid."""
+    axis.grid(axis=grid, color=PALE)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def wrapped(name: str, width: int = 36) -> str:
+    """A long name on several lines."""
+    return fill(name, width)
+
+
+def require(there: object, argument: str, given: object) -> None:
+    """Raise a ValueError if nothing is there to draw."""
+    if not there:
+        shown = str(given)
+        raise ValueError(f"{argument} holds no value to draw: {shown[:80]}{'…' if len(shown) > 80 else ''}")
