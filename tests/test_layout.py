@@ -92,8 +92,8 @@ def test_bold_needs_all_rows_a_direction_and_finite_figures() -> None:
     ours = {
         ("a", "cal/ece"): [0.02],
         ("b", "cal/ece"): [0.03],
-        ("a", "div/wc"): [0.2],
-        ("b", "div/wc"): [0.3],
+        ("a", "div/wc"): [20.0],
+        ("b", "div/wc"): [30.0],
         ("a", "size/overhead"): [2.5],
     }
     text = markdown_table(("a", "b"), columns, metrics, ours)

@@ -136,10 +136,10 @@ def test_controls_choose_as_they_say() -> None:
     one, other = ensemble.subnets
     assert one != other  # each is cut out of a network of its own
     # The first is cut out of the model: its largest neurons, with their weights.
-    rows = model.layers[0].weight
-    largest = rows.abs().mean(1).argsort(descending=True)[: len(one.kept["layers.0"])].sort().values
-    assert one.kept["layers.0"] == tuple(largest.tolist())
-    assert torch.equal(ensemble.members[0].layers[0].weight, rows[largest])
+    rows = model.layers[1].weight
+    largest = rows.abs().mean(1).argsort(descending=True)[: len(one.kept["layers.1"])].sort().values
+    assert one.kept["layers.1"] == tuple(largest.tolist())
+    assert torch.equal(ensemble.members[0].layers[1].weight, rows[largest])
 
 
 def converted(kind: str, repeat: str = "tile") -> nn.Module:

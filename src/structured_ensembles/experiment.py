@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -169,7 +170,7 @@ def fitting_arguments(model: str, data: Data, given: Mapping[str, Any]) -> dict[
     shape = data.shape
     fitting: dict[str, Any] = {"num_classes": data.num_classes or 1}
     if model == "mlp":
-        fitting["in_features"] = int(torch.tensor(shape).prod())
+        fitting["in_features"] = math.prod(shape)
     else:
         fitting["in_channels"] = shape[0]
     return {**fitting, **given}
@@ -180,8 +181,9 @@ def base_network(config: Mapping[str, Any], data: Data, trust_code: bool = False
     name = config["model"]
     if ":" in name and not trust_code:
         return None
+    arguments = fitting_arguments(name, data, config["model_arguments"])
     with torch.device("meta"):  # only its size is needed
-        return build_model(name, **fitting_arguments(name, data, config["model_arguments"]))
+        return build_model(name, **arguments)
 
 
 def read_figures(path: Path) -> dict[str, float]:
