@@ -109,3 +109,74 @@ def test_the_engine_does_not_make_it_another_run(stepwise: Callable[[bool], None
     assert [row["loss"] for row in history.rows] == pytest.approx([row["loss"] for row in expected.rows], rel=1e-4)
     for name, tensor in resumed.state_dict().items():
         torch.testing.assert_close(tensor, whole.state_dict()[name], rtol=1e-3, atol=1e-5)
+
+
+class TwoNames(nn.Module):
+    """A layer that is registered twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+        self.head = self.body[-1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+class Aside(nn.Module):
+    """Reaches its weights by another way than through the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        self.rows = [self.layer.weight]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1) @ self.rows[0].T
+
+
+def test_a_layer_with_two_names_stays_whole(stepwise: Callable[[bool], None]) -> None:
+    stepwise(True)
+    ensemble = se.Ensemble([TwoNames()])
+    se.train(ensemble, few_digits(), se.Recipe(epochs=1, precision="bfloat16"), quiet=True)
+    assert all(isinstance(own, nn.Parameter) for own in ensemble.members[0].parameters())
+    assert {tensor.dtype for tensor in ensemble.state_dict().values()} == {torch.float32}
+
+
+def test_weights_reached_aside_are_refused(stepwise: Callable[[bool], None]) -> None:
+    stepwise(True)
+    with pytest.raises(RuntimeError, match="by another way"):
+        se.train(se.Ensemble([Aside()]), few_digits(), se.Recipe(epochs=1, precision="bfloat16"), quiet=True)
+
+
+def test_a_fingerprint_notices_what_moves() -> None:
+    from structured_ensembles.replays import Fingerprint
+
+    def fresh() -> tuple[se.Ensemble, Fingerprint]:
+        ensemble = se.Ensemble([network(0), network(1)]).eval()
+        return ensemble, Fingerprint(ensemble)
+
+    ensemble, found = fresh()
+    assert found.fits(ensemble)
+    assert found.quiet()
+    with torch.no_grad():
+        next(ensemble.parameters()).mul_(2)  # in place: the graph sees it
+    assert found.fits(ensemble)
+    ensemble.members[0][0] = nn.Conv2d(1, 8, 3)
+    assert not found.fits(ensemble)
+    ensemble, found = fresh()
+    ensemble.members[1] = network(3)
+    assert not found.fits(ensemble)
+    ensemble, found = fresh()
+    parameter = next(ensemble.parameters())
+    parameter.data = parameter.data.clone()
+    assert not found.fits(ensemble)
+    ensemble, found = fresh()
+    ensemble.normalization = se.Normalization((0.5,), (0.5,))
+    assert not found.fits(ensemble)
+    ensemble, found = fresh()
+    ensemble.members[0].train()
+    assert not found.quiet()
+    ensemble, found = fresh()
+    ensemble.members[0][1].register_forward_pre_hook(lambda module, inputs: None)
+    assert not found.quiet()

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import structured_ensembles as se
+from structured_ensembles.files import write_tensors
 from structured_ensembles.training.mesh import Mesh
 
 WORK = """
@@ -100,18 +101,21 @@ def work(folder: str, what: str, count: str = "2") -> None:
         history = se.train(
             ensemble, data, recipe, "cpu", seed=3, checkpoint=Path(folder) / "checkpoint.safetensors", quiet=True
         )
-        se.artifact.write_tensors(out, ensemble.state_dict(), {"rows": str(len(history.rows))})
+        write_tensors(out, ensemble.state_dict(), {"rows": str(len(history.rows))})
     else:
         torch.manual_seed(0)
+        if what == "none":  # a last batch that leaves the second process nothing
+            data = se.Data.from_arrays(data.train.inputs[:130], data.train.targets[:130], classes=10, validation=0.0)
         model = se.zoo.lenet5(num_classes=10, in_channels=1)
         graph = se.trace(model, data.example())
         scales = se.Scales.draw(graph, 3)
-        if what == "search":
-            scales = se.learn_scales(model, graph, data, 3, epochs=2, device="cpu", quiet=True)
+        if what != "saliency":
+            diversity = "mmd" if what == "search" else None
+            scales = se.learn_scales(model, graph, data, 3, diversity=diversity, epochs=2, device="cpu", quiet=True)
         scores = se.saliency(model, graph, scales, data, device="cpu", quiet=True)
         subnets = se.select(graph, scores, prune=0.5)
         found = {f"{number}.{name}": value for number, own in enumerate(scores) for name, value in own.values.items()}
-        se.artifact.write_tensors(out, {**found, **_kept(subnets)}, {})
+        write_tensors(out, {**found, **_kept(subnets)}, {})
 
 
 def _kept(subnets: list[se.Subnet]) -> dict[str, torch.Tensor]:
@@ -151,7 +155,7 @@ def test_more_processes_than_members_share_the_batches(tmp_path: Path) -> None:
         assert se.evaluate(ensemble, data)["cls/accuracy"] > 0.6
 
 
-@pytest.mark.parametrize("what", ["saliency", "search"])
+@pytest.mark.parametrize("what", ["saliency", "search", "none"])
 def test_search_and_saliency_give_every_process_the_same_subnets(tmp_path: Path, what: str) -> None:
     assert run(1, tmp_path / "one", what).returncode == 0
     done = run(2, tmp_path / "many", what)
@@ -159,9 +163,10 @@ def test_search_and_saliency_give_every_process_the_same_subnets(tmp_path: Path,
     expected = load_file(tmp_path / "one" / f"{what}-0.safetensors")
     first, second = (load_file(tmp_path / "many" / f"{what}-{number}.safetensors") for number in range(2))
     assert all(torch.equal(first[name], second[name]) for name in expected)
-    if what == "saliency":
-        for name, tensor in expected.items():
-            torch.testing.assert_close(first[name], tensor, rtol=1e-6, atol=1e-6)
+    close = 1e-6 if what == "saliency" else 1e-3  # LeNet has no normalisation: only the order of sums differs
+    for name, tensor in expected.items():
+        if not name.startswith("kept."):
+            torch.testing.assert_close(first[name], tensor, rtol=close, atol=close)
 
 
 def test_a_process_that_dies_ends_the_others_and_the_run_resumes(tmp_path: Path) -> None:
@@ -194,6 +199,6 @@ def test_sens_train_under_torchrun(tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("cls/accuracy") + done.stdout.count("accuracy") >= 1
+    assert done.stdout.count("cls/accuracy") == 1  # one process speaks
     assert (tmp_path / "run" / "result.json").exists()
     assert len(se.Ensemble.load(tmp_path / "run" / "ensemble.safetensors")) == 2

@@ -50,7 +50,8 @@ def captured(
             for generator in generators():
                 graph.register_generator_state(generator)
             # "thread_local": a loader's thread may pin memory meanwhile.
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            stream = torch.cuda.Stream(device)  # torch's own may be on another device
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 step()
     except Exception as error:
         torch.cuda.synchronize(device)
@@ -73,7 +74,7 @@ def side_by_side(parts: Sequence[Step], streams: Sequence[torch.cuda.Stream]) ->
         for part in parts:
             part()
         return
-    here = torch.cuda.current_stream()
+    here = torch.cuda.current_stream(streams[0].device)
     used = streams[: len(parts)]
     for stream in used:
         stream.wait_stream(here)

@@ -10,7 +10,9 @@ Device = str | torch.device
 
 def pick_device(device: Device, model: nn.Module) -> torch.device:
     """A device by name; "auto" is the model's own, or the GPU if the model is on the CPU and there is one."""
-    if device != "auto":
-        return torch.device(device)
-    own = device_of(model)
-    return torch.device("cuda") if own.type == "cpu" and torch.cuda.is_available() else own
+    found = device_of(model) if device == "auto" else torch.device(device)
+    if device == "auto" and found.type == "cpu" and torch.cuda.is_available():
+        found = torch.device("cuda")
+    if found.type == "cuda" and found.index is None:
+        found = torch.device("cuda", torch.cuda.current_device())
+    return found

@@ -87,10 +87,16 @@ class Ensemble(nn.Module):
 
         On a GPU, without gradients, members run side by side, and shapes that come again do so as a CUDA graph.
         """
-        if self.replays.fit(self, x):
-            return self.replays.outputs(self, x)
+        replayed = self.replays.outputs(self, x)
+        if replayed is not None:
+            return replayed
         prepared = self.prepare(x)
         return torch.cat([member_outputs(member, prepared) for member in self.members])
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Ensemble:
+        """Weights move to another place, device or type."""
+        self.replays.clear()
+        return super()._apply(fn, recurse)  # type: ignore[no-any-return]
 
     def prepare(self, x: Tensor) -> Tensor:
         """Inputs as the members get them: floats, normalised."""

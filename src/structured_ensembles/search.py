@@ -172,7 +172,8 @@ class _Search:
     def _derive(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The cost of a batch that is dealt out to the members, and its derivatives.
 
-        Where there are several processes, each takes its part of every member's share, and the derivatives add up.
+        Where there are several processes, each takes its part of every member's share, and the derivatives add up. (The
+        penalty "overlap" is then a mean over the processes: each sees the saliencies of its own part.)
         """
         dealt = deal(len(inputs), self.members, self.turn, self.device)  # (members, share)
         own = dealt[:, rank() :: world()]
@@ -185,7 +186,7 @@ class _Search:
                 slopes = torch.autograd.grad(losses.sum(), leaves, create_graph=True)
                 cost = cost + self.strength * part * overlap_penalty([slope.abs() for slope in slopes])
             cost = cost + part * losses.mean()
-        derivatives = list(torch.autograd.grad(cost, leaves))
+        derivatives = [derivative.contiguous() for derivative in torch.autograd.grad(cost, leaves)]
         cost = cost.detach()
         add_up([cost, *derivatives])
         return cost, derivatives

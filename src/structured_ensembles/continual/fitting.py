@@ -61,7 +61,8 @@ def fit(
 
     def state() -> Iterator[Tensor]:
         """All that a step changes."""
-        yield from network.state_dict(keep_vars=True).values()
+        yield from network.parameters()
+        yield from network.buffers()
         yield from (feed.step, total)
         for values in optimizer.state.values():
             yield from (value for value in values.values() if isinstance(value, Tensor))

@@ -31,6 +31,10 @@ def draw_crops(
     """
     if augmentation == "none":
         return None
+    if len(shape) != 3:
+        raise ValueError(
+            f"augmentation {augmentation!r} is for images (channels, height, width), not inputs of {shape}"
+        )
     places = 2 * padding(shape[-2]) + 1
     down, right, flip = draw(seed, 3 * samples, device).view(3, samples)
     return torch.stack([down % places, right % places, flip % 2 * (augmentation == "crop+flip")], dim=1)

@@ -73,7 +73,7 @@ class StreamFeed:
 
     def __init__(self, split: Split, data: Data, size: int, device: torch.device, dtype: torch.dtype) -> None:
         self.split, self.data, self.size, self.device, self.dtype = split, data, size, device, dtype
-        self.places: dict[int, Batch] = {}
+        self.places: dict[int, Batch] = {}  # by the size of the batch
         first = next(iter(split.batches(size, device=device)))
         self._put(*first)
         self.sizes: tuple[int, ...] = (len(first[0]),)
@@ -92,6 +92,11 @@ class StreamFeed:
         size = len(inputs)
         if size in self.places:
             for place, given in zip(self.places[size], (inputs, targets), strict=True):
+                if place.shape != given.shape:
+                    raise ValueError(
+                        f"the loader gives batches of shape {tuple(given.shape)} after {tuple(place.shape)}: a CUDA "
+                        "graph needs them alike; train with engine='loop'"
+                    )
                 place.copy_(given, non_blocking=True)
         else:
             self.places[size] = (inputs.to(self.device, copy=True), targets.to(self.device, copy=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -38,11 +38,11 @@ class Normalization:
         return cls(tuple(means), tuple(deviations))
 
 
-@lru_cache(maxsize=64)
+@cache
 def _on_device(
     mean: tuple[float, ...], deviation: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Kept, since a copy from the host makes a GPU wait and cannot be part of a CUDA graph."""
+    """Kept, since a copy from the host makes a GPU wait and cannot be part of a CUDA graph, which needs it to stay."""
     with torch.inference_mode(False):
         both = (torch.tensor(values, device=device, dtype=dtype)[:, None, None] for values in (mean, deviation))
         return tuple(both)  # type: ignore[return-value]

@@ -42,7 +42,7 @@ def fits(x: Tensor, module: nn.Conv2d) -> bool:
     return (
         x.is_cuda
         and x.dim() == 4
-        and x.numel() < 2**31
+        and max(x.numel(), x.numel() // module.in_channels * module.out_channels) < 2**30  # kernels count in 32 bits
         and casting
         and module.weight.dtype == torch.bfloat16
         and x.dtype in (torch.bfloat16, torch.float32)
@@ -92,7 +92,6 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, stride: int, padding:
         x, dy, partial, pixels, x.shape[2], x.shape[3], dy.shape[2], dy.shape[3], stride, padding, per_block,
         TAPS_WIDE=wide, INPUTS=inputs, OUTPUTS=outputs, COLUMNS=columns,
         HIGH=max(16, _power_of_two(outputs)), WIDE=max(16, width), DEEP=deep,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
     )  # fmt: skip
     result = torch.empty(outputs, high, wide, inputs, device=x.device, dtype=weight.dtype).permute(0, 3, 1, 2)
     merge[(-(-outputs * columns // 32),)](partial, result, outputs * columns, blocks, HIGH=64, WIDE=32)

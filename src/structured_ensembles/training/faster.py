@@ -13,7 +13,9 @@ from structured_ensembles.training import batch_norm, convolution
 
 
 def replaceable(network: nn.Module) -> list[nn.Module]:
-    return [*batch_norm.replaceable(network), *convolution.replaceable(network)]
+    """Those that we have kernels for, unless somebody gave them a forward of their own."""
+    found: list[nn.Module] = [*batch_norm.replaceable(network), *convolution.replaceable(network)]
+    return [module for module in found if "forward" not in vars(module)]
 
 
 @contextmanager

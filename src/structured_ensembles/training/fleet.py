@@ -155,6 +155,10 @@ def _captured(recipe: Recipe, device: torch.device, mesh: Mesh) -> bool:
     """Whether a CUDA graph does the work: not where processes have to exchange derivatives in a step."""
     if recipe.engine == "graph" and device.type != "cuda":
         raise ValueError(f"engine must be 'loop' or 'auto' on {device}: 'graph' is for CUDA devices")
+    if recipe.engine == "graph" and mesh.data_places > 1:
+        raise ValueError(
+            "engine must be 'loop' or 'auto' where several processes share a member: a graph holds no messages"
+        )
     return device.type == "cuda" and recipe.engine != "loop" and mesh.data_places == 1
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from structured_ensembles.capture import Step, captured, side_by_side
+from structured_ensembles.capture import CaptureError, Step, captured, side_by_side
 from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.data.splits import Batch
@@ -44,6 +44,7 @@ class GraphEngine:
         self.runners: list[Runner] = []
         self.streams: list[torch.cuda.Stream] = []
         self.steps: dict[tuple[str, int], Step] = {}
+        self._loss_modules = [plan.loss] if isinstance(plan.loss, nn.Module) else []
 
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
         plan = self.plan
@@ -85,6 +86,10 @@ class GraphEngine:
         kinds: list[tuple[str, Feed, Callable[[int], None]]] = [("train", self.training, self._train_step)]
         if self.validation is not None:
             kinds.append(("validate", self.validation, self._validation_step))
+        if self.plan.recipe.compile:
+            from torch._dynamo import config
+
+            config.recompile_limit = max(config.recompile_limit, 2 * len(active))  # members share a function's code
         for kind, feed, function in kinds:
             for size in feed.sizes:
                 feed.step.zero_()
@@ -92,7 +97,7 @@ class GraphEngine:
                     partial(function, size),
                     self.plan.device,
                     self._state,
-                    modules=[runner.member.network for runner in self.runners],
+                    modules=[runner.member.network for runner in self.runners] + self._loss_modules,
                     generators=lambda: [r.generator for r in self.runners if r.generator and r.draws],
                     pool=pool,
                 )
@@ -102,12 +107,15 @@ class GraphEngine:
         yield self.training.step
         if self.validation is not None:
             yield self.validation.step
+        for module in self._loss_modules:
+            yield from (*module.parameters(), *module.buffers())
         for runner in self.runners:
             yield from runner.state()
 
     def _train_step(self, size: int) -> None:
         batch = self.training.batch(size)
-        self.rate.copy_(self.rates[self.training.step].squeeze(0))
+        # A loader may give more batches than it says.
+        self.rate.copy_(self.rates[self.training.step.clamp(max=self.plan.steps - 1)].squeeze(0))
         compiled = self.plan.recipe.compile and size == self.training.sizes[0]
         side_by_side([partial(runner.train_step, batch, compiled) for runner in self.runners], self.streams)
         self.training.step.add_(1)
@@ -142,9 +150,12 @@ class Runner:
         self.generator: torch.Generator | None = None
         if plan.device.type == "cuda":
             self.generator = torch.cuda.default_generators[plan.device.index or 0].clone_state()
+            self.generator.manual_seed(0)  # from here on, an offset means that the network draws
         self.faster = replaceable(network) if plan.device.type == "cuda" else []
         if plan.recipe.compile:
-            self.compiled = torch.compile(partial(functional_call, network, self.halves), dynamic=False)
+            self.compiled = torch.compile(
+                partial(functional_call, network, self.halves, tie_weights=False), dynamic=False
+            )
 
     @property
     def draws(self) -> bool:
@@ -158,7 +169,8 @@ class Runner:
 
     def state(self) -> Iterator[Tensor]:
         """All that a step changes."""
-        yield from self.member.network.state_dict(keep_vars=True).values()
+        yield from self.member.network.parameters()
+        yield from self.member.network.buffers()
         yield from self.halves.values()
         for values in self.member.optimizer.state.values():
             yield from (value for value in values.values() if isinstance(value, Tensor))
@@ -180,8 +192,10 @@ class Runner:
         """Hand the derivatives to the optimizer, in the type and layout of the parameters."""
         whole: list[Tensor] = []
         given: list[Tensor] = []
-        for parameter, derivative in zip(self.parameters, derivatives, strict=True):
+        for parameter, leaf, derivative in zip(self.parameters, self.leaves, derivatives, strict=True):
             if derivative is None:
+                if leaf is not parameter:
+                    raise CaptureError("it reaches a layer's weights by another way than through the layer")
                 continue
             if derivative.dtype == parameter.dtype and derivative.stride() == parameter.stride():
                 parameter.grad = derivative
@@ -208,7 +222,7 @@ class Runner:
 
     def _forward(self, inputs: Tensor) -> Tensor:
         with faster(self.faster):
-            outputs: Tensor = functional_call(self.member.network, self.halves, (inputs,))
+            outputs: Tensor = functional_call(self.member.network, self.halves, (inputs,), tie_weights=False)
         return outputs
 
     def _stacked(self, outputs: Tensor) -> Tensor:
@@ -217,14 +231,22 @@ class Runner:
 
 
 def _castable(network: nn.Module, named: dict[str, nn.Parameter]) -> list[str]:
-    """The parameters of linear layers and convolutions that nothing else uses: autocast would cast them."""
+    """The weights and biases of linear layers and convolutions that nothing else uses: autocast would cast them."""
     users: dict[int, list[type[nn.Module]]] = {}
     for module in network.modules():
         for own in module._parameters.values():
             if own is not None:
                 users.setdefault(id(own), []).append(type(module))
     layers = ([nn.Linear], [nn.Conv1d], [nn.Conv2d], [nn.Conv3d])
-    return [name for name, own in named.items() if users[id(own)] in layers and own.dtype == torch.float32]
+    return [
+        name
+        for name, own in named.items()
+        if users[id(own)] in layers
+        and name.rpartition(".")[2] in ("weight", "bias")
+        and own.dtype == torch.float32
+        and not own._backward_hooks  # a hook on the parameter would not see the copy's derivative
+        and not own._post_accumulate_grad_hooks
+    ]
 
 
 @contextmanager

@@ -61,6 +61,9 @@ class LoopEngine:
         mesh, whole = self.plan.mesh, len(inputs)
         if mesh.data_places == 1:
             return inputs, targets, 1.0
+        if whole < 2 * mesh.data_places:  # too few for normalisation to have two each: the first takes them all
+            mine = whole if mesh.data_place == 0 else 0
+            return inputs[:mine], targets[:mine], float(mine > 0)
         inputs, targets = (tensor[mesh.data_place :: mesh.data_places] for tensor in (inputs, targets))
         return inputs, targets, len(inputs) / whole
 

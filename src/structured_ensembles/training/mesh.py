@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -56,20 +57,22 @@ def processes() -> Iterator[None]:
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()  # not after an error: it would wait for processes that wait for this one
 
 
 def mesh_for(members: int, device: torch.device) -> Mesh:
     """Members first: as many places for them as divide the processes evenly, the rest for data."""
     processes = world()
-    if processes == 1:
-        return Mesh()
+    return Mesh() if processes == 1 else _mesh(members, device.type, processes)
+
+
+@lru_cache
+def _mesh(members: int, kind: str, processes: int) -> Mesh:
+    """Made once: every group of processes costs connections."""
     places = max(own for own in range(1, processes + 1) if processes % own == 0 and own <= members)
     layout = (places, processes // places)
-    whole = init_device_mesh(device.type, layout, mesh_dim_names=("member", "data"))
+    whole = init_device_mesh(kind, layout, mesh_dim_names=("member", "data"))
     return Mesh(rank() // layout[1], layout[0], rank() % layout[1], layout[1], whole["data"].get_group())
 
 

@@ -38,7 +38,7 @@ class Plan:
     def halved(self) -> bool:
         """Whether passes compute in bfloat16."""
         if self.recipe.precision == "auto":
-            return self.device.type == "cuda" and torch.cuda.is_bf16_supported()
+            return self.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return self.recipe.precision == "bfloat16"
 
     def autocast(self) -> AbstractContextManager[object]:

@@ -29,9 +29,10 @@ class Recipe:
     keep: the weights that a member ends with: those of its "best" validation epoch, or of its "last".
     precision: what the forward and backward passes compute in; weights are float32. "auto" is bfloat16 on a GPU that
         has it, float32 elsewhere.
-    engine: how epochs are computed, which changes nothing but the speed: "loop" goes through the members one by one;
-        "graph" captures a step of all of them in one CUDA graph; "auto" takes that on a GPU.
-    compile: in the graph, run networks through torch.compile: some seconds more at the start, faster steps.
+    engine: how epochs are computed, which changes nothing but the speed (and the draws of dropout): "loop" goes through
+        the members one by one; "graph" captures a step of all of them in one CUDA graph; "auto" takes that on a GPU.
+    compile: in the graph, run networks through torch.compile: some seconds more at the start. It pays for networks that
+        have many small operations, and no batch normalisation, for which we have kernels. The loop does without.
     """
 
     epochs: int = 60

@@ -9,7 +9,7 @@ def products(
     x, dy, partial,
     pixels, height, width, out_height, out_width, stride, padding, per_block,
     TAPS_WIDE: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
-    HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PRECISION: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     """One block of output pixels: Σ dy[pixel, output] · x[the pixel's neighbour at a tap, input].
 
@@ -40,7 +40,7 @@ def products(
             mask=there[None, :] & (output < OUTPUTS)[:, None],
             other=0.0,
         )
-        total += tl.dot(slopes, values, input_precision=PRECISION)
+        total += tl.dot(slopes, values)
     place = (block * OUTPUTS + output[:, None]) * COLUMNS + column[None, :]
     tl.store(partial + place, total, mask=(output < OUTPUTS)[:, None] & (column < COLUMNS)[None, :])
 
