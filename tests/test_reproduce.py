@@ -11,8 +11,9 @@ import torch
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.experiment import Experiment, Request, read_data, read_figures
+from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.reproduce import is_complete
-from structured_ensembles.paper.studies import Part, figure_of, study, study_names
+from structured_ensembles.paper.studies import Part, figure_of
 from structured_ensembles.report.collected import front_points, read_run
 
 SMOKE = Part(seeds=(0,), smoke=True)
@@ -185,7 +186,7 @@ def test_a_damaged_evaluation_gets_a_sentence(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(ValueError, match=r"is damaged.*delete it"):
         read_figures(path)
-    assert not is_complete(tmp_path, Request())
+    assert not is_complete(Experiment("digits", "lenet5", "single"), tmp_path, Request())
 
 
 def test_an_experiment_tells_its_configuration() -> None:

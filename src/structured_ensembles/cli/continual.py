@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from structured_ensembles import zoo
-from structured_ensembles.continual import LEARNERS, AccuracyMatrix, Learner, run_sequence, split_tasks
-from structured_ensembles.continual.owning import OwningLearner
-from structured_ensembles.continual.tasks import BENCHMARKS
-from structured_ensembles.experiment import fitting_arguments, read_data
-from structured_ensembles.files import write_atomically, write_text
-from structured_ensembles.models import build_model, find_function
-from structured_ensembles.report.continual_figures import capacity_used
-from structured_ensembles.runs import machine, open_run
+from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
+from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.tables import text_table
 
 
@@ -70,13 +58,8 @@ def continual(
 
     """
     folder = out or Path("runs") / "-".join(["continual", dataset, model, method, str(seed)]).replace(":", ".")
-    usual = BENCHMARKS.get(dataset)
-    number = tasks if usual is None or tasks is not None else usual.tasks
-    if number is None:
-        raise ValueError(f"tasks must be given for {dataset!r}: only {', '.join(BENCHMARKS)} have a usual number")
-    own = {"prune": prune, "scope": scope, "extraction": extraction}
+    own = {"epochs": epochs, "prune": prune, "scope": scope, "extraction": extraction}
     arguments = {
-        "epochs": epochs if epochs is not None else 30 if usual is None else usual.epochs,
         "head": head,
         "optimizer": optimizer,
         "rate": rate,
@@ -84,76 +67,15 @@ def continual(
         **{name: value for name, value in own.items() if value is not None},
         **(method_arguments or {}),
     }
-    config = {
-        "dataset": dataset,
-        "tasks": number,
-        "shuffle_labels": shuffle_labels,
-        "model": model,
-        "model_arguments": model_arguments or {},
-        "method": method,
-        "method_arguments": arguments,
-        "seed": seed,
-    }
-    make = find_function("method", method, LEARNERS)
-    data = read_data(dataset, root, seed)
-    sequence = split_tasks(data, number, shuffle_labels, seed)
-    torch.manual_seed(seed)
-    name = backbone_name(model)
-    given = fitting_arguments(model, data, model_arguments or {})
-    given.pop("num_classes", None)
-    backbone = build_model(name, **given)
-    try:
-        learner: Learner = make(backbone, seed=seed, device=device, quiet=quiet, **arguments)
-    except TypeError as error:
-        raise ValueError(f"method {method!r} does not take these arguments: {error}") from error
-    done = open_run(folder, config)
-    if done is None:
-        start = time.perf_counter()
-        matrix = run_sequence(learner, sequence, folder)
-        done = close(folder, learner, matrix, time.perf_counter() - start)
-    else:
+    experiment = ContinualExperiment(
+        dataset, model, method, seed, tasks, shuffle_labels, model_arguments or {}, arguments
+    )
+    done, new = run_continual(experiment, folder, root=root, device=device, quiet=quiet)
+    if not new:
         print(f"{folder} is done already")
     show(method, done)
     print(f"\n{done['seconds']:.0f} s; see {folder}")
     return 0
-
-
-def backbone_name(model: str) -> str:
-    """The zoo's backbone for a network that has one, or the user's own function."""
-    backbones = [name.removesuffix("_backbone") for name in zoo.__all__ if name.endswith("_backbone")]
-    plain = model.replace("-", "_").removesuffix("_backbone")
-    if ":" in model:
-        return model
-    if plain not in backbones:
-        raise ValueError(
-            f"model must be one of {', '.join(backbones)}, or package.module:function that returns a backbone "
-            f"(inputs to pooled features), not {model!r}"
-        )
-    return f"{plain}_backbone"
-
-
-def close(folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: float) -> dict[str, Any]:
-    """Write the figures and the results; `result.json` comes last and says that the run is done."""
-    pictures = {"accuracy.png": matrix.figure()}
-    capacity = None
-    if isinstance(learner, OwningLearner):
-        found = learner.capacity()
-        pictures["capacity.png"] = capacity_used(found)
-        capacity = {"sizes": dict(found.sizes), "taken": dict(found.taken), "free": found.free}
-    for name, figure in pictures.items():
-        write_atomically(folder / name, lambda part, figure=figure: figure.savefig(part, format="png", dpi=150))  # type: ignore[misc]
-    result = {
-        "figures": matrix.figures,
-        "matrix": matrix.to_dict(),
-        "memory": learner.memory().to_dict(),
-        "capacity": capacity,
-        "file_bytes": (folder / "learner.safetensors").stat().st_size,
-        "seconds": round(seconds, 3),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **machine(),
-    }
-    write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
-    return result
 
 
 def show(method: str, result: dict[str, Any]) -> None:

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from structured_ensembles.paper.catalogue import study_names
 from structured_ensembles.paper.reproduce import reproduce as carry_out
-from structured_ensembles.paper.studies import SEEDS, Part, study_names
+from structured_ensembles.paper.studies import SEEDS, Part
 
 
 def reproduce(
@@ -31,7 +32,8 @@ def reproduce(
 
     Args:
         name: table-accuracy, figure-memory, table-ece, table-diversity, table-uncertainty, table-pruning,
-            table-initialization, front, or all
+            table-initialization, front, table-continual, table-continual-memory, table-continual-ablation,
+            figure-continual-pruning, or all
         dataset: only these data sets
         model: only these networks
         method: only these methods; also package.module:function

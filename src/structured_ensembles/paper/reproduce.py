@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file
 
+from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
 from structured_ensembles.experiment import Experiment, Request, measure_experiment, read_figures, train_experiment
 from structured_ensembles.grid import Job, run_grid
-from structured_ensembles.paper.studies import Part, Study, study
-from structured_ensembles.report.collected import Finished, read_run
+from structured_ensembles.paper.catalogue import study
+from structured_ensembles.paper.studies import Part, Study
+from structured_ensembles.report.collected import Finished, pictures, read_run
+from structured_ensembles.report.continual_collected import continual_pictures, read_continual_run
 from structured_ensembles.report.page import Lines, write_report
 from structured_ensembles.workers import Backend
 
@@ -42,7 +46,7 @@ def reproduce(
     """
     wanted = study(name, part)
     folder = out / "runs"
-    missing = [own for own in wanted.experiments if not is_complete(folder / own.folder, wanted.request)]
+    missing = [own for own in wanted.experiments if not is_complete(own, folder / own.folder, wanted.request)]
     settings = {"request": wanted.request, "root": root, "device": device}
     jobs = [
         Job(own.folder, carry_out, {"experiment": own, "folder": folder / own.folder, **settings}) for own in missing
@@ -50,24 +54,33 @@ def reproduce(
     outcomes = run_grid(jobs, backend=backend, workers=workers, quiet=quiet)
     failed = {outcome.name: outcome.error or "" for outcome in outcomes if outcome.state == "failed"}
     done = {
-        own.folder: read_run(folder / own.folder)
+        own.folder: _read(own)(folder / own.folder)
         for own in wanted.experiments
         if own.folder not in failed and (folder / own.folder / "result.json").exists()
     }
     where = out / name
-    page = write_report(where, wanted.title, _intro(wanted, part), [_lines(wanted, done)], list(done.values()))
+    draw = continual_pictures if "continual" in name else pictures
+    lines = [_lines(wanted, done)]
+    page = write_report(where, wanted.title, _intro(wanted, part), lines, list(done.values()), draw)
     return Reproduced(page, len(wanted.experiments) - len(jobs), len(jobs) - len(failed), failed)
 
 
-def carry_out(experiment: Experiment, folder: Path, request: Request, root: Path | None, device: str) -> None:
+def carry_out(
+    experiment: Experiment | ContinualExperiment, folder: Path, request: Request, root: Path | None, device: str
+) -> None:
     """One run of the grid: train it, unless it is, and measure what is not measured yet."""
+    if isinstance(experiment, ContinualExperiment):
+        run_continual(experiment, folder, root=root, device=device, quiet=True)
+        return
     train_experiment(experiment, folder, root=root, device=device, quiet=True)
     trusted = ":" in experiment.model  # the user named the function on the command line
     measure_experiment(folder, request, root=root, device=device, trust_code=trusted)
 
 
-def is_complete(folder: Path, request: Request) -> bool:
+def is_complete(experiment: Experiment | ContinualExperiment, folder: Path, request: Request) -> bool:
     """Whether a run is trained, and all that is asked for is measured."""
+    if isinstance(experiment, ContinualExperiment):
+        return (folder / "result.json").exists()
     samples = folder / "samples.safetensors"
     if not (folder / "result.json").exists() or not samples.exists():
         return False
@@ -77,8 +90,12 @@ def is_complete(folder: Path, request: Request) -> bool:
     return not request.corruptions or "noisy" in load_file(samples)
 
 
+def _read(experiment: Experiment | ContinualExperiment) -> Callable[[Path], Finished]:
+    return read_continual_run if isinstance(experiment, ContinualExperiment) else read_run
+
+
 def _lines(wanted: Study, done: dict[str, Finished]) -> Lines:
-    ours = {}
+    ours = {key: list(values) for key, values in wanted.counted.items()}
     for key, (experiments, figure) in wanted.sources.items():
         runs = [done[own.folder] for own in experiments if own.folder in done]
         values = [run.figures[figure] for run in runs if figure in run.figures]
@@ -88,6 +105,8 @@ def _lines(wanted: Study, done: dict[str, Finished]) -> Lines:
 
 
 def _intro(wanted: Study, part: Part) -> list[str]:
+    if wanted.counted:
+        return ["Counted for the paper's backbones; in brackets what the paper printed."]
     seeds = ", ".join(map(str, part.seeds))
     lines = [
         f"Ours: mean ± standard deviation over seeds {seeds}. In brackets what the paper printed; struck through where "

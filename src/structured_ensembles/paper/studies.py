@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from structured_ensembles.experiment import Experiment, Request
@@ -42,7 +42,7 @@ class Part:
 class Study:
     """A table: for every cell the experiments (one per seed) and the figure of theirs that it shows.
 
-    paper: the published cells. request: what to measure of every run.
+    paper: the published cells. request: what to measure of every run. counted: cells that need no run.
     """
 
     name: str
@@ -50,33 +50,15 @@ class Study:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     metrics: Mapping[str, str]
-    sources: Mapping[Key, tuple[tuple[Experiment, ...], str]]
+    sources: Mapping[Key, tuple[tuple[Any, ...], str]]
     paper: Mapping[Key, Cell]
     request: Request = NOTHING_MORE
+    counted: Mapping[Key, Sequence[float]] = field(default_factory=dict)
 
     @property
-    def experiments(self) -> list[Experiment]:
-        """Every run once, in the order of the table."""
+    def experiments(self) -> list[Any]:
+        """Every run once, in the order of the table: `Experiment` or `ContinualExperiment`."""
         return list({own.folder: own for runs, _ in self.sources.values() for own in runs}.values())
-
-
-def study_names() -> tuple[str, ...]:
-    return tuple(STUDIES)
-
-
-def study(name: str, part: Part) -> Study:
-    """The study of a table or figure, narrowed to `part`."""
-    if name not in STUDIES:
-        raise ValueError(f"name must be one of {', '.join(STUDIES)}, not {name!r}")
-    found = STUDIES[name](part)
-    if not found.experiments:
-        raise ValueError(f"nothing of {name} is left: it has no {_described(part)}")
-    return found
-
-
-def _described(part: Part) -> str:
-    parts = {"dataset": part.datasets, "model": part.models, "method": part.methods}
-    return ", ".join(f"{name} {' or '.join(own)}" for name, own in parts.items() if own)
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
@@ -109,7 +91,7 @@ def _methods(part: Part) -> tuple[str, ...]:
     return part.methods if part.methods is not None else (*RIVALS, *CONTROLS)
 
 
-def _places(part: Part, columns: Sequence[str]) -> list[tuple[str, str]]:
+def places_of(part: Part, columns: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of data set and network."""
     if part.smoke:
         return [("digits", "lenet5")]
@@ -132,7 +114,7 @@ def _places(part: Part, columns: Sequence[str]) -> list[tuple[str, str]]:
 def _by_place(name: str, part: Part) -> Study:
     """Methods against data sets: accuracy, ECE."""
     table = published(name)
-    places = _places(part, table.columns)
+    places = places_of(part, table.columns)
     rows = _methods(part)
     columns = tuple("/".join(place) for place in places)
     metric = next(iter(table.metrics.values()))
@@ -156,7 +138,7 @@ def _by_figure(
     rows: the method and its arguments of each row. twins: the published row that belongs to a row of another name.
     """
     table = published(name)
-    places = _places(part, [f"{table.dataset}/{table.model}"])
+    places = places_of(part, [f"{table.dataset}/{table.model}"])
     columns = (*table.columns, *more)
     metrics = {column: "/".join(column.split("/")[-2:]) for column in columns}
     sources = {}
@@ -219,7 +201,7 @@ def _front(part: Part) -> Study:
     return replace(found, name="front", paper={})
 
 
-STUDIES: dict[str, Callable[[Part], Study]] = {
+ENSEMBLE_STUDIES: dict[str, Callable[[Part], Study]] = {
     "table-accuracy": lambda part: _by_place("accuracy", part),
     "figure-memory": lambda part: _by_figure("memory", part, _all_methods(part), kind="figure"),
     "table-ece": lambda part: _by_place("ece", part),

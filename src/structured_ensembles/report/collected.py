@@ -48,7 +48,9 @@ class Finished:
     def label(self) -> str:
         """The method, and what was changed about it."""
         settings = self.config["method_arguments"].items()
-        shown = [f"{name}={value}" for name, value in settings if (name, value) not in USUAL]
+        shown = [
+            f"{name}={value}" for name, value in settings if name not in HIDDEN and (name, value) != ("prune", 0.5)
+        ]
         return ", ".join([self.config["method"], *shown])
 
     @property
@@ -65,7 +67,7 @@ class Picture:
     caption: str
 
 
-USUAL = (("prune", 0.5), ("search_epochs", 1), ("cycle", 50))
+HIDDEN = ("epochs", "search_epochs", "cycle", "head", "optimizer", "rate", "batch_size")  # the same in all of a report
 
 
 def read_run(folder: Path) -> Finished:

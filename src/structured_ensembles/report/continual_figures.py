@@ -84,5 +84,20 @@ def accuracy_against_memory(
     return figure
 
 
+def accuracy_by_prune(accuracies: Mapping[float, Sequence[float]]) -> Figure:
+    """Accuracy (mean and range over seeds) against the share of neurons that a task leaves to others."""
+    figure = Figure(figsize=(4.6, 3.4), layout="constrained")
+    axis = figure.subplots()
+    shares = sorted(accuracies)
+    means = [100 * sum(accuracies[own]) / len(accuracies[own]) for own in shares]
+    low = [mean - 100 * min(accuracies[own]) for mean, own in zip(means, shares, strict=True)]
+    high = [100 * max(accuracies[own]) - mean for mean, own in zip(means, shares, strict=True)]
+    axis.errorbar([100 * own for own in shares], means, [low, high], fmt="o-", color=BLUE, capsize=3)
+    axis.set(xlabel="pruned neurons (%)", ylabel="accuracy (%)", xlim=(0, 100))
+    axis.grid(axis="y", color=PALE)
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 def _short(name: str) -> str:
     return name.removeprefix("backbone.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +17,7 @@ from structured_ensembles.paper.published import Cell
 from structured_ensembles.report.collected import Finished, Picture, pictures, read_run
 from structured_ensembles.report.figures import as_svg
 
+Draw = Callable[[Mapping[str, Sequence[Finished]]], list[Picture]]
 BROAD = 6.5  # inches from which a figure gets the whole width of the page
 SUMMARY = (
     "cls/accuracy", "cal/nll", "cal/ece", "cls/brier", "div/cc", "div/wc", "div/disagreement", "unc/auroc",
@@ -37,10 +38,18 @@ class Lines:
 
 
 def write_report(
-    folder: Path, title: str, intro: Sequence[str], tables: Sequence[Lines], runs: Sequence[Finished]
+    folder: Path,
+    title: str,
+    intro: Sequence[str],
+    tables: Sequence[Lines],
+    runs: Sequence[Finished],
+    draw: Draw = pictures,
 ) -> Path:
-    """`report.md`, `figures/` and `report.html`; returns the path of the page."""
-    places = {place: pictures(labelled) for place, labelled in grouped(runs).items()}
+    """`report.md`, `figures/` and `report.html`; returns the path of the page.
+
+    draw: the pictures of the runs on one data set and network, by label.
+    """
+    places = {place: draw(labelled) for place, labelled in grouped(runs).items()}
     written: dict[str, list[dict[str, Any]]] = {}
     for place, shown in places.items():
         for picture in shown:

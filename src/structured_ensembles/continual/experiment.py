@@ -1,0 +1,134 @@
+"""One experiment in continual learning: a data set split into tasks, a backbone, a learner, a seed; run in a folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from structured_ensembles import zoo
+from structured_ensembles.continual import LEARNERS
+from structured_ensembles.continual.learner import Learner
+from structured_ensembles.continual.matrix import AccuracyMatrix
+from structured_ensembles.continual.owning import OwningLearner
+from structured_ensembles.continual.sequence import run_sequence
+from structured_ensembles.continual.tasks import BENCHMARKS, split_tasks
+from structured_ensembles.experiment import fitting_arguments, read_data
+from structured_ensembles.files import write_atomically, write_text
+from structured_ensembles.models import build_model, find_function
+from structured_ensembles.report.continual_figures import capacity_used
+from structured_ensembles.runs import machine, open_run
+
+
+@dataclass(frozen=True)
+class ContinualExperiment:
+    """What decides the figures of a run. tasks: by default as many as the benchmark has. limit: training samples."""
+
+    dataset: str
+    model: str
+    method: str
+    seed: int = 0
+    tasks: int | None = None
+    shuffle_labels: bool = False
+    model_arguments: Mapping[str, Any] = field(default_factory=dict)
+    method_arguments: Mapping[str, Any] = field(default_factory=dict)
+    limit: int | None = None
+
+    def config(self) -> dict[str, Any]:
+        """As `config.yaml` has it."""
+        usual = BENCHMARKS.get(self.dataset)
+        tasks = self.tasks if usual is None or self.tasks is not None else usual.tasks
+        if tasks is None:
+            known = ", ".join(BENCHMARKS)
+            raise ValueError(f"tasks must be given for {self.dataset!r}: only {known} have a usual number")
+        epochs = 30 if usual is None else usual.epochs
+        own = {**vars(self), "tasks": tasks, "model_arguments": dict(self.model_arguments)}
+        own["method_arguments"] = {"epochs": epochs, **self.method_arguments}
+        return {name: value for name, value in own.items() if not (name == "limit" and value is None)}
+
+    @property
+    def folder(self) -> str:
+        """A name for its run folder that tells it from every other experiment."""
+        config = self.config()
+        parts = ["continual", self.dataset, f"{config['tasks']}t", self.model, self.method]
+        for settings in (config["model_arguments"], config["method_arguments"]):
+            parts += [f"{name}={value}" for name, value in settings.items()]
+        parts += ["shuffled"] if self.shuffle_labels else []
+        parts += [] if self.limit is None else [f"limit={self.limit}"]
+        return "-".join([*parts, str(self.seed)]).replace(":", ".").replace("/", ".").replace(" ", "")
+
+
+def run_continual(
+    experiment: ContinualExperiment,
+    folder: Path,
+    *,
+    root: Path | None = None,
+    device: str = "auto",
+    quiet: bool = False,
+) -> tuple[dict[str, Any], bool]:
+    """Learn all tasks, or go on with what lies in the folder; returns the results, and whether there was work to do."""
+    config = experiment.config()
+    make = find_function("method", experiment.method, LEARNERS)
+    data = read_data(experiment.dataset, root, experiment.seed, experiment.limit)
+    sequence = split_tasks(data, config["tasks"], experiment.shuffle_labels, experiment.seed)
+    torch.manual_seed(experiment.seed)
+    arguments = fitting_arguments(experiment.model, data, experiment.model_arguments)
+    arguments.pop("num_classes", None)
+    backbone = build_model(backbone_name(experiment.model), **arguments)
+    try:
+        learner: Learner = make(
+            backbone, seed=experiment.seed, device=device, quiet=quiet, **config["method_arguments"]
+        )
+    except TypeError as error:
+        raise ValueError(f"method {experiment.method!r} does not take these arguments: {error}") from error
+    done = open_run(folder, config)
+    if done is not None:
+        return done, False
+    start = time.perf_counter()
+    matrix = run_sequence(learner, sequence, folder)
+    return _close(folder, learner, matrix, time.perf_counter() - start), True
+
+
+def backbone_name(model: str) -> str:
+    """The zoo's backbone for a network that has one, or the user's own function."""
+    backbones = [name.removesuffix("_backbone") for name in zoo.__all__ if name.endswith("_backbone")]
+    plain = model.replace("-", "_").removesuffix("_backbone")
+    if ":" in model:
+        return model
+    if plain not in backbones:
+        raise ValueError(
+            f"model must be one of {', '.join(backbones)}, or package.module:function that returns a backbone "
+            f"(inputs to pooled features), not {model!r}"
+        )
+    return f"{plain}_backbone"
+
+
+def _close(folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: float) -> dict[str, Any]:
+    """Write the figures and the results; `result.json` comes last and says that the run is done."""
+    pictures = {"accuracy.png": matrix.figure()}
+    capacity = None
+    if isinstance(learner, OwningLearner):
+        found = learner.capacity()
+        pictures["capacity.png"] = capacity_used(found)
+        taken = {name: list(own) for name, own in found.taken.items()}
+        capacity = {"sizes": dict(found.sizes), "taken": taken, "free": found.free, "tasks": list(found.tasks)}
+    for name, figure in pictures.items():
+        write_atomically(folder / name, lambda part, figure=figure: figure.savefig(part, format="png", dpi=150))  # type: ignore[misc]
+    result = {
+        "figures": matrix.figures,
+        "matrix": matrix.to_dict(),
+        "memory": learner.memory().to_dict(),
+        "capacity": capacity,
+        "file_bytes": (folder / "learner.safetensors").stat().st_size,
+        "seconds": round(seconds, 3),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **machine(),
+    }
+    write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
+    return result
