@@ -63,7 +63,16 @@ def front(points: Sequence[FrontPoint], memory: str = "parameters") -> Figure:
         axis.margins(y=0.12)
         if not any(panels[title]):
             axis.set_yticks([])
-            axis.text(0.5, 0.5, "not known", transform=axis.transAxes, ha="center", fontsize=8, color=GREY)
+            axis.text(
+                0.5,
+                0.5,
+                "not known",
+                transform=axis.transAxes,
+                ha="center",
+                fontsize=8,
+                color=GREY,
+                backgroundcolor="white",
+            )
         _memory_axis(axis, [point.memory for point in points])
         tidy(axis, "both")
     legend_below(figure, axes["accuracy (%)"], seeds_note(every))
@@ -82,10 +91,10 @@ def _memory_axis(axis: Axes, memory: Sequence[float]) -> None:
     axis.set_xscale("log")
     axis.set_xlim(low / padding, high * padding)
     decades = math.log10(high / low)
-    locator = (
-        MaxNLocator(6, steps=(1, 2, 5, 10)) if decades < 0.6 else LogLocator(subs=(1, 2, 5) if decades < 2 else (1,))
-    )
-    axis.xaxis.set_major_locator(locator)
+    if decades < 0.6:
+        axis.xaxis.set_major_locator(MaxNLocator(6, steps=(1, 2, 5, 10)))
+    else:
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,)))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 

@@ -179,7 +179,7 @@ def corruption_curves(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> Fi
     }
     known = {name: points for name, points in known.items() if points}
     require(known, "curves", curves)
-    figure = Figure(figsize=(5.2, 3.6), layout="constrained")
+    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
     axis = figure.subplots()
     for name, style in styles(known).items():
         plot_seeds(axis, name, style, known[name])

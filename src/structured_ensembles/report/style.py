@@ -82,7 +82,7 @@ def plot_seeds(axis: Axes, name: str, style: Style, points: Sequence[tuple[float
         ranges if any(own.number > 1 for own in seeds) else None,
         color=colour,
         marker=marker,
-        markersize=5.5,
+        markersize=6,
         markeredgecolor="white",
         markeredgewidth=0.5,
         linewidth=1.3,
