@@ -18,7 +18,7 @@ MARKER = 4.0  # half its size
 
 
 class Label(NamedTuple):
-    """A text for the point (x, y) of the data."""
+    """A text for the point (x, y) of the data; without a text, a point that others keep clear of."""
 
     x: float
     y: float
@@ -66,8 +66,8 @@ def place_labels(axis: Axes, labels: Sequence[Label], lines: Sequence[Sequence[P
     choices = []
     for text, centre in zip(texts, centres, strict=True):
         text.set_in_layout(False)  # or a text at the edge would move everything again
-        extent = text.get_window_extent()
-        choices.append(_choices(centre, 1.08 * scale * extent.width, scale * extent.height))  # finer: wider
+        extent = text.get_window_extent()  # somewhat wider at a higher resolution
+        choices.append(_choices(centre, 1.08 * scale * extent.width, scale * extent.height))
 
     def cost(box: Box, rank: int, others: Sequence[Box]) -> float:
         outside = (box.right - box.left) * (box.top - box.bottom) - box.shared(frame)
