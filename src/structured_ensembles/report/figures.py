@@ -70,8 +70,9 @@ def reliability_of(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10)
         ]
         colour, marker = style[name]
         across, up = zip(*points, strict=True) if points else ((), ())
-        axis.plot(across, up, marker=marker, color=colour, label=wrapped(name), markersize=5)
-    axis.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1.02), ylim=(0, 1.02))
+        label = wrapped(name if points else f"{name} (too few samples)")
+        axis.plot(across, up, marker=marker, color=colour, label=label, markersize=5)
+    axis.set(xlabel="confidence", ylabel="accuracy", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     tidy(axis)
     legend_below(figure, axis)
     return figure

@@ -11,8 +11,19 @@ from matplotlib.axes import Axes
 
 Point = tuple[float, float]
 SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))  # the best first
-GAPS = (5.0, 8.0, 12.0)  # points from the centre of a marker
+GAPS = (5.0, 8.0, 12.0, 17.0)  # points from the centre of a marker
+# How far and to which side, the best first
+PLACES = [(gap if 0 in side else gap * math.sqrt(0.5), *side) for gap in GAPS for side in SIDES]
 MARKER = 4.0  # half its size
+
+
+class Label(NamedTuple):
+    """A text for the point (x, y) of the data; without a text, a point that others keep clear of."""
+
+    x: float
+    y: float
+    text: str
+    colour: str = "black"
 
 
 class Box(NamedTuple):
@@ -33,8 +44,8 @@ class Box(NamedTuple):
         return self.left < point[0] < self.right and self.bottom < point[1] < self.top
 
 
-def place_labels(axis: Axes, points: Sequence[tuple[float, float, str]], lines: Sequence[Sequence[Point]] = ()) -> None:
-    """Write each text beside its point (x, y, text) where it hides other texts, points, lines and the frame least.
+def place_labels(axis: Axes, labels: Sequence[Label], lines: Sequence[Sequence[Point]] = ()) -> None:
+    """Write each label beside its point where it hides other labels, points and lines least, and stays in the frame.
 
     lines: what else is drawn, each as its corners (x, y). The layout and the limits of the axis must be final.
     """
@@ -46,41 +57,43 @@ def place_labels(axis: Axes, points: Sequence[tuple[float, float, str]], lines: 
         return scale * across, scale * up
 
     drawn = [sample for line in lines for sample in _samples([place(*corner) for corner in line])]
-    centres = [place(x, y) for x, y, _ in points]
+    centres = [place(label.x, label.y) for label in labels]
     markers = [Box(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in centres]
     texts = [
-        axis.annotate(text, (x, y), (0, 0), textcoords="offset points", fontsize=7, ha="left", va="bottom")
-        for x, y, text in points
+        axis.annotate(text, (x, y), (0, 0), textcoords="offset points", fontsize=7, color=colour)
+        for x, y, text, colour in labels
     ]
     choices = []
     for text, centre in zip(texts, centres, strict=True):
         text.set_in_layout(False)  # or a text at the edge would move everything again
-        extent = text.get_window_extent()
-        choices.append(_choices(centre, scale * extent.width, scale * extent.height))
+        extent = text.get_window_extent()  # somewhat wider at a higher resolution
+        choices.append(_choices(centre, 1.08 * scale * extent.width, scale * extent.height))
 
     def cost(box: Box, rank: int, others: Sequence[Box]) -> float:
         outside = (box.right - box.left) * (box.top - box.bottom) - box.shared(frame)
         hidden = 3 * sum(map(box.shared, others)) + 2 * sum(map(box.shared, markers))
-        return 10 * outside + hidden + 4 * sum(map(box.holds, drawn)) + rank / 4
+        return 30 * outside + hidden + 4 * sum(map(box.holds, drawn)) + rank / 4
 
-    chosen: dict[int, Box] = {}
-    for _ in range(3):  # the first texts did not know where the later ones would go
+    chosen: dict[int, int] = {}
+    for _ in range(4):  # the first labels did not know where the later ones would go
         for index, boxes in enumerate(choices):
-            others = [box for other, box in chosen.items() if other != index]
+            others = [choices[other][rank] for other, rank in chosen.items() if other != index]
             costs = [cost(box, rank, others) for rank, box in enumerate(boxes)]
-            chosen[index] = boxes[costs.index(min(costs))]
+            chosen[index] = costs.index(min(costs))
     for index, text in enumerate(texts):
-        text.xyann = (chosen[index].left - centres[index][0], chosen[index].bottom - centres[index][1])
+        reach, across, up = PLACES[chosen[index]]
+        # Anchored on the side of the point: the width of a text differs a little with the resolution
+        text.set(ha=("center", "left", "right")[across], va=("center", "bottom", "top")[up])
+        text.xyann = (across * reach, up * reach)
 
 
 def _choices(centre: Point, width: float, height: float) -> list[Box]:
+    """A box of that size at each of the places."""
     boxes = []
-    for gap in GAPS:
-        for across, up in SIDES:
-            reach = gap if 0 in (across, up) else gap * math.sqrt(0.5)
-            x = centre[0] + across * (reach + width / 2)
-            y = centre[1] + up * (reach + height / 2)
-            boxes.append(Box(x - width / 2, y - height / 2, x + width / 2, y + height / 2))
+    for reach, across, up in PLACES:
+        x = centre[0] + across * (reach + width / 2)
+        y = centre[1] + up * (reach + height / 2)
+        boxes.append(Box(x - width / 2, y - height / 2, x + width / 2, y + height / 2))
     return boxes
 
 

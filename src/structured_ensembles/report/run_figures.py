@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import cycle
 
+import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from structured_ensembles.report.labels import Point, place_labels
+from structured_ensembles.report.front import FrontPoint, front
 from structured_ensembles.report.style import (
-    BLUE,
     GREY,
     LINES,
-    ORANGE,
     SHADES,
     STYLE,
-    Seeds,
     legend_below,
     over_seeds,
     plot_seeds,
@@ -35,7 +32,19 @@ from structured_ensembles.report.style import (
     wrapped,
 )
 
-OUTCOMES = {"right": BLUE, "wrong": ORANGE, "corrupted": STYLE["batch-ensemble"][0]}
+__all__ = [
+    "FrontPoint",
+    "corruption_curves",
+    "disagreement",
+    "discarding_curves",
+    "entropy_histograms",
+    "front",
+    "learning_curves",
+    "overhead_bars",
+]
+
+OUTCOMES = {"right": "#0072B2", "wrong": "#D55E00", "corrupted": "#CC79A7"}
+OTHER_KINDS = [colour for colour, _ in STYLE.values() if colour not in OUTCOMES.values()]
 
 
 def overhead_bars(overheads: Mapping[str, Sequence[float]]) -> Figure:
@@ -51,8 +60,8 @@ def overhead_bars(overheads: Mapping[str, Sequence[float]]) -> Figure:
                 "not known", (0, row), (4, 0), textcoords="offset points", va="center", fontsize=8, color=GREY
             )
             continue
-        ranges = [[own.mean - own.low], [own.high - own.mean]] if own.number > 1 else None
-        axis.barh(row, own.mean, xerr=ranges, height=0.62, color=style[name][0], ecolor=GREY, capsize=2)
+        ranges = [[own.mean - own.low], [own.high - own.mean]] if own.high > own.low else None
+        axis.barh(row, own.mean, xerr=ranges, height=0.62, color=style[name][0], ecolor="black", capsize=2)
         text = f"{own.mean:.2f}" if own.mean >= 0.1 else f"{own.mean:.2g}"
         axis.annotate(text, (own.high, row), (5, 0), textcoords="offset points", va="center", fontsize=8)
     axis.axvline(1, color="black", linewidth=1, linestyle=":")
@@ -67,75 +76,6 @@ def overhead_bars(overheads: Mapping[str, Sequence[float]]) -> Figure:
     return figure
 
 
-@dataclass(frozen=True)
-class FrontPoint:
-    """A method at one size. memory: in networks; accuracy and ece as shares, nll in nats, each one value per seed."""
-
-    method: str
-    label: str  # what tells it from the method's other points, as "N=3" or "p=0.8"
-    memory: float
-    accuracy: Sequence[float]
-    nll: Sequence[float]
-    ece: Sequence[float]
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.memory) and self.memory > 0):
-            raise ValueError(f"memory of {self.method} {self.label} is {self.memory}; it must be a positive number")
-
-
-def front(points: Sequence[FrontPoint], memory: str = "parameters") -> Figure:
-    """What memory buys: accuracy, NLL and ECE against `memory`, the points of a method joined from small to large."""
-    panels = {
-        "accuracy (%)": [over_seeds(point.accuracy, 100) for point in points],
-        "NLL (nats)": [over_seeds(point.nll) for point in points],
-        "ECE (%)": [over_seeds(point.ece, 100) for point in points],
-    }
-    every = [own for panel in panels.values() for own in panel]
-    require(any(every), "points", points)
-    figure = Figure(figsize=(11, 3.5), layout="constrained")
-    style = styles(point.method for point in points)
-    axes = dict(zip(panels, figure.subplots(1, len(panels)), strict=True))
-    for title, axis in axes.items():
-        for method in style:
-            both = zip(points, panels[title], strict=True)
-            line = [(point.memory, own) for point, own in both if point.method == method and own is not None]
-            plot_seeds(axis, method, style[method], sorted(line))  # also an empty one: the first panel has the legend
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel(f"{memory}, in networks")
-        axis.margins(y=0.12)
-        _memory_axis(axis, [point.memory for point in points])
-        tidy(axis, "both")
-    legend_below(figure, axes["accuracy (%)"], seeds_note(every))
-    figure.draw_without_rendering()  # lays everything out; labels go where there is room
-    for title, axis in axes.items():
-        known = [(point, own) for point, own in zip(points, panels[title], strict=True) if own is not None]
-        place_labels(
-            axis, [(point.memory, own.mean, point.label) for point, own in known if point.label], _drawn(known)
-        )
-    return figure
-
-
-def _memory_axis(axis: Axes, memory: Sequence[float]) -> None:
-    low, high = min(1.0, *memory), max(1.0, *memory)
-    padding = max(1.2, (high / low) ** 0.12)
-    axis.axvline(1, color=GREY, linewidth=1, linestyle=":", zorder=0)
-    axis.set_xscale("log")
-    axis.set_xlim(low / padding, high * padding)
-    decades = math.log10(high / low)
-    locator = MaxNLocator(5) if decades < 0.6 else LogLocator(subs=(1, 2, 5) if decades < 2 else (1,))
-    axis.xaxis.set_major_locator(locator)
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def _drawn(known: Sequence[tuple[FrontPoint, Seeds]]) -> list[list[Point]]:
-    """The lines of a panel: a bar per point, and one through the points of each method."""
-    methods: dict[str, list[Point]] = {}
-    for point, own in sorted(known, key=lambda pair: pair[0].memory):
-        methods.setdefault(point.method, []).append((point.memory, own.mean))
-    return [[(point.memory, own.low), (point.memory, own.high)] for point, own in known] + list(methods.values())
-
-
 def entropy_histograms(entropies: Mapping[str, Tensor], threshold: float | None) -> Figure:
     """The predictive entropy (samples,) in nats of several kinds of samples, as densities over the same bins.
 
@@ -145,20 +85,22 @@ def entropy_histograms(entropies: Mapping[str, Tensor], threshold: float | None)
     require(known, "entropies", entropies)
     figure = Figure(figsize=(4.6, 3.6), layout="constrained")
     axis = figure.subplots()
-    edges = torch.linspace(0, max(1e-3, *(float(values.max()) for values in known.values())), 26).tolist()
-    others = iter([colour for colour, _ in styles(name for name in known if name not in OUTCOMES).values()])
+    edges = np.linspace(0, max(1e-3, *(float(values.max()) for values in known.values())), 26)
+    others = cycle(OTHER_KINDS)
     for index, (name, values) in enumerate(known.items()):
         colour, line = OUTCOMES.get(name) or next(others), LINES[index % len(LINES)]
-        axis.hist(values.tolist(), edges, density=True, histtype="stepfilled", color=colour, alpha=0.18)
-        label = wrapped(f"{name} ({len(values)})", 24)
-        axis.hist(values.tolist(), edges, density=True, histtype="step", color=colour, linestyle=line, label=label)
+        density, _ = np.histogram(values.numpy(), edges, density=True)
+        if len(known) <= 3:  # of more, only the mixture would be seen
+            axis.stairs(density, edges, fill=True, color=colour, alpha=0.18)
+        label = wrapped(f"{name} ({len(values)})")
+        axis.stairs(density, edges, color=colour, linestyle=line, linewidth=1.5, label=label)
     if threshold is not None:
         axis.axvline(threshold, color="black", linewidth=1, linestyle=(0, (1, 1)), label="discard above")
     axis.set(
         xlabel="entropy of the prediction (nats)", ylabel="density", xlim=(0, max(edges[-1], threshold or 0) * 1.02)
     )
-    axis.legend(fontsize=8, frameon=False)
     tidy(axis)
+    legend_below(figure, axis)
     return figure
 
 
@@ -237,11 +179,12 @@ def corruption_curves(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> Fi
     }
     known = {name: points for name, points in known.items() if points}
     require(known, "curves", curves)
-    figure = Figure(figsize=(5.2, 3.6), layout="constrained")
+    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
     axis = figure.subplots()
     for name, style in styles(known).items():
         plot_seeds(axis, name, style, known[name])
-    severities = sorted({severity for points in known.values() for severity, _ in points})
+    found = [severity for points in known.values() for severity, _ in points]
+    severities = range(min(found), max(found) + 1)
     axis.set_xticks(severities, ["clean" if severity == 0 else str(severity) for severity in severities])
     axis.set_xlim(severities[0] - 0.25, severities[-1] + 0.25)
     axis.set(xlabel="severity", ylabel="accuracy (%)")
@@ -266,12 +209,21 @@ def learning_curves(rows: Sequence[Mapping[str, float | int | None]]) -> Figure:
     for axis, (column, curves) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
         for index, member in enumerate(members):
             colour, marker = style[names[member]]
-            epochs, values = zip(*curves.get(member, [(math.nan, math.nan)]), strict=True)
+            curve = curves.get(member, [])
             line = LINES[index % len(LINES)]
-            shown = marker if len(epochs) == 1 else ""  # a line of one point cannot be seen
-            axis.plot(epochs, values, line, color=colour, marker=shown, linewidth=1.3, label=names[member])
-        axis.set(xlabel="epoch", ylabel=panels[column][0])
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            shown = marker if len(curve) == 1 else ""  # a line of one point cannot be seen
+            axis.plot(
+                [x for x, _ in curve],
+                [y for _, y in curve],
+                line,
+                color=colour,
+                marker=shown,
+                linewidth=1.5,
+                label=names[member],
+            )
+        epochs = [epoch for curve in curves.values() for epoch, _ in curve]
+        axis.set(xlabel="epoch", ylabel=panels[column][0], xlim=(min(epochs) - 0.5, max(epochs) + 0.5))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
         tidy(axis)
     legend_below(figure, figure.axes[0])
     return figure
@@ -279,7 +231,7 @@ def learning_curves(rows: Sequence[Mapping[str, float | int | None]]) -> Figure:
 
 def _over_epochs(
     rows: Sequence[Mapping[str, float | int | None]], member: int, column: str, unit: float
-) -> list[Point]:
+) -> list[tuple[float, float]]:
     found = []
     for row in rows:
         epoch, value = row.get("epoch"), row.get(column)

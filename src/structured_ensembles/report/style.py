@@ -82,7 +82,7 @@ def plot_seeds(axis: Axes, name: str, style: Style, points: Sequence[tuple[float
         ranges if any(own.number > 1 for own in seeds) else None,
         color=colour,
         marker=marker,
-        markersize=5.5,
+        markersize=6,
         markeredgecolor="white",
         markeredgewidth=0.5,
         linewidth=1.3,
@@ -101,7 +101,8 @@ def legend_below(figure: Figure, axis: Axes, title: str = "") -> None:
     handles, labels = axis.get_legend_handles_labels()
     longest = max((len(line) for label in labels for line in label.splitlines()), default=0)
     width, height = figure.get_size_inches()
-    columns = max(1, min(len(labels), int(72 * width / (40 + 4.9 * longest))))  # points: the handle, a letter
+    room = max(1, int(72 * width / (40 + 4.9 * longest)))  # points: the handle, a letter
+    columns = math.ceil(len(labels) / math.ceil(len(labels) / room))  # rows of about the same length
     rows = [labels[first : first + columns] for first in range(0, len(labels), columns)]
     lines = sum(max(1 + label.count("\n") for label in row) for row in rows) + bool(title)
     figure.set_size_inches(width, height + 0.17 * lines)
@@ -109,6 +110,12 @@ def legend_below(figure: Figure, axis: Axes, title: str = "") -> None:
         handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False, title=title or None
     )
     legend.get_title().set(fontsize=8, color=GREY)
+
+
+def darker(colour: str) -> str:
+    """The same colour for a text, which is thinner than a marker."""
+    red, green, blue = mpl.colors.to_rgb(colour)
+    return mpl.colors.to_hex((0.7 * red, 0.7 * green, 0.7 * blue))
 
 
 def tidy(axis: Axes, grid: Literal["x", "y", "both"] = "y") -> None:
