@@ -193,3 +193,32 @@ def test_an_experiment_tells_its_configuration() -> None:
     experiment = Experiment("digits", "lenet5", "structured", method_arguments={"prune": 0.5})
     assert "limit" not in experiment.config()
     assert Experiment(**experiment.config()).folder == experiment.folder
+
+
+def test_continual_studies() -> None:
+    accuracy = study("table-continual", Part())
+    assert len(accuracy.paper) == 18
+    runs, figure = accuracy.sources["supsup", "cifar100/half-vgg11"]
+    assert figure == "cl/accuracy"
+    assert runs[0].config()["tasks"] == 10
+    assert runs[0].config()["method_arguments"] == {"epochs": 50}
+    ablation = study("table-continual-ablation", Part())
+    found, _ = ablation.sources["network-soft", "cifar10/half-vgg11"]
+    assert found[0].method_arguments == {"scope": "network", "extraction": "soft"}
+    memory = study("table-continual-memory", Part())
+    assert not memory.experiments
+    differing = {key for key, cell in memory.paper.items() if memory.counted[key] != [cell.value]}
+    assert differing == {("batch-ensemble", "lenet5/size/bits_per_task")}  # 165 factors, of which the paper prints 164
+
+
+def test_continual_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--smoke", "true", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet", "true"]
+    assert main(["reproduce", "table-continual", "--method", "structured", "naive", "--epochs", "1", *options]) == 0
+    assert "| structured |" in capsys.readouterr().out
+    folder = tmp_path / "smoke" / "table-continual"
+    names = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert {"digits-lenet5-memory", "digits-lenet5-matrix-naive", "digits-lenet5-capacity"} <= names
+    assert main(["reproduce", "table-continual", "--method", "structured", "naive", "--epochs", "1", *options]) == 0
+    assert "nothing new to run" in capsys.readouterr().out
+    assert main(["reproduce", "table-continual-memory", *options]) == 0
+    assert "10,560 (10,496)" in capsys.readouterr().out

@@ -43,11 +43,11 @@ METRICS = {
     "cl/final_accuracy": Metric("final accuracy (%)", percent=True, better="higher"),
     "cl/forgetting": Metric("forgetting (%)", percent=True, better="lower"),
     "cl/accuracy_without_identity": Metric("without task identity (%)", percent=True, better="higher"),
-    "size/bits": Metric("bits", decimals=0, better="lower"),
-    "size/bits_per_task": Metric("bits per task", decimals=0, better="lower"),
-    "size/floats": Metric("floats / b", decimals=3, better="lower"),
-    "size/floats_per_task": Metric("floats per task / b", decimals=3, better="lower"),
-    "size/binaries_per_task": Metric("binary values per task / b", decimals=3, better="lower"),
+    "size/bits": Metric("bits", decimals=0),
+    "size/bits_per_task": Metric("bits per task", decimals=0),
+    "size/floats": Metric("floats / b", decimals=3),
+    "size/floats_per_task": Metric("floats per task / b", decimals=3),
+    "size/binaries_per_task": Metric("binary values per task / b", decimals=3),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 from statistics import fmean
 from textwrap import fill
 from typing import Literal, NamedTuple
@@ -36,18 +37,19 @@ LINES = ("-", "--", "-.", ":")
 def styles(names: Iterable[str]) -> dict[str, Style]:
     """A colour and a marker for each name, those of a method for its name or one that begins so, as "deep ensemble".
 
-    If two names begin so, the first of them has the style. Other names get the colours that are used least.
+    If several names begin so, they share its colour, and the first of them has its marker. Names of no method get the
+    colours that are used least.
     """
     found: dict[str, Style] = {}
     names = list(dict.fromkeys(names))
+    spare = cycle(OTHER_MARKERS)
     for name in sorted(names, key=lambda name: name not in STYLE):  # a method's own name comes first
         own = STYLE.get(_method(name))
-        if own is not None and own not in found.values():
-            found[name] = own
-    for index, name in enumerate(name for name in names if name not in found):
+        if own is not None:
+            found[name] = own if own not in found.values() else (own[0], next(spare))
+    for name in (name for name in names if name not in found):
         used = [colour for colour, _ in found.values()]
-        colour = min((colour for colour, _ in STYLE.values()), key=used.count)
-        found[name] = (colour, OTHER_MARKERS[index % len(OTHER_MARKERS)])
+        found[name] = (min((colour for colour, _ in STYLE.values()), key=used.count), next(spare))
     return {name: found[name] for name in names}
 
 
