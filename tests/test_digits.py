@@ -8,12 +8,11 @@ import structured_ensembles as se
 
 
 def test_a_structured_ensemble_beats_its_network_on_digits(record_property: Callable[[str, object], None]) -> None:
-    """Three seeds, half of the neurons, five members: better accuracy, calibration and likelihood on average.
+    """Three seeds, half of the neurons, five members: better accuracy and likelihood on average.
 
-    Accuracy was better in every setting we tried. ECE was not: this network and recipe were picked, by their test
-    figures, from about fourteen, most of which had the worse ECE (a ResNet20 too:
-    benchmarks/results/selection-h200.json). So the line on ECE guards this setting against change; it is no evidence
-    that structured ensembles are better calibrated.
+    The ECE is printed, not asserted: on these digits an ensemble is about as well calibrated as one network, and which
+    of the two is ahead changes with the network, the recipe and the order of the data. (One setting out of fourteen was
+    once picked here, by its test figures, in which the ensemble was ahead; with another order of the batches it is not.)
     """
     recipe = se.Recipe.named("modern", epochs=30)
     found: dict[str, list[dict[str, float]]] = {"single": [], "structured": []}
@@ -32,5 +31,4 @@ def test_a_structured_ensemble_beats_its_network_on_digits(record_property: Call
         shown = f"accuracy {100 * accuracy:.2f} %, ECE {100 * error:.2f} %, NLL {likelihood:.4f}"
         record_property("figures", f"digits, 3 seeds, {method}: {shown}")
     assert mean["structured"]["cls/accuracy"] > mean["single"]["cls/accuracy"]
-    assert mean["structured"]["cal/ece"] < mean["single"]["cal/ece"]
     assert mean["structured"]["cal/nll"] < mean["single"]["cal/nll"]
