@@ -12,7 +12,7 @@ def test_a_structured_ensemble_beats_its_network_on_digits(record_property: Call
 
     The ECE is printed, not asserted: on these digits an ensemble is about as well calibrated as one network, and which
     of the two is ahead changes with the network, the recipe and the order of the data. (One setting out of fourteen was
-    once picked here, by its test figures, in which the ensemble was ahead; with another order of the batches it is not.)
+    once picked here, by its test figures, in which the ensemble was ahead; in another order of the batches it is not.)
     """
     recipe = se.Recipe.named("modern", epochs=30)
     found: dict[str, list[dict[str, float]]] = {"single": [], "structured": []}

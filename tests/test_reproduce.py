@@ -94,7 +94,7 @@ def toy(model: torch.nn.Module, data: se.Data, members: int = 5, **settings: obj
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("reproduce")
-    options = ["--smoke", "true", "--seeds", "0", "1", "--out", str(out), "--backend", "sequential", "--quiet", "true"]
+    options = ["--smoke", "--seeds", "0", "1", "--out", str(out), "--backend", "sequential", "--quiet"]
     assert main(["reproduce", "table-uncertainty", "--method", "single", "structured", "deep", *options]) == 0
     return out / "smoke"
 
@@ -125,7 +125,7 @@ def test_numbers_in_the_table_are_those_of_the_runs(reproduced: Path) -> None:
 
 def test_a_second_call_does_nothing_new(reproduced: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in (reproduced / "runs").rglob("*") if path.is_file()}
-    options = ["--smoke", "true", "--seeds", "0", "1", "--out", str(reproduced.parent), "--quiet", "true"]
+    options = ["--smoke", "--seeds", "0", "1", "--out", str(reproduced.parent), "--quiet"]
     assert main(["reproduce", "table-uncertainty", "--method", "single", "structured", "deep", *options]) == 0
     assert "nothing new to run" in capsys.readouterr().out
     # Another table of the same runs trains nothing either.
@@ -138,14 +138,14 @@ def test_a_method_from_outside_is_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    options = ["--smoke", "true", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet", "true"]
+    options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
     assert main(["reproduce", "table-accuracy", "--method", "test_reproduce:toy", "single", *options]) == 0
     assert "| test_reproduce:toy |" in capsys.readouterr().out
     sys.modules.pop("test_reproduce", None)
 
 
 def test_a_failing_run_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--smoke", "true", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet", "true"]
+    options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
     assert main(["reproduce", "table-accuracy", "--method", "single", "no.such:method", *options]) == 1
     captured = capsys.readouterr()
     assert "failed" in captured.err
@@ -212,7 +212,7 @@ def test_continual_studies() -> None:
 
 
 def test_continual_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--smoke", "true", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet", "true"]
+    options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
     assert main(["reproduce", "table-continual", "--method", "structured", "naive", "--epochs", "1", *options]) == 0
     assert "| structured |" in capsys.readouterr().out
     folder = tmp_path / "smoke" / "table-continual"

@@ -34,7 +34,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code. What a user did wrong becomes a sentence, not a traceback."""
-    chosen = _parser().parse_args(arguments)
+    chosen = _parser().parse_args(_with_values(sys.argv[1:] if arguments is None else arguments))
     name = chosen["subcommand"]
     options = chosen[name].as_dict()
     options.pop("config", None)
@@ -47,6 +47,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, OSError, RuntimeError, FloatingPointError) as error:
         print(f"sens: {error}", file=sys.stderr)
         return 2
+
+
+def _with_values(arguments: Sequence[str]) -> list[str]:
+    """`--smoke` alone means `--smoke true`, for the options that are true or false."""
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    hints = {} if command is None else get_type_hints(command)
+    found: list[str] = []
+    for word, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+        found.append(word)
+        if hints.get(word.removeprefix("--")) is bool and word.startswith("--"):
+            found += [] if following.lower() in ("true", "false", "yes", "no") else ["true"]
+    return found
 
 
 def _parser() -> ArgumentParser:
