@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from scipy.stats import poisson
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -78,6 +77,8 @@ class _Features(torch.autograd.Function):
 
 def terms_for(bound: float, size: int) -> int:
     """How many features describe vectors of length `size` with entries up to `bound`, to double precision."""
+    from scipy.stats import poisson  # takes as long to import as much of the rest
+
     return int(poisson.isf(1e-16, 2 * bound * bound / size)) + 2
 
 

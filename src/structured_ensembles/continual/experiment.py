@@ -22,7 +22,6 @@ from structured_ensembles.continual.tasks import BENCHMARKS, split_tasks
 from structured_ensembles.experiment import fitting_arguments, read_data
 from structured_ensembles.files import write_atomically, write_text
 from structured_ensembles.models import build_model, find_function
-from structured_ensembles.report.continual_figures import capacity_used
 from structured_ensembles.runs import machine, open_run
 
 
@@ -111,6 +110,8 @@ def backbone_name(model: str) -> str:
 
 def _close(folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: float) -> dict[str, Any]:
     """Write the figures and the results; `result.json` comes last and says that the run is done."""
+    from structured_ensembles.report.continual_figures import capacity_used  # matplotlib
+
     pictures = {"accuracy.png": matrix.figure()}
     capacity = None
     if isinstance(learner, OwningLearner):

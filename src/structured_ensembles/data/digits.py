@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.splits import hold_out
@@ -10,6 +9,8 @@ from structured_ensembles.data.splits import hold_out
 
 def read_digits(seed: int = 0) -> Data:
     """A fifth of every class is the test split, always the same one; `seed` draws the validation split."""
+    from sklearn.datasets import load_digits  # a second to import, and needed for nothing else of the core
+
     bunch = load_digits()
     images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
     labels = bunch.target

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.io import loadmat, whosmat
 from torch import Tensor
 
 from structured_ensembles.data.archives import LARGEST
@@ -19,6 +18,8 @@ def _read_svhn(paths: Sequence[Path]) -> Contents:
 
 def _read_mat(path: Path) -> tuple[Tensor, Tensor]:
     """Images (samples, channels, height, width) and labels (samples,)."""
+    from scipy.io import loadmat, whosmat
+
     try:
         sizes = {name: int(np.prod(shape)) for name, shape, _ in whosmat(path)}  # reads no values yet
         if not all(0 < sizes.get(name, 0) <= LARGEST for name in ("X", "y")):

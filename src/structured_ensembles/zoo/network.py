@@ -9,6 +9,8 @@ class Network(nn.Module):
     def reset_parameters(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
+                if module.weight.is_meta:  # nothing to draw, and PyTorch would take seconds to do it
+                    continue
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
