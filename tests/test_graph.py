@@ -180,3 +180,17 @@ def test_a_fingerprint_notices_what_moves() -> None:
     ensemble, found = fresh()
     ensemble.members[0][1].register_forward_pre_hook(lambda module, inputs: None)
     assert not found.quiet()
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_double_precision_trains_too(stepwise: Callable[[bool], None], graph: bool) -> None:
+    stepwise(graph)
+    ensemble = se.Ensemble([network(0).double()])
+    history = se.train(ensemble, few_digits(), se.Recipe(epochs=2, rate=0.02, precision="float32"), quiet=True)
+    assert history.rows[-1]["loss"] < history.rows[0]["loss"]
+    assert next(ensemble.parameters()).dtype == torch.float64
+    x = torch.randn(60, 3)
+    ensemble = se.Ensemble([se.zoo.mlp(3, 1, hidden=(8,)).double()])
+    data = se.Data.from_arrays(x, x.sum(1))
+    history = se.train(ensemble, data, se.Recipe(epochs=3, rate=0.02, precision="float32"), quiet=True)
+    assert history.rows[-1]["validation_loss"] < history.rows[0]["validation_loss"]

@@ -79,7 +79,8 @@ def _runs(part: Part, dataset: str, model: str, method: str, **arguments: Any) -
     if part.epochs is not None:
         changes["epochs"] = part.epochs
     if part.smoke:
-        changes["epochs"], members = part.epochs or 3, min(members, 3)
+        changes |= {"epochs": part.epochs or 3, "rate": 0.02}  # the paper's is too high for so small a network
+        members = min(members, 3)
         if method == "structured":
             own["search_epochs"] = 1
     one = Experiment(dataset, model, method, 0, members, {}, own, part.recipe, changes, limit=part.limit)

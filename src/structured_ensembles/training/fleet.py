@@ -69,7 +69,7 @@ def train(
     captured = _captured(recipe, where, mesh)
     ensemble.adopt(data)
     ensemble.to(where)
-    plan = _plan(data.to(where), recipe, loss, seed, where, mesh)
+    plan = _plan(data.to(where), recipe, loss, seed, where, next(ensemble.parameters()).dtype, mesh)
     path = None if checkpoint is None else Path(checkpoint)
     identity = _identity(ensemble, data, recipe, seed)
     cuda = [where] if where.type == "cuda" else []
@@ -162,12 +162,20 @@ def _captured(recipe: Recipe, device: torch.device, mesh: Mesh) -> bool:
     return device.type == "cuda" and recipe.engine != "loop" and mesh.data_places == 1
 
 
-def _plan(data: Data, recipe: Recipe, loss: Loss | None, seed: int, device: torch.device, mesh: Mesh) -> Plan:
+def _plan(
+    data: Data,
+    recipe: Recipe,
+    loss: Loss | None,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    mesh: Mesh,
+) -> Plan:
     streamed = not isinstance(data.train, TensorSplit)
     shape = data.shape
     augmentation = "none" if streamed else resolved(recipe.augmentation, shape)
     steps = data.num_batches("train", recipe.batch_size)
-    return Plan(data, recipe, _loss(data, recipe, loss), seed, device, augmentation, shape, steps, mesh)
+    return Plan(data, recipe, _loss(data, recipe, loss), seed, device, augmentation, shape, steps, dtype, mesh)
 
 
 @contextmanager

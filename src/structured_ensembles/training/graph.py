@@ -37,10 +37,10 @@ class GraphEngine:
         self.rate = torch.zeros((), device=plan.device)
         self.rates = torch.zeros(plan.steps, device=plan.device)
         data, size = plan.data, plan.recipe.batch_size
-        self.training = feed_for(data.train, data, size, plan.device, augmentation=plan.augmentation)
+        self.training = feed_for(data.train, data, size, plan.device, augmentation=plan.augmentation, dtype=plan.dtype)
         self.validation: Feed | None = None
         if data.validation is not None:
-            self.validation = feed_for(data.validation, data, 512, plan.device)
+            self.validation = feed_for(data.validation, data, 512, plan.device, dtype=plan.dtype)
         self.runners: list[Runner] = []
         self.streams: list[torch.cuda.Stream] = []
         self.steps: dict[tuple[str, int], Step] = {}
@@ -145,7 +145,7 @@ class Runner:
         self.parameters = list(named.values())
         self.leaves = [self.halves.get(name, own) for name, own in named.items()]
         self.masters: list[Tensor] = [named[name] for name in self.halves]
-        self.loss = torch.zeros((), device=plan.device)
+        self.loss = torch.zeros((), device=plan.device, dtype=plan.exact)
         self.totals = torch.zeros(2, dtype=torch.float64, device=plan.device)
         self.generator: torch.Generator | None = None
         if plan.device.type == "cuda":
@@ -227,7 +227,7 @@ class Runner:
 
     def _stacked(self, outputs: Tensor) -> Tensor:
         """Shape (members, batch, …), see `ensemble.member_outputs`."""
-        return (outputs if hasattr(self.member.network, "num_members") else outputs[None]).float()
+        return (outputs if hasattr(self.member.network, "num_members") else outputs[None]).to(self.plan.exact)
 
 
 def _castable(network: nn.Module, named: dict[str, nn.Parameter]) -> list[str]:

@@ -26,13 +26,13 @@ class LoopEngine:
 
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
         plan, size = self.plan, self.plan.recipe.batch_size
-        losses = torch.zeros(len(active), device=plan.device)
+        losses = torch.zeros(len(active), device=plan.device, dtype=plan.exact)
         for member in active:
             member.network.train()
         crops = draw_crops(plan.augmentation, plan.shape, len(plan.data.train), (plan.seed, epoch, 1), plan.device)
         for step, (stored, labels) in enumerate(plan.data.train.batches(size, (plan.seed, epoch), plan.device)):
             own = None if crops is None else crops[step * size : step * size + len(stored)]
-            inputs, targets, part = self._part(plan.data.prepare(augment(stored, own)), labels)
+            inputs, targets, part = self._part(plan.data.prepare(augment(stored, own), plan.dtype), labels)
             rate = plan.recipe.rate_at(epoch * plan.steps + step, plan.steps)
             for index, member in enumerate(active):
                 # Dropout: the same draws for a member alone and in a fleet.
@@ -43,7 +43,7 @@ class LoopEngine:
                 if part:
                     with plan.autocast():
                         outputs = member_outputs(member.network, inputs)
-                    cost = part * mean_loss(plan.loss, outputs.float(), targets)
+                    cost = part * mean_loss(plan.loss, outputs.to(plan.exact), self._fitting(targets))
                     cost.backward()
                     losses[index] += cost.detach()
                 if plan.mesh.data_places > 1:
@@ -55,6 +55,9 @@ class LoopEngine:
             for member in active:
                 average_buffers(list(member.network.buffers()), plan.mesh.group)
         return (losses / plan.steps).tolist()
+
+    def _fitting(self, targets: Tensor) -> Tensor:
+        return targets.to(self.plan.exact) if targets.is_floating_point() else targets
 
     def _part(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
         """What this process takes of a batch, and which share of the batch that is."""
@@ -77,11 +80,11 @@ class LoopEngine:
         seen = 0
         for member in active:
             member.network.eval()
-        for inputs, targets in plan.data.batches("validation", 512, device=plan.device):
+        for inputs, targets in plan.data.batches("validation", 512, device=plan.device, dtype=plan.dtype):
             for index, member in enumerate(active):
                 with plan.autocast():
-                    outputs = member_outputs(member.network, inputs).float()
-                totals[index, 0] += mean_loss(plan.loss, outputs, targets) * len(inputs)
+                    outputs = member_outputs(member.network, inputs).to(plan.exact)
+                totals[index, 0] += mean_loss(plan.loss, outputs, self._fitting(targets)) * len(inputs)
                 if classifying:
                     totals[index, 1] += (combined(outputs).argmax(-1) == targets).sum()
             seen += len(inputs)

@@ -32,7 +32,13 @@ class Plan:
     augmentation: Augmentation
     shape: tuple[int, ...]  # of one input
     steps: int  # in an epoch
+    dtype: torch.dtype = torch.float32  # of the networks, and so of their inputs
     mesh: Mesh = field(default_factory=Mesh)
+
+    @property
+    def exact(self) -> torch.dtype:
+        """What losses are computed in: the networks' type, but no less than float32."""
+        return torch.promote_types(self.dtype, torch.float32)
 
     @property
     def halved(self) -> bool:
