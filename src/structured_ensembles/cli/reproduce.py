@@ -65,7 +65,8 @@ def reproduce(
     for own in study_names() if name == "all" else (name,):
         found = carry_out(own, where, part, root=root, device=device, backend=backend, workers=workers, quiet=quiet)
         failures += len(found.failed)
-        news = f"{found.new} new runs, {found.known} known" if found.new or found.failed else "nothing new to run"
+        news = f"{found.new} runs trained or measured, {found.known} known"
+        news = news if found.new or found.failed else "nothing new to run"
         print((found.page.parent / "report.md").read_text(encoding="utf-8").partition("\n## ")[0].rstrip())
         print(f"\n{own}: {news}; see {found.page}\n")
         for run, error in found.failed.items():
