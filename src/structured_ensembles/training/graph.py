@@ -5,7 +5,7 @@ step. The host only says "again": the order of an epoch, its crops and rates lie
 there says which row is next, and losses are summed up there. Members may have different widths, for each has a stream
 of its own, and small networks, of which one alone leaves most of a GPU idle, run side by side.
 
-Measured in benchmarks/results/fleet-h200.json; the idea and its first figures are in the design notes.
+Measured by benchmarks/fleet.py; recorded in benchmarks/results/fleet-h200.json.
 """
 
 from __future__ import annotations
