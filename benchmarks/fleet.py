@@ -1,6 +1,7 @@
 """What a training step of N networks costs: ours, and every other way we know.
 
-    python benchmarks/fleet.py [--models resnet20 vgg11 resnet32] [--members 1 5 15] [--compiled 5] [--json FILE]
+    python benchmarks/fleet.py [--models resnet20 vgg11 resnet32] [--members 1 5 15] [--compiled 5] [--streams 1 2 3]
+                               [--json FILE]
 
 Networks have lost half of the inner channels of their blocks (structured members at prune=0.5). A step is forward,
 backward, SGD with momentum, at batch 128. Ours also draws, crops, flips and normalises the batch, and is timed over
@@ -14,8 +15,9 @@ are of one run; the column "of one" is the ratio to one full network in plain Py
     grouped                    one network with grouped convolutions (equal widths only; the zero channels of ResNet's
                                shortcut are not regrouped: the same cost, not the same function)
     Lightning, one network     its Trainer on one full network, batches from a DataLoader in memory
-    ours, loop, one by one     `train` called for each network
+    ours, loop, one by one     `train` called for each network (not on a GPU)
     ours, loop | graph | graph, compiled
+    ours, graph, S streams     no more than S members at a time: less memory, more time
 
 The floor is what the bytes take at the bandwidth that a copy reaches in the same run, in bfloat16: the output of every
 convolution is written and read 14 times in a step that fuses no more than what kernels do by themselves (forward:
@@ -34,7 +36,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 import structured_ensembles as se
-from recording import arguments_of, milliseconds, record, wait
+from recording import arguments_of, from_scratch, milliseconds, record, wait
 from structured_ensembles.tables import text_table
 
 PASSES = 14
@@ -43,7 +45,7 @@ SIZES = {"resnet20": (32, 10), "vgg11": (32, 10), "resnet32": (64, 200)}  # imag
 
 def main() -> None:
     arguments = arguments_of(
-        __doc__, models=list(SIZES), members=[1, 5, 15], compiled=[5], batch=128, steps=0, prune=0.5
+        __doc__, models=list(SIZES), members=[1, 5, 15], compiled=[5], streams=[1, 2, 3], batch=128, steps=0, prune=0.5
     )
     arguments.steps = arguments.steps or (60 if arguments.device.startswith("cuda") else 3)
     found = []
@@ -91,11 +93,16 @@ def compared(arguments: argparse.Namespace, model: str, members: int, bandwidth:
         "vmap": lambda: vectorized(halves(), batch, arguments),
         "grouped": lambda: grouped(halves(), batch, arguments),
         "Lightning, one network": lambda: lightning(copy.deepcopy(base), size, classes, arguments),
-        "ours, loop, one by one": lambda: separate(halves(), data, arguments),
         "ours, loop": lambda: ours(halves(), data, arguments, engine="loop"),
     }
+    if device.startswith("cpu"):
+        ways["ours, loop, one by one"] = lambda: separate(halves(), data, arguments)
     if device.startswith("cuda"):
         ways["ours, graph"] = lambda: ours(halves(), data, arguments, engine="graph")
+        for streams in (own for own in arguments.streams if own < members):
+            ways[f"ours, graph, {streams} stream{'s' * (streams > 1)}"] = lambda streams=streams: ours(
+                halves(), data, arguments, engine="graph", streams=streams
+            )
         if members in arguments.compiled:
             ways["ours, graph, compiled"] = lambda: ours(halves(), data, arguments, engine="graph", compile=True)
     if members > 1:
@@ -107,18 +114,18 @@ def compared(arguments: argparse.Namespace, model: str, members: int, bandwidth:
 
 
 def attempt(way: Callable[[], dict], device: str) -> dict:
-    """A way's figures, or why it has none; with the memory that it took."""
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+    """A way's figures, or why it has none; with the memory that it took from the GPU at its peak.
+
+    Not what is allocated: streams do not share memory, so that what one has freed is still taken.
+    """
+    cuda = device.startswith("cuda")
+    before = from_scratch() if cuda else 0
     try:
         figures = way()
     except Exception as error:
         return {"ms": None, "error": f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"}
-    if device.startswith("cuda"):
-        figures["MiB"] = (torch.cuda.max_memory_allocated() - before) / 2**20
-        figures["reserved_MiB"] = torch.cuda.max_memory_reserved() / 2**20
+    if cuda:
+        figures["MiB"] = (torch.cuda.max_memory_reserved() - before) / 2**20
     return figures
 
 

@@ -1,6 +1,7 @@
 """What the benchmarks share: a clock that waits for the device, and the file that a run leaves."""
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -46,6 +47,15 @@ def milliseconds(run: Callable[[], object], device: str, repeats: int, rounds: i
         wait(device)
         times.append((time.perf_counter() - start) / repeats)
     return 1000 * statistics.median(times)
+
+
+def from_scratch() -> int:
+    """Give back all GPU memory that is not in use; returns the bytes that are."""
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_reserved()
 
 
 def wait(device: str) -> None:

@@ -1,5 +1,6 @@
 """The walk on a GPU gives what it gives on the CPU (CI has none; run this file where there is one)."""
 
+import gc
 import random
 from pathlib import Path
 
@@ -104,6 +105,58 @@ def test_a_member_of_a_graph_is_the_network_trained_alone(dropout: float) -> Non
         )
     again = se.train(se.Ensemble(networks(dropout=dropout)), data, recipe, seed=3, quiet=True)
     assert [row["loss"] for row in again.rows] == [row["loss"] for row in history.rows]
+
+
+def memory_of(data: se.Data, members: int, **how: object) -> float:
+    """Bytes that training takes from the GPU at its peak, besides what was taken before."""
+    ensemble = se.Ensemble([se.zoo.resnet20(in_channels=1) for _ in range(members)])
+    before = from_scratch()
+    se.train(ensemble, data, se.Recipe(epochs=2, batch_size=1024, **how), quiet=True)
+    return torch.cuda.max_memory_reserved() - before
+
+
+def from_scratch() -> int:
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_reserved()
+
+
+def test_training_leaves_no_memory_behind() -> None:
+    data = se.load_data("digits")
+    memory_of(data, 3)
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - from_scratch() < 80 * 2**20  # cuBLAS's, for the stream of the caller
+
+
+def test_one_stream_takes_the_memory_of_the_loop() -> None:
+    data = se.load_data("digits")
+    loop, one, all_five = (memory_of(data, 5, **how) for how in ({"engine": "loop"}, {"streams": 1}, {}))
+    assert one <= 1.3 * loop
+    assert one < 0.5 * all_five
+
+
+def test_streams_change_nothing_but_the_memory() -> None:
+    data = se.load_data("digits")
+    losses = []
+    for streams in (None, 2, 1):
+        history = se.train(se.Ensemble(networks()), data, se.Recipe(epochs=2, rate=0.02, streams=streams), quiet=True)
+        losses.append([row["loss"] for row in history.rows])
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_what_does_not_fit_runs_in_fewer_streams() -> None:
+    data = se.load_data("digits")
+    all_four, two = memory_of(data, 4), memory_of(data, 4, streams=2)
+    whole = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((from_scratch() + (all_four + two) / 2) / whole)
+    try:
+        with pytest.warns(UserWarning, match="not enough memory for all members at once: now 2 at a time"):
+            memory_of(data, 4)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 class Impossible(nn.Module):

@@ -269,6 +269,7 @@ def test_rates_of_the_named_recipes() -> None:
         ({"schedule": "linear"}, "schedule must be one of"),
         ({"label_smoothing": 1.0}, "label_smoothing must be"),
         ({"patience": 0}, "patience must be"),
+        ({"streams": 0}, "streams must be"),
         ({"precision": "int4"}, "precision must be one of"),
     ],
 )

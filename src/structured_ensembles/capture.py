@@ -7,9 +7,11 @@ captured step is the step itself, so that the code around it need not ask.
 from __future__ import annotations
 
 import random
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,44 +20,57 @@ from torch import Tensor, nn
 
 Step = Callable[[], None]
 
+_one_at_a_time = threading.RLock()  # captures share streams
+
 
 class CaptureError(RuntimeError):
     """A step that cannot be captured; the message says why."""
 
 
-def captured(
-    step: Step,
+def captured(step: Step, device: torch.device, state: Callable[[], Iterable[Tensor]], **more: Any) -> Step:
+    """Capture `step`; what comes back does the same. See `all_captured`."""
+    return all_captured([step], device, state, **more)[0]
+
+
+def all_captured(
+    steps: Sequence[Step],
     device: torch.device,
     state: Callable[[], Iterable[Tensor]],
     *,
     modules: Sequence[nn.Module] = (),
     generators: Callable[[], Iterable[torch.Generator]] = tuple,
-    pool: Any = None,
-) -> Step:
-    """Capture `step`; what comes back does the same.
+) -> list[Step]:
+    """Capture steps that never run at the same time, and so share their memory.
 
-    state: the tensors that a step changes. The step runs twice before it is captured, to warm up; afterwards these are
+    state: the tensors that the steps change. A step runs twice before it is captured, to warm up; afterwards these are
         as they were, and those that came up meanwhile (an optimizer's momentum) are zero.
-    modules: those that run in the step. One that keeps count on the host cannot be captured, since the host takes no
+    modules: those that run in the steps. One that keeps count on the host cannot be captured, since the host takes no
         part in a replay; nor can one that draws random numbers there, or waits for the device.
-    generators: random generators of their own that the step draws from.
-    pool: memory to share with other graphs that never run at the same time.
+    generators: random generators of their own that the steps draw from.
     """
     if device.type != "cuda":
-        return step
+        return list(steps)
+    with _one_at_a_time, _deterministic():
+        try:
+            for step in steps:  # all of them before the first capture, which then has the memory that this took
+                _warm_up(step, device, state, modules)
+            own, pool = list(generators()), torch.cuda.graph_pool_handle()
+            return [_capture(step, device, own, pool) for step in steps]
+        except Exception as error:
+            torch.cuda.synchronize(device)
+            raise CaptureError(str(error).split("\n", 1)[0]) from error
+        finally:
+            _drop_workspaces()
+
+
+def _capture(step: Step, device: torch.device, generators: Sequence[torch.Generator], pool: Any) -> Step:
     graph = torch.cuda.CUDAGraph()
-    try:
-        with _deterministic():
-            _warm_up(step, device, state, modules)
-            for generator in generators():
-                graph.register_generator_state(generator)
-            # "thread_local": a loader's thread may pin memory meanwhile.
-            stream = torch.cuda.Stream(device)  # torch's own may be on another device
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                step()
-    except Exception as error:
-        torch.cuda.synchronize(device)
-        raise CaptureError(str(error).split("\n", 1)[0]) from error
+    for generator in generators:
+        graph.register_generator_state(generator)
+    _drop_workspaces()
+    # "thread_local": a loader's thread may pin memory meanwhile.
+    with torch.cuda.graph(graph, pool=pool, stream=_stream(device, 0), capture_error_mode="thread_local"):
+        step()
     return graph.replay
 
 
@@ -66,6 +81,21 @@ def captured_if_possible(step: Step, device: torch.device, state: Callable[[], I
     except CaptureError as error:
         warnings.warn(f"this goes on without a CUDA graph, slower: {error}", stacklevel=2)
         return step
+
+
+def side_streams(device: torch.device, number: int) -> list[torch.cuda.Stream]:
+    """Streams for `side_by_side`, always the same ones; none where there are no streams."""
+    return [_stream(device, 1 + index) for index in range(number)] if device.type == "cuda" else []
+
+
+@cache
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _drop_workspaces() -> None:
+    """Free what cuBLAS keeps for every stream it ever ran on, up to 64 MiB: a graph gets its own, and leaves none."""
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 def side_by_side(parts: Sequence[Step], streams: Sequence[torch.cuda.Stream]) -> None:
@@ -98,7 +128,7 @@ def _warm_up(
             else:
                 tensor.zero_()
 
-    stream = torch.cuda.Stream(device)
+    stream = _stream(device, 0)
     stream.wait_stream(torch.cuda.current_stream(device))
     try:
         with torch.cuda.stream(stream):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.capture import CaptureError, Step, captured, side_by_side
+from structured_ensembles.capture import CaptureError, Step, captured, side_by_side, side_streams
 
 MOST_SHAPES = 8  # further ones run without a graph
 
@@ -106,7 +106,7 @@ def _captured(ensemble: Any, x: Tensor) -> tuple[Tensor, list[Tensor], Step]:
     # Tensors made in inference mode could not be written to outside of it.
     with torch.inference_mode(False), torch.no_grad():
         place, results = x.clone(), [torch.empty(0)] * len(ensemble.members)
-        streams = [torch.cuda.Stream(x.device) for _ in ensemble.members]
+        streams = side_streams(x.device, len(ensemble.members))
 
         def run(number: int, member: nn.Module, prepared: Tensor) -> None:
             results[number] = member_outputs(member, prepared)

@@ -236,7 +236,7 @@ def _copy_into(copy: dict[str, Tensor], network: nn.Module) -> None:
 def _identity(ensemble: Ensemble, data: Data, recipe: Recipe, seed: int) -> str:
     """What a checkpoint must agree on with the run that goes on from it."""
     shapes = [[name, list(tensor.shape)] for name, tensor in ensemble.state_dict().items()]
-    what = {name: value for name, value in recipe.to_dict().items() if name not in ("engine", "compile")}
+    what = {name: value for name, value in recipe.to_dict().items() if name not in ("engine", "compile", "streams")}
     described = [shapes, data.name, len(data.train), what, seed]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 

@@ -3,13 +3,16 @@
 The batch, the forward and backward passes, and the optimizers of all members are captured once and replayed for every
 step. The host only says "again": the order of an epoch, its crops and rates lie in tables on the device, a counter
 there says which row is next, and losses are summed up there. Members may have different widths, for each has a stream
-of its own, and small networks, of which one alone leaves most of a GPU idle, run side by side.
+of its own, and small networks, of which one alone leaves most of a GPU idle, run side by side. That takes the memory of
+as many sets of activations; `Recipe.streams` lets fewer run at a time, in less memory.
 
 Measured by benchmarks/fleet.py; recorded in benchmarks/results/fleet-h200.json.
 """
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from structured_ensembles.capture import CaptureError, Step, captured, side_by_side
+from structured_ensembles.capture import CaptureError, Step, all_captured, side_by_side, side_streams
 from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.data.splits import Batch
@@ -33,7 +36,6 @@ class GraphEngine:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.cuda = plan.device.type == "cuda"
         self.rate = torch.zeros((), device=plan.device)
         self.rates = torch.zeros(plan.steps, device=plan.device)
         data, size = plan.data, plan.recipe.batch_size
@@ -43,6 +45,7 @@ class GraphEngine:
             self.validation = feed_for(data.validation, data, 512, plan.device, dtype=plan.dtype)
         self.runners: list[Runner] = []
         self.streams: list[torch.cuda.Stream] = []
+        self.at_once: int = plan.recipe.streams or sys.maxsize
         self.steps: dict[tuple[str, int], Step] = {}
         self._loss_modules = [plan.loss] if isinstance(plan.loss, nn.Module) else []
 
@@ -80,27 +83,47 @@ class GraphEngine:
             return
         self.steps.clear()  # before anything new is made, so that its memory is free
         self.runners = [Runner(member, self.plan, self.rate) for member in active]
-        if self.cuda:
-            self.streams = [torch.cuda.Stream(self.plan.device) for _ in active]
-        pool = torch.cuda.graph_pool_handle() if self.cuda else None
+        self.at_once = min(self.at_once, len(active))
+        while not self._fits():
+            if self.at_once == 1:
+                raise CaptureError("there is not enough memory")
+            self.at_once = (self.at_once + 1) // 2
+            warnings.warn(f"not enough memory for all members at once: now {self.at_once} at a time", stacklevel=4)
+
+    def _fits(self) -> bool:
+        """Capture all steps; False if there is not enough memory."""
+        try:
+            self._capture()
+            return True
+        except CaptureError as error:
+            if not _lacks_memory(error):
+                raise
+        self.steps.clear()
+        torch.cuda.empty_cache()
+        return False
+
+    def _capture(self) -> None:
+        self.streams = side_streams(self.plan.device, self.at_once)
         kinds: list[tuple[str, Feed, Callable[[int], None]]] = [("train", self.training, self._train_step)]
         if self.validation is not None:
             kinds.append(("validate", self.validation, self._validation_step))
         if self.plan.recipe.compile:
             from torch._dynamo import config
 
-            config.recompile_limit = max(config.recompile_limit, 2 * len(active))  # members share a function's code
+            # Members share a function's code.
+            config.recompile_limit = max(config.recompile_limit, 2 * len(self.runners))
+        steps: dict[tuple[str, int], Step] = {}
         for kind, feed, function in kinds:
-            for size in feed.sizes:
-                feed.step.zero_()
-                self.steps[kind, size] = captured(
-                    partial(function, size),
-                    self.plan.device,
-                    self._state,
-                    modules=[runner.member.network for runner in self.runners] + self._loss_modules,
-                    generators=lambda: [r.generator for r in self.runners if r.generator and r.draws],
-                    pool=pool,
-                )
+            feed.step.zero_()
+            steps |= {(kind, size): partial(function, size) for size in feed.sizes}
+        graphs = all_captured(
+            list(steps.values()),
+            self.plan.device,
+            self._state,
+            modules=[runner.member.network for runner in self.runners] + self._loss_modules,
+            generators=lambda: [r.generator for r in self.runners if r.generator and r.draws],
+        )
+        self.steps = dict(zip(steps, graphs, strict=True))
 
     def _state(self) -> Iterator[Tensor]:
         yield self.rate
@@ -247,6 +270,13 @@ def _castable(network: nn.Module, named: dict[str, nn.Parameter]) -> list[str]:
         and not own._backward_hooks  # a hook on the parameter would not see the copy's derivative
         and not own._post_accumulate_grad_hooks
     ]
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether that is behind it; what ends a broken capture may complain of something else."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 @contextmanager

@@ -33,6 +33,8 @@ class Recipe:
         the members one by one; "graph" captures a step of all of them in one CUDA graph; "auto" takes that on a GPU.
     compile: in the graph, run networks through torch.compile: some seconds more at the start. It pays for networks that
         have many small operations, and no batch normalisation, for which we have kernels. The loop does without.
+    streams: how many members the graph runs at the same time, each with activations in memory; None: all of them. With
+        1 it needs no more memory than the loop. If memory does not suffice, it takes fewer by itself.
     """
 
     epochs: int = 60
@@ -53,6 +55,7 @@ class Recipe:
     precision: Precision = "auto"
     engine: EngineName = "auto"
     compile: bool = False
+    streams: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 0), ("batch_size", 1)):
@@ -67,6 +70,8 @@ class Recipe:
             raise ValueError(f"label_smoothing must be at least 0 and less than 1, not {self.label_smoothing!r}")
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be a number of epochs, or None, not {self.patience!r}")
+        if self.streams is not None and self.streams < 1:
+            raise ValueError(f"streams must be a number of members, or None for all of them, not {self.streams!r}")
         choices = {
             "optimizer": Optimizer,
             "schedule": Schedule,
