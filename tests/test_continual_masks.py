@@ -13,6 +13,7 @@ import structured_ensembles as se
 from continual_cases import SHORT, inputs_of, learn_and_check, logits_of, make_backbone, make_tasks
 from structured_ensembles.continual import PruningLearner, StructuredLearner
 from structured_ensembles.continual import structured as structured_module
+from structured_ensembles.continual.heads import PaperHead, TaskNetwork
 from structured_ensembles.continual.masks import Owners
 
 TASKS = make_tasks()
@@ -161,3 +162,9 @@ def test_what_was_trained_is_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
         x = task.data.prepare(inputs_of(task))
         with torch.no_grad():
             assert torch.equal(trained[-1](x), learner.network(task.number)(x))
+
+
+def test_the_papers_head_leaves_the_features_to_be_pruned() -> None:
+    """Its copies of a feature go with the feature."""
+    network = TaskNetwork(make_backbone("plain"), PaperHead(16, 2))
+    assert "backbone.conv2" in se.trace(network, torch.zeros(2, 1, 7, 7)).prunable

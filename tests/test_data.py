@@ -137,3 +137,16 @@ def zip_batches(data: se.Data, seed: int) -> list[tuple[torch.Tensor, torch.Tens
 def test_bad_arrays_are_named(inputs, targets, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         se.Data.from_arrays(inputs, targets, **arguments)
+
+
+def test_data_can_be_printed() -> None:
+    data = se.load_data("digits")
+    assert str(data) == (
+        f"Data(digits, 10 classes, train: TensorSplit({len(data.train):,} samples, uint8 of shape (1, 8, 8)), "
+        f"validation: TensorSplit({len(data.split('validation'))} samples, uint8 of shape (1, 8, 8)), "
+        f"test: TensorSplit({len(data.split('test'))} samples, uint8 of shape (1, 8, 8)))"
+    )
+    values = torch.randn(20, 3)
+    assert str(se.Data.from_arrays(values, values[:, 0], validation=0.0)) == (
+        "Data(arrays, regression, train: TensorSplit(20 samples, float32 of shape (3,)))"
+    )

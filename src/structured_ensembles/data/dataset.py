@@ -20,7 +20,7 @@ Task = Literal["classification", "regression"]
 SplitName = Literal["train", "validation", "test"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Data:
     """A data set for one task; made by `from_arrays`, `from_datasets`, `from_loaders` or `load_data`.
 
@@ -34,6 +34,12 @@ class Data:
     test: Split | None
     normalization: Normalization | None = None
     name: str = "arrays"
+
+    def __repr__(self) -> str:
+        what = f"{self.num_classes} classes" if self.classes else self.task
+        named = {name: getattr(self, name) for name in ("train", "validation", "test")}
+        splits = ", ".join(f"{name}: {split}" for name, split in named.items() if split is not None)
+        return f"Data({self.name}, {what}, {splits})"
 
     @classmethod
     def from_arrays(

@@ -29,7 +29,7 @@ class Split(Protocol):
     def to(self, device: torch.device | str) -> Split: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TensorSplit:
     """Some samples of stored tensors: inputs (stored, …), targets (stored, …), and which of them, shape (samples,).
 
@@ -39,6 +39,10 @@ class TensorSplit:
     inputs: Tensor
     targets: Tensor
     index: Tensor
+
+    def __repr__(self) -> str:
+        kind = str(self.inputs.dtype).removeprefix("torch.")
+        return f"TensorSplit({len(self):,} samples, {kind} of shape {tuple(self.inputs.shape[1:])})"
 
     def __len__(self) -> int:
         return len(self.index)
