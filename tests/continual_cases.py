@@ -113,13 +113,13 @@ def learn_and_check(learner: Learner, tasks: list[Task]) -> dict[int, Tensor]:
 
 
 class Digits(nn.Module):
-    """Three convolutions of 16, 32 and 64 channels for 8×8 images: what split digits are learned with."""
+    """Three convolutions of 32, 64 and 128 channels for 8×8 images: what split digits are learned with."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 16, 3, padding=1, bias=False)
-        self.conv2 = nn.Conv2d(16, 32, 3, padding=1, bias=False)
-        self.conv3 = nn.Conv2d(32, 64, 3, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(1, 32, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(32, 64, 3, padding=1, bias=False)
+        self.conv3 = nn.Conv2d(64, 128, 3, padding=1, bias=False)
         for conv in (self.conv1, self.conv2, self.conv3):
             nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
 

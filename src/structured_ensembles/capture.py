@@ -54,7 +54,6 @@ def all_captured(
         try:
             for step in steps:  # all of them before the first capture, which then has the memory that this took
                 _warm_up(step, device, state, modules)
-            _check_room(device)
             own, pool = list(generators()), torch.cuda.graph_pool_handle()
             return [_capture(step, device, own, pool) for step in steps]
         except Exception as error:
@@ -74,15 +73,6 @@ def _capture(step: Step, device: torch.device, generators: Sequence[torch.Genera
     with torch.cuda.graph(graph, pool=pool, stream=_stream(device, 0), capture_error_mode="thread_local"):
         step()
     return graph.replay
-
-
-def _check_room(device: torch.device) -> None:
-    """Raise an error if a capture would not find as much memory as the warm-up took: it cannot fail in good order."""
-    taken = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    _drop_workspaces()
-    torch.cuda.empty_cache()
-    torch.empty(int(1.1 * taken), dtype=torch.uint8, device=device)
-    torch.cuda.empty_cache()
 
 
 def _mend_generator(device: torch.device) -> None:

@@ -111,4 +111,7 @@ def _largest(scores: Tensor, dropped: int) -> Tensor:
     """True for all but the `dropped` smallest scores."""
     if dropped == 0:
         return torch.ones_like(scores, dtype=torch.bool)
-    return scores > scores.flatten().kthvalue(dropped).values
+    flat = scores.flatten()
+    # On a GPU, kthvalue searches with a single block of threads; sorting keeps all of it busy.
+    least = flat.sort().values[dropped - 1] if flat.is_cuda else flat.kthvalue(dropped).values
+    return scores > least

@@ -11,8 +11,6 @@ Measured by benchmarks/fleet.py; recorded in benchmarks/results/fleet-h200.json.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -45,7 +43,6 @@ class GraphEngine:
             self.validation = feed_for(data.validation, data, 512, plan.device, dtype=plan.dtype)
         self.runners: list[Runner] = []
         self.streams: list[torch.cuda.Stream] = []
-        self.at_once: int = plan.recipe.streams or sys.maxsize
         self.steps: dict[tuple[str, int], Step] = {}
         self._loss_modules = [plan.loss] if isinstance(plan.loss, nn.Module) else []
 
@@ -83,27 +80,7 @@ class GraphEngine:
             return
         self.steps.clear()  # before anything new is made, so that its memory is free
         self.runners = [Runner(member, self.plan, self.rate) for member in active]
-        self.at_once = min(self.at_once, len(active))
-        while not self._fits():
-            if self.at_once == 1:
-                raise CaptureError("there is not enough memory")
-            self.at_once = (self.at_once + 1) // 2
-            warnings.warn(f"not enough memory for all members at once: now {self.at_once} at a time", stacklevel=4)
-
-    def _fits(self) -> bool:
-        """Capture all steps; False if there is not enough memory."""
-        try:
-            self._capture()
-            return True
-        except CaptureError as error:
-            if not _lacks_memory(error):
-                raise
-        self.steps.clear()
-        torch.cuda.empty_cache()
-        return False
-
-    def _capture(self) -> None:
-        self.streams = side_streams(self.plan.device, self.at_once)
+        self.streams = side_streams(self.plan.device, min(self.plan.recipe.streams or len(active), len(active)))
         kinds: list[tuple[str, Feed, Callable[[int], None]]] = [("train", self.training, self._train_step)]
         if self.validation is not None:
             kinds.append(("validate", self.validation, self._validation_step))
@@ -270,13 +247,6 @@ def _castable(network: nn.Module, named: dict[str, nn.Parameter]) -> list[str]:
         and not own._backward_hooks  # a hook on the parameter would not see the copy's derivative
         and not own._post_accumulate_grad_hooks
     ]
-
-
-def _lacks_memory(error: BaseException | None) -> bool:
-    """Whether that is behind it; what ends a broken capture may complain of something else."""
-    while error is not None and not isinstance(error, torch.OutOfMemoryError):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 @contextmanager
