@@ -113,17 +113,20 @@ def learn_and_check(learner: Learner, tasks: list[Task]) -> dict[int, Tensor]:
 
 
 class Digits(nn.Module):
-    """Three convolutions of 32, 64 and 128 channels for 8×8 images: what split digits are learned with."""
+    """Three normalised convolutions of 32, 64 and 128 channels for 8×8 images: what split digits are learned with."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 32, 3, padding=1, bias=False)
-        self.conv2 = nn.Conv2d(32, 64, 3, padding=1, bias=False)
-        self.conv3 = nn.Conv2d(64, 128, 3, padding=1, bias=False)
-        for conv in (self.conv1, self.conv2, self.conv3):
+        widths = (1, 32, 64, 128)
+        self.convs = nn.ModuleList(
+            nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+            for inputs, outputs in zip(widths, widths[1:], strict=False)
+        )
+        self.norms = nn.ModuleList(map(nn.BatchNorm2d, widths[1:]))
+        for conv in self.convs:
             nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        return F.relu(self.conv3(x)).mean((2, 3))
+        for conv, norm in zip(self.convs[:-1], self.norms[:-1], strict=True):
+            x = F.max_pool2d(F.relu(norm(conv(x))), 2)
+        return F.relu(self.norms[-1](self.convs[-1](x))).mean((2, 3))

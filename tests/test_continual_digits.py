@@ -9,15 +9,17 @@ from continual_cases import Digits
 from structured_ensembles.continual import LEARNERS, AccuracyMatrix, load_tasks, run_sequence
 
 SETTING = {"epochs": 20, "batch_size": 32, "rate": 3e-3, "quiet": True}
-OWN = {"structured": {"prune": 0.7}}
+# What one of the 72 test images of the first task weighs in the mean accuracy of three seeds: other processors round
+# differently, and one image more or less is no difference between methods.
+IMAGE = 1 / 72 * 5 / 15 / 3
 
 
 def test_split_digits(record_property: Callable[[str, object], None]) -> None:
-    """The structured learner beats Pruning and BatchEnsemble, and comes close to SupSup in a 300th of its memory.
+    """The structured learner is as good as a network per task and as SupSup, whose masks take 800 times the memory.
 
-    Epochs, rate and `prune` were chosen by validation accuracy over six seeds, for all methods together. Single,
-    SupSup and structured all answer more than 99.5 % rightly, and which is ahead changes with the order of the data;
-    SupSup was ahead of structured both times we looked, by 0.06 and 0.31 points. The paper's win is not seen here.
+    The backbone, epochs and rate were chosen for all methods together, on held-out training images: there, over 12
+    seeds, single has 99.90, SupSup 99.86, structured 99.85 %, which is to say that they are equal. Without
+    normalisation the features of late tasks are badly conditioned, and structured falls behind (99.62 %).
     """
     found: dict[str, list[AccuracyMatrix]] = {method: [] for method in LEARNERS}
     extra = {}
@@ -25,7 +27,7 @@ def test_split_digits(record_property: Callable[[str, object], None]) -> None:
         tasks = load_tasks("digits", seed=seed)
         for method, kind in LEARNERS.items():
             torch.manual_seed(seed)
-            learner = kind(Digits(), seed=seed, **SETTING, **OWN.get(method, {}))
+            learner = kind(Digits(), seed=seed, **SETTING)
             found[method].append(run_sequence(learner, tasks))
             memory = learner.memory()
             extra[method] = memory.bytes(heads=False) - 4 * memory.backbone
@@ -40,12 +42,12 @@ def test_split_digits(record_property: Callable[[str, object], None]) -> None:
             f"final {100 * final:.2f} %, forgetting {100 * forgetting[method]:.2f} %, "
             f"without identity {100 * unaided:.2f} %, {extra[method]:,} bytes besides one backbone",
         )
-    assert accuracy["single"] >= max(accuracy.values()) - 0.005
+    assert accuracy["single"] >= max(accuracy.values()) - IMAGE
     assert forgetting["naive"] > 0.02
     assert all(forgetting[method] == 0 for method in found if method != "naive")
     assert accuracy["naive"] < min(accuracy[method] for method in found if method != "naive")
     for rival in ("pruning", "batch-ensemble"):
         assert accuracy["structured"] >= accuracy[rival]
-    assert accuracy["structured"] >= accuracy["supsup"] - 0.01
-    assert 300 * extra["structured"] < extra["supsup"]
+    assert accuracy["structured"] >= accuracy["supsup"] - IMAGE
+    assert 700 * extra["structured"] < extra["supsup"]
     assert extra["structured"] < extra["batch-ensemble"] < extra["supsup"] < extra["single"]
