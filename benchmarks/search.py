@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=5)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3 if torch.cuda.is_available() else 5)
     parser.add_argument("--batches", type=int, default=0, help="in an epoch; what happens once is spread over them")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)

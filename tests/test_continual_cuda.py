@@ -1,12 +1,14 @@
 """Continual learning on a GPU, where a step is a CUDA graph (CI has none; run this file where there is one)."""
 
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
+import structured_ensembles as se
 from continual_cases import SHORT, inputs_of, learn_and_check, make_backbone, make_tasks
-from structured_ensembles.continual import LEARNERS, StructuredLearner
+from structured_ensembles.continual import LEARNERS, StructuredLearner, run_sequence
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -23,6 +25,19 @@ def test_the_guarantee(backbone: str, optimizer: str) -> None:
         make_backbone(backbone), search_epochs=1, optimizer=optimizer, weight_decay=0.01, device="cuda", **SHORT
     )
     learn_and_check(learner, TASKS)
+
+
+@pytest.mark.parametrize("method", ["structured", "supsup"])
+def test_the_papers_backbone_learns_in_graphs(method: str) -> None:
+    """Two tasks of colour images, enough for the second to meet whatever the graphs of the first left behind."""
+    pixels = torch.randint(0, 256, (1200, 3, 32, 32), dtype=torch.uint8)
+    labels = torch.arange(1200) % 4
+    data = se.Data.from_arrays(pixels, labels, test=(pixels[:600], labels[:600]))
+    own = {"search_epochs": 1} if method == "structured" else {}
+    learner = LEARNERS[method](se.zoo.half_vgg11_backbone(), epochs=2, quiet=True, device="cuda", **own)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".* without a CUDA graph")
+        run_sequence(learner, se.continual.split_tasks(data, 2))
 
 
 @pytest.mark.parametrize("method", LEARNERS)

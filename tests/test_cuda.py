@@ -164,6 +164,7 @@ def test_a_capture_that_breaks_off_leaves_all_in_order() -> None:
     with pytest.warns(UserWarning, match="training goes on without a CUDA graph"):
         history = se.train(ensemble, data, se.Recipe(epochs=2, rate=0.02), quiet=True)
     assert history.rows[-1]["loss"] < history.rows[0]["loss"]
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
     torch.rand(3, device="cuda")
     again = se.train(se.Ensemble(networks(2, dropout=0.3)), data, se.Recipe(epochs=2, rate=0.02), quiet=True)
     assert again.rows[-1]["loss"] < again.rows[0]["loss"]

@@ -6,11 +6,12 @@ captured step is the step itself, so that the code around it need not ask.
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -50,7 +51,7 @@ def all_captured(
     """
     if device.type != "cuda":
         return list(steps)
-    with _one_at_a_time, _deterministic():
+    with _one_at_a_time, _deterministic(), _no_collecting():
         try:
             for step in steps:  # all of them before the first capture, which then has the memory that this took
                 _warm_up(step, device, state, modules)
@@ -58,7 +59,6 @@ def all_captured(
             return [_capture(step, device, own, pool) for step in steps]
         except Exception as error:
             torch.cuda.synchronize(device)
-            _mend_generator(device)
             raise CaptureError(str(error).split("\n", 1)[0]) from error
         finally:
             _drop_workspaces()
@@ -69,16 +69,26 @@ def _capture(step: Step, device: torch.device, generators: Sequence[torch.Genera
     for generator in generators:
         graph.register_generator_state(generator)
     _drop_workspaces()
-    # "thread_local": a loader's thread may pin memory meanwhile.
-    with torch.cuda.graph(graph, pool=pool, stream=_stream(device, 0), capture_error_mode="thread_local"):
-        step()
+    here = torch.cuda.current_stream(device)
+    try:
+        # "thread_local": a loader's thread may pin memory meanwhile.
+        with torch.cuda.graph(graph, pool=pool, stream=_stream(device, 0), capture_error_mode="thread_local"):
+            step()
+    except Exception:
+        _clean_up(device, pool, here)
+        raise
     return graph.replay
 
 
-def _mend_generator(device: torch.device) -> None:
-    """A capture that broke off leaves the device's random generator in a state that only a graph may draw from."""
-    default = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-    default.graphsafe_set_state(default.clone_state())
+def _clean_up(device: torch.device, pool: Any, stream: torch.cuda.Stream) -> None:
+    """End what a capture that broke off has begun. Torch does not, and then no other capture would succeed."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_stream(stream)
+    with suppress(RuntimeError):  # it had ended
+        torch._C._cuda_endAllocateToPool(index, pool)
+    # The generator is in a state that only a graph may draw from; its copy is not.
+    generator = torch.cuda.default_generators[index]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def captured_if_possible(step: Step, device: torch.device, state: Callable[[], Iterable[Tensor]], **more: Any) -> Step:
@@ -169,6 +179,18 @@ def _host_state(modules: Sequence[nn.Module]) -> list[object]:
 
 
 @contextmanager
+def _no_collecting() -> Iterator[None]:
+    """No garbage collection: if it came upon a graph of earlier, that graph's end would break the capture."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+@contextmanager
 def _deterministic() -> Iterator[None]:
     """The same seed gives the same numbers, unless cuDNN was told to choose its algorithms by timing them."""
     before = torch.backends.cudnn.deterministic
@@ -183,7 +205,9 @@ def _deterministic() -> Iterator[None]:
 def _no_waiting() -> Iterator[None]:
     """An error for whatever makes the host wait for the device: it would break a capture in a worse way."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
