@@ -6,6 +6,8 @@ import csv
 import io
 from dataclasses import dataclass, field
 
+from structured_ensembles.tables import text_table
+
 Row = dict[str, float | int | None]
 COLUMNS = ("epoch", "member", "rate", "loss", "validation_loss", "validation_accuracy", "seconds")
 
@@ -16,6 +18,23 @@ class History:
 
     rows: list[Row] = field(default_factory=list)
     stopped: dict[int, str] = field(default_factory=dict)  # why a member stopped before the last epoch
+
+    def __str__(self) -> str:
+        members = sorted({int(row["member"] or 0) for row in self.rows})
+        header: tuple[str, ...] = ("member", "epochs", "last loss", "best validation loss", "best validation accuracy")
+        rows = [self._line(member) for member in members]
+        if self.stopped:
+            header = (*header, "stopped")
+            rows = [(*row, self.stopped.get(member, "")) for member, row in zip(members, rows, strict=True)]
+        table = text_table(header, rows)
+        return f"{table}\n{self.epochs} epochs in {self.seconds:.1f} s"
+
+    def _line(self, member: int) -> tuple[str, ...]:
+        rows = self.of(member)
+        losses = [row["validation_loss"] for row in rows if row["validation_loss"] is not None]
+        accuracies = [row["validation_accuracy"] for row in rows if row["validation_accuracy"] is not None]
+        figures = (rows[-1]["loss"], min(losses, default=None), max(accuracies, default=None))
+        return str(member), str(len(rows)), *("–" if value is None else f"{value:.4f}" for value in figures)
 
     @property
     def epochs(self) -> int:

@@ -22,6 +22,7 @@ from structured_ensembles.parallel import add_up, rank, world
 from structured_ensembles.progress import progress
 from structured_ensembles.scaling import Scales, scaled
 from structured_ensembles.search import check_task
+from structured_ensembles.tables import text_table
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,13 @@ class Scores:
     """How much each neuron of each prunable group matters to one member: vectors of shape (size,), none negative."""
 
     values: Mapping[str, Tensor]
+
+    def __str__(self) -> str:
+        rows = [
+            (name, f"{len(own):,}", *(f"{float(value):.2e}" for value in (own.min(), own.median(), own.max())))
+            for name, own in self.values.items()
+        ]
+        return text_table(("group", "neurons", "least", "median", "greatest"), rows)
 
 
 def saliency(

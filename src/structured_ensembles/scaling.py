@@ -1,8 +1,7 @@
 """Scales: N vectors per channel group, and running a model under them.
 
 Member i of the ensemble sees the output of every prunable layer multiplied, channel by channel, with its own vector.
-All
-members run in one pass: the rows of a batch are grouped by member, and each group meets its member's vectors.
+All members run in one pass: the rows of a batch are grouped by member, and each group meets its member's vectors.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph, Output
+from structured_ensembles.tables import text_table
 
 Initial = Literal["N(0,1)", "N(0,2)", "N(0,5)", "U(0,1)", "U(-1,1)"]
 Placement = Literal["output", "norm"]
@@ -35,6 +35,14 @@ class Scales:
     placement: Placement = "output"
     statistics: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     history: Sequence[Mapping[str, float]] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        rows = [
+            (name, f"{own.shape[1]:,}", *(f"{float(value):.3f}" for value in (own.min(), own.mean(), own.max())))
+            for name, own in self.vectors.items()
+        ]
+        table = text_table(("group", "neurons", "least", "mean", "greatest"), rows)
+        return f"{table}\n{self.members} scaling vectors for each group, on its {self.placement}"
 
     @property
     def members(self) -> int:

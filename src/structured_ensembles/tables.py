@@ -21,4 +21,10 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell.replace(",", "").replace(".", "").replace("%", "").replace(" ", "").replace("/", "").isdigit()
+    """Also a share such as 3/6, and the dash that stands for a number that is not there."""
+    try:
+        for part in cell.replace(",", "").replace("%", "").replace(" ", "").split("/"):
+            float(part.replace("–", "0"))
+    except ValueError:
+        return False
+    return True

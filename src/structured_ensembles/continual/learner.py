@@ -117,6 +117,10 @@ class Learner:
             for name in ("epochs", "optimizer", "rate", "momentum", "weight_decay", "batch_size", "augmentation")
         } | {"seed": seed, "head": head}
 
+    def __repr__(self) -> str:
+        tasks = ", ".join(map(str, self.learned)) or "none yet"
+        return f"{type(self).__name__}({type(self.backbone).__name__}, tasks learned: {tasks})"
+
     # Learning -------------------------------------------------------------------------------------------------------
 
     def learn(self, task: Task) -> None:

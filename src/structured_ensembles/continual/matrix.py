@@ -76,6 +76,10 @@ class AccuracyMatrix:
         without = {"accuracy_without_identity": self.unaided, "task_inference_accuracy": self.inferred}
         return found | {name: value for name, value in without.items() if value is not None}
 
+    def __str__(self) -> str:
+        figures = [f"{name.replace('_', ' ')} {100 * value:.2f} %" for name, value in self.figures.items()]
+        return f"{self.table()}\n{', '.join(figures)}"
+
     def table(self) -> str:
         """R in per cent, a row per task learned."""
         header = ("after", *(f"task {number}" for number in range(len(self))), "mean")
