@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Hashable
 from functools import partial
 from typing import Any
@@ -14,13 +15,14 @@ from torch import Tensor, nn
 from structured_ensembles.capture import CaptureError, Step, captured, side_by_side, side_streams
 
 MOST_SHAPES = 8  # further ones run without a graph
+WORTHWHILE = 4  # a capture takes as long as some passes: a shape that comes less often is not worth one
 
 
 class Replays:
     """The graphs of one ensemble. They hold addresses of its weights, and are dropped when these have moved."""
 
     def __init__(self) -> None:
-        self.seen: set[Hashable] = set()
+        self.seen: Counter[Hashable] = Counter()
         self.graphs: dict[Hashable, tuple[Tensor, list[Tensor], Step]] = {}
         self.print: Fingerprint | None = None  # of the ensemble that was captured
         self.possible = True
@@ -54,9 +56,8 @@ class Replays:
             return None
         key = _key(x)
         if key not in self.graphs:
-            first = key not in self.seen  # a shape that comes once is not worth a capture
-            self.seen.add(key)
-            if first or len(self.graphs) >= MOST_SHAPES:
+            self.seen[key] += 1
+            if self.seen[key] < WORTHWHILE or len(self.graphs) >= MOST_SHAPES:
                 return None
             try:
                 self.graphs[key] = _captured(ensemble, x)
