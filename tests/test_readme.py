@@ -1,6 +1,8 @@
 """The figures in the README are those of recorded runs."""
 
 import json
+import statistics
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,27 @@ def test_the_table_of_training_steps() -> None:
         assert f"| {title} | {' | '.join(shown)} |" in TEXT
     one = f"{rows['one full network, eager', 1]:.1f}"
     assert f"for comparison | {one} | {one} | {one} |" in TEXT
+
+
+def test_the_table_of_continual_learners() -> None:
+    printed = (ROOT / "src/structured_ensembles/paper/published/continual-accuracy.toml").read_text(encoding="utf-8")
+    published = tomllib.loads(printed)["rows"]
+    titles = {
+        "naive": "naive: one network, trained on",
+        "single": "single: a network for each task",
+        "supsup": "SupSup",
+        "batch-ensemble": "BatchEnsemble",
+        "pruning": "Pruning",
+        "structured": "**structured**",
+    }
+    for method, title in titles.items():
+        runs = [row for row in recorded("continual-split-mnist-cpu") if f"-{method}-" in row["run"]]
+        values = [100 * row["figures"]["accuracy"] for row in runs]
+        extra = runs[0]["memory"]["bytes_without_heads"] - 4 * runs[0]["memory"]["backbone"]
+        cells = [f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}", f"{extra:,}"]
+        ours, size = (f"**{cell}**" for cell in cells) if method == "structured" else cells
+        assert len(values) == 3
+        assert f"| {title} | {ours} | {published[method][0][0]:.2f} | {size} |" in TEXT
 
 
 def test_the_sentences_about_runs() -> None:
