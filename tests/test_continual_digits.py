@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from continual_cases import Digits
@@ -14,6 +15,7 @@ SETTING = {"epochs": 20, "batch_size": 32, "rate": 3e-3, "quiet": True}
 IMAGE = 1 / 72 * 5 / 15 / 3
 
 
+@pytest.mark.filterwarnings("ignore:task . gets no neuron")  # Pruning may have given all away
 def test_split_digits(record_property: Callable[[str, object], None]) -> None:
     """The structured learner is as good as a network per task and as SupSup, whose masks take 800 times the memory.
 

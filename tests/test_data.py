@@ -5,6 +5,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import structured_ensembles as se
+from structured_ensembles.data.feeds import feed_for
 
 
 def test_splits_are_stratified_disjoint_and_drawn_once_per_seed() -> None:
@@ -150,3 +151,22 @@ def test_data_can_be_printed() -> None:
     assert str(se.Data.from_arrays(values, values[:, 0], validation=0.0)) == (
         "Data(arrays, regression, train: TensorSplit(20 samples, float32 of shape (3,)))"
     )
+
+
+@pytest.mark.parametrize(("samples", "size"), [(259, 32), (9000, 128), (44929, 128), (5, 8), (7, 1), (64, 32)])
+@pytest.mark.parametrize("even", [False, True])
+def test_a_feed_gives_every_sample_once(samples: int, size: int, even: bool) -> None:
+    data = se.Data.from_arrays(torch.arange(samples)[:, None].float(), torch.zeros(samples).long(), validation=0.0)
+    feed = feed_for(data.train, data, size, torch.device("cpu"), even=even)
+    seen, sizes = [], []
+    for own in feed.epoch(0):
+        inputs, _ = feed.batch(own)
+        feed.step.add_(1)
+        seen += inputs.flatten().tolist()
+        sizes.append(own)
+    assert sorted(seen) == list(range(samples))
+    assert len(sizes) == -(-samples // size)
+    assert max(sizes) <= size
+    assert set(feed.sizes) == set(sizes)
+    assert not even or max(sizes) - min(sizes) <= 1
+    assert even or sizes[:-1] == [min(size, samples)] * (len(sizes) - 1)

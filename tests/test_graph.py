@@ -1,5 +1,7 @@
 """The graph engine's steps, run without a graph: CI has no GPU, but what is captured is plain code."""
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -147,6 +149,21 @@ def test_weights_reached_aside_are_refused(stepwise: Callable[[bool], None]) -> 
     stepwise(True)
     with pytest.raises(RuntimeError, match="by another way"):
         se.train(se.Ensemble([Aside()]), few_digits(), se.Recipe(epochs=1, precision="bfloat16"), quiet=True)
+
+
+def test_an_ensemble_goes_with_its_last_reference() -> None:
+    """And its CUDA graphs with it, which a cycle would keep until some garbage collection."""
+    from structured_ensembles.replays import Fingerprint
+
+    ensemble = se.Ensemble([network(0), network(1)]).eval()
+    ensemble.replays.print = Fingerprint(ensemble)
+    watched = weakref.ref(ensemble)
+    gc.disable()
+    try:
+        del ensemble
+        assert watched() is None
+    finally:
+        gc.enable()
 
 
 def test_a_fingerprint_notices_what_moves() -> None:

@@ -25,6 +25,11 @@ def test_scores() -> None:
     ]  # fmt: skip
 
 
+def test_lists_of_scores_and_subnets() -> None:
+    assert str([Scores({"fc1": torch.ones(3), "fc2": torch.ones(4)})]) == "[Scores(7 neurons in 2 groups)]"
+    assert str([se.Subnet((("fc1", 8, (0, 3, 5)),))]) == "[Subnet(3 of 8 channels kept)]"
+
+
 def row(epoch: int, member: int, loss: float, validation: float | None, accuracy: float | None) -> dict:
     return {
         "epoch": epoch, "member": member, "rate": 0.1, "loss": loss, "validation_loss": validation,

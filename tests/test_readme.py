@@ -26,8 +26,8 @@ def test_the_table_of_training_steps() -> None:
         cells = [f"{rows[name, members]:.1f}" for members in (1, 5, 15)]
         shown = [f"**{cell}**" for cell in cells] if "ours" in name else cells
         assert f"| {title} | {' | '.join(shown)} |" in TEXT
-    one = f"{rows['one full network, eager', 1]:.1f}"
-    assert f"for comparison | {one} | {one} | {one} |" in TEXT
+    ones = [f"{rows['one full network, eager', members]:.1f}" for members in (1, 5, 15)]
+    assert f"measured beside each | {' | '.join(ones)} |" in TEXT
 
 
 def test_the_table_of_continual_learners() -> None:

@@ -51,7 +51,7 @@ def all_captured(
     """
     if device.type != "cuda":
         return list(steps)
-    with _one_at_a_time, _deterministic(), _no_collecting():
+    with _one_at_a_time, torch.cuda.device(device), _deterministic():
         try:
             for step in steps:  # all of them before the first capture, which then has the memory that this took
                 _warm_up(step, device, state, modules)
@@ -69,23 +69,35 @@ def _capture(step: Step, device: torch.device, generators: Sequence[torch.Genera
     for generator in generators:
         graph.register_generator_state(generator)
     _drop_workspaces()
-    here = torch.cuda.current_stream(device)
+    here, reason = torch.cuda.current_stream(device), None
     try:
         # "thread_local": a loader's thread may pin memory meanwhile.
-        with torch.cuda.graph(graph, pool=pool, stream=_stream(device, 0), capture_error_mode="thread_local"):
-            step()
-    except Exception:
-        _clean_up(device, pool, here)
-        raise
+        with (
+            _no_collecting(),
+            torch.cuda.graph(graph, pool=pool, stream=_stream(device, 0), capture_error_mode="thread_local"),
+        ):
+            try:
+                step()
+            except BaseException as error:  # the end of the capture would complain of something else
+                reason = error
+                raise
+    except BaseException as error:
+        _clean_up(graph, pool, here)
+        raise reason or error from None
     return graph.replay
 
 
-def _clean_up(device: torch.device, pool: Any, stream: torch.cuda.Stream) -> None:
+_broken: list[torch.cuda.CUDAGraph] = []  # torch may still point to them
+
+
+def _clean_up(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> None:
     """End what a capture that broke off has begun. Torch does not, and then no other capture would succeed."""
-    index = torch.cuda.current_device() if device.index is None else device.index
+    _broken.append(graph)
     torch.cuda.set_stream(stream)
+    index = stream.device_index
     with suppress(RuntimeError):  # it had ended
         torch._C._cuda_endAllocateToPool(index, pool)
+        torch._C._cuda_releasePool(index, pool)
     # The generator is in a state that only a graph may draw from; its copy is not.
     generator = torch.cuda.default_generators[index]
     generator.graphsafe_set_state(generator.clone_state())
@@ -111,7 +123,10 @@ def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
 
 
 def _drop_workspaces() -> None:
-    """Free what cuBLAS keeps for every stream it ever ran on, up to 64 MiB: a graph gets its own, and leaves none."""
+    """Free what cuBLAS keeps for every stream it ever ran on, up to 64 MiB: a graph gets its own, and leaves none.
+
+    What a graph of the user's was warmed up with goes too; torch's own graphs (inductor's) do the same.
+    """
     torch._C._cuda_clearCublasWorkspaces()
 
 

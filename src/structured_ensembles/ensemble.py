@@ -85,7 +85,7 @@ class Ensemble(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Inputs as users have them, pixels in [0,1] or uint8, (batch, …), to outputs (members, batch, classes).
 
-        On a GPU, without gradients, members run side by side, and shapes that come again do so as a CUDA graph.
+        On a GPU, without gradients, members run side by side, and shapes that come often do so as a CUDA graph.
         """
         replayed = self.replays.outputs(self, x)
         if replayed is not None:

@@ -1,4 +1,4 @@
-"""Prediction on a GPU as CUDA graphs: one for each shape of inputs that comes again, members side by side."""
+"""Prediction on a GPU as CUDA graphs: one for each shape of inputs that comes often, members side by side."""
 
 from __future__ import annotations
 
@@ -73,11 +73,15 @@ class Replays:
 
 
 class Fingerprint:
-    """What a captured forward pass depends on: the modules, where their tensors lie, and the normalisation."""
+    """What a captured forward pass depends on: the modules, where their tensors lie, and the normalisation.
+
+    It does not hold the ensemble, which holds it: in a cycle, graphs would stay on the GPU until a garbage collection.
+    """
 
     def __init__(self, ensemble: Any) -> None:
-        self.modules: list[nn.Module] = list(ensemble.modules())
-        self.children = [(module._modules, tuple(module._modules.values())) for module in self.modules]
+        self.modules: list[nn.Module] = list(ensemble.members.modules())
+        holders = [ensemble._modules, *(module._modules for module in self.modules)]
+        self.children = [(holder, tuple(holder.values())) for holder in holders]
         self.normalization = ensemble.normalization
         self.places = [
             (holder, name, tensor.data_ptr())

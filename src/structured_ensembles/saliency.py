@@ -31,6 +31,9 @@ class Scores:
 
     values: Mapping[str, Tensor]
 
+    def __repr__(self) -> str:
+        return f"Scores({sum(map(len, self.values.values())):,} neurons in {len(self.values)} groups)"
+
     def __str__(self) -> str:
         rows = [
             (name, f"{len(own):,}", *(f"{float(value):.2e}" for value in (own.min(), own.median(), own.max())))

@@ -57,6 +57,10 @@ class Subnet:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"this is not the JSON of a Subnet: {error!r}") from error
 
+    def __repr__(self) -> str:
+        total, size = sum(self.counts.values()), sum(size for _, size, _ in self.groups)
+        return f"Subnet({total:,} of {size:,} channels kept)"
+
     def __str__(self) -> str:
         rows = [(name, f"{len(kept)}/{size}") for name, size, kept in self.groups]
         total, size = sum(self.counts.values()), sum(size for _, size, _ in self.groups)

@@ -44,11 +44,9 @@ def fit(
             group["lr"] = torch.tensor(recipe.rate, device=device)
     augmentation = resolved(recipe.augmentation, data.shape) if isinstance(data.train, TensorSplit) else "none"
     dtype = next(network.parameters()).dtype
-    number = data.num_batches("train", recipe.batch_size)
-    # As many batches, of equal size: the few samples that a small task leaves for the last one would spoil the
-    # statistics of normalisation at the end of every epoch.
-    size = math.ceil(len(data.train) / number)
-    feed = feed_for(data.train, data, size, device, augmentation=augmentation, dtype=dtype)
+    # Even batches: the few samples that a small task leaves for the last one would spoil the statistics of
+    # normalisation at the end of every epoch.
+    feed = feed_for(data.train, data, recipe.batch_size, device, augmentation=augmentation, dtype=dtype, even=True)
     total = torch.zeros((), device=device)
 
     def step(size: int) -> None:
@@ -72,6 +70,7 @@ def fit(
             yield from (value for value in values.values() if isinstance(value, Tensor))
 
     steps: dict[int, Step] = {}  # by the size of the batch; on a GPU, CUDA graphs
+    number = data.num_batches("train", recipe.batch_size)
     losses = []
     with (
         torch.random.fork_rng(devices=[device] if cuda else []),

@@ -62,7 +62,7 @@ class Learner:
 
     backbone: maps inputs (batch, …) to pooled features (batch, features); it is copied, never changed.
     epochs, optimizer, rate, momentum (of "sgd"), weight_decay, batch_size: how a task is trained; the optimizer is new
-        for every task, and its batches are of equal size, or one less, but never larger than `batch_size`.
+        for every task, and all its batches are of equal size, give or take one, and at most `batch_size`.
     augmentation: "auto" crops and flips colour images.
     head: "linear", or the authors' three layers ("paper").
     seed: of everything random.

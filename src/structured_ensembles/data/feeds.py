@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -30,7 +31,10 @@ class Feed(Protocol):
 
 
 class TableFeed:
-    """Of a split in memory: an order and the crops of a whole epoch, drawn on the device and cut by the counter."""
+    """Of a split in memory: an order and the crops of a whole epoch, drawn on the device and cut by the counter.
+
+    even: as many batches of nearly equal size, the first ones having one more; else the last one has what is left.
+    """
 
     def __init__(
         self,
@@ -39,10 +43,16 @@ class TableFeed:
         size: int,
         augmentation: Augmentation,
         dtype: torch.dtype,
+        even: bool = False,
     ) -> None:
-        self.split, self.data, self.size, self.augmentation, self.dtype = split, data, size, augmentation, dtype
-        full, rest = divmod(len(split), size)
-        self.sizes: tuple[int, ...] = tuple(own for own, number in ((size, full), (rest, rest)) if number)
+        self.split, self.data, self.augmentation, self.dtype = split, data, augmentation, dtype
+        number, self.longer = split.num_batches(size), 0
+        if even:
+            size, self.longer = divmod(len(split), number)
+        self.size = size
+        starts = [own * size + min(own, self.longer) for own in range(number)]
+        self.batches = [end - start for start, end in pairwise([*starts, len(split)])]
+        self.sizes: tuple[int, ...] = tuple(sorted(set(self.batches), reverse=True))
         self.step = torch.zeros(1, dtype=torch.int64, device=split.index.device)
         self.order = split.index.clone()
         self.crops = self._crops(0)
@@ -54,11 +64,13 @@ class TableFeed:
             crops = self._crops((*seed, 1) if isinstance(seed, tuple) else (seed, 1))
             if self.crops is not None and crops is not None:
                 self.crops.copy_(crops)
-        for start in range(0, len(self.split), self.size):
-            yield min(self.size, len(self.split) - start)
+        yield from self.batches
 
     def batch(self, size: int) -> Batch:
-        places = self.step * self.size + torch.arange(size, device=self.step.device)
+        start = self.step * self.size
+        if self.longer:
+            start = start + self.step.clamp(max=self.longer)
+        places = start + torch.arange(size, device=self.step.device)
         rows = self.order[places]
         crops = None if self.crops is None else self.crops[places]
         return _ready(self.data, augment(self.split.inputs[rows], crops), self.split.targets[rows], self.dtype)
@@ -110,10 +122,11 @@ def feed_for(
     *,
     augmentation: Augmentation = "none",
     dtype: torch.dtype = torch.float32,
+    even: bool = False,
 ) -> Feed:
-    """The batches of a split of `data`, in memory (then on the device) or streamed."""
+    """The batches of a split of `data`, in memory (then on the device) or streamed. even: see `TableFeed`."""
     if isinstance(split, TensorSplit):
-        return TableFeed(split.to(device), data, size, augmentation, dtype)
+        return TableFeed(split.to(device), data, size, augmentation, dtype, even)
     return StreamFeed(split, data, size, device, dtype)
 
 

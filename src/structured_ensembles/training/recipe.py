@@ -34,7 +34,7 @@ class Recipe:
     compile: in the graph, run networks through torch.compile: some seconds more at the start. It pays for networks that
         have many small operations, and no batch normalisation, for which we have kernels. The loop does without.
     streams: how many members the graph runs at the same time, each with activations in memory; None: all of them. With
-        1 it needs no more memory than the loop.
+        1 it needs about the memory of the loop.
     """
 
     epochs: int = 60
