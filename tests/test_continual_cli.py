@@ -69,3 +69,24 @@ def test_continual_takes_own_models_and_says_what_it_cannot(tmp_path: Path, caps
         assert main([*CONTINUAL, "--out", str(tmp_path / "b"), *arguments]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
+
+
+def test_report_compares_continual_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [str(tmp_path / method) for method in ("naive", "structured")]
+    for method, folder in zip(("naive", "structured"), folders, strict=True):
+        own = ["--method_arguments", '{"search_epochs": 1}'] if method == "structured" else []
+        assert main([*CONTINUAL, "--method", method, "--tasks", "2", "--out", folder, *own]) == 0
+    capsys.readouterr()
+    assert main(["report", *folders, "--out", str(tmp_path / "report")]) == 0
+    shown = capsys.readouterr().out
+    for method, folder in zip(("naive", "structured"), folders, strict=True):
+        figures = json.loads((Path(folder) / "result.json").read_text())["figures"]
+        row = next(line for line in shown.splitlines() if line.startswith(f"| {method}"))
+        assert f"{100 * figures['accuracy']:.2f}" in row
+        assert f"{100 * figures['final_accuracy']:.2f}" in row
+    names = {path.stem for path in (tmp_path / "report" / "figures").glob("*.svg")}
+    assert names == {f"digits-lenet5-{name}" for name in ("memory", "matrix-naive", "matrix-structured", "capacity")}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.yaml").write_text("dataset: digits\nmodel: mlp\nmethod: single\n")
+    assert main(["report", *folders, str(tmp_path / "other"), "--measure", "false"]) == 2
+    assert "runs must be some of sens train, or some of sens continual" in capsys.readouterr().err

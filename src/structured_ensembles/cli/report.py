@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from structured_ensembles.experiment import Request, measure_experiment
+from structured_ensembles.report.continual_collected import is_continual
 from structured_ensembles.report.page import report_runs
 
 
@@ -19,7 +20,7 @@ def report(
     """Compare any runs: Markdown, figures, and one self-contained HTML page.
 
     Args:
-        runs: run folders of sens train
+        runs: run folders of sens train, or of sens continual
         out: the folder of the report
         measure: evaluate runs that lack what the figures need
         root: where data sets are kept
@@ -27,7 +28,7 @@ def report(
         trust_code: let files import the functions that make their networks
 
     """
-    for run in runs if measure else ():
+    for run in [own for own in runs if measure and not is_continual(own)]:
         measure_experiment(run, Request(), root=root, device=device, trust_code=trust_code)
     page = report_runs(runs, out)
     print((out / "report.md").read_text(encoding="utf-8").rstrip())

@@ -19,6 +19,11 @@ from structured_ensembles.report.continual_figures import (
 from structured_ensembles.runs import read_config
 
 
+def is_continual(folder: Path) -> bool:
+    """Whether a run folder is one of `sens continual`."""
+    return "tasks" in read_config(folder)
+
+
 def read_continual_run(folder: Path) -> Finished:
     """A folder that `sens continual` or `sens reproduce` has filled; its figures begin with `cl/`."""
     path = folder / "result.json"

@@ -15,6 +15,7 @@ from structured_ensembles.files import write_atomically, write_text
 from structured_ensembles.paper.layout import Key, html_table, markdown_table
 from structured_ensembles.paper.published import Cell
 from structured_ensembles.report.collected import Finished, Picture, pictures, read_run
+from structured_ensembles.report.continual_collected import continual_pictures, is_continual, read_continual_run
 from structured_ensembles.report.figures import as_svg
 
 Draw = Callable[[Mapping[str, Sequence[Finished]]], list[Picture]]
@@ -23,6 +24,7 @@ SUMMARY = (
     "cls/accuracy", "cal/nll", "cal/ece", "cls/brier", "div/cc", "div/wc", "div/disagreement", "unc/auroc",
     "unc/filtered_accuracy", "unc/discarded", "size/overhead", "size/file_bytes",
 )  # fmt: skip
+CONTINUAL_SUMMARY = ("cl/accuracy", "cl/final_accuracy", "cl/forgetting", "cl/accuracy_without_identity")
 
 
 @dataclass(frozen=True)
@@ -70,18 +72,25 @@ def write_report(
 
 def report_runs(folders: Sequence[Path], out: Path) -> Path:
     """A report of any run folders: one table for each data set and network, and every figure that they allow."""
-    runs = [read_run(folder) for folder in folders]
+    kinds = {is_continual(folder) for folder in folders}
+    if len(kinds) != 1:
+        raise ValueError("runs must be some of sens train, or some of sens continual: they have no figures in common")
+    summary, read, draw = (
+        (CONTINUAL_SUMMARY, read_continual_run, continual_pictures) if kinds.pop() else (SUMMARY, read_run, pictures)
+    )
+    runs = [read(folder) for folder in folders]
     tables = []
     for place, labelled in grouped(runs).items():
         ours = {
             (label, name): [run.figures[name] for run in own if name in run.figures]
             for label, own in labelled.items()
-            for name in SUMMARY
+            for name in summary
         }
-        columns = [name for name in SUMMARY if any(ours[label, name] for label in labelled)]
+        columns = [name for name in summary if any(ours[label, name] for label in labelled)]
         shown = {key: values for key, values in ours.items() if values and key[1] in columns}
         tables.append(Lines(place, list(labelled), columns, dict(zip(columns, columns, strict=True)), shown, {}))
-    return write_report(out, "Comparison of runs", (f"{len(runs)} runs, mean ± deviation over seeds.",), tables, runs)
+    intro = (f"{len(runs)} runs, mean ± deviation over seeds.",)
+    return write_report(out, "Comparison of runs", intro, tables, runs, draw)
 
 
 def grouped(runs: Sequence[Finished]) -> dict[str, dict[str, list[Finished]]]:
