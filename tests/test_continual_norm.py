@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from continual_cases import Normalized, make_tasks
+from structured_ensembles.continual import NaiveLearner
 from structured_ensembles.continual.partial_norm import PartlyFrozenNorm
 
 
@@ -59,3 +61,21 @@ def test_values_gradients_and_statistics(affine: bool, shape: tuple[int, ...]) -
         torch.testing.assert_close(running[~past], new[~past])
     torch.testing.assert_close(frozen.eval()(x), norm.eval()(x))
     assert frozen.state_dict().keys() == norm.state_dict().keys()
+
+
+def test_no_batch_of_a_task_is_small() -> None:
+    """Statistics of the few samples that are left for a last batch would be what the task is tested with."""
+    sizes = []
+
+    class Watched(Normalized):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                sizes.append(len(x))
+            return super().forward(x)
+
+    task = make_tasks(tasks=1)[0]
+    samples = len(task.data.train)
+    learner = NaiveLearner(Watched(), epochs=2, batch_size=samples - 1, quiet=True)
+    learner.learn(task)
+    assert sum(sizes) == 2 * samples
+    assert max(sizes) - min(sizes) <= 1

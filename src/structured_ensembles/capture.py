@@ -22,6 +22,7 @@ from torch import Tensor, nn
 Step = Callable[[], None]
 
 _one_at_a_time = threading.RLock()  # captures share streams
+_broken: list[torch.cuda.CUDAGraph] = []  # captures that broke off; torch may still point to them
 
 
 class CaptureError(RuntimeError):
@@ -85,9 +86,6 @@ def _capture(step: Step, device: torch.device, generators: Sequence[torch.Genera
         _clean_up(graph, pool, here)
         raise reason or error from None
     return graph.replay
-
-
-_broken: list[torch.cuda.CUDAGraph] = []  # torch may still point to them
 
 
 def _clean_up(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ class Learned:
     losses: tuple[float, ...] = ()
 
 
-class Learner:
+class Learner(ABC):
     """A backbone that learns one task after the other, with one head for each.
 
     backbone: maps inputs (batch, …) to pooled features (batch, features); it is copied, never changed.
@@ -134,21 +135,21 @@ class Learner:
         self.heads[task.number] = head.eval()
         self.learned[task.number] = Learned(task.classes, data.classes, data.shape, data.normalization, tuple(losses))
 
+    @abstractmethod
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
         """Train on `data`, with a new head on all features; returns the head to keep and the losses.
 
         Whatever it changes in the learner, it changes at its very end.
         """
-        raise NotImplementedError
 
     def _example(self, shape: tuple[int, ...]) -> Tensor:
         """A batch of inputs of this shape, as the backbone takes them."""
         parameter = next(self.backbone.parameters())
         return torch.zeros(2, *shape, device=self.device, dtype=parameter.dtype)
 
+    @abstractmethod
     def _network(self, number: int) -> nn.Module:
         """The network of a learned task: (batch, …) to logits (batch, classes)."""
-        raise NotImplementedError
 
     def _fit(
         self,
@@ -225,7 +226,7 @@ class Learner:
         """What the method itself has to save: tensors, and what can be written as JSON."""
         return {}, {}
 
-    def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
+    def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:  # noqa: B027, many have nothing
         """The inverse of `_state`; backbone, heads and tasks are there already."""
 
     # Checks ---------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ trains, its factor is a parametrization of each layer's weight; afterwards the p
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
@@ -37,21 +38,21 @@ class ReweightingLearner(Learner):
         super().__init__(backbone, **common)
         self.own: dict[int, Own] = {}
 
+    @abstractmethod
     def _factor(self, name: str, weight: Tensor, number: int) -> nn.Module:
         """A new factor for a weight: a module that maps the shared weight to the task's."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _freeze(self, backbone: nn.Module, weights: list[str]) -> None:
         """Say what a task may change in its copy of the backbone, of which `weights` are the shared ones."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _keep(self, backbone: nn.Module, factors: Mapping[str, nn.Module], original: Own) -> Own:
         """What the trained task keeps. original: the weights in its copy of the backbone, before their factors."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _weight(self, weight: Tensor, name: str, own: Own) -> Tensor:
         """The weight that the task sees."""
-        raise NotImplementedError
 
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
         backbone = clone_of(self.backbone)
