@@ -90,3 +90,8 @@ def test_report_compares_continual_runs(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "other" / "config.yaml").write_text("dataset: digits\nmodel: mlp\nmethod: single\n")
     assert main(["report", *folders, str(tmp_path / "other"), "--measure", "false"]) == 2
     assert "runs must be some of sens train, or some of sens continual" in capsys.readouterr().err
+    (Path(folders[0]) / "result.json").write_text("{")
+    assert main(["report", *folders]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"sens: {folders[0]}/result.json is damaged")
+    assert error.count("\n") == 1

@@ -34,10 +34,20 @@ def open_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
             raise ValueError(
                 f"{folder} holds a run with another {', '.join(differing)}: choose another with --out, or delete it"
             )
-        result = folder / "result.json"
-        return json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
+        return read_result(folder) if (folder / "result.json").exists() else None
     write_text(path, yaml.safe_dump(settled, sort_keys=False, allow_unicode=True))
     return None
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The `result.json` of a run that is done."""
+    path = folder / "result.json"
+    if not path.exists():
+        raise ValueError(f"{folder} is not done yet: it has no result.json; the command that began it goes on with it")
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; delete it and give the command again") from error
 
 
 def close_run(folder: Path, ensemble: Ensemble, data: Data, seconds: float, storage: Storage) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from structured_ensembles.report.run_figures import (
     learning_curves,
     overhead_bars,
 )
-from structured_ensembles.runs import read_config
+from structured_ensembles.runs import read_config, read_result
 from structured_ensembles.selection import Subnet
 
 
@@ -72,11 +72,7 @@ HIDDEN = ("epochs", "search_epochs", "cycle", "head", "optimizer", "rate", "batc
 
 def read_run(folder: Path) -> Finished:
     """A folder that `sens train` or `sens reproduce` has filled."""
-    config = read_config(folder)
-    path = folder / "result.json"
-    if not path.exists():
-        raise ValueError(f"{folder} is not done yet: it has no result.json; the command that began it goes on with it")
-    result = json.loads(path.read_text(encoding="utf-8"))
+    config, result = read_config(folder), read_result(folder)
     figures = dict(result["figures"])
     evaluation = folder / "evaluation-test-mean.json"
     if evaluation.exists():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from structured_ensembles.report.continual_figures import (
     accuracy_matrix,
     capacity_used,
 )
-from structured_ensembles.runs import read_config
+from structured_ensembles.runs import read_config, read_result
 
 
 def is_continual(folder: Path) -> bool:
@@ -26,11 +25,7 @@ def is_continual(folder: Path) -> bool:
 
 def read_continual_run(folder: Path) -> Finished:
     """A folder that `sens continual` or `sens reproduce` has filled; its figures begin with `cl/`."""
-    path = folder / "result.json"
-    config = read_config(folder)
-    if not path.exists():
-        raise ValueError(f"{folder} is not done yet: it has no result.json; the command that began it goes on with it")
-    result = json.loads(path.read_text(encoding="utf-8"))
+    config, result = read_config(folder), read_result(folder)
     return Finished(folder, config, result, {f"cl/{name}": value for name, value in result["figures"].items()})
 
 
