@@ -185,7 +185,11 @@ def short_and_long_jobs(folder: Path, seconds: float) -> list[Job]:
 
 
 def test_an_interrupted_grid_ends_at_once_and_goes_on_later(tmp_path: Path) -> None:
-    script = "import sys, test_grid as t; t.run_grid(t.short_and_long_jobs(t.Path(sys.argv[1]), 100), workers=2)"
+    # What a shell starts in the background ignores the signal, and so would all that these tests start.
+    script = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "import test_grid as t; t.run_grid(t.short_and_long_jobs(t.Path(sys.argv[1]), 100), workers=2)"
+    )
     # A session of its own, and the signal to all of it: that is what Ctrl-C in a terminal does.
     grid = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)],
