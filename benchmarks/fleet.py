@@ -128,6 +128,7 @@ def attempt(way: Callable[[], dict], device: str) -> dict:
         return {"ms": None, "error": f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"}
     if cuda:
         figures["MiB"] = (torch.cuda.max_memory_reserved() - before) / 2**20
+        figures["allocated_MiB"] = (torch.cuda.max_memory_allocated() - before) / 2**20
     return figures
 
 

@@ -237,6 +237,42 @@ def test_our_batch_norm_is_pytorchs(shape: tuple[int, ...], dtype: torch.dtype) 
         torch.testing.assert_close(one, reference, rtol=1e-2, atol=1e-5 + 1e-2 * float(reference.abs().max()))
 
 
+def test_our_batch_norm_leaves_channels_of_zeros() -> None:
+    from structured_ensembles.training import batch_norm
+
+    torch.manual_seed(0)
+    own, other = nn.BatchNorm2d(13).cuda(), nn.BatchNorm2d(13).cuda()
+    x = torch.randn(64, 16, 9, 9, device="cuda").to(memory_format=torch.channels_last)
+    dy = torch.randn_like(x)
+    x[:, 13:] = dy[:, 13:] = 0
+    found = batch_norm.batch_norm(x.requires_grad_(), own)
+    expected = other(x[:, :13])
+    torch.testing.assert_close(found[:, :13], expected, rtol=1e-4, atol=1e-4)
+    dx = torch.autograd.grad(found, x, dy)[0]
+    torch.testing.assert_close(dx, torch.autograd.grad(expected, x, dy[:, :13])[0], rtol=1e-3, atol=1e-4)
+    assert found[:, 13:].count_nonzero() == dx[:, 13:].count_nonzero() == 0
+    torch.testing.assert_close(own.running_var, other.running_var, rtol=1e-4, atol=1e-4)
+
+
+def test_widths_in_eights_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from structured_ensembles.training import graph as engine
+
+    data = se.load_data("digits")
+    torch.manual_seed(0)
+    base = se.zoo.resnet20(in_channels=1)
+    traced = se.trace(base, data.example())
+    subnets = se.select(traced, prune=0.8, selection="random", members=2)
+    found = []
+    for padded in (True, False):
+        if not padded:
+            monkeypatch.setattr(engine, "padded_shapes", lambda *arguments: {})
+        ensemble = se.Ensemble([se.extract(base, traced, subnet) for subnet in subnets])
+        history = se.train(ensemble, data, se.Recipe(epochs=3, warmup=0), quiet=True)
+        found.append([row[name] for row in history.rows for name in ("loss", "validation_loss")])
+        assert ensemble.members[0].layer1[0].conv1.weight.shape == (4, 16, 3, 3)
+    assert found[0] == pytest.approx(found[1], rel=0.05)  # bfloat16, other kernels
+
+
 @pytest.mark.parametrize(
     ("shape", "outputs", "size", "stride", "padding"),
     [

@@ -70,13 +70,13 @@ def test_streamed_data_with_an_odd_last_batch(stepwise: Callable[[bool], None]) 
 
 
 def test_only_what_autocast_casts_has_a_copy() -> None:
-    from structured_ensembles.training.graph import _castable
+    from structured_ensembles.training.halves import castable
 
     shared = nn.Linear(4, 4)
     embedding = nn.Embedding(4, 4)
     embedding.weight = shared.weight  # used by two kinds of layers: cast by neither
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), shared, embedding, nn.Linear(4, 2, bias=False))
-    assert _castable(net, dict(net.named_parameters())) == ["0.weight", "0.bias", "2.bias", "4.weight"]
+    assert castable(net) == ["0.weight", "0.bias", "2.bias", "4.weight"]
 
 
 def test_a_graph_needs_a_gpu() -> None:

@@ -7,6 +7,7 @@ captured step is the step itself, so that the code around it need not ask.
 from __future__ import annotations
 
 import gc
+import os
 import random
 import threading
 import warnings
@@ -52,7 +53,7 @@ def all_captured(
     """
     if device.type != "cuda":
         return list(steps)
-    with _one_at_a_time, torch.cuda.device(device), _deterministic():
+    with _one_at_a_time, torch.cuda.device(device), _deterministic(), _small_workspaces():
         try:
             for step in steps:  # all of them before the first capture, which then has the memory that this took
                 _warm_up(step, device, state, modules)
@@ -61,8 +62,6 @@ def all_captured(
         except Exception as error:
             torch.cuda.synchronize(device)
             raise CaptureError(str(error).split("\n", 1)[0]) from error
-        finally:
-            _drop_workspaces()
 
 
 def _capture(step: Step, device: torch.device, generators: Sequence[torch.Generator], pool: Any) -> Step:
@@ -121,11 +120,28 @@ def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
 
 
 def _drop_workspaces() -> None:
-    """Free what cuBLAS keeps for every stream it ever ran on, up to 64 MiB: a graph gets its own, and leaves none.
+    """Free what cuBLAS keeps for every stream it ever ran on: a graph gets its own, and leaves none.
 
     What a graph of the user's was warmed up with goes too; torch's own graphs (inductor's) do the same.
     """
     torch._C._cuda_clearCublasWorkspaces()
+
+
+@contextmanager
+def _small_workspaces() -> Iterator[None]:
+    """16 MiB for each stream that cuBLAS runs on, as on most GPUs: on the newer ones it is 64, and we have many.
+
+    Unless the user has said how much. The variable is read whenever memory is asked for, at least up to torch 2.11.
+    """
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    given = os.environ.get(name)
+    os.environ[name] = given or ":4096:2:16:8"
+    try:
+        yield
+    finally:
+        _drop_workspaces()  # before the size changes: torch would take a small one for a large one
+        if given is None:
+            del os.environ[name]
 
 
 def side_by_side(parts: Sequence[Step], streams: Sequence[torch.cuda.Stream]) -> None:

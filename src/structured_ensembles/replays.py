@@ -7,6 +7,8 @@ import warnings
 from collections import Counter
 from collections.abc import Hashable
 from functools import partial
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -79,25 +81,30 @@ class Fingerprint:
     """
 
     def __init__(self, ensemble: Any) -> None:
-        self.modules: list[nn.Module] = list(ensemble.members.modules())
-        holders = [ensemble._modules, *(module._modules for module in self.modules)]
-        self.children = [(holder, tuple(holder.values())) for holder in holders]
         self.normalization = ensemble.normalization
-        self.places = [
-            (holder, name, tensor.data_ptr())
-            for module in self.modules
-            for holder in (module._parameters, module._buffers)
-            for name, tensor in holder.items()
-            if tensor is not None
-        ]
+        self.modules: list[nn.Module] = list(ensemble.members.modules())
+        kinds = [(module._modules, module._parameters, module._buffers) for module in self.modules]
+        self.holders = [ensemble._modules, *(holder for own in kinds for holder in own if holder)]
+        self.parts = self._parts()
+        self.tensors = [part for part in self.parts if isinstance(part, Tensor)]
+        self.addresses = self._addresses()
 
     def fits(self, ensemble: Any) -> bool:
-        """Whether nothing was replaced or moved since."""
+        """Whether nothing was replaced or moved since. Asked before every prediction, so it has to be quick."""
+        now = self._parts()
         return (
             ensemble.normalization is self.normalization
-            and all(tuple(holder.values()) == children for holder, children in self.children)
-            and all(name in holder and _address(holder[name]) == address for holder, name, address in self.places)
+            and len(now) == len(self.parts)
+            and all(map(is_, now, self.parts))
+            and self._addresses() == self.addresses
         )
+
+    def _parts(self) -> list[object]:
+        """All submodules, parameters and buffers."""
+        return list(chain.from_iterable(holder.values() for holder in self.holders))
+
+    def _addresses(self) -> list[int]:
+        return list(map(Tensor.data_ptr, self.tensors))
 
     def quiet(self) -> bool:
         """Whether no module is in training, or wants to be told that it runs."""
@@ -122,10 +129,6 @@ def _captured(ensemble: Any, x: Tensor) -> tuple[Tensor, list[Tensor], Step]:
             side_by_side([partial(run, number, member, prepared) for number, member in members], streams)
 
         return place, results, captured(step, x.device, list, modules=list(ensemble.members))
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _key(x: Tensor) -> Hashable:

@@ -18,7 +18,10 @@ MOST_BLOCKS = 256  # of rows: what the second kernel of a pair reads of the firs
 
 
 def batch_norm(x: Tensor, module: nn.BatchNorm2d) -> Tensor:
-    """What `module` makes of x (batch, channels, height, width) in training, running statistics included."""
+    """What `module` makes of x (batch, channels, height, width) in training, running statistics included.
+
+    If x has more channels than the module, those on top must be zero, and are zero in the result.
+    """
     return _BatchNorm.apply(x, module.weight, module.bias, module)  # type: ignore[no-any-return]
 
 
@@ -56,13 +59,13 @@ class _BatchNorm(torch.autograd.Function):
         from structured_ensembles.training.kernels import batch_norm as kernels
 
         shape = _Shape(x)
-        partial = torch.empty(2, shape.blocks, shape.channels, device=x.device)
-        kernels.moments[shape.grid](x, partial, shape.rows, shape.channels, shape.per_block, **shape.tile)
+        partial = torch.empty(2, shape.blocks, shape.width, device=x.device)
+        kernels.moments[shape.grid](x, partial, shape.rows, shape.width, shape.per_block, **shape.tile)
         y = torch.empty_like(x)
-        saved = torch.empty(2, shape.channels, device=x.device)
+        saved = torch.empty(2, shape.width, device=x.device)
         kernels.normalize[shape.grid](
             x, partial, weight, bias, y, saved, module.running_mean, module.running_var,
-            shape.rows, shape.channels, shape.per_block, shape.blocks, module.eps, module.momentum,
+            shape.rows, shape.width, len(weight), shape.per_block, shape.blocks, module.eps, module.momentum,
             BLOCKS=_power_of_two(shape.blocks), **shape.tile,
         )  # fmt: skip
         ctx.save_for_backward(x, weight, saved)
@@ -75,13 +78,13 @@ class _BatchNorm(torch.autograd.Function):
         from structured_ensembles.training.kernels import batch_norm as kernels
 
         shape = _Shape(x)
-        partial = torch.empty(2, shape.blocks, shape.channels, device=x.device)
-        kernels.sums[shape.grid](x, dy, saved, partial, shape.rows, shape.channels, shape.per_block, **shape.tile)
+        partial = torch.empty(2, shape.blocks, shape.width, device=x.device)
+        kernels.sums[shape.grid](x, dy, saved, partial, shape.rows, shape.width, shape.per_block, **shape.tile)
         dx = torch.empty_like(x)
-        derivatives = torch.empty(2, shape.channels, device=x.device)
+        derivatives = torch.empty(2, len(weight), device=x.device)
         kernels.derive[shape.grid](
             x, dy, saved, partial, weight, dx, derivatives,
-            shape.rows, shape.channels, shape.per_block, shape.blocks,
+            shape.rows, shape.width, len(weight), shape.per_block, shape.blocks,
             BLOCKS=_power_of_two(shape.blocks), **shape.tile,
         )  # fmt: skip
         return dx, derivatives[0], derivatives[1], None
@@ -91,14 +94,14 @@ class _Shape:
     """How a tensor (batch, channels, height, width), stored channels last, is cut into blocks of rows and channels."""
 
     def __init__(self, x: Tensor) -> None:
-        self.channels = x.shape[1]
-        self.rows = x.numel() // self.channels
-        wide = min(_power_of_two(self.channels), 64)
+        self.width = x.shape[1]
+        self.rows = x.numel() // self.width
+        wide = min(_power_of_two(self.width), 64)
         high = max(4096 // wide, 16)
         self.blocks = min(_divide(self.rows, high), MOST_BLOCKS)
         self.per_block = _divide(_divide(self.rows, self.blocks), high) * high
         self.blocks = _divide(self.rows, self.per_block)
-        self.grid = (self.blocks, _divide(self.channels, wide))
+        self.grid = (self.blocks, _divide(self.width, wide))
         self.tile = {"HIGH": high, "WIDE": wide}
 
 

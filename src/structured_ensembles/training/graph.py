@@ -11,7 +11,7 @@ Measured by benchmarks/fleet.py; recorded in benchmarks/results/fleet-h200.json.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -25,8 +25,12 @@ from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.data.splits import Batch
 from structured_ensembles.ensemble import combined
 from structured_ensembles.losses import mean_loss
+from structured_ensembles.training.eights import padded_shapes
 from structured_ensembles.training.faster import faster, replaceable
+from structured_ensembles.training.halves import Halves, castable, copy_all, part
 from structured_ensembles.training.plan import Member, Plan, Result
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 class GraphEngine:
@@ -44,6 +48,7 @@ class GraphEngine:
         self.runners: list[Runner] = []
         self.streams: list[torch.cuda.Stream] = []
         self.steps: dict[tuple[str, int], Step] = {}
+        self.padded: dict[Hashable, Shapes] = {}
         self._loss_modules = [plan.loss] if isinstance(plan.loss, nn.Module) else []
 
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
@@ -79,7 +84,7 @@ class GraphEngine:
         if not active or [runner.member for runner in self.runners] == list(active):
             return
         self.steps.clear()  # before anything new is made, so that its memory is free
-        self.runners = [Runner(member, self.plan, self.rate) for member in active]
+        self.runners = [Runner(member, self.plan, self.rate, self._padded(member.network)) for member in active]
         self.streams = side_streams(self.plan.device, min(self.plan.recipe.streams or len(active), len(active)))
         kinds: list[tuple[str, Feed, Callable[[int], None]]] = [("train", self.training, self._train_step)]
         if self.validation is not None:
@@ -101,6 +106,16 @@ class GraphEngine:
             generators=lambda: [r.generator for r in self.runners if r.generator and r.draws],
         )
         self.steps = dict(zip(steps, graphs, strict=True))
+
+    def _padded(self, network: nn.Module) -> Shapes:
+        """The weights that get channels of zeros; asked once for networks of the same shapes."""
+        if not self.plan.halved or self.plan.recipe.compile:
+            return {}
+        key = tuple((name, own.shape, own.requires_grad) for name, own in network.named_parameters())
+        if key not in self.padded:
+            example = self.plan.data.example()
+            self.padded[key] = padded_shapes(network, example, castable(network), replaceable(network))
+        return self.padded[key]
 
     def _state(self) -> Iterator[Tensor]:
         yield self.rate
@@ -128,33 +143,27 @@ class GraphEngine:
 
 
 class Runner:
-    """One member in the graph.
+    """One member in the graph."""
 
-    In bfloat16, the weights of linear layers and convolutions have a copy in that type, refreshed after each step: what
-    autocast computes, without a kernel for each weight in each pass.
-    """
-
-    def __init__(self, member: Member, plan: Plan, rate: Tensor) -> None:
+    def __init__(self, member: Member, plan: Plan, rate: Tensor, padded: Shapes) -> None:
         self.member, self.plan = member, plan
         network = member.network
         for group in member.optimizer.param_groups:
             group["lr"] = rate
         named = {name: own for name, own in network.named_parameters() if own.requires_grad}
-        names = _castable(network, named) if plan.halved else []
-        self.halves = {name: named[name].detach().bfloat16().requires_grad_() for name in names}
+        self.halves = Halves(network, castable(network) if plan.halved else [], padded)
         self.parameters = list(named.values())
-        self.leaves = [self.halves.get(name, own) for name, own in named.items()]
-        self.masters: list[Tensor] = [named[name] for name in self.halves]
+        self.leaves = [self.halves.whole.get(name, own) for name, own in named.items()]
         self.loss = torch.zeros((), device=plan.device, dtype=plan.exact)
         self.totals = torch.zeros(2, dtype=torch.float64, device=plan.device)
         self.generator: torch.Generator | None = None
         if plan.device.type == "cuda":
             self.generator = torch.cuda.default_generators[plan.device.index or 0].clone_state()
             self.generator.manual_seed(0)  # from here on, an offset means that the network draws
-        self.faster = replaceable(network) if plan.device.type == "cuda" else []
+        self.faster = replaceable(network)
         if plan.recipe.compile:
             self.compiled = torch.compile(
-                partial(functional_call, network, self.halves, tie_weights=False), dynamic=False
+                partial(functional_call, network, self.halves.whole, tie_weights=False), dynamic=False
             )
 
     @property
@@ -171,7 +180,7 @@ class Runner:
         """All that a step changes."""
         yield from self.member.network.parameters()
         yield from self.member.network.buffers()
-        yield from self.halves.values()
+        yield from self.halves.whole.values()
         for values in self.member.optimizer.state.values():
             yield from (value for value in values.values() if isinstance(value, Tensor))
         yield self.loss
@@ -181,7 +190,7 @@ class Runner:
         inputs, targets = batch
         self.member.network.train()
         with _drawing_from(self.generator), self.plan.autocast():
-            outputs = self.compiled(inputs) if compiled else self._forward(inputs)
+            outputs = self.compiled(inputs) if compiled else self._forward(inputs, self.halves.whole)
         cost = mean_loss(self.plan.loss, self._stacked(outputs), targets)
         derivatives = torch.autograd.grad(cost, self.leaves, allow_unused=True)
         with torch.no_grad():
@@ -192,61 +201,41 @@ class Runner:
         """Hand the derivatives to the optimizer, in the type and layout of the parameters."""
         whole: list[Tensor] = []
         given: list[Tensor] = []
-        for parameter, leaf, derivative in zip(self.parameters, self.leaves, derivatives, strict=True):
-            if derivative is None:
+        for parameter, leaf, own in zip(self.parameters, self.leaves, derivatives, strict=True):
+            if own is None:
                 if leaf is not parameter:
                     raise CaptureError("it reaches a layer's weights by another way than through the layer")
                 continue
+            derivative = part(own, parameter.shape)
             if derivative.dtype == parameter.dtype and derivative.stride() == parameter.stride():
                 parameter.grad = derivative
             else:
                 parameter.grad = torch.empty_like(parameter)
                 whole.append(parameter.grad)
                 given.append(derivative)
-        if whole:
-            torch._foreach_copy_(whole, given)
+        copy_all(whole, given)
         self.member.optimizer.step()
         self.member.optimizer.zero_grad(set_to_none=True)
-        if self.halves:
-            torch._foreach_copy_(list(self.halves.values()), self.masters)
+        self.halves.refresh()
 
     @torch.no_grad()
     def validation_step(self, batch: Batch) -> None:
         inputs, targets = batch
         self.member.network.eval()
         with self.plan.autocast():
-            outputs = self._stacked(self._forward(inputs))
+            outputs = self._stacked(self._forward(inputs, self.halves.parts))
         self.totals[0] += mean_loss(self.plan.loss, outputs, targets) * len(inputs)
         if self.plan.data.task == "classification":
             self.totals[1] += (combined(outputs).argmax(-1) == targets).sum()
 
-    def _forward(self, inputs: Tensor) -> Tensor:
+    def _forward(self, inputs: Tensor, weights: dict[str, Tensor]) -> Tensor:
         with faster(self.faster):
-            outputs: Tensor = functional_call(self.member.network, self.halves, (inputs,), tie_weights=False)
+            outputs: Tensor = functional_call(self.member.network, weights, (inputs,), tie_weights=False)
         return outputs
 
     def _stacked(self, outputs: Tensor) -> Tensor:
         """Shape (members, batch, …), see `ensemble.member_outputs`."""
         return (outputs if hasattr(self.member.network, "num_members") else outputs[None]).to(self.plan.exact)
-
-
-def _castable(network: nn.Module, named: dict[str, nn.Parameter]) -> list[str]:
-    """The weights and biases of linear layers and convolutions that nothing else uses: autocast would cast them."""
-    users: dict[int, list[type[nn.Module]]] = {}
-    for module in network.modules():
-        for own in module._parameters.values():
-            if own is not None:
-                users.setdefault(id(own), []).append(type(module))
-    layers = ([nn.Linear], [nn.Conv1d], [nn.Conv2d], [nn.Conv3d])
-    return [
-        name
-        for name, own in named.items()
-        if users[id(own)] in layers
-        and name.rpartition(".")[2] in ("weight", "bias")
-        and own.dtype == torch.float32
-        and not own._backward_hooks  # a hook on the parameter would not see the copy's derivative
-        and not own._post_accumulate_grad_hooks
-    ]
 
 
 @contextmanager

@@ -1,22 +1,25 @@
-"""Batch normalisation: a tensor is rows × channels, cut into blocks of rows (`_Shape` in training/batch_norm.py)."""
+"""Batch normalisation: a tensor is rows × width, cut into blocks of rows (`_Shape` in training/batch_norm.py).
+
+The layer has so many channels; what is further to the right is zero, and stays so.
+"""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def moments(x, partial, rows, channels, per_block, HIGH: tl.constexpr, WIDE: tl.constexpr):
+def moments(x, partial, rows, width, per_block, HIGH: tl.constexpr, WIDE: tl.constexpr):
     """Mean and sum of squared distances to it, of each channel, in one block of rows."""
     block = tl.program_id(0)
     own = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    inside = own < channels
+    inside = own < width
     count = (block * 0).to(tl.float32)
     mean = tl.zeros([WIDE], tl.float32)
     squares = tl.zeros([WIDE], tl.float32)
     for start in range(0, per_block, HIGH):
         row = block * per_block + start + tl.arange(0, HIGH)
         here = (row < rows)[:, None] & inside[None, :]
-        values = tl.load(x + row[:, None] * channels + own[None, :], mask=here, other=0.0).to(tl.float32)
+        values = tl.load(x + row[:, None] * width + own[None, :], mask=here, other=0.0).to(tl.float32)
         number = tl.minimum(tl.maximum(rows - block * per_block - start, 0), HIGH).to(tl.float32)
         tile_mean = tl.sum(values, 0) / tl.maximum(number, 1.0)
         away = tl.where(here, values - tile_mean[None, :], 0.0)
@@ -25,26 +28,27 @@ def moments(x, partial, rows, channels, per_block, HIGH: tl.constexpr, WIDE: tl.
         squares += tl.sum(away * away, 0) + gap * gap * (count * number / total)
         mean += gap * (number / total)
         count += number
-    place = block * channels + own
+    place = block * width + own
     tl.store(partial + place, mean, mask=inside)
-    tl.store(partial + tl.num_programs(0) * channels + place, squares, mask=inside)
+    tl.store(partial + tl.num_programs(0) * width + place, squares, mask=inside)
 
 
 @triton.jit
 def normalize(
     x, partial, weight, bias, y, saved, running_mean, running_var,
-    rows, channels, per_block, blocks, eps, momentum,
+    rows, width, channels, per_block, blocks, eps, momentum,
     BLOCKS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Merge the blocks' moments and normalise one block of rows; the first also updates the running statistics."""
     block = tl.program_id(0)
     own = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    inside = own < channels
+    inside = own < width
+    known = own < channels
     part = tl.arange(0, BLOCKS)
     there = (part < blocks)[:, None] & inside[None, :]
-    place = part[:, None] * channels + own[None, :]
+    place = part[:, None] * width + own[None, :]
     means = tl.load(partial + place, mask=there, other=0.0)
-    squares = tl.load(partial + blocks * channels + place, mask=there, other=0.0)
+    squares = tl.load(partial + blocks * width + place, mask=there, other=0.0)
     counts = tl.minimum(tl.maximum(rows - part * per_block, 0), per_block).to(tl.float32)
     counts = tl.where(part < blocks, counts, 0.0)
     total = rows.to(tl.float32)
@@ -54,71 +58,72 @@ def normalize(
     scale = 1 / tl.sqrt(spread / total + eps)
     if block == 0:
         tl.store(saved + own, mean, mask=inside)
-        tl.store(saved + channels + own, scale, mask=inside)
-        old_mean = tl.load(running_mean + own, mask=inside)
-        old_var = tl.load(running_var + own, mask=inside)
-        tl.store(running_mean + own, old_mean + momentum * (mean - old_mean), mask=inside)
-        tl.store(running_var + own, old_var + momentum * (spread / (total - 1) - old_var), mask=inside)
-    factor = scale * tl.load(weight + own, mask=inside, other=0.0)
-    shift = tl.load(bias + own, mask=inside, other=0.0)
+        tl.store(saved + width + own, scale, mask=inside)
+        old_mean = tl.load(running_mean + own, mask=known)
+        old_var = tl.load(running_var + own, mask=known)
+        tl.store(running_mean + own, old_mean + momentum * (mean - old_mean), mask=known)
+        tl.store(running_var + own, old_var + momentum * (spread / (total - 1) - old_var), mask=known)
+    factor = scale * tl.load(weight + own, mask=known, other=0.0)
+    shift = tl.load(bias + own, mask=known, other=0.0)
     for start in range(0, per_block, HIGH):
         row = block * per_block + start + tl.arange(0, HIGH)
         here = (row < rows)[:, None] & inside[None, :]
-        where = row[:, None] * channels + own[None, :]
+        where = row[:, None] * width + own[None, :]
         values = tl.load(x + where, mask=here, other=0.0).to(tl.float32)
         result = (values - mean[None, :]) * factor[None, :] + shift[None, :]
         tl.store(y + where, result.to(y.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def sums(x, dy, saved, partial, rows, channels, per_block, HIGH: tl.constexpr, WIDE: tl.constexpr):
+def sums(x, dy, saved, partial, rows, width, per_block, HIGH: tl.constexpr, WIDE: tl.constexpr):
     """The derivatives of weight and bias, as far as one block of rows gives them."""
     block = tl.program_id(0)
     own = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    inside = own < channels
+    inside = own < width
     mean = tl.load(saved + own, mask=inside, other=0.0)
-    scale = tl.load(saved + channels + own, mask=inside, other=0.0)
+    scale = tl.load(saved + width + own, mask=inside, other=0.0)
     for_weight = tl.zeros([WIDE], tl.float32)
     for_bias = tl.zeros([WIDE], tl.float32)
     for start in range(0, per_block, HIGH):
         row = block * per_block + start + tl.arange(0, HIGH)
         here = (row < rows)[:, None] & inside[None, :]
-        where = row[:, None] * channels + own[None, :]
+        where = row[:, None] * width + own[None, :]
         values = tl.load(x + where, mask=here, other=0.0).to(tl.float32)
         slopes = tl.load(dy + where, mask=here, other=0.0).to(tl.float32)
         for_weight += tl.sum(slopes * (values - mean[None, :]) * scale[None, :], 0)
         for_bias += tl.sum(slopes, 0)
-    place = block * channels + own
+    place = block * width + own
     tl.store(partial + place, for_weight, mask=inside)
-    tl.store(partial + tl.num_programs(0) * channels + place, for_bias, mask=inside)
+    tl.store(partial + tl.num_programs(0) * width + place, for_bias, mask=inside)
 
 
 @triton.jit
 def derive(
     x, dy, saved, partial, weight, dx, derivatives,
-    rows, channels, per_block, blocks,
+    rows, width, channels, per_block, blocks,
     BLOCKS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Merge the blocks' sums and give the derivative of one block of rows; the first writes those of the parameters."""
     block = tl.program_id(0)
     own = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    inside = own < channels
+    inside = own < width
+    known = own < channels
     part = tl.arange(0, BLOCKS)
     there = (part < blocks)[:, None] & inside[None, :]
-    place = part[:, None] * channels + own[None, :]
+    place = part[:, None] * width + own[None, :]
     for_weight = tl.sum(tl.load(partial + place, mask=there, other=0.0), 0)
-    for_bias = tl.sum(tl.load(partial + blocks * channels + place, mask=there, other=0.0), 0)
+    for_bias = tl.sum(tl.load(partial + blocks * width + place, mask=there, other=0.0), 0)
     if block == 0:
-        tl.store(derivatives + own, for_weight, mask=inside)
-        tl.store(derivatives + channels + own, for_bias, mask=inside)
+        tl.store(derivatives + own, for_weight, mask=known)
+        tl.store(derivatives + channels + own, for_bias, mask=known)
     mean = tl.load(saved + own, mask=inside, other=0.0)
-    scale = tl.load(saved + channels + own, mask=inside, other=0.0)
-    factor = scale * tl.load(weight + own, mask=inside, other=0.0)
+    scale = tl.load(saved + width + own, mask=inside, other=0.0)
+    factor = scale * tl.load(weight + own, mask=known, other=0.0)
     total = rows.to(tl.float32)
     for start in range(0, per_block, HIGH):
         row = block * per_block + start + tl.arange(0, HIGH)
         here = (row < rows)[:, None] & inside[None, :]
-        where = row[:, None] * channels + own[None, :]
+        where = row[:, None] * width + own[None, :]
         values = tl.load(x + where, mask=here, other=0.0).to(tl.float32)
         slopes = tl.load(dy + where, mask=here, other=0.0).to(tl.float32)
         normal = (values - mean[None, :]) * scale[None, :]
