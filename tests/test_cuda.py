@@ -267,10 +267,11 @@ def test_widths_in_eights_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         if not padded:
             monkeypatch.setattr(engine, "padded_shapes", lambda *arguments: {})
         ensemble = se.Ensemble([se.extract(base, traced, subnet) for subnet in subnets])
-        history = se.train(ensemble, data, se.Recipe(epochs=3, warmup=0), quiet=True)
+        recipe = se.Recipe(epochs=2, warmup=0, rate=1e-3, augmentation="none")  # so low that rounding does not grow
+        history = se.train(ensemble, data, recipe, quiet=True)
         found.append([row[name] for row in history.rows for name in ("loss", "validation_loss")])
         assert ensemble.members[0].layer1[0].conv1.weight.shape == (4, 16, 3, 3)
-    assert found[0] == pytest.approx(found[1], rel=0.05)  # bfloat16, other kernels
+    assert found[0] == pytest.approx(found[1], rel=0.02)  # bfloat16, other kernels
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import structured_ensembles as se
 from structured_ensembles.training import fleet, graph
 from structured_ensembles.training.eights import padded_shapes
-from structured_ensembles.training.halves import Halves
+from structured_ensembles.training.faster import faster
+from structured_ensembles.training.halves import Halves, padded, part
 from test_training import few_digits
 
 
@@ -34,6 +36,26 @@ def test_the_inner_widths_of_a_pruned_resnet() -> None:
     assert shapes["layer1.0.conv2.weight"] == (16, 8)
     assert shapes["layer3.2.conv1.weight"] == (16, 64)  # 13 of 64
     assert shapes_of(pruned(0.5), torch.randn(2, 3, 8, 8)) == {}
+
+
+def test_a_padded_network_computes_the_same() -> None:
+    """Outputs, derivatives and running statistics, in double precision."""
+    x, labels = torch.randn(8, 3, 8, 8, dtype=torch.float64), torch.arange(8)
+    found = []
+    for wide in (False, True):
+        network = pruned(0.8).double().train()
+        names = [name for name, _ in network.named_parameters()]
+        shapes = padded_shapes(network, x, names, norms_of(network)) if wide else {}
+        assert len(shapes) == 18 * wide
+        own = {name: padded(value.detach(), shapes.get(name)) for name, value in network.named_parameters()}
+        leaves = [value.requires_grad_() for value in own.values()]
+        with faster(norms_of(network)):
+            outputs = functional_call(network, own, (x,))
+        slopes = torch.autograd.grad(nn.functional.cross_entropy(outputs, labels), leaves)
+        kept = [part(slope, network.get_parameter(name).shape) for name, slope in zip(own, slopes, strict=True)]
+        found.append([outputs.detach(), *kept, *network.buffers()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 class Chain(nn.Sequential):
@@ -102,7 +124,7 @@ def test_zeros_change_nothing(monkeypatch: pytest.MonkeyPatch, between: nn.Modul
         for layer in network.modules():
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()
-        history = se.train(se.Ensemble([network]), few_digits(), recipe, quiet=True)
+        history = se.train(se.Ensemble([network]), few_digits(), recipe, "cpu", quiet=True)
         assert network[0].weight.shape == (6, 1, 3, 3)
         return [value for row in history.rows for value in (row["loss"], row["validation_loss"])]
 

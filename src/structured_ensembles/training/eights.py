@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from structured_ensembles.channels import trace
+from structured_ensembles.copying import device_of
 from structured_ensembles.shrinking import kept_size
 from structured_ensembles.training.faster import faster
 from structured_ensembles.training.halves import padded
@@ -65,6 +66,6 @@ def _stays_finite(network: nn.Module, example: Tensor, shapes: Mapping[str, tupl
     weights = {name: padded(trial.get_parameter(name).detach(), shape) for name, shape in shapes.items()}
     leaves = [weight.requires_grad_() for weight in weights.values()]
     with faster([module for module in trial.modules() if isinstance(module, nn.BatchNorm2d)]):
-        outputs = functional_call(trial, weights, (example,), tie_weights=False)
+        outputs = functional_call(trial, weights, (example.to(device_of(trial)),), tie_weights=False)
     found = torch.autograd.grad(outputs.square().sum(), leaves, allow_unused=True)
     return all(bool(slope.isfinite().all()) for slope in found if slope is not None)
