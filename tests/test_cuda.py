@@ -298,6 +298,47 @@ def test_our_weight_gradient_is_pytorchs(
     torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
 
 
+class Viewing(nn.Module):
+    """As many wrote networks: `view` needs what convolutions give in the order of the axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8 * 64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.second(self.first(x).relu()).relu()
+        return self.head(x.view(len(x), -1))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_network_that_views_trains_and_predicts_in_graphs() -> None:
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (600, 3, 8, 8), dtype=torch.uint8)
+    data = se.Data.from_arrays(images, torch.arange(600) % 10)
+    ensemble = se.Ensemble([Viewing(), Viewing()])
+    history = se.train(ensemble, data, se.Recipe(epochs=2, engine="graph"), quiet=True)
+    assert history.rows[-1]["loss"] < 3
+    x = images[:100].cuda()
+    with torch.enable_grad():
+        expected = ensemble(x).detach()
+    with torch.no_grad():
+        for _ in range(6):
+            torch.testing.assert_close(ensemble(x), expected, rtol=1e-2, atol=1e-2)
+    assert len(ensemble.replays.graphs) == 1
+
+
+def test_large_batches_are_predicted_channels_last() -> None:
+    torch.manual_seed(0)
+    ensemble = se.Ensemble([se.zoo.resnet20(), se.zoo.resnet20()]).cuda().eval()
+    x = torch.rand(100, 3, 32, 32, device="cuda")
+    with torch.enable_grad():
+        expected = ensemble(x).detach()
+    with torch.no_grad():
+        for _ in range(6):
+            torch.testing.assert_close(ensemble(x), expected, rtol=1e-2, atol=1e-2)
+
+
 def test_prediction_replays_what_it_has_seen() -> None:
     data = se.load_data("digits")
     ensemble = se.Ensemble(networks(3, dropout=0.5)).cuda().eval()

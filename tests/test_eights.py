@@ -18,6 +18,7 @@ def norms_of(network: nn.Module) -> list[nn.Module]:
 
 
 def shapes_of(network: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
+    network.to(memory_format=torch.channels_last)
     names = [name for name, _ in network.named_parameters()]
     return {name: shape[:2] for name, shape in padded_shapes(network, x, names, norms_of(network)).items()}
 
@@ -43,7 +44,7 @@ def test_a_padded_network_computes_the_same() -> None:
     x, labels = torch.randn(8, 3, 8, 8, dtype=torch.float64), torch.arange(8)
     found = []
     for wide in (False, True):
-        network = pruned(0.8).double().train()
+        network = pruned(0.8).double().train().to(memory_format=torch.channels_last)
         names = [name for name, _ in network.named_parameters()]
         shapes = padded_shapes(network, x, names, norms_of(network)) if wide else {}
         assert len(shapes) == 18 * wide
@@ -98,7 +99,7 @@ def test_only_what_is_sure_to_be_right() -> None:
     watched = Chain(nn.ReLU())
     watched[1].register_forward_hook(lambda module, inputs, outputs: None)
     assert shapes_of(watched, x) == {}
-    network = Chain(nn.BatchNorm2d(6))
+    network = Chain(nn.BatchNorm2d(6)).to(memory_format=torch.channels_last)
     assert padded_shapes(network, x, ["0.weight", "2.weight"], norms=[]) == {}
     assert padded_shapes(network, x, ["0.weight"], norms_of(network)) == {}  # the second one is frozen
 

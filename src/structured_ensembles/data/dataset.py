@@ -201,8 +201,11 @@ class Data:
 
 
 def as_floats(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Pixels as floats in [0,1]; floats as they are."""
-    return inputs.to(dtype) / 255 if inputs.dtype == torch.uint8 else inputs.to(dtype)
+    """Pixels as floats in [0,1]; floats as they are. Stored in the order of the axes, as a network's `view` expects."""
+    plain = inputs.contiguous()
+    if 1 in inputs.shape:  # such an axis may have any stride: a convolution could take grey images for channels last
+        plain = plain.flatten().view(inputs.shape)
+    return plain.to(dtype) / 255 if inputs.dtype == torch.uint8 else plain.to(dtype)
 
 
 def _given_split(label: str, pair: Iterable[Any], like: Tensor, task: Task) -> TensorSplit:

@@ -31,8 +31,9 @@ class Ghost:
     def of(cls, model: nn.Module, inputs: tuple[Any, ...]) -> Ghost:
         mode = FakeTensorMode()
         copy = copy_with(model, *[lambda _, tensor: mode.from_tensor(tensor)] * 2)
-        device = device_of(model)  # of an example only the shapes matter, so it may come from anywhere
-        fakes = tree_map_only(Tensor, lambda tensor: mode.from_tensor(tensor.detach()).to(device), inputs)
+        device = device_of(model)
+        with mode:  # of an example only the shapes matter, not where it lies, nor how
+            fakes = tree_map_only(Tensor, lambda own: torch.empty(own.shape, dtype=own.dtype, device=device), inputs)
         return cls(mode, copy.eval(), fakes)
 
     def export(self, model: nn.Module, training: bool = False) -> ExportedProgram:

@@ -33,7 +33,11 @@ def padded_shapes(
     own = {
         f"{name}.weight": layer.weight
         for name, layer in layers.items()
-        if type(layer) is nn.Conv2d and layer.groups == 1 and layer.bias is None and f"{name}.weight" in weights
+        if type(layer) is nn.Conv2d
+        and layer.groups == 1
+        and layer.bias is None
+        and layer.weight.is_contiguous(memory_format=torch.channels_last)
+        and f"{name}.weight" in weights
     }
     watched = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers.values())
     if watched or all(weight.shape[0] % 8 == 0 for weight in own.values()):

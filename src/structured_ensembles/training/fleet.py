@@ -12,8 +12,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from structured_ensembles.evaluation.discarding import discard_threshold
 from structured_ensembles.history import COLUMNS, History, Row
 from structured_ensembles.losses import Loss, loss_for
 from structured_ensembles.parallel import rank
+from structured_ensembles.training.channels_last import channels_last
 from structured_ensembles.training.checkpoint import (
     load_checkpoint,
     optimizer_tensors,
@@ -74,8 +74,8 @@ def train(
     identity = _identity(ensemble, data, recipe, seed)
     cuda = [where] if where.type == "cuda" else []
     with (
-        _channels_last(ensemble),
         torch.random.fork_rng(devices=cuda),
+        channels_last(ensemble.members, torch.zeros(2, *plan.shape, dtype=plan.dtype, device=where)),
         Display(len(ensemble.members), recipe.epochs, plan.steps, data.task, quiet or rank() > 0) as display,
     ):
         networks = list(ensemble.members)
@@ -176,19 +176,6 @@ def _plan(
     augmentation = "none" if streamed else resolved(recipe.augmentation, shape)
     steps = data.num_batches("train", recipe.batch_size)
     return Plan(data, recipe, _loss(data, recipe, loss), seed, device, augmentation, shape, steps, dtype, mesh)
-
-
-@contextmanager
-def _channels_last(ensemble: Ensemble) -> Iterator[None]:
-    """Weights of convolutions in the layout that hardware prefers, and afterwards in the usual one."""
-    weights = [parameter for parameter in ensemble.parameters() if parameter.dim() == 4]
-    for weight in weights:
-        weight.data = weight.data.contiguous(memory_format=torch.channels_last)
-    try:
-        yield
-    finally:
-        for weight in weights:
-            weight.data = weight.data.contiguous()
 
 
 def _judge(member: Member, number: int, row: Row, recipe: Recipe) -> None:

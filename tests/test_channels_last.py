@@ -1,0 +1,79 @@
+"""How tensors lie in memory: the network that a user brings need not know, nor care."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import structured_ensembles as se
+
+
+class Viewing(nn.Module):
+    """As many wrote networks: `view` needs what convolutions give in the order of the axes."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(channels, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8 * 64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x).relu()).relu()
+        result: Tensor = self.head(x.view(len(x), -1))
+        return result
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    return (found.images * 15).astype(np.uint8)[:400], found.target[:400]
+
+
+def grey(images: np.ndarray) -> Any:
+    return images[:, None]
+
+
+def grey_floats(images: np.ndarray) -> Any:
+    return torch.from_numpy(images).float()[..., None].permute(0, 3, 1, 2) / 255
+
+
+def coloured(images: np.ndarray) -> Any:
+    """Stored as picture files are, channels last."""
+    return torch.from_numpy(np.stack([images] * 3, axis=-1)).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("kind", [grey, grey_floats, coloured])
+def test_a_network_that_views_goes_the_whole_way(kind: Any) -> None:
+    images, labels = digits()
+    inputs = kind(images)
+    data = se.Data.from_arrays(inputs[:300], labels[:300], test=(inputs[300:], labels[300:]))
+    torch.manual_seed(0)
+    recipe = se.Recipe(epochs=8, batch_size=32, rate=0.05, warmup=0)
+    ensemble = se.structured_ensemble(
+        Viewing(inputs.shape[1]), data, members=2, recipe=recipe, search_epochs=1, quiet=True
+    )
+    assert se.evaluate(ensemble, data)["cls/accuracy"] > 0.8
+    assert len(ensemble.predict(inputs[300:])) == 100
+    se.trace(Viewing(3), torch.randn(2, 8, 8, 3).permute(0, 3, 1, 2))
+
+
+class Watched(nn.Sequential):
+    seen: str = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            last = self[0](x).is_contiguous(memory_format=torch.channels_last)
+            self.seen = "channels last" if last else "in order"
+        result: Tensor = super().forward(x)
+        return result
+
+
+def test_others_train_channels_last_and_are_given_back_as_they_were() -> None:
+    images, labels = digits()
+    data = se.Data.from_arrays(coloured(images), labels)
+    network = Watched(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+    se.train(se.Ensemble([network]), data, se.Recipe(epochs=1), "cpu", quiet=True)
+    assert network.seen == "channels last"
+    assert network[0].weight.stride() == (27, 9, 3, 1)
