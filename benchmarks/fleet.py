@@ -62,7 +62,7 @@ def main() -> None:
             found += rows
             print(f"\n{model}, N = {members}, batch {arguments.batch}")
             print(text_table(("", "ms", "of one", "start s", "peak MiB"), [shown(row) for row in rows]), flush=True)
-    record(arguments, found)
+            record(arguments, found)  # what there is, should somebody interrupt it
 
 
 def shown(row: dict) -> tuple[str, ...]:
