@@ -22,7 +22,7 @@ def main() -> None:
         __doc__,
         model="resnet20",
         members=[1, 2, 4, 8, 12, 16],
-        prunes=[0.0, 0.25, 0.5, 0.75, 0.9],
+        prunes=[0.0, 0.25, 0.5, 0.75, 0.8, 0.9],
         samples=[0],
         batch=128,
         steps=0,
@@ -74,8 +74,9 @@ def draw(rows: list[dict], path: Path) -> None:
              "samples": ("images", "seconds per epoch of five")}  # fmt: skip
     for panel, (what, labels) in zip(panels, names.items(), strict=True):
         own = [row for row in rows if row["what"] == what]
-        panel.plot([row["x"] for row in own], [row.get("epoch_s", row["ms"]) for row in own], "o-", color="#0072B2")
-        panel.set(xlabel=labels[0], ylabel=labels[1], ylim=(0, None))
+        values = [row.get("epoch_s", row["ms"]) for row in own]
+        panel.plot([row["x"] for row in own], values, "o-", color="#0072B2")
+        panel.set(xlabel=labels[0], ylabel=labels[1], xlim=(0, None), ylim=(0, 1.1 * max(values)))
         panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 

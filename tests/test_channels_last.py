@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import structured_ensembles as se
+from structured_ensembles.replays import MANY, memory_order
 
 
 class Viewing(nn.Module):
@@ -57,6 +58,15 @@ def test_a_network_that_views_goes_the_whole_way(kind: Any) -> None:
     assert se.evaluate(ensemble, data)["cls/accuracy"] > 0.8
     assert len(ensemble.predict(inputs[300:])) == 100
     se.trace(Viewing(3), torch.randn(2, 8, 8, 3).permute(0, 3, 1, 2))
+
+
+def test_many_images_are_predicted_channels_last_where_all_members_can() -> None:
+    few, many = torch.rand(8, 3, 8, 8), torch.rand(MANY, 3, 8, 8)
+    able, unable = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 10)), Viewing(3)
+    assert memory_order(se.Ensemble([able, able]), many) == torch.channels_last
+    assert memory_order(se.Ensemble([able, able]), few) == torch.contiguous_format
+    assert memory_order(se.Ensemble([able, unable]), many) == torch.contiguous_format
+    assert memory_order(se.Ensemble([se.zoo.mlp(4, 2)]), torch.rand(MANY, 4)) == torch.contiguous_format
 
 
 class Watched(nn.Sequential):

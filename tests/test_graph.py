@@ -195,6 +195,11 @@ def test_a_fingerprint_notices_what_moves() -> None:
     ensemble.members[0].train()
     assert not found.quiet()
     ensemble, found = fresh()
+    ensemble.train()
+    for member in ensemble.members:
+        member.eval()  # as training leaves them
+    assert found.quiet()
+    ensemble, found = fresh()
     ensemble.members[0][1].register_forward_pre_hook(lambda module, inputs: None)
     assert not found.quiet()
 

@@ -41,17 +41,27 @@ def test_the_table_of_continual_learners() -> None:
         "pruning": "Pruning",
         "structured": "**structured**",
     }
-    means, sizes = {}, {}
+    means: dict[tuple[str, str], float] = {}
+    sizes = {}
     for method, title in titles.items():
-        runs = [row for row in recorded("continual-split-mnist-cpu") if f"-{method}-" in row["run"]]
-        values = [100 * row["figures"]["accuracy"] for row in runs]
-        extra = runs[0]["memory"]["bytes_without_heads"] - 4 * runs[0]["memory"]["backbone"]
-        cells = [f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}", f"{extra:,}"]
-        ours, size = (f"**{cell}**" for cell in cells) if method == "structured" else cells
-        assert len(values) == 3
-        assert f"| {title} | {ours} | {published[method][0][0]:.2f} | {size} |" in TEXT
-        means[method], sizes[method] = statistics.mean(values), extra
-    assert f"it is {means['supsup'] - means['structured']:.2f} points ahead" in TEXT
+        cells = []
+        for column, record in enumerate(("continual-split-mnist-cpu", "continual-split-cifar10-h200")):
+            values = [100 * row["figures"]["accuracy"] for row in recorded(record) if f"-{method}-" in row["run"]]
+            assert len(values) == 3
+            means[method, record] = statistics.mean(values)
+            ours = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+            bold = f"**{ours}**" if method == "structured" else ours
+            cells.append(f"{bold} ({published[method][column][0]:.2f})")
+        memory = next(row["memory"] for row in recorded("continual-split-mnist-cpu") if f"-{method}-" in row["run"])
+        sizes[method] = memory["bytes_without_heads"] - 4 * memory["backbone"]
+        size = f"**{sizes[method]:,}**" if method == "structured" else f"{sizes[method]:,}"
+        assert f"| {title} | {cells[0]} | {cells[1]} | {size} |" in TEXT
+    gaps = [
+        means["structured", record] - means["supsup", record]
+        for record in ("continual-split-cifar10-h200", "continual-split-mnist-cpu")
+    ]
+    assert f"On Split-CIFAR-10 it is {gaps[0]:.2f} points ahead of SupSup" in TEXT
+    assert f"it is {-gaps[1]:.2f} points ahead" in TEXT
     assert f"with {round(sizes['supsup'] / sizes['structured'], -2):.0f} times the masks" in TEXT
     minutes = sum(row["seconds"] for row in recorded("continual-split-mnist-cpu")) / 60
     assert f"{minutes / 2:.0f} minutes on two CPU cores" in TEXT
@@ -63,13 +73,40 @@ def test_the_sentences_about_runs() -> None:
     assert f"takes {seconds['training']:.0f} s there, the search {seconds['search']:.0f} s" in TEXT
     assert f"the saliency {seconds['saliency']:.1f} s" in TEXT
     assert f"{100 * figures['cls/accuracy']:.1f} % and an ECE of {100 * figures['cal/ece']:.1f} %" in TEXT
-    resnet, vgg = (
+    vgg, wide = (
         {row["name"]: row["ms"] for row in recorded(name) if row["members"] == 5}
-        for name in ("fleet-h200", "fleet-vgg11-h200")
+        for name in ("fleet-vgg11-h200", "fleet-resnet32-h200")
     )
-    assert f"at {resnet['ours, graph, 1 stream']:.1f} ms for five" in TEXT
-    assert f"VGG11s take {vgg['ours, graph']:.1f} ms, one full VGG11 in plain PyTorch" in TEXT
-    assert f"{vgg['one full network, eager']:.1f} ms ([fleet-vgg11" in TEXT
-    latency = {row["name"]: row["ms"] for row in recorded("predict-h200") if row["batch"] == 1}
-    assert f"{latency['our ensemble']:.2f} ms for one image" in TEXT
-    assert f"{latency['eager loop over the members']:.1f} ms in an eager loop" in TEXT
+    one = "one full network, eager"
+    assert f"VGG11s take {vgg['ours, graph']:.1f} ms, one full VGG11 in plain PyTorch {vgg[one]:.1f} ms" in TEXT
+    assert f"64×64 images {wide['ours, graph']:.1f} ms, one full ResNet32 {wide[one]:.1f} ms" in TEXT
+    times = {(row["name"], row["batch"]): row["ms"] for row in recorded("predict-h200")}
+    ours, loop = "our ensemble", "eager loop over the members"
+    assert f"{times[ours, 1]:.2f} ms for one image with five members, {times[loop, 1]:.1f} ms in an eager loop" in TEXT
+    assert f"{times[ours, 512]:.1f} ms for 512 images, {times[loop, 512]:.1f} ms in the loop" in TEXT
+
+
+def test_the_sentences_about_memory() -> None:
+    rows = {row["name"]: row for row in recorded("fleet-h200") if row["members"] == 5}
+    graph, loop, alone = rows["ours, graph"], rows["ours, loop"], rows["ours, graph, 1 stream"]
+    one = rows["one full network, eager"]
+    assert f"take {graph['MiB']:.0f} MiB from the GPU, the loop {loop['MiB']:.0f} MiB" in TEXT
+    assert f"one full network in plain PyTorch {one['MiB']:.0f} MiB" in TEXT
+    assert f"says {graph['allocated_MiB']:.0f} MiB and {loop['allocated_MiB']:.0f} MiB" in TEXT
+    assert f"in {alone['MiB']:.0f} MiB, at {alone['ms']:.1f} ms for five" in TEXT
+    for name in ("fleet-h200", "fleet-vgg11-h200", "fleet-resnet32-h200"):
+        own = {row["name"]: row for row in recorded(name) if row["members"] == 5}
+        assert own["ours, graph"]["allocated_MiB"] <= 1.3 * own["ours, loop"]["allocated_MiB"]
+
+
+def test_growth_is_straight() -> None:
+    """Through the origin for images; for members a line that the points leave by a tenth at most; flat for pruning."""
+    by_kind: dict[str, list[tuple[float, float]]] = {}
+    for row in recorded("scale-h200"):
+        by_kind.setdefault(row["what"], []).append((row["x"], row.get("epoch_s", row["ms"])))
+    per_image = [seconds / images for images, seconds in by_kind["samples"]]
+    assert max(per_image) < 1.02 * min(per_image)
+    members, times = zip(*by_kind["members"], strict=True)
+    slope, start = statistics.linear_regression(members, times)
+    assert all(abs(start + slope * x - ms) < 0.1 * ms for x, ms in by_kind["members"] if x > 2)
+    assert max(ms for _, ms in by_kind["prune"]) < 1.15 * min(ms for _, ms in by_kind["prune"])

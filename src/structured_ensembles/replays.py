@@ -84,9 +84,10 @@ class Fingerprint:
 
     def __init__(self, ensemble: Any) -> None:
         self.normalization = ensemble.normalization
-        self.modules: list[nn.Module] = list(ensemble.members.modules())
+        self.modules: list[nn.Module] = [module for member in ensemble.members for module in member.modules()]
         kinds = [(module._modules, module._parameters, module._buffers) for module in self.modules]
-        self.holders = [ensemble._modules, *(holder for own in kinds for holder in own if holder)]
+        lists = [ensemble._modules, ensemble.members._modules]
+        self.holders = [*lists, *(holder for own in kinds for holder in own if holder)]
         self.parts = self._parts()
         self.tensors = [part for part in self.parts if isinstance(part, Tensor)]
         self.addresses = self._addresses()
@@ -125,18 +126,25 @@ def _captured(ensemble: Any, x: Tensor) -> tuple[Tensor, list[Tensor], Step]:
         def run(number: int, member: nn.Module, prepared: Tensor) -> None:
             results[number] = member_outputs(member, prepared)
 
-        def step(order: torch.memory_format) -> None:
+        order = memory_order(ensemble, x)
+
+        def step() -> None:
             prepared = ensemble.prepare(place).contiguous(memory_format=order)
             members = enumerate(ensemble.members)
             side_by_side([partial(run, number, member, prepared) for number, member in members], streams)
 
-        def graph(order: torch.memory_format) -> Step:
-            return captured(partial(step, order), x.device, list, modules=list(ensemble.members))
+        return place, results, captured(step, x.device, list, modules=list(ensemble.members))
 
-        if x.dim() == 4 and len(x) >= MANY:
-            with suppress(CaptureError):  # a network that flattens by `view` cannot
-                return place, results, graph(torch.channels_last)
-        return place, results, graph(torch.contiguous_format)
+
+def memory_order(ensemble: Any, x: Tensor) -> torch.memory_format:
+    """Channels last for many images, if all members can take it: one that flattens by `view` cannot."""
+    if x.dim() == 4 and len(x) >= MANY:
+        few = ensemble.prepare(x[:2]).contiguous(memory_format=torch.channels_last)
+        with suppress(RuntimeError):
+            for member in ensemble.members:
+                member(few)
+            return torch.channels_last
+    return torch.contiguous_format
 
 
 def _key(x: Tensor) -> Hashable:
