@@ -118,7 +118,7 @@ def compared(arguments: argparse.Namespace, model: str, members: int, bandwidth:
 def attempt(way: Callable[[], dict], device: str) -> dict:
     """A way's figures, or why it has none; with the memory that it took from the GPU at its peak.
 
-    Not what is allocated: streams do not share memory, so that what one has freed is still taken.
+    What is allocated, which is recorded too, is less: streams do not share memory, so that what one has freed is taken.
     """
     cuda = device.startswith("cuda")
     before = from_scratch() if cuda else 0

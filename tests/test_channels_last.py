@@ -68,6 +68,53 @@ def test_many_images_are_predicted_channels_last_where_all_members_can() -> None
     assert memory_order(se.Ensemble([able, unable]), many) == torch.contiguous_format
     assert memory_order(se.Ensemble([se.zoo.mlp(4, 2)]), torch.rand(MANY, 4)) == torch.contiguous_format
 
+    class Careful(nn.Flatten):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) != MANY:
+                raise ValueError(f"made for batches of {MANY}, not {len(x)}")
+            return super().forward(x)
+
+    assert memory_order(se.Ensemble([Careful()]), many) == torch.contiguous_format
+
+
+class Centring(nn.Module):
+    """Takes its scale from the first batch that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale == 0:
+            self.scale.copy_(1 / (x.detach().std() + 1e-6))
+        return x * self.scale
+
+
+class Auxiliary(nn.Module):
+    """Flattens by `view` in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        result: Tensor = self.head(x.view(len(x), -1) if self.training else x.flatten(1))
+        return result
+
+
+def test_a_network_sees_nothing_but_its_data() -> None:
+    """Whether it can take the layout is tried on a copy."""
+    images, labels = digits()
+    data = se.Data.from_arrays(coloured(images), labels)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), Centring(), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+    seen: list[tuple[bool, int]] = []
+    network.register_forward_hook(lambda module, inputs, outputs: seen.append((module.training, len(inputs[0]))))
+    se.train(se.Ensemble([network]), data, se.Recipe(epochs=1, batch_size=90), "cpu", quiet=True)
+    assert seen[0] == (True, 90)
+    assert network[1].scale < 100
+    se.train(se.Ensemble([Auxiliary()]), data, se.Recipe(epochs=1), "cpu", quiet=True)
+
 
 class Watched(nn.Sequential):
     seen: str = ""

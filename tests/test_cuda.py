@@ -262,15 +262,22 @@ def test_widths_in_eights_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     base = se.zoo.resnet20(in_channels=1)
     traced = se.trace(base, data.example())
     subnets = se.select(traced, prune=0.8, selection="random", members=2)
-    found = []
+    found, numbers = [], []
+    fitting = engine.padded_shapes
     for padded in (True, False):
-        if not padded:
-            monkeypatch.setattr(engine, "padded_shapes", lambda *arguments: {})
+
+        def shapes(*arguments: object, padded: bool = padded) -> dict[str, tuple[int, ...]]:
+            own = fitting(*arguments) if padded else {}
+            numbers.append(len(own))
+            return own
+
+        monkeypatch.setattr(engine, "padded_shapes", shapes)
         ensemble = se.Ensemble([se.extract(base, traced, subnet) for subnet in subnets])
         recipe = se.Recipe(epochs=2, warmup=0, rate=1e-3, augmentation="none")  # so low that rounding does not grow
         history = se.train(ensemble, data, recipe, quiet=True)
         found.append([row[name] for row in history.rows for name in ("loss", "validation_loss")])
         assert ensemble.members[0].layer1[0].conv1.weight.shape == (4, 16, 3, 3)
+    assert numbers == [18, 0]  # asked once for two members that look alike
     assert found[0] == pytest.approx(found[1], rel=0.02)  # bfloat16, other kernels
 
 
@@ -331,12 +338,24 @@ def test_a_network_that_views_trains_and_predicts_in_graphs() -> None:
 def test_large_batches_are_predicted_channels_last() -> None:
     torch.manual_seed(0)
     ensemble = se.Ensemble([se.zoo.resnet20(), se.zoo.resnet20()]).cuda().eval()
+    orders = []
+
+    class Looking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            orders.append(x.is_contiguous())
+            return x
+
+    for member in ensemble.members:
+        member.bn1 = nn.Sequential(member.bn1, Looking().eval())
     x = torch.rand(100, 3, 32, 32, device="cuda")
     with torch.enable_grad():
         expected = ensemble(x).detach()
     with torch.no_grad():
         for _ in range(6):
             torch.testing.assert_close(ensemble(x), expected, rtol=1e-2, atol=1e-2)
+    assert len(ensemble.replays.graphs) == 1
+    assert orders[0]  # in order at first
+    assert not orders[-1]
 
 
 def test_prediction_replays_what_it_has_seen() -> None:

@@ -7,7 +7,7 @@ from torch.func import functional_call
 
 import structured_ensembles as se
 from structured_ensembles.training import fleet, graph
-from structured_ensembles.training.eights import padded_shapes
+from structured_ensembles.training.eights import padded_shapes, unnoticed
 from structured_ensembles.training.faster import faster
 from structured_ensembles.training.halves import Halves, padded, part
 from test_training import few_digits
@@ -19,8 +19,9 @@ def norms_of(network: nn.Module) -> list[nn.Module]:
 
 def shapes_of(network: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
     network.to(memory_format=torch.channels_last)
-    names = [name for name, _ in network.named_parameters()]
-    return {name: shape[:2] for name, shape in padded_shapes(network, x, names, norms_of(network)).items()}
+    names, norms = [name for name, _ in network.named_parameters()], norms_of(network)
+    shapes = padded_shapes(network, x, names, norms)
+    return {name: shape[:2] for name, shape in shapes.items()} if unnoticed(network, x, shapes, norms) else {}
 
 
 def pruned(prune: float, in_channels: int = 3) -> nn.Module:
@@ -50,7 +51,7 @@ def test_a_padded_network_computes_the_same() -> None:
         assert len(shapes) == 18 * wide
         own = {name: padded(value.detach(), shapes.get(name)) for name, value in network.named_parameters()}
         leaves = [value.requires_grad_() for value in own.values()]
-        with faster(norms_of(network)):
+        with faster(norms_of(network), padded=True):
             outputs = functional_call(network, own, (x,))
         slopes = torch.autograd.grad(nn.functional.cross_entropy(outputs, labels), leaves)
         kept = [part(slope, network.get_parameter(name).shape) for name, slope in zip(own, slopes, strict=True)]
@@ -70,6 +71,26 @@ class Chain(nn.Sequential):
 class Root(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.abs().sqrt()
+
+
+class Wider(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x if x.shape[1] > 6 else x
+
+
+class Remembering(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.last = x  # part of a graph: a plain deep copy would refuse it
+        return x
+
+
+class Counting(nn.Module):
+    """Takes exactly so many channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] <= 6
+        return x
 
 
 class Twice(nn.Module):
@@ -95,20 +116,74 @@ def test_only_what_is_sure_to_be_right() -> None:
     assert shapes_of(Chain(nn.ReLU(), bias=True), x) == {}
     assert shapes_of(Chain(nn.ReLU(), groups=2), x) == {}
     assert shapes_of(Twice(), x) == {}
-    assert shapes_of(Chain(Root()), x) == {}  # its derivative at zero is no number
-    watched = Chain(nn.ReLU())
-    watched[1].register_forward_hook(lambda module, inputs, outputs: None)
-    assert shapes_of(watched, x) == {}
+    first = nn.Conv2d(1, 1, 1, bias=False)
+    assert shapes_of(nn.Sequential(first, Chain(nn.ReLU())), x).keys() == {"0.weight", "1.0.weight", "1.2.weight"}
+    assert shapes_of(nn.Sequential(first, Chain(Root())), x) == {}  # its derivative at zero is no number
+    assert shapes_of(Chain(Wider()), x) == shapes_of(Chain(Counting()), x) == {}
+    assert shapes_of(Chain(nn.GroupNorm(1, 6, affine=False)), x) == shapes_of(Chain(nn.Softmax2d()), x) == {}
+    remembering = Chain(Remembering())
+    remembering(x)
+    assert shapes_of(remembering, x) == expected
+    assert shapes_of(Chain(nn.Dropout2d(0.5)), x) == expected
+    for hook in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
+        watched = Chain(nn.ReLU())
+        getattr(watched[1], hook)(lambda *arguments: None)
+        assert shapes_of(watched, x) == {}
     network = Chain(nn.BatchNorm2d(6)).to(memory_format=torch.channels_last)
     assert padded_shapes(network, x, ["0.weight", "2.weight"], norms=[]) == {}
     assert padded_shapes(network, x, ["0.weight"], norms_of(network)) == {}  # the second one is frozen
 
 
-@pytest.mark.parametrize("between", [nn.BatchNorm2d(6), nn.ReLU(), nn.Sigmoid()])
-def test_zeros_change_nothing(monkeypatch: pytest.MonkeyPatch, between: nn.Module) -> None:
-    """Also not where zero leads to something else, as with a sigmoid."""
+@pytest.fixture
+def stepwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph's steps on a CPU, with normalisations that take channels of zeros."""
     monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: True)
     monkeypatch.setattr(graph, "replaceable", norms_of)
+
+
+RECIPE = se.Recipe(epochs=2, batch_size=64, rate=0.05, precision="bfloat16", augmentation="none", keep="last")
+
+
+@pytest.mark.usefixtures("stepwise")
+def test_members_that_look_alike_are_judged_one_by_one() -> None:
+    """A normalisation over all channels has no parameters here, as an activation: only one of the two takes zeros."""
+
+    def member(between: nn.Module) -> Chain:
+        torch.manual_seed(0)
+        return Chain(between)
+
+    def losses(*between: nn.Module) -> list[list[float | None]]:
+        networks = [member(own) for own in between]
+        history = se.train(se.Ensemble(networks), few_digits(), RECIPE, "cpu", quiet=True)
+        return [[row["loss"] for row in history.of(number)] for number in range(len(networks))]
+
+    class Whole(nn.Module):
+        own = staticmethod(torch.relu)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.own(x)
+
+    class Mixed(Whole):
+        own = staticmethod(lambda x: nn.functional.layer_norm(x, x.shape[1:]))
+
+    Mixed.__name__ = "Whole"  # the two print alike
+    alone = losses(Whole()) + losses(Mixed())
+    assert losses(Whole(), Mixed()) == alone
+    assert losses(Mixed(), Whole()) == alone[::-1]
+
+
+@pytest.mark.usefixtures("stepwise")
+def test_a_normalization_too_narrow_for_its_input_is_an_error_at_once() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(8 * 36, 10))
+    with pytest.raises(RuntimeError, match="running_mean should contain 8 elements not 6"):
+        se.train(se.Ensemble([network]), few_digits(), RECIPE, "cpu", quiet=True)
+    assert network[1].num_batches_tracked == 1  # in the first step
+
+
+@pytest.mark.parametrize("between", [nn.BatchNorm2d(6), nn.ReLU(), nn.Sigmoid()])
+@pytest.mark.usefixtures("stepwise")
+def test_zeros_change_nothing(monkeypatch: pytest.MonkeyPatch, between: nn.Module) -> None:
+    """Also not where zero leads to something else, as with a sigmoid."""
     seen: list[Halves] = []
 
     class Watched(Halves):
@@ -117,7 +192,6 @@ def test_zeros_change_nothing(monkeypatch: pytest.MonkeyPatch, between: nn.Modul
             seen.append(self)
 
     monkeypatch.setattr(graph, "Halves", Watched)
-    recipe = se.Recipe(epochs=2, batch_size=64, rate=0.05, precision="bfloat16", augmentation="none", keep="last")
 
     def losses() -> list[float | None]:
         torch.manual_seed(0)
@@ -125,7 +199,7 @@ def test_zeros_change_nothing(monkeypatch: pytest.MonkeyPatch, between: nn.Modul
         for layer in network.modules():
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()
-        history = se.train(se.Ensemble([network]), few_digits(), recipe, "cpu", quiet=True)
+        history = se.train(se.Ensemble([network]), few_digits(), RECIPE, "cpu", quiet=True)
         assert network[0].weight.shape == (6, 1, 3, 3)
         return [value for row in history.rows for value in (row["loss"], row["validation_loss"])]
 

@@ -194,6 +194,10 @@ def test_a_fingerprint_notices_what_moves() -> None:
     ensemble, found = fresh()
     ensemble.members[0].train()
     assert not found.quiet()
+    ensemble = se.Ensemble([nn.Sequential(network(0), nn.Sequential())]).eval()
+    found = Fingerprint(ensemble)
+    ensemble.members[0][1].append(nn.Linear(10, 10))  # a shortcut that was none
+    assert not found.fits(ensemble)
     ensemble, found = fresh()
     ensemble.train()
     for member in ensemble.members:

@@ -53,7 +53,8 @@ def all_captured(
     """
     if device.type != "cuda":
         return list(steps)
-    with _one_at_a_time, torch.cuda.device(device), _deterministic(), _small_workspaces():
+    with _one_at_a_time, torch.cuda.device(device), _deterministic():
+        _ask_for_small_workspaces()
         try:
             for step in steps:  # all of them before the first capture, which then has the memory that this took
                 _warm_up(step, device, state, modules)
@@ -62,6 +63,8 @@ def all_captured(
         except Exception as error:
             torch.cuda.synchronize(device)
             raise CaptureError(str(error).split("\n", 1)[0]) from error
+        finally:
+            _drop_workspaces()
 
 
 def _capture(step: Step, device: torch.device, generators: Sequence[torch.Generator], pool: Any) -> Step:
@@ -127,21 +130,13 @@ def _drop_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-@contextmanager
-def _small_workspaces() -> Iterator[None]:
+def _ask_for_small_workspaces() -> None:
     """16 MiB for each stream that cuBLAS runs on, as on most GPUs: on the newer ones it is 64, and we have many.
 
-    Unless the user has said how much. The variable is read whenever memory is asked for, at least up to torch 2.11.
+    Unless the user has said how much. Torch reads this whenever it needs a workspace, at least up to 2.11. It stays so:
+    were it to grow again, another thread could take a small workspace for a large one.
     """
-    name = "CUBLAS_WORKSPACE_CONFIG"
-    given = os.environ.get(name)
-    os.environ[name] = given or ":4096:2:16:8"
-    try:
-        yield
-    finally:
-        _drop_workspaces()  # before the size changes: torch would take a small one for a large one
-        if given is None:
-            del os.environ[name]
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
 
 
 def side_by_side(parts: Sequence[Step], streams: Sequence[torch.cuda.Stream]) -> None:

@@ -86,8 +86,9 @@ class Fingerprint:
         self.normalization = ensemble.normalization
         self.modules: list[nn.Module] = [module for member in ensemble.members for module in member.modules()]
         kinds = [(module._modules, module._parameters, module._buffers) for module in self.modules]
-        lists = [ensemble._modules, ensemble.members._modules]
-        self.holders = [*lists, *(holder for own in kinds for holder in own if holder)]
+        holders = [ensemble._modules, ensemble.members._modules, *chain.from_iterable(kinds)]
+        self.holders = [holder for holder in holders if holder]
+        self.empty = [holder for holder in holders if not holder]
         self.parts = self._parts()
         self.tensors = [part for part in self.parts if isinstance(part, Tensor)]
         self.addresses = self._addresses()
@@ -97,6 +98,7 @@ class Fingerprint:
         now = self._parts()
         return (
             ensemble.normalization is self.normalization
+            and not any(self.empty)
             and len(now) == len(self.parts)
             and all(map(is_, now, self.parts))
             and self._addresses() == self.addresses
@@ -140,7 +142,7 @@ def memory_order(ensemble: Any, x: Tensor) -> torch.memory_format:
     """Channels last for many images, if all members can take it: one that flattens by `view` cannot."""
     if x.dim() == 4 and len(x) >= MANY:
         few = ensemble.prepare(x[:2]).contiguous(memory_format=torch.channels_last)
-        with suppress(RuntimeError):
+        with suppress(Exception):
             for member in ensemble.members:
                 member(few)
             return torch.channels_last

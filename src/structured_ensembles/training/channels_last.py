@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.ensemble import evaluation_mode
+from structured_ensembles.copying import clone_of
 
 
 @contextmanager
@@ -17,28 +17,34 @@ def channels_last(networks: Iterable[nn.Module], example: Tensor) -> Iterator[No
 
     What convolutions compute then lies channels last too, which a network that flattens by `view` does not take.
     """
-    changed = []
-    for network in networks:
-        weights = [parameter for parameter in network.parameters() if parameter.dim() == 4]
-        if weights:
-            _store(weights, torch.channels_last)
-            if _runs(network, example):
-                changed += weights
-            else:
-                _store(weights, torch.contiguous_format)
+    weights = [weight for network in networks if _can(network, example) for weight in _weights(network)]
     try:
+        _store(weights, torch.channels_last)
         yield
     finally:
-        _store(changed, torch.contiguous_format)
+        _store(weights, torch.contiguous_format)
 
 
-def _runs(network: nn.Module, example: Tensor) -> bool:
+def _can(network: nn.Module, example: Tensor) -> bool:
+    """Tried on a copy without hooks: the network might learn something from its first batch, a hook might count."""
+    if not _weights(network):
+        return False
     try:
-        with torch.no_grad(), evaluation_mode(network):
-            network(example)
+        trial = clone_of(network)
+        _store(_weights(trial), torch.channels_last)
+        for layer in trial.modules():
+            layer._forward_hooks.clear()
+            layer._forward_pre_hooks.clear()
+        with torch.no_grad():
+            for training in (True, False):
+                trial.train(training)(example)
     except Exception:
         return False
     return True
+
+
+def _weights(network: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in network.parameters() if parameter.dim() == 4]
 
 
 def _store(weights: Iterable[nn.Parameter], order: torch.memory_format) -> None:

@@ -1,30 +1,34 @@
 """Convolutions whose widths are multiples of eight.
 
-In bfloat16, GPUs take channels eight at a time, and cuDNN is slow where their number is another, such as the 4, 7 and
-13 channels that a ResNet20 has after pruning four fifths. So while a graph trains, such layers get channels of zeros on
-top. They stay zero, and the others never notice them: nothing leads to them, and nothing from them.
+In bfloat16, GPUs take channels eight at a time, and cuDNN is slow where their number is another: for the 4, 7 and 13
+channels that a ResNet20 has after pruning four fifths, a step of five takes 5.5 ms on an H200 instead of 3.7. So while
+a graph trains, such layers get more channels. Their weights are zero, those that read them too, and stay so, since
+their derivatives are dropped: the others never notice.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.dropout import _DropoutNd
 
 from structured_ensembles.channels import trace
-from structured_ensembles.copying import device_of
+from structured_ensembles.copying import clone_of, device_of
 from structured_ensembles.shrinking import kept_size
 from structured_ensembles.training.faster import faster
-from structured_ensembles.training.halves import padded
+from structured_ensembles.training.halves import padded, part
+
+Shapes = Mapping[str, tuple[int, ...]]
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def padded_shapes(
     network: nn.Module, example: Tensor, weights: Collection[str], norms: Collection[nn.Module]
-) -> dict[str, tuple[int, ...]]:
-    """The shapes of those weights of convolutions that get more channels: (outputs, inputs, height, width).
+) -> Shapes:
+    """The shapes of those weights of convolutions that can have more channels: (outputs, inputs, height, width).
 
     weights: the names of weights that may be of another shape than the network says.
     norms: normalisations that take more channels than they have, and give zeros for the others.
@@ -39,8 +43,7 @@ def padded_shapes(
         and layer.weight.is_contiguous(memory_format=torch.channels_last)
         and f"{name}.weight" in weights
     }
-    watched = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers.values())
-    if watched or all(weight.shape[0] % 8 == 0 for weight in own.values()):
+    if all(weight.shape[0] % 8 == 0 for weight in own.values()):
         return {}
     try:
         graph = trace(network, example, coupled=True)
@@ -60,16 +63,32 @@ def padded_shapes(
     }
     wide = {name: size + -size % 8 for name, size in graph.prunable.items() if name not in fixed}
     shapes = {name: tuple(kept_size(axis, wide) for axis in graph.axes[name]) for name in own}
-    grown = {name: shape for name, shape in shapes.items() if shape != tuple(own[name].shape)}
-    return grown if grown and _stays_finite(network, example, grown) else {}
+    return {name: shape for name, shape in shapes.items() if shape != tuple(own[name].shape)}
 
 
-def _stays_finite(network: nn.Module, example: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether zeros lead to numbers, and so do derivatives there: those of a square root would not."""
-    trial = copy.deepcopy(network).train()
-    weights = {name: padded(trial.get_parameter(name).detach(), shape) for name, shape in shapes.items()}
-    leaves = [weight.requires_grad_() for weight in weights.values()]
-    with faster([module for module in trial.modules() if isinstance(module, nn.BatchNorm2d)]):
-        outputs = functional_call(trial, weights, (example.to(device_of(trial)),), tie_weights=False)
-    found = torch.autograd.grad(outputs.square().sum(), leaves, allow_unused=True)
-    return all(bool(slope.isfinite().all()) for slope in found if slope is not None)
+def unnoticed(network: nn.Module, example: Tensor, shapes: Shapes, norms: Collection[nn.Module]) -> bool:
+    """Whether the network computes the same with weights of these shapes: tried, in double precision.
+
+    `trace` has seen it with fewer channels only. What looks at widths, or cannot bear zeros, is found out here.
+    """
+    if any(getattr(layer, hooks) for layer in network.modules() for hooks in HOOKS):
+        return False  # they would see the zeros
+    names = [name for name, layer in network.named_modules() if isinstance(layer, nn.BatchNorm2d) and layer in norms]
+    try:
+        trial = clone_of(network).double().train()
+        for layer in trial.modules():
+            if isinstance(layer, _DropoutNd):
+                layer.eval()
+        inputs = example.to(device_of(trial), torch.float64)
+        found = []
+        for wide in ({}, shapes):
+            values = {name: padded(trial.get_parameter(name).detach(), wide.get(name)) for name in shapes}
+            leaves = [value.requires_grad_() for value in values.values()]
+            with faster([trial.get_submodule(name) for name in names], padded=True):
+                outputs = functional_call(trial, values, (inputs,), tie_weights=False)
+            slopes = torch.autograd.grad(outputs.square().sum(), leaves)
+            sizes = [trial.get_parameter(name).shape for name in shapes]
+            found.append([outputs, *map(part, slopes, sizes)])
+        return all(torch.allclose(one, other, rtol=1e-6, atol=1e-9) for one, other in zip(*found, strict=True))
+    except Exception:  # it cannot be tried
+        return False

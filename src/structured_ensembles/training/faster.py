@@ -22,18 +22,23 @@ def replaceable(network: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def faster(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """While this lasts, these modules use our kernels where they can: in training, on a GPU, channels last."""
+def faster(modules: Sequence[nn.Module], padded: bool = False) -> Iterator[None]:
+    """While this lasts, these modules use our kernels where they can: in training, on a GPU, channels last.
+
+    padded: whether normalisations may get more channels than they have, which are zero then, and stay so.
+    """
     counters: list[Tensor] = []
 
     def forward(module: nn.Module, x: Tensor) -> Tensor:
         if module.training and isinstance(module, nn.Conv2d) and convolution.fits(x, module):
             return convolution.convolution(x, module)
-        if module.training and isinstance(module, nn.BatchNorm2d) and batch_norm.fits(x):
+        above = x.shape[1] - module.num_features if isinstance(module, nn.BatchNorm2d) else 0
+        allowed = above == 0 or (padded and above > 0)
+        if module.training and isinstance(module, nn.BatchNorm2d) and allowed and batch_norm.fits(x):
             assert module.num_batches_tracked is not None
             counters.append(module.num_batches_tracked)
             return batch_norm.batch_norm(x, module)
-        if isinstance(module, nn.BatchNorm2d) and (above := x.shape[1] - module.num_features):  # see eights.py
+        if above and allowed:
             return F.pad(type(module).forward(module, x[:, :-above]), (0, 0, 0, 0, 0, above))
         return type(module).forward(module, x)  # type: ignore[no-any-return, operator]
 

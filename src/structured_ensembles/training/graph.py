@@ -11,7 +11,7 @@ Measured by benchmarks/fleet.py; recorded in benchmarks/results/fleet-h200.json.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -25,12 +25,10 @@ from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.data.splits import Batch
 from structured_ensembles.ensemble import combined
 from structured_ensembles.losses import mean_loss
-from structured_ensembles.training.eights import padded_shapes
+from structured_ensembles.training.eights import Shapes, padded_shapes, unnoticed
 from structured_ensembles.training.faster import faster, replaceable
 from structured_ensembles.training.halves import Halves, castable, copy_all, part
 from structured_ensembles.training.plan import Member, Plan, Result
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 class GraphEngine:
@@ -48,7 +46,9 @@ class GraphEngine:
         self.runners: list[Runner] = []
         self.streams: list[torch.cuda.Stream] = []
         self.steps: dict[tuple[str, int], Step] = {}
-        self.padded: dict[Hashable, Shapes] = {}
+        self.example = torch.randn(2, *plan.shape, generator=torch.Generator().manual_seed(0))
+        self.proposals: dict[Hashable, Shapes] = {}
+        self.padded: dict[Member, Shapes] = {}
         self._loss_modules = [plan.loss] if isinstance(plan.loss, nn.Module) else []
 
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
@@ -84,7 +84,8 @@ class GraphEngine:
         if not active or [runner.member for runner in self.runners] == list(active):
             return
         self.steps.clear()  # before anything new is made, so that its memory is free
-        self.runners = [Runner(member, self.plan, self.rate, self._padded(member.network)) for member in active]
+        self.padded = {member: self._padded(member) for member in active}
+        self.runners = [Runner(member, self.plan, self.rate, self.padded[member]) for member in active]
         self.streams = side_streams(self.plan.device, min(self.plan.recipe.streams or len(active), len(active)))
         kinds: list[tuple[str, Feed, Callable[[int], None]]] = [("train", self.training, self._train_step)]
         if self.validation is not None:
@@ -107,15 +108,16 @@ class GraphEngine:
         )
         self.steps = dict(zip(steps, graphs, strict=True))
 
-    def _padded(self, network: nn.Module) -> Shapes:
-        """The weights that get channels of zeros; asked once for networks of the same shapes."""
-        if not self.plan.halved or self.plan.recipe.compile:
-            return {}
-        key = tuple((name, own.shape, own.requires_grad) for name, own in network.named_parameters())
-        if key not in self.padded:
-            example = self.plan.data.example()
-            self.padded[key] = padded_shapes(network, example, castable(network), replaceable(network))
-        return self.padded[key]
+    def _padded(self, member: Member) -> Shapes:
+        """The weights that get channels of zeros. Networks that look alike are traced once, but each is tried."""
+        if member in self.padded or not self.plan.halved or self.plan.recipe.compile:
+            return self.padded.get(member, {})
+        network, norms = member.network, replaceable(member.network)
+        key = (str(network), *((name, own.shape, own.requires_grad) for name, own in network.named_parameters()))
+        if key not in self.proposals:
+            self.proposals[key] = padded_shapes(network, self.example, castable(network), norms)
+        shapes = self.proposals[key]
+        return shapes if shapes and unnoticed(network, self.example, shapes, norms) else {}
 
     def _state(self) -> Iterator[Tensor]:
         yield self.rate
@@ -151,6 +153,7 @@ class Runner:
         for group in member.optimizer.param_groups:
             group["lr"] = rate
         named = {name: own for name, own in network.named_parameters() if own.requires_grad}
+        self.padded = bool(padded)
         self.halves = Halves(network, castable(network) if plan.halved else [], padded)
         self.parameters = list(named.values())
         self.leaves = [self.halves.whole.get(name, own) for name, own in named.items()]
@@ -229,7 +232,7 @@ class Runner:
             self.totals[1] += (combined(outputs).argmax(-1) == targets).sum()
 
     def _forward(self, inputs: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        with faster(self.faster):
+        with faster(self.faster, self.padded):
             outputs: Tensor = functional_call(self.member.network, weights, (inputs,), tie_weights=False)
         return outputs
 
