@@ -47,7 +47,7 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
     tensors: dict[str, Tensor] = {}
     for index, network in enumerate(ensemble.members):
         vectors = getattr(network, "member_vectors", ())
-        for name, tensor in network.state_dict().items():
+        for name, tensor in _all_tensors(network).items():
             tensors |= _stored(f"{index}.{name}", tensor.detach().cpu(), "float32" if name in vectors else dtype)
     conversions = [getattr(network, "conversion", None) for network in ensemble.members]
     normalization = ensemble.normalization
@@ -119,19 +119,28 @@ def _converted(base: nn.Module, conversion: Mapping[str, Any] | None) -> nn.Modu
 
 def _member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """A copy of `base` with these tensors in it, whatever their sizes."""
-    expected = {name: tensor.dim() for name, tensor in base.state_dict().items()}
+    expected = {name: tensor.dim() for name, tensor in _all_tensors(base).items()}
     found = {name: tensor.dim() for name, tensor in tensors.items()}
+    unsaved = expected.keys() - base.state_dict().keys() - found.keys()  # files of earlier versions lack such buffers
+    for name in unsaved:
+        del expected[name]
     if expected != found:
         differing = sorted(set(expected.items()) ^ set(found.items()))[0][0]
         raise ValueError(f"{differing} is not in both")
 
     def replace(name: str, tensor: Tensor) -> Tensor:
-        return tensors[name] if name in tensors else tensor.clone()  # a buffer that is not saved
+        return tensors[name] if name in tensors else tensor.clone()
 
     network = copy_with(base, replace, replace)
     for module in network.modules():
         set_sizes(module)
     return network
+
+
+def _all_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Its state, and the buffers that are no part of it, which may be as wide as the network."""
+    state = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
+    return state | {name: buffer for name, buffer in network.named_buffers() if name not in state}
 
 
 def _of_member(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
@@ -151,13 +160,17 @@ def _stored(name: str, tensor: Tensor, dtype: Storage) -> dict[str, Tensor]:
 
 
 def _restored(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights in the type of the vectors, which are stored as they are."""
+    vectors = {own.dtype for name, own in stored.items() if own.dim() == 1 and not name.endswith(SCALE)}
+    floats = [dtype for dtype in vectors if dtype.is_floating_point]
+    exact = floats[0] if len(floats) == 1 else torch.float32
     restored = {}
     for name, tensor in stored.items():
         if name.endswith(SCALE):
             continue
         if name + SCALE in stored:
             scale = stored[name + SCALE].view(-1, *[1] * (tensor.dim() - 1))
-            restored[name] = tensor.float() * scale
+            restored[name] = (tensor.float() * scale).to(exact)
         else:
-            restored[name] = tensor.float() if tensor.dtype == torch.float16 else tensor
+            restored[name] = tensor.to(exact) if tensor.dtype == torch.float16 else tensor
     return restored

@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from structured_ensembles.channels import ChannelGraph, trace
+from structured_ensembles.copying import dtype_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.diversity import Diversity
@@ -57,8 +58,14 @@ def structured_ensemble(
     """
     if prune is None and memory is None:
         prune = 0.5
+    if not isinstance(data, Data):
+        raise TypeError(
+            f"data must be a Data, not a {type(data).__name__}: see Data.from_arrays, from_datasets and from_loaders"
+        )
     where = None if folder is None else Path(folder)
-    graph = trace(model, data.example(), coupled=coupled)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("model has no parameter that requires gradients: there is nothing to train")
+    graph = trace(model, data.example().to(dtype_of(model)), coupled=coupled)
     subnets = _known_subnets(where, graph, members)
     if subnets is None:
         scores = None

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
+from structured_ensembles.copying import check_copyable
 from structured_ensembles.shrinking import Axis, Span, kept_size, resize
 from structured_ensembles.tables import text_table
 from structured_ensembles.tracing.ghost import Ghost, asks_for_its_mode, first_line
@@ -139,6 +140,7 @@ def trace(model: nn.Module, example: Any, coupled: bool = False) -> ChannelGraph
         raise TypeError(f"example must be a tensor or a tuple of what the model takes, not {type(example).__name__}")
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         raise ValueError("model has lazy layers without weights: run it once before tracing")
+    check_copyable(model)
     ghost = Ghost.of(model, inputs)
     walk = Walk(ghost.model)
     followed = _follow(walk, ghost)
@@ -152,13 +154,12 @@ def trace(model: nn.Module, example: Any, coupled: bool = False) -> ChannelGraph
 def _follow(walk: Walk, ghost: Ghost) -> dict[bool, list[Step]]:
     """Follow the model in evaluation mode, and in training mode if that may be another network; the steps to try."""
     try:
-        program = ghost.export(ghost.model)
+        followed = {False: walk.follow(ghost.export(ghost.model))}
     except Exception as error:
         raise ValueError(
             f"the model cannot be followed on an example of shape {ghost.shapes}: either `example` is not what it "
             f"takes, or torch.export cannot follow its code. It says: {first_line(error)}"
         ) from error
-    followed = {False: walk.follow(program)}
     unused = {name for name, _ in ghost.model.named_parameters()} - walk.used  # auxiliary heads and the like
     if unused or asks_for_its_mode(ghost.model):
         try:

@@ -6,6 +6,7 @@ normalisation statistics, extraction a copy with sliced weights. All three are o
 
 import copy
 from collections.abc import Callable, Iterator
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -46,6 +47,27 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
             yield from _tensors_in(item)
 
 
+def check_copyable(model: nn.Module) -> None:
+    """A function that is kept in the model and refers to its layers would still mean the model's own in a copy."""
+    own = {id(module) for module in model.modules()}
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            cells = getattr(value, "__closure__", None) or () if isinstance(value, FunctionType) else ()
+            if any(id(_content(cell)) in own for cell in cells):
+                where = f"{name}.{attribute}" if name else attribute
+                raise ValueError(
+                    f"model keeps a function that refers to its own layers, {where}: in a copy it would run the "
+                    "model's layers, not the copy's. Make it a method, or a module"
+                )
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
 def clone_of(model: nn.Module) -> nn.Module:
     """A copy with tensors of its own."""
     return copy_with(model, parameter=lambda _, weight: weight.clone(), buffer=lambda _, value: value.clone())
@@ -57,6 +79,11 @@ def shadow_of(model: nn.Module) -> nn.Module:
     for weight in shadow.parameters():
         weight.requires_grad_(False)
     return shadow
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """The type of numbers it computes with: that of its first parameter of floats."""
+    return next((own.dtype for own in model.parameters() if own.is_floating_point()), torch.float32)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from structured_ensembles.copying import device_of
+from structured_ensembles.copying import device_of, dtype_of
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.arrays import as_inputs, stack_samples
 from structured_ensembles.data.dataset import Task, as_floats
@@ -100,9 +100,7 @@ class Ensemble(nn.Module):
 
     def prepare(self, x: Tensor) -> Tensor:
         """Inputs as the members get them: floats, normalised."""
-        parameter = next(self.parameters(), None)
-        dtype = torch.float32 if parameter is None else parameter.dtype
-        floats = as_floats(x, dtype)
+        floats = as_floats(x, dtype_of(self))
         return floats if self.normalization is None else self.normalization(floats)
 
     def adopt(self, data: Data) -> None:
@@ -116,7 +114,7 @@ class Ensemble(nn.Module):
         """Outputs (members, samples, classes) for arrays, tensors, datasets or loaders, in evaluation mode."""
         device = device_of(self)
         with torch.inference_mode(), evaluation_mode(self):
-            outputs = [self(batch.to(device)).cpu() for batch in _batches(x, batch_size)]
+            outputs = [self(self._checked(batch).to(device)).cpu() for batch in _batches(x, batch_size)]
         return torch.cat(outputs, dim=1).clone()
 
     def predict_proba(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
@@ -139,6 +137,13 @@ class Ensemble(nn.Module):
     def spread(self, x: Any, batch_size: int = 512) -> Tensor:
         """For regression: the standard deviation of the members' values (samples, …)."""
         return self.logits(x, batch_size).std(0, correction=0)
+
+    def _checked(self, x: Tensor) -> Tensor:
+        """Inputs such as it was trained on; images may be of another size."""
+        shape = self.input_shape
+        if shape is not None and (x.dim() != 1 + len(shape) or (len(shape) == 3 and x.shape[1] != shape[0])):
+            raise ValueError(f"x must be a batch of inputs of shape {shape}, not of {tuple(x.shape[1:])}")
+        return x
 
     def _check_classification(self, method: str) -> None:
         if self.task != "classification":

@@ -20,6 +20,11 @@ def loss_for(data: Data, loss: Loss | None) -> Loss:
 
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """As torch's, but a column of outputs (batch, 1) may meet a row of targets (batch,)."""
+    if outputs.numel() != targets.numel():
+        raise ValueError(
+            f"the model gives {tuple(outputs.shape[1:])} for a sample, but targets are {tuple(targets.shape[1:])}: a "
+            "regression, as targets are floats; for classes give whole numbers, or task='classification'"
+        )
     return F.mse_loss(outputs, targets.view_as(outputs))
 
 

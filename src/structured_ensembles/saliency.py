@@ -4,7 +4,7 @@ A neuron's saliency is the absolute derivative of the member's loss with respect
 over the batches of the training split.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from structured_ensembles.capture import Step, captured_if_possible
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.copying import shadow_of
+from structured_ensembles.copying import dtype_of, shadow_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.losses import Loss, loss_for, member_losses
 from structured_ensembles.parallel import add_up, rank, world
 from structured_ensembles.progress import progress
-from structured_ensembles.scaling import Scales, scaled
+from structured_ensembles.scaling import Scales, rows_stay_apart, scaled
 from structured_ensembles.search import check_task
 from structured_ensembles.tables import text_table
 
@@ -56,9 +56,10 @@ def saliency(
     """Score every neuron for every member; one `Scores` per member. The model is not changed.
 
     loss: a function of (outputs, targets) that averages over samples; by default cross-entropy, or the squared error
-        for regression. Normalisation runs in evaluation mode on the statistics that the search collected.
+        for regression. Normalisation runs in evaluation mode on the statistics that the search collected. A group that
+        no derivative reaches is scored by its weights.
     """
-    check_task(graph, data, loss)
+    check_task(graph, data)
     device = pick_device(device, model)
     own_loss = loss_for(data, loss)
     members = scales.members
@@ -66,12 +67,16 @@ def saliency(
     for name, buffer in shadow.named_buffers():
         if name in scales.statistics:
             buffer.copy_(scales.statistics[name])
-    dtype = next(shadow.parameters()).dtype
+    dtype = dtype_of(shadow)
     vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
     feed = feed_for(data.train, data, batch_size, device, dtype=dtype)
     number = data.num_batches("train", batch_size)
+    together = rows_stay_apart(shadow, graph, scales.placement, data.example().to(device, dtype))
     scoring = _Scoring(shadow, list(vectors.values()), own_loss, members)
-    with scaled(shadow, graph, vectors, scales.placement), progress("saliency", number, quiet) as advance:
+    with (
+        scaled(shadow, graph, vectors, scales.placement, together) as scoring.run,
+        progress("saliency", number, quiet) as advance,
+    ):
         steps: dict[int, Step] = {}
         for batch, size in enumerate(feed.epoch(None)):
             if size not in steps:
@@ -88,6 +93,9 @@ def saliency(
         raise FloatingPointError(
             "the saliency is not finite: the model's outputs under these scales overflow on `data`"
         )
+    for name, mean in means.items():
+        if not mean.any():  # no derivative gets there: it runs without gradients, or in training mode only
+            mean.copy_(graph.magnitudes[name])
     return [Scores({name: mean[member] for name, mean in means.items()}) for member in range(members)]
 
 
@@ -95,7 +103,8 @@ class _Scoring:
     """The sum over batches of the absolute derivatives of each member's loss, shape (members, size) per group."""
 
     def __init__(self, shadow: nn.Module, leaves: list[Tensor], loss: Loss, members: int) -> None:
-        self.shadow, self.leaves, self.loss, self.members = shadow, leaves, loss, members
+        self.leaves, self.loss, self.members = leaves, loss, members
+        self.run: Callable[[Tensor], Tensor] = shadow
         self.totals = [torch.zeros_like(leaf, requires_grad=False) for leaf in leaves]
 
     def state(self, feed: Feed) -> list[Tensor]:
@@ -109,10 +118,11 @@ class _Scoring:
         share = -(-size // self.members)
         derivatives = [torch.zeros_like(leaf, requires_grad=False) for leaf in self.leaves]
         for own_inputs, own_targets in zip(inputs.split(share), targets.split(share), strict=True):
-            outputs = self.shadow(_tile(own_inputs, self.members))
+            outputs = self.run(_tile(own_inputs, self.members))
             losses = member_losses(self.loss, outputs, _tile(own_targets, self.members), self.members)
             part = losses.sum() * (len(own_inputs) / size)
-            torch._foreach_add_(derivatives, torch.autograd.grad(part, self.leaves))
+            found = torch.autograd.grad(part, self.leaves, allow_unused=True, materialize_grads=True)
+            torch._foreach_add_(derivatives, found)
         torch._foreach_add_(self.totals, torch._foreach_abs(derivatives))
         feed.step.add_(1)
 

@@ -6,7 +6,8 @@ All members run in one pass: the rows of a batch are grouped by member, and each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -75,25 +76,73 @@ class Scales:
 
 @contextmanager
 def scaled(
-    model: nn.Module, graph: ChannelGraph, vectors: Mapping[str, Tensor], placement: Placement
-) -> Iterator[None]:
+    model: nn.Module, graph: ChannelGraph, vectors: Mapping[str, Tensor], placement: Placement, together: bool = True
+) -> Iterator[Callable[[Tensor], Tensor]]:
     """While this lasts, `model` runs under the vectors: its batches have the rows of member 0 first, then those of 1, …
 
-    The number of rows must be a multiple of the number of members. Gradients reach the vectors.
+    The number of rows must be a multiple of the number of members. Gradients reach the vectors. Gives the function that
+    runs such a batch: in one pass, or not `together`, in one for each member, see `rows_stay_apart`.
     """
+    members = len(next(iter(vectors.values())))
+    turn = slice(None)  # whose vectors are used
     handles = []
     for name, output in graph.outputs.items():
         site = output.norm if placement == "norm" and output.norm is not None else name
 
         def scale(_module: nn.Module, _inputs: Any, result: Tensor, output: Output = output) -> Tensor:
-            return scale_rows(result, _along(output, vectors), output.dim)
+            return scale_rows(result, _along(output, vectors)[turn], output.dim)
 
         handles.append(model.get_submodule(site).register_forward_hook(scale))
+
+    def run(rows: Tensor) -> Tensor:
+        nonlocal turn
+        if together:
+            return _outputs(model, rows)
+        parts = []
+        for member, own in enumerate(rows.chunk(members)):
+            turn = slice(member, member + 1)
+            parts.append(_outputs(model, own))
+        turn = slice(None)
+        return torch.cat(parts)
+
     try:
-        yield
+        yield run
     finally:
         for handle in handles:
             handle.remove()
+
+
+@torch.no_grad()
+def rows_stay_apart(model: nn.Module, graph: ChannelGraph, placement: Placement, example: Tensor) -> bool:
+    """Whether members can share a batch: in every scaled layer its rows come first, and in their order.
+
+    A network that puts time before the batch, or runs two views of it one after the other, would mix up members.
+    example: a few inputs (batch, …). Tried in evaluation mode; the model must be one that may be changed.
+    """
+    generator = torch.Generator().manual_seed(0)
+    vectors = {
+        name: (0.5 + torch.rand(2, size, generator=generator)).to(example) for name, size in graph.prunable.items()
+    }
+    model.eval()
+    found = []
+    for together in (True, False):
+        with scaled(model, graph, vectors, placement, together) as run:
+            try:
+                found.append(run(torch.cat([example, example])))
+            except RuntimeError:
+                if not together:
+                    raise
+                return False
+    difference, size = (found[0] - found[1]).abs().max(), found[1].abs().max()
+    return bool(difference <= 0.03 * size)  # rounding, in whatever precision; the vectors differ by half
+
+
+def _outputs(model: nn.Module, rows: Tensor) -> Tensor:
+    outputs = model(rows)
+    if not isinstance(outputs, Tensor):
+        kind = type(outputs).__name__
+        raise TypeError(f"model must return one tensor (batch, …), not a {kind}: wrap it in a module that picks one")
+    return outputs
 
 
 def scale_rows(result: Tensor, factors: Tensor, dim: int) -> Tensor:
@@ -133,4 +182,6 @@ def check_choice(argument: str, given: Any, possible: Sequence[Any]) -> None:
 
 def check_prunable(graph: ChannelGraph) -> None:
     if not graph.prunable:
-        raise ValueError("graph has no prunable channels: print(graph) says why each group is fixed")
+        reasons = Counter(group.reason for group in graph.groups)
+        listed = "; ".join(f"{reason} ({number} groups)" for reason, number in reasons.most_common(3))
+        raise ValueError(f"the network has no prunable channels; print(trace(…)) shows why. Mostly: {listed}")

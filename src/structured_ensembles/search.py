@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from structured_ensembles.capture import Step, captured_if_possible
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.copying import shadow_of
+from structured_ensembles.copying import dtype_of, shadow_of
 from structured_ensembles.data import Data
+from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.dealing import deal
 from structured_ensembles.devices import Device, pick_device
@@ -21,7 +22,7 @@ from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penal
 from structured_ensembles.losses import Loss, loss_for, member_losses
 from structured_ensembles.parallel import add_up, average_buffers, rank, world
 from structured_ensembles.progress import progress
-from structured_ensembles.scaling import Initial, Placement, Scales, check_choice, scaled
+from structured_ensembles.scaling import Initial, Placement, Scales, check_choice, rows_stay_apart, scaled
 
 
 def learn_scales(
@@ -62,11 +63,11 @@ def learn_scales(
     for name, number in (("strength", strength), ("rate", rate)):
         if not math.isfinite(number) or number < 0:
             raise ValueError(f"{name} must be a finite number of at least 0, not {number!r}")
-    check_task(graph, data, loss)
+    check_task(graph, data)
 
     device = pick_device(device, model)
     shadow = shadow_of(model).to(device)
-    dtype = next(shadow.parameters()).dtype
+    dtype = dtype_of(shadow)
     vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
     steps = data.num_batches("train", batch_size)
     # Adam moves an entry by about its rate per step, so that this bounds the entries for the whole search.
@@ -75,6 +76,7 @@ def learn_scales(
         name: terms_for(float(value.detach().abs().max()) + reach, value.shape[1]) for name, value in vectors.items()
     }
     penalty = diversity if members > 1 else None
+    together = rows_stay_apart(shadow, graph, placement, data.example().to(device, dtype))
     search = _Search(shadow, vectors, loss_for(data, loss), members, strength, penalty, terms, rate)
     training = feed_for(data.train, data, batch_size, device, dtype=dtype)
     validation = None
@@ -82,7 +84,12 @@ def learn_scales(
         validation = feed_for(data.validation, data, batch_size, device, dtype=dtype)
 
     best, kept, history = math.inf, _snapshot(vectors, shadow), []
-    with scaled(shadow, graph, vectors, placement), progress("search", epochs * steps, quiet) as advance:
+    with (
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        scaled(shadow, graph, vectors, placement, together) as search.run,
+        progress("search", epochs * steps, quiet) as advance,
+    ):
+        torch.manual_seed(fold((seed, 3)))  # for dropout
         for epoch in range(epochs):
             figures = {"epoch": epoch, "loss": search.epoch(training, (seed, epoch), learn=True, advance=advance)}
             if not math.isfinite(figures["loss"]):
@@ -114,6 +121,7 @@ class _Search:
         rate: float,
     ) -> None:
         self.shadow, self.vectors, self.loss, self.members = shadow, vectors, loss, members
+        self.run: Callable[[Tensor], Tensor] = shadow
         self.strength, self.diversity, self.terms = strength, diversity, terms
         self.device = next(iter(vectors.values())).device
         kernels: dict[str, Any] = {"fused": True, "capturable": True} if self.device.type == "cuda" else {}
@@ -193,7 +201,7 @@ class _Search:
 
     def _losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each member, shape (members,), on rows grouped by member."""
-        return member_losses(self.loss, self.shadow(inputs), targets, self.members)
+        return member_losses(self.loss, self.run(inputs), targets, self.members)
 
     def _penalty(self) -> Tensor:
         if self.diversity == "mmd" and self.strength:
@@ -201,17 +209,12 @@ class _Search:
         return torch.stack([0 * vector.sum() for vector in self.vectors.values()]).sum()
 
 
-def check_task(graph: ChannelGraph, data: Data, loss: Loss | None) -> None:
+def check_task(graph: ChannelGraph, data: Data) -> None:
     """Whether the network's outputs can be compared with the targets, as far as can be told before any work."""
-    if (
-        loss is None
-        and data.task == "classification"
-        and graph.output_shape
-        and data.num_classes > graph.output_shape[-1]
-    ):
+    if data.task == "classification" and graph.output_shape and data.num_classes > graph.output_shape[-1]:
         raise ValueError(
-            f"data has {data.num_classes} classes, but the model has {graph.output_shape[-1]} outputs: "
-            "labels would be out of range"
+            f"data has {data.num_classes} classes, but the model has {graph.output_shape[-1]} outputs: it needs one "
+            "for each class, also for two classes and a loss of your own"
         )
 
 

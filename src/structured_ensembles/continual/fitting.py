@@ -42,7 +42,9 @@ def fit(
     if cuda:
         for group in optimizer.param_groups:
             group["lr"] = torch.tensor(recipe.rate, device=device)
-    augmentation = resolved(recipe.augmentation, data.shape) if isinstance(data.train, TensorSplit) else "none"
+    augmentation = (
+        resolved(recipe.augmentation, data.shape, data.task) if isinstance(data.train, TensorSplit) else "none"
+    )
     dtype = next(network.parameters()).dtype
     # Even batches: the few samples that a small task leaves for the last one would spoil the statistics of
     # normalisation at the end of every epoch.

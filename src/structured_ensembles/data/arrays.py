@@ -63,8 +63,16 @@ def stack_samples(argument: str, dataset: Any) -> tuple[Tensor, Tensor]:
 
 
 def image_tensor(image: Image.Image) -> Tensor:
-    """Pixels of a picture, uint8 (channels, height, width); one channel if it is grey, else three."""
-    pixels = np.array(image if image.mode == "L" else image.convert("RGB"))
+    """Pixels of a picture, uint8 (channels, height, width); one channel if it is grey, else three.
+
+    Grey pictures of 16 bits become floats in [0,1], those of floats or 32 bits floats as they are.
+    """
+    if image.mode.startswith("I;16"):
+        return torch.from_numpy(np.array(image).astype(np.float32)[None] / 65535)
+    if image.mode in ("I", "F"):
+        return torch.from_numpy(np.array(image).astype(np.float32)[None])
+    grey = image.mode in ("1", "L", "LA")
+    pixels = np.array(image.convert("L" if grey else "RGB"))
     return torch.from_numpy(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy())
 
 

@@ -11,14 +11,16 @@ from structured_ensembles.data.drawing import Seed, draw
 Augmentation = Literal["auto", "crop", "crop+flip", "none"]
 
 
-def resolved(augmentation: Augmentation, shape: tuple[int, ...]) -> Augmentation:
-    """What "auto" means for inputs of `shape`: crops and flips for colour images, nothing for anything else.
+def resolved(augmentation: Augmentation, shape: tuple[int, ...], task: str) -> Augmentation:
+    """What "auto" means for inputs of `shape`: crops and flips for colour images of classes, nothing for anything else.
 
-    Grey images are mostly characters, which a flip turns into others.
+    Grey images are mostly characters, which a flip turns into others. The targets of a regression may be places in the
+    image, or an image, and would not move along.
     """
     if augmentation != "auto":
         return augmentation
-    return "crop+flip" if len(shape) == 3 and shape[0] == 3 and min(shape[1:]) >= 16 else "none"
+    colour = len(shape) == 3 and shape[0] == 3 and min(shape[1:]) >= 16
+    return "crop+flip" if colour and task == "classification" else "none"
 
 
 def draw_crops(

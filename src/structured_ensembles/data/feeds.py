@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Protocol
@@ -18,7 +19,7 @@ from structured_ensembles.data.splits import Batch, Split, TensorSplit
 class Feed(Protocol):
     """The batches of a split, one after the other."""
 
-    sizes: tuple[int, ...]  # of the batches, as far as they are known beforehand
+    sizes: tuple[int, ...]  # of the batches, as far as they are known beforehand; the most common first
     step: Tensor  # the number of the batch in its epoch, shape (1,)
 
     def epoch(self, seed: Seed | None) -> Iterator[int]:
@@ -52,7 +53,7 @@ class TableFeed:
         self.size = size
         starts = [own * size + min(own, self.longer) for own in range(number)]
         self.batches = [end - start for start, end in pairwise([*starts, len(split)])]
-        self.sizes: tuple[int, ...] = tuple(sorted(set(self.batches), reverse=True))
+        self.sizes: tuple[int, ...] = tuple(size for size, _ in Counter(self.batches).most_common())
         self.step = torch.zeros(1, dtype=torch.int64, device=split.index.device)
         self.order = split.index.clone()
         self.crops = self._crops(0)

@@ -23,7 +23,7 @@ class Split(Protocol):
     def num_batches(self, size: int) -> int: ...
 
     def batches(self, size: int, seed: Seed | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
-        """Shuffled if there is a seed; the last batch may be smaller."""
+        """Shuffled if there is a seed; the last batch may be smaller, or larger by one."""
         ...
 
     def to(self, device: torch.device | str) -> Split: ...
@@ -48,13 +48,16 @@ class TensorSplit:
         return len(self.index)
 
     def num_batches(self, size: int) -> int:
-        return -(-len(self) // size)
+        """The last one has what is left; or one more, rather than one alone, which no batch normalisation takes."""
+        number = -(-len(self) // size)
+        return number - 1 if number > 1 and size > 1 and len(self) % size == 1 else number
 
     def batches(self, size: int, seed: Seed | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
         order = self.index
         if seed is not None:
             order = shuffled(order, seed)
-        for rows in order.split(size):
+        starts = range(size, self.num_batches(size) * size, size)
+        for rows in order.tensor_split(list(starts)):
             yield self.inputs[rows].to(device), self.targets[rows].to(device)
 
     def to(self, device: torch.device | str) -> TensorSplit:

@@ -28,10 +28,15 @@ def predictions(
         if change is not None:
             inputs = change(as_floats(inputs.to(device)), targets.to(device), done)  # noqa: PLW2901
         logits = ensemble.logits(inputs, batch_size)
-        if done == 0:
+        if done + len(inputs) > len(truth):
             # Room for all of it at once: small results kept between large batches would hold on to the batches' memory.
-            outputs = logits.new_empty(len(logits), len(split), *logits.shape[2:])
-            truth = torch.empty(len(split), *targets.shape[1:], dtype=targets.dtype)
+            # A loader may give more samples than its data set has.
+            room = max(len(split), done + len(inputs), 2 * done)
+            grown = logits.new_empty(len(logits), room, *logits.shape[2:])
+            known = torch.empty(room, *targets.shape[1:], dtype=targets.dtype)
+            if done:
+                grown[:, :done], known[:done] = outputs[:, :done], truth[:done]
+            outputs, truth = grown, known
         outputs[:, done : done + len(inputs)], truth[done : done + len(inputs)] = logits, targets.cpu()
         done += len(inputs)
     return outputs[:, :done], truth[:done]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import warnings
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from structured_ensembles.copying import copy_with, device_of
+
+FAKES = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Ghost:
         states = random.getstate(), np.random.get_state()  # noqa: NPY002 (a forward may draw from these)
         model.train(training)
         try:
-            with self.mode, torch.no_grad(), warnings.catch_warnings():
+            with self.mode, torch.no_grad(), warnings.catch_warnings(), _quiet(FAKES):
                 warnings.simplefilter("ignore")
                 # Twice the batch in training mode, where a batch norm refuses a single sample.
                 yield tree_map_only(Tensor, _doubled, self.inputs) if training else self.inputs
@@ -67,6 +70,17 @@ class Ghost:
     @property
     def shapes(self) -> str:
         return ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor))
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """It prints a traceback for whatever fails, and trials are there to fail."""
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def asks_for_its_mode(model: nn.Module) -> bool:

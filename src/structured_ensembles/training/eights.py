@@ -82,12 +82,12 @@ def unnoticed(network: nn.Module, example: Tensor, shapes: Shapes, norms: Collec
         inputs = example.to(device_of(trial), torch.float64)
         found = []
         for wide in ({}, shapes):
-            values = {name: padded(trial.get_parameter(name).detach(), wide.get(name)) for name in shapes}
+            values = {name: padded(own.detach(), wide.get(name)) for name, own in trial.named_parameters()}
             leaves = [value.requires_grad_() for value in values.values()]
             with faster([trial.get_submodule(name) for name in names], padded=True):
                 outputs = functional_call(trial, values, (inputs,), tie_weights=False)
-            slopes = torch.autograd.grad(outputs.square().sum(), leaves)
-            sizes = [trial.get_parameter(name).shape for name in shapes]
+            slopes = torch.autograd.grad(outputs.square().sum(), leaves, allow_unused=True, materialize_grads=True)
+            sizes = [own.shape for own in trial.parameters()]
             found.append([outputs, *map(part, slopes, sizes)])
         return all(torch.allclose(one, other, rtol=1e-6, atol=1e-9) for one, other in zip(*found, strict=True))
     except Exception:  # it cannot be tried

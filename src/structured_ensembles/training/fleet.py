@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.capture import CaptureError
+from structured_ensembles.copying import dtype_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
 from structured_ensembles.data.splits import TensorSplit
@@ -69,7 +70,7 @@ def train(
     captured = _captured(recipe, where, mesh)
     ensemble.adopt(data)
     ensemble.to(where)
-    plan = _plan(data.to(where), recipe, loss, seed, where, next(ensemble.parameters()).dtype, mesh)
+    plan = _plan(data.to(where), recipe, loss, seed, where, dtype_of(ensemble), mesh)
     path = None if checkpoint is None else Path(checkpoint)
     identity = _identity(ensemble, data, recipe, seed)
     cuda = [where] if where.type == "cuda" else []
@@ -104,7 +105,7 @@ def train(
                 _save(path, fleet, history, epoch + 1, identity, mesh)
         for number, member in enumerate(fleet):
             spread(list(member.best.values()), mesh.source(number))
-            member.network.load_state_dict(member.best)
+            _restore(member.network, member.best)
             member.network.eval()
     if data.validation is not None and data.task == "classification":
         ensemble.threshold = discard_threshold(ensemble, data)
@@ -173,7 +174,7 @@ def _plan(
 ) -> Plan:
     streamed = not isinstance(data.train, TensorSplit)
     shape = data.shape
-    augmentation = "none" if streamed else resolved(recipe.augmentation, shape)
+    augmentation = "none" if streamed else resolved(recipe.augmentation, shape, data.task)
     steps = data.num_batches("train", recipe.batch_size)
     return Plan(data, recipe, _loss(data, recipe, loss), seed, device, augmentation, shape, steps, dtype, mesh)
 
@@ -207,14 +208,25 @@ def _loss(data: Data, recipe: Recipe, loss: Loss | None) -> Loss:
     return loss_for(data, loss)
 
 
+def _tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Its state, without what else a module may keep there."""
+    return {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
+
+
 def _copy(network: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+    return {name: tensor.detach().clone() for name, tensor in _tensors(network).items()}
+
+
+def _restore(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    state = network.state_dict()  # has versions of its modules with it, which some of them ask for
+    state.update(tensors)
+    network.load_state_dict(state)
 
 
 @torch.no_grad()
 def _copy_into(copy: dict[str, Tensor], network: nn.Module) -> None:
     """In few kernels, whatever the number of tensors."""
-    state = network.state_dict()
+    state = _tensors(network)
     for dtype in {tensor.dtype for tensor in state.values()}:
         names = [name for name, tensor in state.items() if tensor.dtype == dtype]
         torch._foreach_copy_([copy[name] for name in names], [state[name] for name in names])
@@ -222,7 +234,7 @@ def _copy_into(copy: dict[str, Tensor], network: nn.Module) -> None:
 
 def _identity(ensemble: Ensemble, data: Data, recipe: Recipe, seed: int) -> str:
     """What a checkpoint must agree on with the run that goes on from it."""
-    shapes = [[name, list(tensor.shape)] for name, tensor in ensemble.state_dict().items()]
+    shapes = [[name, list(tensor.shape)] for name, tensor in _tensors(ensemble).items()]
     what = {name: value for name, value in recipe.to_dict().items() if name not in ("engine", "compile", "streams")}
     described = [shapes, data.name, len(data.train), what, seed]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
@@ -257,7 +269,7 @@ def _resume(path: Path | None, fleet: list[Member], identity: str) -> tuple[Hist
     history = History(state["rows"])
     for number, (member, kept) in enumerate(zip(fleet, state["members"], strict=True)):
         device = next(member.network.parameters()).device
-        member.network.load_state_dict(_named(tensors, f"{number}.now.", device))
+        _restore(member.network, _named(tensors, f"{number}.now.", device))
         member.best = _named(tensors, f"{number}.best.", device)
         restore_optimizer(f"{number}.optimizer.", member.optimizer, tensors)
         _take_standing(member, kept)
