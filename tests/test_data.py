@@ -169,4 +169,6 @@ def test_a_feed_gives_every_sample_once(samples: int, size: int, even: bool) -> 
     assert max(sizes) <= size
     assert set(feed.sizes) == set(sizes)
     assert not even or max(sizes) - min(sizes) <= 1
-    assert even or sizes[:-1] == [min(size, samples)] * (len(sizes) - 1)
+    single = not even and samples % size == 1 and size > 2
+    assert even or sizes[:-1] == [min(size, samples)] * (len(sizes) - 1 - single) + [size - 1] * single
+    assert size == 1 or min(sizes) > 1

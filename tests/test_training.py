@@ -320,3 +320,4 @@ def test_crops_and_flips_are_crops_and_flips() -> None:
     assert not any(possible[image.contiguous().numpy().tobytes()] for image in unflipped)
     assert resolved("auto", (3, 32, 32)) == "crop+flip"
     assert resolved("auto", (1, 28, 28)) == "none"
+    assert resolved("auto", (3, 32, 32), "regression") == "none"

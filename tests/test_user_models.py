@@ -184,9 +184,9 @@ def test_networks_that_look_at_their_saved_state(tmp_path: Path) -> None:
 def test_no_batch_has_a_single_sample() -> None:
     x, y = np.resize(ROWS, (129, 10)), np.arange(129) % 4
     data = se.Data.from_arrays(x, y, validation=0.0)
-    assert [len(inputs) for inputs, _ in data.train.batches(64)] == [64, 65]
-    assert data.num_batches("train", 64) == 2
-    assert [len(inputs) for inputs, _ in data.train.batches(128)] == [129]
+    assert [len(inputs) for inputs, _ in data.train.batches(64)] == [64, 63, 2]
+    assert data.num_batches("train", 64) == 3
+    assert [len(inputs) for inputs, _ in data.train.batches(128)] == [127, 2]
     assert [len(inputs) for inputs, _ in data.train.batches(50)] == [50, 50, 29]
     assert [len(inputs) for inputs, _ in data.train.batches(1)] == [1] * 129
     ensemble_of(mlp(4, nn.BatchNorm1d(16)), data, recipe=se.Recipe(epochs=1, batch_size=64))
@@ -281,6 +281,12 @@ def frozen() -> nn.Module:
 def test_what_cannot_be_done_is_said(model: nn.Module, labels: Any, more: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         ensemble_of(model, ROWS, labels, **more)
+
+
+@pytest.mark.parametrize("sample", [(ROWS[0], "cat"), (ROWS[0], 1, 2), {"x": ROWS[0]}, ROWS[0]])
+def test_samples_that_are_no_pairs_of_numbers(sample: Any) -> None:
+    with pytest.raises(TypeError, match=r"train\[1\] must be a pair \(input, target\) of numbers"):
+        se.Data.from_datasets([(ROWS[0], 1), sample])  # type: ignore[arg-type]
 
 
 def test_other_inputs_than_it_was_trained_on() -> None:

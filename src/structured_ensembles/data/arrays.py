@@ -51,9 +51,15 @@ def stack_samples(argument: str, dataset: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(f"{argument} must be a map-style dataset with at least one sample")
     inputs, targets = [], []
     for index in range(len(dataset)):
-        sample, target = dataset[index]
-        inputs.append(image_tensor(sample) if isinstance(sample, Image.Image) else torch.as_tensor(sample))
-        targets.append(torch.as_tensor(target))
+        given = dataset[index]
+        try:
+            sample, target = given
+            inputs.append(image_tensor(sample) if isinstance(sample, Image.Image) else torch.as_tensor(sample))
+            targets.append(torch.as_tensor(target))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"{argument}[{index}] must be a pair (input, target) of numbers, the input an image perhaps: {error}"
+            ) from error
     shapes = {tuple(item.shape) for item in inputs}
     if len(shapes) > 1:
         raise ValueError(

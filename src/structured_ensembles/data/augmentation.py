@@ -11,7 +11,7 @@ from structured_ensembles.data.drawing import Seed, draw
 Augmentation = Literal["auto", "crop", "crop+flip", "none"]
 
 
-def resolved(augmentation: Augmentation, shape: tuple[int, ...], task: str) -> Augmentation:
+def resolved(augmentation: Augmentation, shape: tuple[int, ...], task: str = "classification") -> Augmentation:
     """What "auto" means for inputs of `shape`: crops and flips for colour images of classes, nothing for anything else.
 
     Grey images are mostly characters, which a flip turns into others. The targets of a regression may be places in the

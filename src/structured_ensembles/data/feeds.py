@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from structured_ensembles.data.augmentation import Augmentation, augment, draw_crops
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.drawing import Seed, shuffled
-from structured_ensembles.data.splits import Batch, Split, TensorSplit
+from structured_ensembles.data.splits import Batch, Split, TensorSplit, batch_sizes
 
 
 class Feed(Protocol):
@@ -47,12 +47,11 @@ class TableFeed:
         even: bool = False,
     ) -> None:
         self.split, self.data, self.augmentation, self.dtype = split, data, augmentation, dtype
-        number, self.longer = split.num_batches(size), 0
+        self.batches = batch_sizes(len(split), size)
         if even:
-            size, self.longer = divmod(len(split), number)
-        self.size = size
-        starts = [own * size + min(own, self.longer) for own in range(number)]
-        self.batches = [end - start for start, end in pairwise([*starts, len(split)])]
+            least, longer = divmod(len(split), len(self.batches))
+            self.batches = [least + (number < longer) for number in range(len(self.batches))]
+        self.starts = torch.tensor([0, *accumulate(self.batches)], device=split.index.device)
         self.sizes: tuple[int, ...] = tuple(size for size, _ in Counter(self.batches).most_common())
         self.step = torch.zeros(1, dtype=torch.int64, device=split.index.device)
         self.order = split.index.clone()
@@ -68,10 +67,7 @@ class TableFeed:
         yield from self.batches
 
     def batch(self, size: int) -> Batch:
-        start = self.step * self.size
-        if self.longer:
-            start = start + self.step.clamp(max=self.longer)
-        places = start + torch.arange(size, device=self.step.device)
+        places = self.starts[self.step] + torch.arange(size, device=self.step.device)
         rows = self.order[places]
         crops = None if self.crops is None else self.crops[places]
         return _ready(self.data, augment(self.split.inputs[rows], crops), self.split.targets[rows], self.dtype)

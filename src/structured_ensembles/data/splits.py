@@ -23,10 +23,18 @@ class Split(Protocol):
     def num_batches(self, size: int) -> int: ...
 
     def batches(self, size: int, seed: Seed | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
-        """Shuffled if there is a seed; the last batch may be smaller, or larger by one."""
+        """Shuffled if there is a seed; the last batch may be smaller."""
         ...
 
     def to(self, device: torch.device | str) -> Split: ...
+
+
+def batch_sizes(samples: int, size: int) -> list[int]:
+    """The last batch has what is left. A single sample, which no batch normalisation takes, gets one from before."""
+    whole, left = divmod(samples, size)
+    if left == 1 and whole and size > 2:
+        return [size] * (whole - 1) + [size - 1, 2]
+    return [size] * whole + [left] * (left > 0)
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,16 +56,13 @@ class TensorSplit:
         return len(self.index)
 
     def num_batches(self, size: int) -> int:
-        """The last one has what is left; or one more, rather than one alone, which no batch normalisation takes."""
-        number = -(-len(self) // size)
-        return number - 1 if number > 1 and size > 1 and len(self) % size == 1 else number
+        return -(-len(self) // size)
 
     def batches(self, size: int, seed: Seed | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
         order = self.index
         if seed is not None:
             order = shuffled(order, seed)
-        starts = range(size, self.num_batches(size) * size, size)
-        for rows in order.tensor_split(list(starts)):
+        for rows in order.split(batch_sizes(len(self), size)):
             yield self.inputs[rows].to(device), self.targets[rows].to(device)
 
     def to(self, device: torch.device | str) -> TensorSplit:
