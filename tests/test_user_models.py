@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import structured_ensembles as se
+from exactness import check_exact
 from structured_ensembles.scaling import rows_stay_apart, scaled
 
 generator = np.random.default_rng(0)
@@ -240,6 +241,33 @@ def test_a_loader_of_ready_batches() -> None:
     data = se.Data.from_loaders(loader(), validation=loader(), test=loader(), classes=4)
     ensemble, _ = ensemble_of(mlp(), data)
     assert 0 <= se.evaluate(ensemble, data)["cls/accuracy"] <= 1
+
+
+class Renamed(nn.Module):
+    """Its layers have two names, as where someone else's network is wrapped."""
+
+    def __init__(self, twice: bool) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 3, 3), nn.ReLU())
+        self.features, self.last, self.twice = self.net, nn.Linear(3, 4), twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.features(x)
+        result: Tensor = self.last((self.net(x) if self.twice else x).mean((2, 3)))
+        return result
+
+
+def test_layers_with_two_names(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Renamed(twice=False)
+    graph = check_exact(model.double(), torch.from_numpy(IMAGES[:4].astype("d")))
+    assert graph.prunable == {"net.0": 16, "net.3": 3}
+    assert se.trace(Renamed(twice=True), torch.from_numpy(IMAGES[:4])).prunable == {}  # used by both names
+    ensemble, _ = ensemble_of(model.float(), IMAGES)
+    ensemble.save(tmp_path / "e.safetensors")
+    loaded = se.Ensemble.load(tmp_path / "e.safetensors", model=Renamed(twice=False))
+    assert torch.equal(loaded.predict_proba(IMAGES), ensemble.predict_proba(IMAGES))
+    assert loaded.members[0].net is loaded.members[0].features
 
 
 class Closure(nn.Module):

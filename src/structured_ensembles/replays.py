@@ -128,7 +128,7 @@ def _captured(ensemble: Any, x: Tensor) -> tuple[Tensor, list[Tensor], Step]:
         def run(number: int, member: nn.Module, prepared: Tensor) -> None:
             results[number] = member_outputs(member, prepared)
 
-        order = memory_order(ensemble, x)
+        order = memory_order(ensemble, place)
 
         def step() -> None:
             prepared = ensemble.prepare(place).contiguous(memory_format=order)

@@ -53,6 +53,7 @@ class Walk:
     output_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        self.modules = dict(self.model.named_modules(remove_duplicate=False))  # one may have several names
         names: dict[int, list[str]] = {}
         tensors = [
             *self.model.named_parameters(remove_duplicate=False),
@@ -66,7 +67,12 @@ class Walk:
                 self.parameters[name] = Value(tuple(tensor.shape), dims, parameter=name)
             else:
                 self.parameters[name] = self.parameters[first]
-                _fix_all(self.parameters[first], f"{first} is also {name}: shared weights")
+                if not self.same_module(name.rpartition(".")[0], first.rpartition(".")[0]):
+                    _fix_all(self.parameters[first], f"{first} is also {name}: shared weights")
+
+    def same_module(self, one: str, other: str) -> bool:
+        """Whether two names are of one module."""
+        return one == other or (one in self.modules and self.modules[one] is self.modules.get(other))
 
     def follow(self, program: ExportedProgram) -> list[Step]:
         """Walk through one graph; returns its operations in order."""
@@ -158,7 +164,7 @@ class _Layers:
             return None
         owner = weight.parameter.rpartition(".")[0]
         is_layer = isinstance(self.walk.model.get_submodule(owner), LAYERS)
-        return owner if is_layer and module_of(self.node) == owner else None
+        return owner if is_layer and self.walk.same_module(module_of(self.node), owner) else None
 
 
 def _written_out(constant: Any) -> Any:
