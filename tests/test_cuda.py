@@ -346,7 +346,7 @@ def test_large_batches_are_predicted_channels_last() -> None:
             return x
 
     for member in ensemble.members:
-        member.bn1 = nn.Sequential(member.bn1, Looking().eval())
+        member.bn1 = nn.Sequential(member.bn1, Looking()).eval()
     x = torch.rand(100, 3, 32, 32, device="cuda")
     with torch.enable_grad():
         expected = ensemble(x).detach()
