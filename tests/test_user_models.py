@@ -270,6 +270,48 @@ def test_layers_with_two_names(tmp_path: Path) -> None:
     assert loaded.members[0].net is loaded.members[0].features
 
 
+class Tokens(nn.Module):
+    """Text, as ids of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 16)
+        self.inner = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.inner(self.words(x).mean(1))
+        return result
+
+
+@pytest.mark.parametrize("kind", ["arrays", "datasets", "loaders"])
+def test_token_ids_stay_whole_numbers(kind: str, tmp_path: Path) -> None:
+    ids = generator.integers(0, 50, (96, 9))
+    pairs = list(zip(torch.from_numpy(ids), LABELS.tolist(), strict=True))
+    made: dict[str, Callable[[], se.Data]] = {
+        "arrays": lambda: se.Data.from_arrays(ids, LABELS, test=(ids, LABELS), ids=True),
+        "datasets": lambda: se.Data.from_datasets(pairs, test=pairs, ids=True),  # type: ignore[arg-type]
+        "loaders": lambda: se.Data.from_loaders(
+            DataLoader(pairs, 32),
+            test=DataLoader(pairs, 32),
+            classes=4,
+            ids=True,  # type: ignore[arg-type]
+        ),
+    }
+    ensemble, data = ensemble_of(Tokens(), made[kind]())
+    assert "cls/accuracy" in se.evaluate(ensemble, data)
+    ensemble.save(tmp_path / "e.safetensors")
+    loaded = se.Ensemble.load(tmp_path / "e.safetensors", model=Tokens())
+    assert torch.equal(loaded.predict_proba(ids), ensemble.predict_proba(ids))
+    with pytest.raises(ValueError, match=r"from_arrays\(…, ids=True\)"):
+        ensemble_of(Tokens(), ids)
+    with pytest.raises(TypeError, match="x must be whole numbers, as they are ids"):
+        loaded.predict(ids + 0.5)
+    if kind == "arrays":
+        learner = se.continual.NaiveLearner(nn.Linear(9, 4), epochs=1)
+        with pytest.raises(ValueError, match="task 0 must have images or other numbers as inputs, not ids"):
+            learner.learn(se.continual.split_tasks(data, tasks=2)[0])
+
+
 class Closure(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -59,6 +59,7 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         "normalization": None if normalization is None else [normalization.mean, normalization.deviation],
         "threshold": ensemble.threshold,
         "input_shape": None if ensemble.input_shape is None else list(ensemble.input_shape),
+        "ids": ensemble.ids,
         "subnets": None if ensemble.subnets is None else [json.loads(net.to_json()) for net in ensemble.subnets],
         "storage": dtype,
         "torch": torch.__version__,
@@ -95,6 +96,7 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
             normalization=None if moments is None else Normalization(*map(tuple, moments)),
             threshold=structure["threshold"],
         )
+        ensemble.ids = structure.get("ids", False)
         ensemble.input_shape = None if structure["input_shape"] is None else tuple(structure["input_shape"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ArtifactError(f"{path} does not fit the base network: {error}") from error

@@ -65,7 +65,7 @@ def structured_ensemble(
     where = None if folder is None else Path(folder)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that requires gradients: there is nothing to train")
-    graph = trace(model, data.example().to(dtype_of(model)), coupled=coupled)
+    graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     subnets = _known_subnets(where, graph, members)
     if subnets is None:
         scores = None

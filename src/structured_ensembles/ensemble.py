@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from structured_ensembles.copying import device_of, dtype_of
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.arrays import as_inputs, stack_samples
-from structured_ensembles.data.dataset import Task, as_floats
+from structured_ensembles.data.dataset import Task, prepared
 from structured_ensembles.history import History
 from structured_ensembles.replays import Replays
 from structured_ensembles.scaling import check_choice
@@ -76,6 +76,7 @@ class Ensemble(nn.Module):
         self.normalization = normalization
         self.threshold = threshold
         self.input_shape: tuple[int, ...] | None = None  # of one input
+        self.ids = False  # whether inputs are whole numbers, such as tokens
         self.history: History | None = None  # of its training
         self.replays = Replays()
 
@@ -99,14 +100,13 @@ class Ensemble(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-any-return]
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Inputs as the members get them: floats, normalised."""
-        floats = as_floats(x, dtype_of(self))
-        return floats if self.normalization is None else self.normalization(floats)
+        """Inputs as the members get them: floats, normalised; or ids."""
+        return prepared(x, dtype_of(self), self.normalization, self.ids)
 
     def adopt(self, data: Data) -> None:
         """Take over what a saved ensemble must know of its data: classes, task, normalisation, shape."""
         self.classes, self.task, self.normalization = data.classes, data.task, data.normalization
-        self.input_shape = data.shape
+        self.input_shape, self.ids = data.shape, data.ids
 
     # Prediction -----------------------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Ensemble(nn.Module):
         """Outputs (members, samples, classes) for arrays, tensors, datasets or loaders, in evaluation mode."""
         device = device_of(self)
         with torch.inference_mode(), evaluation_mode(self):
-            outputs = [self(self._checked(batch).to(device)).cpu() for batch in _batches(x, batch_size)]
+            outputs = [self(self._checked(batch).to(device)).cpu() for batch in _batches(x, batch_size, self.ids)]
         return torch.cat(outputs, dim=1).clone()
 
     def predict_proba(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
@@ -212,7 +212,7 @@ def entropy_of(probabilities: Tensor) -> Tensor:
     return -torch.special.xlogy(probabilities, probabilities).sum(-1)
 
 
-def _batches(x: Any, size: int) -> Iterator[Tensor]:
+def _batches(x: Any, size: int, ids: bool) -> Iterator[Tensor]:
     if isinstance(x, DataLoader):
         for batch in x:
             yield batch[0] if isinstance(batch, list | tuple) else batch
@@ -220,7 +220,7 @@ def _batches(x: Any, size: int) -> Iterator[Tensor]:
         for inputs, _ in x.batches(size):
             yield inputs
     else:
-        inputs = stack_samples("x", x)[0] if isinstance(x, Dataset) else as_inputs("x", x)
+        inputs = stack_samples("x", x)[0] if isinstance(x, Dataset) else as_inputs("x", x, ids)
         if len(inputs) == 0:
             raise ValueError("x has no samples")
         yield from inputs.split(size)

@@ -71,7 +71,7 @@ def saliency(
     vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
     feed = feed_for(data.train, data, batch_size, device, dtype=dtype)
     number = data.num_batches("train", batch_size)
-    together = rows_stay_apart(shadow, graph, scales.placement, data.example().to(device, dtype))
+    together = rows_stay_apart(shadow, graph, scales.placement, data.example(dtype=dtype).to(device))
     scoring = _Scoring(shadow, list(vectors.values()), own_loss, members)
     with (
         scaled(shadow, graph, vectors, scales.placement, together) as scoring.run,

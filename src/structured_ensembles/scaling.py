@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph, Output
+from structured_ensembles.copying import dtype_of
 from structured_ensembles.tables import text_table
 
 Initial = Literal["N(0,1)", "N(0,2)", "N(0,5)", "U(0,1)", "U(-1,1)"]
@@ -121,7 +122,8 @@ def rows_stay_apart(model: nn.Module, graph: ChannelGraph, placement: Placement,
     """
     generator = torch.Generator().manual_seed(0)
     vectors = {
-        name: (0.5 + torch.rand(2, size, generator=generator)).to(example) for name, size in graph.prunable.items()
+        name: (0.5 + torch.rand(2, size, generator=generator)).to(example.device, dtype_of(model))
+        for name, size in graph.prunable.items()
     }
     model.eval()
     found = []

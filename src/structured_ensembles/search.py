@@ -76,7 +76,7 @@ def learn_scales(
         name: terms_for(float(value.detach().abs().max()) + reach, value.shape[1]) for name, value in vectors.items()
     }
     penalty = diversity if members > 1 else None
-    together = rows_stay_apart(shadow, graph, placement, data.example().to(device, dtype))
+    together = rows_stay_apart(shadow, graph, placement, data.example(dtype=dtype).to(device))
     search = _Search(shadow, vectors, loss_for(data, loss), members, strength, penalty, terms, rate)
     training = feed_for(data.train, data, batch_size, device, dtype=dtype)
     validation = None

@@ -240,6 +240,8 @@ class Learner(ABC):
             raise ValueError(f"task {task.number} has been learned already: {', '.join(map(str, self.learned))}")
         if task.data.task != "classification":
             raise ValueError(f"task {task.number} must be a classification, not a {task.data.task}")
+        if task.data.ids:
+            raise ValueError(f"task {task.number} must have images or other numbers as inputs, not ids")
         for name in SPLITS:
             split = getattr(task.data, name)
             if isinstance(split, TensorSplit) and len(split):

@@ -10,9 +10,13 @@ from PIL import Image
 from torch import Tensor
 
 
-def as_inputs(argument: str, values: Any) -> Tensor:
-    """uint8 stays uint8 (pixels), everything else becomes float32."""
+def as_inputs(argument: str, values: Any, ids: bool = False) -> Tensor:
+    """uint8 stays uint8 (pixels), everything else becomes float32; or int64, if they are `ids`."""
     tensor = _tensor(argument, values)
+    if ids and (tensor.is_floating_point() or tensor.dtype == torch.bool):
+        raise TypeError(f"{argument} must be whole numbers, as they are ids, not {tensor.dtype}")
+    if ids:
+        return tensor.long()
     return tensor if tensor.dtype == torch.uint8 else tensor.float()
 
 

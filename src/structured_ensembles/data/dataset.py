@@ -24,7 +24,8 @@ SplitName = Literal["train", "validation", "test"]
 class Data:
     """A data set for one task; made by `from_arrays`, `from_datasets`, `from_loaders` or `load_data`.
 
-    Pixels are stored as uint8 and reach a network as floats in [0,1], normalised; other inputs as they are.
+    Pixels are stored as uint8 and reach a network as floats in [0,1], normalised; other inputs as floats, as they are;
+    ids, such as those of tokens, as whole numbers.
     """
 
     task: Task
@@ -34,6 +35,7 @@ class Data:
     test: Split | None
     normalization: Normalization | None = None
     name: str = "arrays"
+    ids: bool = False
 
     def __repr__(self) -> str:
         what = f"{self.num_classes} classes" if self.classes else self.task
@@ -53,6 +55,7 @@ class Data:
         task: Task | None = None,
         seed: int = 0,
         name: str = "arrays",
+        ids: bool = False,
     ) -> Data:
         """Arrays or tensors: inputs (samples, …) and targets (samples,), or (samples, values) for regression.
 
@@ -62,8 +65,9 @@ class Data:
         validation: the share of the training samples to hold out, drawn with `seed` and, for classification, the same
             share of every class; or a pair of arrays.
         classes: names of the classes, or their number; by default as many as the labels say.
+        ids: inputs are indices, such as those of tokens for an embedding, and stay whole numbers.
         """
-        x, y = as_inputs("inputs", inputs), as_targets("targets", targets, task)
+        x, y = as_inputs("inputs", inputs, ids), as_targets("targets", targets, task)
         task = task or ("regression" if y.is_floating_point() else "classification")
         check_pair("inputs", x, "targets", y)
         names = _class_names(classes, y) if task == "classification" else ()
@@ -77,7 +81,7 @@ class Data:
             ("validation", None if isinstance(validation, float | int) else validation),
         ):
             if pair is not None:
-                given[label] = _given_split(label, pair, x, task)
+                given[label] = _given_split(label, pair, x, task, ids)
         if task == "classification":
             check_labels("targets", y, len(names))
             for label, split in given.items():
@@ -87,9 +91,8 @@ class Data:
         if len(held_out):
             given["validation"] = TensorSplit(x, y, held_out)
         normalization = Normalization.of(x) if x.dtype == torch.uint8 and x.dim() == 4 else None
-        return cls(
-            task, names, TensorSplit(x, y, kept), given.get("validation"), given.get("test"), normalization, name
-        )
+        splits = TensorSplit(x, y, kept), given.get("validation"), given.get("test")
+        return cls(task, names, *splits, normalization, name, ids)
 
     @classmethod
     def from_datasets(
@@ -102,6 +105,7 @@ class Data:
         task: Task | None = None,
         seed: int = 0,
         name: str = "datasets",
+        ids: bool = False,
     ) -> Data:
         """Map-style datasets of (input, target): images, arrays or tensors. They are read once, into memory.
 
@@ -119,6 +123,7 @@ class Data:
             task=task,
             seed=seed,
             name=name,
+            ids=ids,
         )
 
     @classmethod
@@ -131,6 +136,7 @@ class Data:
         classes: Sequence[str] | int | None = None,
         normalization: Normalization | None = None,
         name: str = "loaders",
+        ids: bool = False,
     ) -> Data:
         """DataLoaders of (inputs, targets), streamed: for data that do not fit in memory.
 
@@ -151,7 +157,7 @@ class Data:
             names = _class_names(known, targets)
             check_labels("targets of train", targets, len(names))
         held_out, tested = (None if loader is None else StreamedSplit(loader) for loader in (validation, test))
-        return cls(task, names, StreamedSplit(train), held_out, tested, normalization, name)
+        return cls(task, names, StreamedSplit(train), held_out, tested, normalization, name, ids)
 
     @property
     def num_classes(self) -> int:
@@ -162,10 +168,10 @@ class Data:
         """Of one input."""
         return tuple(self.example(1).shape[1:])
 
-    def example(self, batch: int = 2) -> Tensor:
+    def example(self, batch: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
         """A batch as a network gets it, shape (batch, …), such as `trace` wants."""
         inputs, _ = next(iter(self.train.batches(batch)))
-        return self.prepare(inputs[torch.arange(batch) % len(inputs)])
+        return self.prepare(inputs[torch.arange(batch) % len(inputs)], dtype)
 
     def split(self, name: SplitName) -> Split:
         found: Split | None = getattr(self, name)
@@ -191,13 +197,19 @@ class Data:
 
     def prepare(self, inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Stored inputs as a network gets them: pixels become floats in [0,1] and are normalised."""
-        floats = as_floats(inputs, dtype)
-        return floats if self.normalization is None else self.normalization(floats)
+        return prepared(inputs, dtype, self.normalization, self.ids)
 
     def to(self, device: torch.device | str) -> Data:
         """The same data with its tensors on a device (streamed splits stay where they are)."""
         splits = {label: getattr(self, label) for label in ("train", "validation", "test")}
         return replace(self, **{label: split.to(device) for label, split in splits.items() if split is not None})
+
+
+def prepared(inputs: Tensor, dtype: torch.dtype, normalization: Normalization | None, ids: bool) -> Tensor:
+    if ids:
+        return inputs.long()
+    floats = as_floats(inputs, dtype)
+    return floats if normalization is None else normalization(floats)
 
 
 def as_floats(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -208,9 +220,9 @@ def as_floats(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return plain.to(dtype) / 255 if inputs.dtype == torch.uint8 else plain.to(dtype)
 
 
-def _given_split(label: str, pair: Iterable[Any], like: Tensor, task: Task) -> TensorSplit:
+def _given_split(label: str, pair: Iterable[Any], like: Tensor, task: Task, ids: bool) -> TensorSplit:
     inputs, targets = pair
-    x, y = as_inputs(f"{label} inputs", inputs), as_targets(f"{label} targets", targets, task)
+    x, y = as_inputs(f"{label} inputs", inputs, ids), as_targets(f"{label} targets", targets, task)
     check_pair(f"{label} inputs", x, f"{label} targets", y)
     if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
         raise ValueError(
