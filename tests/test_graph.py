@@ -1,6 +1,7 @@
 """The graph engine's steps, run without a graph: CI has no GPU, but what is captured is plain code."""
 
 import gc
+import os
 import weakref
 from collections.abc import Callable
 
@@ -77,6 +78,24 @@ def test_only_what_autocast_casts_has_a_copy() -> None:
     embedding.weight = shared.weight  # used by two kinds of layers: cast by neither
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), shared, embedding, nn.Linear(4, 2, bias=False))
     assert castable(net) == ["0.weight", "0.bias", "2.bias", "4.weight"]
+
+
+def test_workspaces_are_small_unless_the_user_said_otherwise(
+    stepwise: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    recipe = se.Recipe(epochs=1)
+    for given, expected in ((None, ":4096:2:16:8"), (":16:8", ":16:8")):
+        monkeypatch.delenv(name, raising=False)
+        if given is not None:
+            monkeypatch.setenv(name, given)
+        stepwise(False)
+        trained(recipe, few_digits())
+        assert os.environ.get(name) == given  # the loop leaves it alone
+        stepwise(True)
+        trained(recipe, few_digits())
+        assert os.environ[name] == expected
+    monkeypatch.delenv(name)
 
 
 def test_a_graph_needs_a_gpu() -> None:

@@ -54,7 +54,7 @@ def all_captured(
     if device.type != "cuda":
         return list(steps)
     with _one_at_a_time, torch.cuda.device(device), _deterministic():
-        _ask_for_small_workspaces()
+        ask_for_small_workspaces()
         try:
             for step in steps:  # all of them before the first capture, which then has the memory that this took
                 _warm_up(step, device, state, modules)
@@ -130,7 +130,7 @@ def _drop_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-def _ask_for_small_workspaces() -> None:
+def ask_for_small_workspaces() -> None:
     """16 MiB for each stream that cuBLAS runs on, as on most GPUs: on the newer ones it is 64, and we have many.
 
     Unless the user has said how much. Torch reads this whenever it needs a workspace, at least up to 2.11. It stays so:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.capture import CaptureError
+from structured_ensembles.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.copying import dtype_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
@@ -68,6 +68,8 @@ def train(
     where = pick_device(device, ensemble)
     mesh = mesh_for(len(ensemble.members), where)
     captured = _captured(recipe, where, mesh)
+    if captured:
+        ask_for_small_workspaces()  # before anything takes a large one
     ensemble.adopt(data)
     ensemble.to(where)
     plan = _plan(data.to(where), recipe, loss, seed, where, dtype_of(ensemble), mesh)
