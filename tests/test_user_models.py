@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import structured_ensembles as se
 from exactness import check_exact
@@ -357,6 +357,22 @@ def test_what_cannot_be_done_is_said(model: nn.Module, labels: Any, more: dict[s
 def test_samples_that_are_no_pairs_of_numbers(sample: Any) -> None:
     with pytest.raises(TypeError, match=r"train\[1\] must be a pair \(input, target\) of numbers"):
         se.Data.from_datasets([(ROWS[0], 1), sample])  # type: ignore[arg-type]
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([(ROWS[0], 1)] * 8)
+
+
+def test_loaders_of_something_else() -> None:
+    pairs = [(ROWS[0], 1)] * 8
+    for given in ([{"x": ROWS[0], "y": 1}] * 8, [(ROWS[0], 1, 2)] * 8, [((ROWS[0], ROWS[1]), 1)] * 8):
+        with pytest.raises(TypeError, match="train must give pairs of tensors"):
+            se.Data.from_loaders(DataLoader(given, 4), classes=4)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="test must give pairs of tensors"):
+        se.Data.from_loaders(DataLoader(pairs, 4), test=DataLoader([ROWS[0]] * 8, 4), classes=4)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="train must know how many batches"):
+        se.Data.from_loaders(DataLoader(Endless(), 4), classes=4)
 
 
 def test_other_inputs_than_it_was_trained_on() -> None:

@@ -144,8 +144,8 @@ class Data:
         and where the loader's dataset has an attribute `classes`.
         """
         for label, loader in (("train", train), ("validation", validation), ("test", test)):
-            if loader is not None and len(loader) == 0:
-                raise ValueError(f"{label} is empty")
+            if loader is not None:
+                _check_loader(label, loader)
         _, targets = next(iter(train))
         if targets.is_floating_point():
             task: Task = "regression"
@@ -230,6 +230,21 @@ def _given_split(label: str, pair: Iterable[Any], like: Tensor, task: Task, ids:
             f"but the training inputs {like.dtype} of shape {tuple(like.shape[1:])}"
         )
     return TensorSplit(x, y, torch.arange(len(x)))
+
+
+def _check_loader(label: str, loader: DataLoader[Any]) -> None:
+    try:
+        batches = len(loader)
+        len(loader.dataset)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise TypeError(f"{label} must know how many batches and samples it has: {error}") from error
+    if batches == 0:
+        raise ValueError(f"{label} is empty")
+    with torch.random.fork_rng(devices=[]):
+        batch = next(iter(loader))
+    pair = isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
+    if not pair:
+        raise TypeError(f"{label} must give pairs of tensors (inputs, targets), not a {type(batch).__name__} of others")
 
 
 def _class_names(classes: Sequence[str] | int | None, labels: Tensor) -> tuple[str, ...]:
