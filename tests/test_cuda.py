@@ -12,6 +12,7 @@ import structured_ensembles as se
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.layers import called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
+from test_channels_last import Viewing
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -305,17 +306,14 @@ def test_our_weight_gradient_is_pytorchs(
     torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
 
 
-class Viewing(nn.Module):
-    """As many wrote networks: `view` needs what convolutions give in the order of the axes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-        self.head = nn.Linear(8 * 64, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.second(self.first(x).relu()).relu()
-        return self.head(x.view(len(x), -1))
+def check_replayed(ensemble: se.Ensemble, x: torch.Tensor) -> None:
+    """That a graph comes up, and gives what the plain pass gives."""
+    with torch.enable_grad():
+        expected = ensemble(x).detach()
+    with torch.no_grad():
+        for _ in range(6):
+            torch.testing.assert_close(ensemble(x), expected, rtol=1e-2, atol=1e-2)
+    assert len(ensemble.replays.graphs) == 1
 
 
 @pytest.mark.filterwarnings("error")
@@ -323,16 +321,10 @@ def test_a_network_that_views_trains_and_predicts_in_graphs() -> None:
     torch.manual_seed(0)
     images = torch.randint(0, 256, (600, 3, 8, 8), dtype=torch.uint8)
     data = se.Data.from_arrays(images, torch.arange(600) % 10)
-    ensemble = se.Ensemble([Viewing(), Viewing()])
+    ensemble = se.Ensemble([Viewing(3), Viewing(3)])
     history = se.train(ensemble, data, se.Recipe(epochs=2, engine="graph"), quiet=True)
     assert history.rows[-1]["loss"] < 3
-    x = images[:100].cuda()
-    with torch.enable_grad():
-        expected = ensemble(x).detach()
-    with torch.no_grad():
-        for _ in range(6):
-            torch.testing.assert_close(ensemble(x), expected, rtol=1e-2, atol=1e-2)
-    assert len(ensemble.replays.graphs) == 1
+    check_replayed(ensemble, images[:100].cuda())
 
 
 def test_large_batches_are_predicted_channels_last() -> None:
@@ -347,13 +339,7 @@ def test_large_batches_are_predicted_channels_last() -> None:
 
     for member in ensemble.members:
         member.bn1 = nn.Sequential(member.bn1, Looking()).eval()
-    x = torch.rand(100, 3, 32, 32, device="cuda")
-    with torch.enable_grad():
-        expected = ensemble(x).detach()
-    with torch.no_grad():
-        for _ in range(6):
-            torch.testing.assert_close(ensemble(x), expected, rtol=1e-2, atol=1e-2)
-    assert len(ensemble.replays.graphs) == 1
+    check_replayed(ensemble, torch.rand(100, 3, 32, 32, device="cuda"))
     assert orders[0]  # in order at first
     assert not orders[-1]
 

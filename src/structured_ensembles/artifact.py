@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.container import ArtifactError, build_named, named_network, read_container, write_container
-from structured_ensembles.copying import copy_with
+from structured_ensembles.copying import copy_with, tensors_of
 from structured_ensembles.data import Normalization
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
@@ -141,7 +141,7 @@ def _member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 def _all_tensors(network: nn.Module) -> dict[str, Tensor]:
     """Its state, and the buffers that are no part of it, which may be as wide as the network."""
-    state = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
+    state = tensors_of(network)
     return state | {name: buffer for name, buffer in network.named_buffers() if name not in state}
 
 

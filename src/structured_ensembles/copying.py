@@ -81,6 +81,11 @@ def shadow_of(model: nn.Module) -> nn.Module:
     return shadow
 
 
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Its state, without what else a module may keep there."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
 def dtype_of(model: nn.Module) -> torch.dtype:
     """The type of numbers it computes with: that of its first parameter of floats."""
     return next((own.dtype for own in model.parameters() if own.is_floating_point()), torch.float32)

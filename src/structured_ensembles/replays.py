@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from structured_ensembles.capture import CaptureError, Step, captured, side_by_side, side_streams
 
 MOST_SHAPES = 8  # further ones run without a graph
-MANY = 64  # images, from here on convolutions are faster with the channels last: half as fast again for 512
+MANY = 64  # images: from here on convolutions are faster with the channels last
 WORTHWHILE = 4  # a capture takes as long as some passes: a shape that comes less often is not worth one
 
 

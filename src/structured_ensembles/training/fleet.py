@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.capture import CaptureError, ask_for_small_workspaces
-from structured_ensembles.copying import dtype_of
+from structured_ensembles.copying import dtype_of, tensors_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
 from structured_ensembles.data.splits import TensorSplit
@@ -210,13 +210,8 @@ def _loss(data: Data, recipe: Recipe, loss: Loss | None) -> Loss:
     return loss_for(data, loss)
 
 
-def _tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Its state, without what else a module may keep there."""
-    return {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
-
-
 def _copy(network: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in _tensors(network).items()}
+    return {name: tensor.detach().clone() for name, tensor in tensors_of(network).items()}
 
 
 def _restore(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -228,7 +223,7 @@ def _restore(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 @torch.no_grad()
 def _copy_into(copy: dict[str, Tensor], network: nn.Module) -> None:
     """In few kernels, whatever the number of tensors."""
-    state = _tensors(network)
+    state = tensors_of(network)
     for dtype in {tensor.dtype for tensor in state.values()}:
         names = [name for name, tensor in state.items() if tensor.dtype == dtype]
         torch._foreach_copy_([copy[name] for name in names], [state[name] for name in names])
@@ -236,7 +231,7 @@ def _copy_into(copy: dict[str, Tensor], network: nn.Module) -> None:
 
 def _identity(ensemble: Ensemble, data: Data, recipe: Recipe, seed: int) -> str:
     """What a checkpoint must agree on with the run that goes on from it."""
-    shapes = [[name, list(tensor.shape)] for name, tensor in _tensors(ensemble).items()]
+    shapes = [[name, list(tensor.shape)] for name, tensor in tensors_of(ensemble).items()]
     what = {name: value for name, value in recipe.to_dict().items() if name not in ("engine", "compile", "streams")}
     described = [shapes, data.name, len(data.train), what, seed]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
