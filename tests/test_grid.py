@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from structured_ensembles.grid import Job, Outcome, _time_left, run_grid
-from structured_ensembles.workers import environment
+from structured_ensembles.workers import Backend, _one_call_each, environment
 
 PROCESSES = ("loky", "dask")
 BACKENDS = ("sequential", "threading", *PROCESSES)
@@ -56,6 +57,11 @@ def meet(own: Path, other: Path) -> tuple[int, str | None, int]:
         assert time.monotonic() < deadline, "the other job never came"
         time.sleep(0.01)
     return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"), torch.get_num_threads()
+
+
+def meet_and_return_much(own: Path, other: Path) -> bytes:
+    meet(own, other)
+    return bytes(200_000_000)
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,42 @@ def test_a_worker_that_dies_costs_its_own_job_only(grid: Grid) -> None:
         error = grid["dies"].error
         assert error.startswith("its worker did not survive it:")
         assert {"loky": "EXIT(3)", "dask": "KilledWorker"}[grid.backend] in error
+
+
+@pytest.mark.parametrize("backend", PROCESSES)
+def test_a_result_on_its_way_survives_the_next_job(
+    backend: Backend, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The small result is here first; the next jobs kill their workers while the large one is still being fetched."""
+    if backend == "dask":
+        pytest.importorskip("distributed")
+    one, two = tmp_path / "one", tmp_path / "two"
+    jobs = [
+        Job("much", meet_and_return_much, {"own": one, "other": two}),
+        Job("little", meet, {"own": two, "other": one}),
+        Job("dies", die),
+        Job("dies too", die),
+    ]
+    outcomes = run_grid(jobs, backend, workers=2)
+    assert [outcome.state for outcome in outcomes] == ["done", "done", "failed", "failed"]
+    assert len(outcomes[0].result) == 200_000_000
+    assert capfd.readouterr() == ("", "")
+
+
+def test_dask_workers_get_a_call_when_their_last_result_is_here() -> None:
+    class Slow(Executor):
+        def submit(self, _function: object, name: str) -> Future[str]:
+            self.name = name
+            return Future()
+
+    first, second = Slow(), Slow()
+    submit = _one_call_each([first, second])
+    submit(square, "a")
+    b = submit(square, "b")
+    assert (first.name, second.name) == ("a", "b")
+    b.set_result("done")
+    submit(square, "c")
+    assert (first.name, second.name) == ("a", "c")
 
 
 def test_what_cannot_be_pickled_is_one_job_s_failure(grid: Grid) -> None:

@@ -12,8 +12,8 @@ import queue
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -135,21 +135,59 @@ def dask(workers: int | None, jobs: int) -> Iterator[Pool]:
     """
     distributed = _require("distributed", "dask")
     with ExitStack() as stack:
+
+        def executor(**options: Any) -> Executor:
+            found: Executor = client.get_executor(pure=False, retries=0, **options)
+            stack.callback(found.shutdown, wait=False)  # cancels what has not ended
+            return found
+
         try:
             client = distributed.Client.current()
+            submit = executor().submit
         except ValueError:
             workers = min(workers or default_workers(), jobs)
             client = stack.enter_context(_local_client(distributed, workers))
-        executor = client.get_executor(pure=False, retries=0)
-        stack.callback(executor.shutdown, wait=False)  # cancels what has not ended
-        yield Pool(executor.submit, workers, remote=True)
+            submit = _one_call_each([executor(resources={_place(number): 1}) for number in range(workers)])
+        yield Pool(submit, workers, remote=True)
+
+
+def _place(number: int) -> str:
+    """A resource of one worker alone: what asks for it goes to that worker, or waits until it has been restarted."""
+    return f"place {number}"
+
+
+def _one_call_each(executors: Sequence[Executor]) -> Callable[..., Future[Any]]:
+    """`submit` to whichever has given back its last result.
+
+    dask leaves a result where it was made until it is fetched. If the next call were there by then and killed that
+    worker, the finished job would be lost with it.
+    """
+    free: queue.SimpleQueue[Executor] = queue.SimpleQueue()
+    for executor in executors:
+        free.put(executor)
+
+    def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        executor = free.get()
+        future = executor.submit(function, *arguments)
+        future.add_done_callback(lambda _: free.put(executor))
+        return future
+
+    return submit
 
 
 @contextmanager
 def _local_client(distributed: ModuleType, workers: int) -> Iterator[Any]:
     settings = importlib.import_module("dask").config
     nannies = {
-        number: {"cls": distributed.Nanny, "options": {"nthreads": 1, "env": environment(number, workers)}}
+        number: {
+            "cls": distributed.Nanny,
+            "options": {
+                "nthreads": 1,
+                "env": environment(number, workers),
+                "resources": {_place(number): 1},
+                "silence_logs": "CRITICAL",
+            },
+        }
         for number in range(workers)
     }
     scheduler = {"cls": distributed.Scheduler, "options": {"dashboard": False, "port": 0}}
