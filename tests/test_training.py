@@ -47,6 +47,67 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
+class Gaps(nn.Module):
+    """A weight that is every other column of something."""
+
+    def __init__(self, gaps: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        rows = (0.1 * torch.randn(64, 20))[:, ::2]
+        self.weight = nn.Parameter(rows if gaps else rows.contiguous())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1) @ self.weight
+
+
+class Sparse(nn.Module):
+    """Looks up pixels in a table whose derivative is sparse."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.EmbeddingBag(16, 10, mode="sum", sparse=sparse)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table((15 * x.flatten(1)).long().clamp(0, 15))
+
+
+@pytest.mark.parametrize("kind", [Gaps, Sparse])
+def test_whatever_way_a_parameter_is_stored(kind: type[Gaps | Sparse]) -> None:
+    """The kernels that do a whole step of an optimizer at once cannot take all of them."""
+    recipe = se.Recipe(epochs=3, rate=0.001, momentum=0.0, weight_decay=0.0)
+    found = []
+    for odd in (True, False):
+        network = kind(odd)
+        optimizer = recipe.optimizer_for(network)
+        assert bool(optimizer.param_groups[0]["fused"]) is not odd
+        found.append(se.train(se.Ensemble([network]), few_digits(), recipe, "cpu", quiet=True))
+    odd_losses, losses = ([row["loss"] for row in history.rows] for history in found)
+    assert odd_losses == pytest.approx(losses, rel=1e-4)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_parameters_of_any_precision_take_a_step(dtype: torch.dtype, optimizer: str) -> None:
+    """Torch's own kernels for a whole step do not, in half precision on a CPU."""
+    network, reference = se.zoo.mlp(64).to(dtype), se.zoo.mlp(64).to(dtype)
+    reference.load_state_dict(network.state_dict())
+    recipe = se.Recipe(optimizer=optimizer)
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
+    own = {"momentum": recipe.momentum, "nesterov": recipe.nesterov} if optimizer == "sgd" else {}
+    plain = kind(reference.parameters(), recipe.rate, weight_decay=recipe.weight_decay, foreach=False, **own)
+    step = recipe.optimizer_for(network)
+    for _ in range(3):
+        for one, other in zip(network.parameters(), reference.parameters(), strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        step.step()
+        plain.step()
+    for one, other in zip(network.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5 if dtype == torch.float64 else 1e-2, atol=1e-6)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_member_is_the_network_trained_alone(optimizer: str) -> None:
     data, recipe = few_digits(), se.Recipe(epochs=4, rate=0.02, optimizer=optimizer, augmentation="crop", patience=2)
