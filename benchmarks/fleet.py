@@ -1,12 +1,13 @@
 """What a training step of N networks costs: ours, and every other way we know.
 
     python benchmarks/fleet.py [--models resnet20 vgg11 resnet32] [--members 1 5 15] [--compiled 5] [--streams 1 2 3]
-                               [--json FILE]
+                               [--rounds 3] [--skip vmap grouped] [--json FILE]
 
 Networks have lost half of the inner channels of their blocks (structured members at prune=0.5). A step is forward,
 backward, SGD with momentum, at batch 128. Ours also draws, crops, flips and normalises the batch, and is timed over
 whole epochs of `train`, drawing their order included; the others get a batch that lies ready on the device. All times
-are of one run; the column "of one" is the ratio to one full network in plain PyTorch (float32, eager).
+are of one run; the column "of one" is the ratio to one full network in plain PyTorch (float32, eager). With several
+rounds all ways take turns, and the median counts: on a machine whose speed changes, only that tells ways apart.
 
     one full network, eager    what a user has: plain PyTorch
     eager loop                 the members one after the other, float32
@@ -45,8 +46,9 @@ SIZES = {"resnet20": (32, 10), "vgg11": (32, 10), "resnet32": (64, 200)}  # imag
 
 def main() -> None:
     arguments = arguments_of(
-        __doc__, models=list(SIZES), members=[1, 5, 15], compiled=[5], streams=[1, 2, 3], batch=128, steps=0, prune=0.5
-    )
+        __doc__, models=list(SIZES), members=[1, 5, 15], compiled=[5], streams=[1, 2, 3], batch=128, steps=0, prune=0.5,
+        rounds=1, skip=[""],
+    )  # fmt: skip
     arguments.steps = arguments.steps or (60 if arguments.device.startswith("cuda") else 3)
     found = []
     bandwidth = measured_bandwidth(arguments.device)
@@ -109,7 +111,12 @@ def compared(arguments: argparse.Namespace, model: str, members: int, bandwidth:
             ways["ours, graph, compiled"] = lambda: ours(halves(), data, arguments, engine="graph", compile=True)
     if members > 1:
         del ways["Lightning, one network"]
-    rows = [{"model": model, "members": members, "name": name, **attempt(way, device)} for name, way in ways.items()]
+    ways = {name: way for name, way in ways.items() if name not in arguments.skip}  # some need very much memory
+    rounds = [{name: attempt(way, device) for name, way in ways.items()} for _ in range(arguments.rounds)]
+    rows = [
+        {"model": model, "members": members, "name": name, **usual([figures[name] for figures in rounds])}
+        for name in ways
+    ]
     floor = PASSES * 2 * members * activations(halves()[0], batch[0][:1].cpu()) * arguments.batch / bandwidth * 1000
     rows.append({"model": model, "members": members, "name": "floor: bytes / bandwidth", "ms": floor})
     return rows
@@ -130,6 +137,11 @@ def attempt(way: Callable[[], dict], device: str) -> dict:
         figures["MiB"] = (torch.cuda.max_memory_reserved() - before) / 2**20
         figures["allocated_MiB"] = (torch.cuda.max_memory_allocated() - before) / 2**20
     return figures
+
+
+def usual(rounds: list[dict]) -> dict:
+    """The round of median time."""
+    return sorted(rounds, key=lambda figures: figures["ms"] or 0)[len(rounds) // 2]
 
 
 def synthetic(samples: int, size: int, classes: int) -> se.Data:
@@ -169,7 +181,7 @@ def plain(networks: list[nn.Module], batch: tuple, arguments: argparse.Namespace
             loss.backward()
             optimizer.step()
 
-    return {"ms": milliseconds(step, device, max(arguments.steps // 4, 2))}
+    return {"ms": milliseconds(step, device, max(arguments.steps // 4, 1))}
 
 
 def vectorized(networks: list[nn.Module], batch: tuple, arguments: argparse.Namespace) -> dict:
@@ -191,7 +203,7 @@ def vectorized(networks: list[nn.Module], batch: tuple, arguments: argparse.Name
             leaf.grad = derivatives[name]
         optimizer.step()
 
-    return {"ms": milliseconds(step, device, max(arguments.steps // 4, 2))}
+    return {"ms": milliseconds(step, device, max(arguments.steps // 4, 1))}
 
 
 class GroupedLinear(nn.Module):
@@ -234,7 +246,7 @@ def grouped(networks: list[nn.Module], batch: tuple, arguments: argparse.Namespa
         F.cross_entropy(whole(inputs).unflatten(1, (number, -1)).flatten(0, 1), targets).backward()
         optimizer.step()
 
-    return {"ms": milliseconds(step, arguments.device, max(arguments.steps // 4, 2))}
+    return {"ms": milliseconds(step, arguments.device, max(arguments.steps // 4, 1))}
 
 
 def lightning(network: nn.Module, size: int, classes: int, arguments: argparse.Namespace) -> dict:

@@ -86,6 +86,15 @@ def test_the_sentences_about_runs() -> None:
     assert f"{times[ours, 512]:.1f} ms for 512 images, {times[loop, 512]:.1f} ms in the loop" in TEXT
 
 
+def test_the_sentence_about_cpus() -> None:
+    times = {(row["model"], row["name"]): row["ms"] for row in recorded("fleet-cpu") if row["members"] == 5}
+    for model in ("resnet20", "vgg11"):
+        together, apart, eager = (times[model, name] for name in ("ours, loop", "ours, loop, one by one", "eager loop"))
+        assert f"s {together:,.0f} and {apart:,.0f} ms" in TEXT
+        assert f"({eager:,.0f} ms" in TEXT
+        assert together < 1.03 * apart  # what turns leave of this machine's changes of speed
+
+
 def test_the_sentences_about_memory() -> None:
     rows = {row["name"]: row for row in recorded("fleet-h200") if row["members"] == 5}
     graph, loop, alone = rows["ours, graph"], rows["ours, loop"], rows["ours, graph, 1 stream"]

@@ -189,7 +189,11 @@ def _judge(member: Member, number: int, row: Row, recipe: Recipe) -> None:
         if value is not None and not math.isfinite(value):
             kept = f"of epoch {member.best_epoch + 1}" if member.best_epoch >= 0 else "it started with"
             member.stopped = f"its {name.replace('_', ' ')} became {value} in epoch {epoch + 1}"
-            warnings.warn(f"member {number} stops with the weights {kept}: {member.stopped}", stacklevel=3)
+            warnings.warn(
+                f"member {number} stops with the weights {kept}: {member.stopped}. Look for extremes in `data`, or "
+                f"lower the recipe's rate ({recipe.rate:g})",
+                stacklevel=3,
+            )
             return
     # By accuracy, or the loss of a regression; of equal epochs the last, which has learned longest. Without a
     # validation split that is the last of all.
