@@ -275,6 +275,18 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
         assert float(F.cross_entropy(outputs, truth)) == pytest.approx(rows[best]["validation_loss"], rel=1e-4)
 
 
+@pytest.mark.parametrize(("scale", "most"), [(1.0, 0.45), (100.0, 0.85)])
+def test_a_regression_is_learned_without_settings(scale: float, most: float) -> None:
+    """If slowly where the targets are large; at the rate of classification it would diverge."""
+    torch.manual_seed(0)
+    x = torch.rand(1000, 6)
+    y = scale * (3 + torch.sin(3 * x[:, 0]) + x[:, 1] * x[:, 2] - x[:, 3])
+    data = se.Data.from_arrays(x[:800], y[:800], test=(x[800:], y[800:]))
+    ensemble = se.structured_ensemble(se.zoo.mlp(6, 1), data, members=2, search_epochs=1, quiet=True)
+    error = se.evaluate(ensemble, data)["reg/rmse"]
+    assert error < most * float(y[800:].std())
+
+
 def test_regression_without_a_validation_split_and_from_loaders() -> None:
     x = torch.randn(200, 3)
     y = x @ torch.tensor([1.0, -2.0, 0.5])
@@ -340,7 +352,7 @@ def test_bad_recipes_are_named(changes: dict, message: str) -> None:
 
 
 def test_unknown_recipe() -> None:
-    with pytest.raises(ValueError, match="name must be one of paper, modern"):
+    with pytest.raises(ValueError, match="name must be one of paper, modern, regression, not"):
         se.Recipe.named("fast")
 
 

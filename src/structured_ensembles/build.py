@@ -52,7 +52,7 @@ def structured_ensemble(
 
     prune: the share of neurons that each member loses, by default a half; or
     memory: how much all members together may weigh, in networks (1.0: as much as the one network).
-    recipe: how the members are trained; `Recipe.named("modern")` by default.
+    recipe: how the members are trained; by default `Recipe.named("modern")`, or "regression" for such data.
     folder: where to keep the choice of neurons and a checkpoint of every epoch; a run that was stopped goes on from
     there. The other arguments are those of `trace`, `learn_scales`, `select`, `extract` and `train`.
     """

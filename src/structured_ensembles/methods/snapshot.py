@@ -37,7 +37,7 @@ def snapshot_ensemble(
     cycle: its epochs; by default 50, or the recipe's epochs divided among the members if that is less.
     """
     check_members(members)
-    recipe = recipe or Recipe.named("modern")
+    recipe = recipe or Recipe.usual(data.task)
     if cycle is None:
         cycle = min(CYCLE, recipe.epochs // members)
     if not isinstance(cycle, int) or cycle < 1:

@@ -59,12 +59,13 @@ def train(
 ) -> History:
     """Train every member of `ensemble` in place; each ends with the weights of its best validation epoch.
 
+    recipe: by default `Recipe.named("modern")`, or "regression" for such data.
     device: "auto" takes a GPU if there is one; the ensemble stays on the device.
     loss: a function of (outputs, targets) that averages over samples; by default the task's own.
     checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
         weights.
     """
-    recipe = recipe or Recipe.named("modern")
+    recipe = recipe or Recipe.usual(data.task)
     where = pick_device(device, ensemble)
     mesh = mesh_for(len(ensemble.members), where)
     captured = _captured(recipe, where, mesh)

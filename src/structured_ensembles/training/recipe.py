@@ -21,7 +21,7 @@ EngineName = Literal["auto", "loop", "graph"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train; `Recipe.named("paper")` and `Recipe.named("modern")` are the two we use.
+    """How to train; `Recipe.named("modern")`, "regression" and "paper" are those we use.
 
     schedule: "constant"; "step" multiplies the rate with `factor` at each of the epochs `milestones`; "cosine" lowers
         it to zero, step by step. Before that, `warmup` epochs raise it linearly.
@@ -93,6 +93,11 @@ class Recipe:
             raise ValueError(f"name must be one of {', '.join(RECIPES)}, not {name!r}")
         return replace(RECIPES[name], **changes)
 
+    @classmethod
+    def usual(cls, task: str) -> Recipe:
+        """What is used if nothing is said: "modern" for classification, "regression" for that."""
+        return cls.named("regression" if task == "regression" else "modern")
+
     def rate_at(self, step: int, steps: int) -> float:
         """The rate of step number `step`, with `steps` of them in an epoch."""
         epoch = step / steps
@@ -150,4 +155,6 @@ RECIPES = {
         patience=20,
     ),
     "modern": Recipe(),
+    # Squared errors are as steep as their targets are large: at the rates of classification, SGD diverges.
+    "regression": Recipe(optimizer="adamw", rate=0.01),
 }
