@@ -27,6 +27,7 @@ convolution, two passes and a write of the normalisation, the next convolution; 
 
 import argparse
 import copy
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -58,9 +59,9 @@ def main() -> None:
         one = None
         for members in arguments.members:
             rows = compared(arguments, model, members, bandwidth)
-            one = one or rows[0]["ms"]
+            one = one or {row["name"]: row["ms"] for row in rows}.get("one full network, eager")
             for row in rows:
-                row["of_one"] = row["ms"] / one if row.get("ms") else None
+                row["of_one"] = row["ms"] / one if row.get("ms") and one else None
             found += rows
             print(f"\n{model}, N = {members}, batch {arguments.batch}")
             print(text_table(("", "ms", "of one", "start s", "peak MiB"), [shown(row) for row in rows]), flush=True)
@@ -70,8 +71,8 @@ def main() -> None:
 def shown(row: dict) -> tuple[str, ...]:
     if row.get("ms") is None:
         return (row["name"], "–", "–", "–", row.get("error", ""))
-    cells = (f"{row['ms']:.2f}", f"{row['of_one']:.2f}", f"{row.get('start', 0):.1f}", f"{row.get('MiB', 0):.0f}")
-    return (row["name"], *cells)
+    ratio = f"{row['of_one']:.2f}" if row["of_one"] else "–"
+    return (row["name"], f"{row['ms']:.2f}", ratio, f"{row.get('start', 0):.1f}", f"{row.get('MiB', 0):.0f}")
 
 
 def compared(arguments: argparse.Namespace, model: str, members: int, bandwidth: float) -> list[dict]:
@@ -141,7 +142,7 @@ def attempt(way: Callable[[], dict], device: str) -> dict:
 
 def usual(rounds: list[dict]) -> dict:
     """The round of median time."""
-    return sorted(rounds, key=lambda figures: figures["ms"] or 0)[len(rounds) // 2]
+    return sorted(rounds, key=lambda figures: figures["ms"] or math.inf)[len(rounds) // 2]
 
 
 def synthetic(samples: int, size: int, classes: int) -> se.Data:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -29,13 +30,22 @@ WAITING = (
     "_local_scalar_dense",  # item(), float(), if, …
     "nonzero",
     "masked_select",
-    "unique",
+    "_unique",
+    "allclose",
     "equal.default",
     "bincount",
     "repeat_interleave.Tensor",
     "lift_fresh",  # torch.tensor(…): a copy from the host
 )
 Step = Callable[[], None]
+
+
+class OnTheHost(TorchFunctionMode):
+    """Refuses what reads a tensor without an operation, or brings it to the host, which the CPU is already."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in (Tensor.tolist, Tensor.numpy, Tensor.cpu), f"{func.__name__} waits for the device"
+        return func(*args, **(kwargs or {}))
 
 
 class InAGraph(TorchDispatchMode):
@@ -71,7 +81,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
                 runs += 1
                 if runs == 1:
                     return step()
-                with torch.device("meta"), InAGraph():
+                with torch.device("meta"), OnTheHost(), InAGraph():
                     step()
                 return replayed.append(step)
 
@@ -205,6 +215,8 @@ class Reading(nn.Module):
         match self.how:
             case "item":
                 return outputs * (1 + 0 * outputs.detach().sum().item())
+            case "tolist":
+                return outputs * (1 + 0 * outputs.detach().tolist()[0][0])
             case "mask":
                 return outputs + 0 * outputs[outputs > 0].sum()
             case "from the host":
@@ -217,6 +229,7 @@ class Reading(nn.Module):
     ("how", "message"),
     [
         ("item", "_local_scalar_dense.default waits"),
+        ("tolist", "tolist waits"),
         ("mask", "waits"),
         ("from the host", "on the host|meta"),
         ("a constant", "lift_fresh.default waits|on the host"),

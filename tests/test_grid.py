@@ -1,3 +1,4 @@
+import ast
 import os
 import signal
 import subprocess
@@ -46,6 +47,15 @@ def leave() -> None:
 
 
 def die() -> None:
+    os._exit(3)
+
+
+def rest() -> None:
+    time.sleep(0.7)
+
+
+def edit_and_die(path: Path) -> None:
+    path.touch()
     os._exit(3)
 
 
@@ -175,12 +185,41 @@ def test_dask_workers_get_a_call_when_their_last_result_is_here() -> None:
 
     first, second = Slow(), Slow()
     submit = _one_call_each([first, second])
-    submit(square, "a")
+    a = submit(square, "a")
     b = submit(square, "b")
     assert (first.name, second.name) == ("a", "b")
     b.set_result("done")
-    submit(square, "c")
+    c = submit(square, "c")
     assert (first.name, second.name) == ("a", "c")
+    c.set_exception(type("NoValidWorkerError", (Exception,), {})())  # the second worker is gone
+    a.set_result("done")
+    d = submit(square, "d")
+    assert (first.name, second.name) == ("d", "c")
+    d.set_exception(type("NoValidWorkerError", (Exception,), {})())  # and so is the first: it tells of every job
+    submit(square, "e")
+    assert first.name == "e"
+
+
+def test_a_dask_worker_that_does_not_come_back_costs_one_job_more(tmp_path: Path) -> None:
+    """Its processes import the script again, which somebody is editing by now."""
+    pytest.importorskip("distributed")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, pathlib, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"if pathlib.Path({str(tmp_path / 'edited')!r}).exists(): raise SyntaxError('half a line')\n"
+        "import test_grid as t\n"
+        "from structured_ensembles import workers\n"
+        "if __name__ == '__main__':\n"
+        "    workers.RESTART = '3s'\n"
+        f"    jobs = [t.Job('dies', t.edit_and_die, {{'path': t.Path({str(tmp_path / 'edited')!r})}})]\n"
+        "    jobs += [t.Job(str(n), t.rest, {}) for n in range(6)]\n"
+        "    print([outcome.state for outcome in t.run_grid(jobs, 'dask', workers=2)])\n"
+    )
+    found = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True, timeout=100)
+    states = ast.literal_eval(found.stdout)
+    assert states[0] == "failed"
+    assert sorted(states[1:]) == ["done"] * 5 + ["failed"]
 
 
 def test_what_cannot_be_pickled_is_one_job_s_failure(grid: Grid) -> None:

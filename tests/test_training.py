@@ -17,6 +17,7 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.data.augmentation import augment, draw_crops, resolved
+from structured_ensembles.training import recipe as training_recipe
 
 
 def network(seed: int, width: int = 8, dropout: float = 0.3) -> nn.Module:
@@ -50,11 +51,9 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 class Gaps(nn.Module):
     """A weight that is every other column of something."""
 
-    def __init__(self, gaps: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        rows = (0.1 * torch.randn(64, 20))[:, ::2]
-        self.weight = nn.Parameter(rows if gaps else rows.contiguous())
+        self.weight = nn.Parameter((0.1 * torch.randn(64, 20))[:, ::2])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1) @ self.weight
@@ -63,28 +62,69 @@ class Gaps(nn.Module):
 class Sparse(nn.Module):
     """Looks up pixels in a table whose derivative is sparse."""
 
-    def __init__(self, sparse: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.table = nn.EmbeddingBag(16, 10, mode="sum", sparse=sparse)
+        self.table = nn.Parameter(torch.randn(16, 10))
+        self.register_buffer("sparse", torch.ones(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.table((15 * x.flatten(1)).long().clamp(0, 15))
+        places = (15 * x.flatten(1)).long().clamp(0, 15)
+        return F.embedding(places, self.table, sparse=True).mean(1)
 
 
-@pytest.mark.parametrize("kind", [Gaps, Sparse])
-def test_whatever_way_a_parameter_is_stored(kind: type[Gaps | Sparse]) -> None:
-    """The kernels that do a whole step of an optimizer at once cannot take all of them."""
-    recipe = se.Recipe(epochs=3, rate=0.001, momentum=0.0, weight_decay=0.0)
-    found = []
-    for odd in (True, False):
-        network = kind(odd)
-        optimizer = recipe.optimizer_for(network)
-        assert bool(optimizer.param_groups[0]["fused"]) is not odd
-        found.append(se.train(se.Ensemble([network]), few_digits(), recipe, "cpu", quiet=True))
-    odd_losses, losses = ([row["loss"] for row in history.rows] for history in found)
-    assert odd_losses == pytest.approx(losses, rel=1e-4)
-    assert losses[-1] < losses[0]
+class Late(nn.Module):
+    """A layer that is used from the third batch on, and then in every other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.extra, self.batches = nn.Linear(64, 10), nn.Linear(64, 10), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.batches += self.training
+        extra = self.extra(x.flatten(1)) if self.batches > 2 and self.batches % 2 else 0
+        return self.body(x.flatten(1)) + extra
+
+
+class Relaid(nn.Sequential):
+    """A hook on a weight lays its derivative out in another order."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 10))
+
+        def relay(weight: torch.Tensor) -> None:
+            weight.grad = weight.grad.clone(memory_format=torch.contiguous_format)
+
+        self[1].weight.register_post_accumulate_grad_hook(relay)
+
+
+@pytest.mark.parametrize("kind", [Gaps, Sparse, Late, Relaid, se.zoo.lenet5])
+def test_whatever_way_a_network_learns(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that do a whole step of an optimizer at once cannot take all of them, or are wrong."""
+    momentum = 0.0 if kind is Sparse else 0.9
+    recipe = se.Recipe(epochs=3, batch_size=32, rate=0.005, momentum=momentum, nesterov=False, weight_decay=0.0)
+    data = few_digits()
+    if kind is se.zoo.lenet5:
+        images = F.interpolate(data.train.inputs.float(), 28).byte()
+        data = se.Data.from_arrays(images, data.train.targets)
+    losses = []
+    for fused in (True, False):
+        if not fused:
+            monkeypatch.setattr(training_recipe, "_can_be_fused", lambda own: False)
+        torch.manual_seed(0)
+        history = se.train(se.Ensemble([kind()]), data, recipe, "cpu", quiet=True)
+        losses.append([row["loss"] for row in history.rows])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_ordinary_networks_take_their_step_in_one_kernel() -> None:
+    for optimizer in ("sgd", "adam", "adamw"):
+        network = se.zoo.resnet20().to(memory_format=torch.channels_last)
+        network(torch.randn(4, 3, 8, 8)).sum().backward()
+        found = se.Recipe(optimizer=optimizer).optimizer_for(network)
+        found.step()
+        assert found.param_groups[0]["fused"] is True
+        assert not se.Recipe(optimizer=optimizer).optimizer_for(Gaps()).param_groups[0]["fused"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -37,7 +37,8 @@ class Experiment:
     """What decides the figures of a run.
 
     dataset, model, method: names, or `package.module:function`. limit: at most so many training samples.
-    changes: parts of the recipe that are changed. storage: how weights are stored in the ensemble's file.
+    recipe: the name of one, or "auto" for the task's usual one. changes: parts of it that are changed.
+    storage: how weights are stored in the ensemble's file.
     """
 
     dataset: str
@@ -89,9 +90,12 @@ def train_experiment(
 
     In a group of processes (`torchrun`), all take part, and the first one writes.
     """
-    recipe = Recipe.named(experiment.recipe, **experiment.changes)
+    automatic = experiment.recipe == "auto"
+    recipe = Recipe.named("modern" if automatic else experiment.recipe, **experiment.changes)  # or an error, at once
     make = find_function("method", experiment.method, METHODS)
     data = read_data(experiment.dataset, root, experiment.seed, experiment.limit)
+    if automatic:
+        recipe = replace(Recipe.usual(data.task), **experiment.changes)
     torch.manual_seed(experiment.seed)
     arguments = fitting_arguments(experiment.model, data, experiment.model_arguments)
     network = build_model(experiment.model, **arguments)

@@ -39,6 +39,9 @@ class Pool:
     remote: bool
 
 
+RESTART = "60s"  # how long a call waits for a dask worker that died before
+
+
 @contextmanager
 def sequential(_workers: int | None, _jobs: int) -> Iterator[Pool]:
     """One call after the other, here."""
@@ -160,16 +163,26 @@ def _one_call_each(executors: Sequence[Executor]) -> Callable[..., Future[Any]]:
     """`submit` to whichever has given back its last result.
 
     dask leaves a result where it was made until it is fetched. If the next call were there by then and killed that
-    worker, the finished job would be lost with it.
+    worker, the finished job would be lost with it. A worker that could not be restarted gets no further call, unless
+    it is the last.
     """
+    left = set(executors)
     free: queue.SimpleQueue[Executor] = queue.SimpleQueue()
     for executor in executors:
         free.put(executor)
 
     def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         executor = free.get()
+
+        def give_back(future: Future[Any]) -> None:
+            gone = not future.cancelled() and type(future.exception()).__name__ == "NoValidWorkerError"
+            if gone and len(left) > 1:
+                left.discard(executor)
+            else:
+                free.put(executor)
+
         future = executor.submit(function, *arguments)
-        future.add_done_callback(lambda _: free.put(executor))
+        future.add_done_callback(give_back)
         return future
 
     return submit
@@ -190,10 +203,13 @@ def _local_client(distributed: ModuleType, workers: int) -> Iterator[Any]:
         }
         for number in range(workers)
     }
-    scheduler = {"cls": distributed.Scheduler, "options": {"dashboard": False, "port": 0}}
-    # By default dask gives a call that kills its worker three more workers to kill.
+    scheduler = {"cls": distributed.Scheduler, "options": {"dashboard": False, "dashboard_address": ":0", "port": 0}}
+    own = {
+        "distributed.scheduler.allowed-failures": 0,  # by default a call that kills its worker gets three more to kill
+        "distributed.scheduler.no-workers-timeout": RESTART,
+    }
     with (
-        settings.set({"distributed.scheduler.allowed-failures": 0}),
+        settings.set(own),
         distributed.SpecCluster(nannies, scheduler, name="grid", silence_logs="CRITICAL") as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):

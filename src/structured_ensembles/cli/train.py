@@ -21,7 +21,7 @@ def train(
     scope: Literal["layer", "network"] | None = None,
     selection: Literal["learned", "random", "magnitude"] | None = None,
     seed: int = 0,
-    recipe: Literal["modern", "paper", "regression"] = "modern",
+    recipe: Literal["auto", "modern", "paper", "regression"] = "auto",
     changes: dict[str, Any] | None = None,
     epochs: int | None = None,
     model_arguments: dict[str, Any] | None = None,
@@ -45,7 +45,7 @@ def train(
         scope: rank the neurons of each layer, or of the whole network (structured, random, magnitude)
         selection: how neurons are chosen (structured)
         seed: of everything random
-        recipe: how to train; regression if the targets of the data are numbers
+        recipe: how to train; auto is modern, or regression if the targets of the data are numbers
         changes: parts of the recipe to change, such as {rate: 0.01}
         epochs: how long to train; short for changes.epochs
         model_arguments: what the model function is called with, besides the classes and channels of the data
