@@ -179,6 +179,24 @@ def test_own_models_data_and_methods_need_no_registration(tmp_path: Path) -> Non
     assert main(["train", "--out", str(tmp_path / "method"), *other]) == 0
 
 
+def my_numbers() -> se.Data:
+    x = torch.rand(200, 6, generator=torch.Generator().manual_seed(0))
+    return se.Data.from_arrays(x, x.sum(1), test=(x, x.sum(1)))
+
+
+def my_regressor(**_: object) -> nn.Module:
+    return se.zoo.mlp(6, 1)
+
+
+def test_the_recipe_is_that_of_the_task(tmp_path: Path) -> None:
+    numbers = ["--dataset", "test_cli:my_numbers", "--model", "test_cli:my_regressor"]
+    kinds = {"regression": numbers, "modern": ["--model", "mlp"], "paper": ["--model", "mlp", "--recipe", "paper"]}
+    for name, arguments in kinds.items():
+        folder = tmp_path / name
+        assert main(["train", "--out", str(folder), *arguments, "--epochs", "2", "--members", "2"]) == 0
+        assert yaml.safe_load((folder / "config.yaml").read_text())["recipe"] == name
+
+
 def test_a_yaml_file_has_any_option(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     options = {"model": "mlp", "epochs": 1, "members": 2, "prune": 0.7, "quiet": True, "changes": {"rate": 0.05}}
@@ -198,6 +216,7 @@ def test_a_yaml_file_has_any_option(tmp_path: Path) -> None:
         (["--prune", "1.5"], "prune must be"),
         (["--members", "0"], "members must be"),
         (["--changes", '{"rate": -1}'], "rate must be"),
+        (["--changes", '{"ratee": 1}'], "a recipe has no 'ratee'"),
         (["--method", "magic"], "method must be one of single, deep, structured"),
         (["--model_arguments", '{"depth": 3}'], "takes the arguments"),
     ],

@@ -392,6 +392,8 @@ def test_bad_recipes_are_named(changes: dict, message: str) -> None:
 
 
 def test_unknown_recipe() -> None:
+    with pytest.raises(ValueError, match=r"a recipe has no 'ratee'; it has epochs, .* streams$"):
+        se.Recipe.named("modern", ratee=0.1)
     with pytest.raises(ValueError, match="name must be one of paper, modern, regression, not"):
         se.Recipe.named("fast")
 

@@ -30,6 +30,7 @@ from structured_ensembles.parallel import rank
 from structured_ensembles.runs import close_run, machine, open_run, read_config
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.mesh import gather, processes
+from structured_ensembles.training.recipe import usual
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,12 @@ def train_experiment(
     In a group of processes (`torchrun`), all take part, and the first one writes.
     """
     automatic = experiment.recipe == "auto"
-    recipe = Recipe.named("modern" if automatic else experiment.recipe, **experiment.changes)  # or an error, at once
+    Recipe.named("modern" if automatic else experiment.recipe, **experiment.changes)  # or an error, before any work
     make = find_function("method", experiment.method, METHODS)
     data = read_data(experiment.dataset, root, experiment.seed, experiment.limit)
     if automatic:
-        recipe = replace(Recipe.usual(data.task), **experiment.changes)
+        experiment = replace(experiment, recipe=usual(data.task))
+    recipe = Recipe.named(experiment.recipe, **experiment.changes)
     torch.manual_seed(experiment.seed)
     arguments = fitting_arguments(experiment.model, data, experiment.model_arguments)
     network = build_model(experiment.model, **arguments)

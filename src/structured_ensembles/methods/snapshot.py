@@ -13,6 +13,7 @@ from structured_ensembles.evaluation.discarding import discard_threshold
 from structured_ensembles.history import History
 from structured_ensembles.scaling import check_members
 from structured_ensembles.training import Recipe, train
+from structured_ensembles.training.recipe import usual
 
 CYCLE = 50  # epochs, in the paper
 
@@ -37,7 +38,7 @@ def snapshot_ensemble(
     cycle: its epochs; by default 50, or the recipe's epochs divided among the members if that is less.
     """
     check_members(members)
-    recipe = recipe or Recipe.usual(data.task)
+    recipe = recipe or Recipe.named(usual(data.task))
     if cycle is None:
         cycle = min(CYCLE, recipe.epochs // members)
     if not isinstance(cycle, int) or cycle < 1:

@@ -43,7 +43,7 @@ from structured_ensembles.training.graph import GraphEngine
 from structured_ensembles.training.loop import LoopEngine
 from structured_ensembles.training.mesh import Mesh, collect_tensors, gather, mesh_for, spread
 from structured_ensembles.training.plan import Engine, Member, Plan, Result
-from structured_ensembles.training.recipe import Recipe
+from structured_ensembles.training.recipe import Recipe, usual
 
 
 def train(
@@ -65,7 +65,7 @@ def train(
     checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
         weights.
     """
-    recipe = recipe or Recipe.usual(data.task)
+    recipe = recipe or Recipe.named(usual(data.task))
     where = pick_device(device, ensemble)
     mesh = mesh_for(len(ensemble.members), where)
     captured = _captured(recipe, where, mesh)

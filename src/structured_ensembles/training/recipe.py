@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -90,12 +90,10 @@ class Recipe:
         """A recipe by name, with some of it changed: `Recipe.named("paper", rate=0.01)` for VGG."""
         if name not in RECIPES:
             raise ValueError(f"name must be one of {', '.join(RECIPES)}, not {name!r}")
+        possible = [own.name for own in fields(cls)]
+        if unknown := sorted(changes.keys() - set(possible)):
+            raise ValueError(f"a recipe has no {', '.join(map(repr, unknown))}; it has {', '.join(possible)}")
         return replace(RECIPES[name], **changes)
-
-    @classmethod
-    def usual(cls, task: str) -> Recipe:
-        """What is used if nothing is said: "modern" for classification, "regression" for that."""
-        return cls.named("regression" if task == "regression" else "modern")
 
     def rate_at(self, step: int, steps: int) -> float:
         """The rate of step number `step`, with `steps` of them in an epoch."""
@@ -161,6 +159,11 @@ def _alike(one: Tensor, other: Tensor) -> bool:
         return False
     pairs = zip(one.shape, one.stride(), other.stride(), strict=True)
     return all(size == 1 or here == there for size, here, there in pairs)
+
+
+def usual(task: str) -> str:
+    """The name of the recipe for a task, if nothing is said."""
+    return "regression" if task == "regression" else "modern"
 
 
 RECIPES = {
