@@ -6,6 +6,7 @@ refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -67,6 +68,12 @@ class InAGraph(TorchDispatchMode):
         return result
 
 
+@contextmanager
+def as_in_a_graph() -> Iterator[None]:
+    with torch.device("meta"), OnTheHost(), InAGraph():
+        yield
+
+
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
     """Steps run once as they are, which makes what is made once, and then as in a graph. Lists those that did."""
@@ -81,7 +88,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
                 runs += 1
                 if runs == 1:
                     return step()
-                with torch.device("meta"), OnTheHost(), InAGraph():
+                with as_in_a_graph():
                     step()
                 return replayed.append(step)
 

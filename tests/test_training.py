@@ -109,7 +109,7 @@ def test_whatever_way_a_network_learns(kind: type[nn.Module], monkeypatch: pytes
     losses = []
     for fused in (True, False):
         if not fused:
-            monkeypatch.setattr(training_recipe, "_can_be_fused", lambda own: False)
+            monkeypatch.setattr(training_recipe, "can_be_fused", lambda own: False)
         torch.manual_seed(0)
         history = se.train(se.Ensemble([kind()]), data, recipe, "cpu", quiet=True)
         losses.append([row["loss"] for row in history.rows])

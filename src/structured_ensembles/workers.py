@@ -146,11 +146,12 @@ def dask(workers: int | None, jobs: int) -> Iterator[Pool]:
 
         try:
             client = distributed.Client.current()
-            submit = executor().submit
         except ValueError:
             workers = min(workers or default_workers(), jobs)
             client = stack.enter_context(_local_client(distributed, workers))
             submit = _one_call_each([executor(resources={_place(number): 1}) for number in range(workers)])
+        else:
+            submit = executor().submit
         yield Pool(submit, workers, remote=True)
 
 

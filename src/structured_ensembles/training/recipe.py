@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from structured_ensembles.data.augmentation import Augmentation
+from structured_ensembles.training.fused import can_be_fused, look_at_derivatives
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "step", "cosine"]
@@ -110,7 +111,7 @@ class Recipe:
     def optimizer_for(self, network: nn.Module, captured: bool = False) -> torch.optim.Optimizer:
         """The optimizer of a network; one that can be `captured` in a CUDA graph takes its rate from a tensor."""
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        fused: dict[str, Any] = {"fused": True} if captured or all(map(_can_be_fused, parameters)) else {}
+        fused: dict[str, Any] = {"fused": True} if captured or all(map(can_be_fused, parameters)) else {}
         rate = torch.tensor(self.rate) if captured else self.rate
         optimizer: torch.optim.Optimizer
         if self.optimizer == "sgd":
@@ -127,38 +128,11 @@ class Recipe:
             kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
             optimizer = kind(parameters, rate, weight_decay=self.weight_decay, **fused)
         if fused and not captured:
-            optimizer.register_step_pre_hook(_look_at_derivatives)
+            optimizer.register_step_pre_hook(look_at_derivatives)
         return optimizer
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "milestones": list(self.milestones)}
-
-
-def _can_be_fused(own: Tensor) -> bool:
-    """Whether one kernel can take the whole step of all parameters like this, on a CPU several times as fast.
-
-    There, in torch 2.13, it is silently wrong where a parameter has gaps in memory, and in half precision.
-    """
-    return (
-        type(own) is nn.Parameter
-        and own.device.type in ("cpu", "cuda")
-        and own.dtype in (torch.float32, torch.float64)
-        and not own.is_neg()
-        and own.stride() == torch.empty_like(own, device="meta").stride()
-    )
-
-
-def _look_at_derivatives(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before a step: go on without that kernel where a derivative is sparse, or lies otherwise than its parameter."""
-    for group in optimizer.param_groups:
-        group["fused"] = group["fused"] and all(own.grad is None or _alike(own, own.grad) for own in group["params"])
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    if other.is_sparse:
-        return False
-    pairs = zip(one.shape, one.stride(), other.stride(), strict=True)
-    return all(size == 1 or here == there for size, here, there in pairs)
 
 
 def usual(task: str) -> str:
