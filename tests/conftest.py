@@ -1,5 +1,6 @@
 """What all tests share."""
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +17,16 @@ except (OSError, StopIteration):
     _library = torch.library.Library("torchvision", "DEF")
     for _operator in ("nms", "qnms"):
         _library.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _on_the_cpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where there is a GPU, `device="auto"` means it in the files of tests that are named after it, and only there."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "cuda" not in request.path.stem:
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")  # for the processes that tests start
+            patch.setattr(torch.cuda, "is_available", lambda: False)
+        yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,8 +2,12 @@
 
 import gc
 import random
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,7 +16,22 @@ import structured_ensembles as se
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.layers import called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
+from structured_ensembles.replays import WORTHWHILE
 from test_channels_last import Viewing
+from test_user_models import (
+    IMAGES,
+    LABELS,
+    ROWS,
+    SEQUENCES,
+    Auxiliary,
+    Frozen,
+    Gained,
+    Renamed,
+    TimeFirst,
+    Tokens,
+    TwoViews,
+    mlp,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -200,6 +219,60 @@ def test_what_cannot_be_captured_trains_in_the_loop(how: str) -> None:
     with pytest.warns(UserWarning, match="training goes on without a CUDA graph"):
         history = se.train(ensemble, data, se.Recipe(epochs=3, rate=0.02), quiet=True)
     assert history.rows[-1]["loss"] < history.rows[0]["loss"]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.GRU(10, 12, batch_first=True), nn.Linear(12, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(self.second(self.first(x)[0][:, -1]).relu())
+        return result
+
+
+WORDS = np.random.default_rng(1).integers(0, 50, (96, 9))
+USERS: list[tuple[Callable[[], nn.Module], np.ndarray]] = [
+    (TimeFirst, SEQUENCES),
+    (Recurrent, SEQUENCES),
+    (TwoViews, IMAGES),
+    (Frozen, IMAGES),
+    (Auxiliary, IMAGES),
+    (partial(Renamed, twice=False), IMAGES),
+    (Gained, ROWS),
+    (Tokens, WORDS),
+]
+
+
+@pytest.mark.parametrize(("make", "inputs"), USERS)
+def test_networks_as_people_have_them(make: Callable[[], nn.Module], inputs: np.ndarray, tmp_path: Path) -> None:
+    """All of it in graphs: the warning that something goes on without one would be an error here."""
+    torch.manual_seed(0)
+    model = make()
+    data = se.Data.from_arrays(inputs, LABELS, test=(inputs, LABELS), ids=inputs is WORDS)
+    ensemble = se.structured_ensemble(
+        model, data, members=2, prune=0.5, recipe=se.Recipe(epochs=2), search_epochs=1, quiet=True
+    )
+    ensemble.save(tmp_path / "ensemble.safetensors")
+    loaded = se.Ensemble.load(tmp_path / "ensemble.safetensors", model=make())
+    assert next(ensemble.parameters()).is_cuda
+    for _ in range(WORTHWHILE + 1):
+        found = ensemble.predict_proba(inputs)
+    assert ensemble.replays.graphs
+    torch.testing.assert_close(found.cpu(), loaded.predict_proba(inputs), rtol=1e-2, atol=2e-3)
+    recipe, losses = se.Recipe(epochs=3, batch_size=32, rate=0.02, precision="float32", augmentation="none"), {}
+    for device in ("cuda", "cpu"):
+        history = se.train(se.Ensemble([deepcopy(model), deepcopy(model)]), data, recipe, device, quiet=True)
+        losses[device] = [row["loss"] for row in history.rows]
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-2)
+
+
+def test_bad_input_is_told_as_without_a_gpu() -> None:
+    data = se.Data.from_arrays(ROWS, LABELS.astype("f"))
+    with pytest.raises(ValueError, match="for classes give whole numbers"):
+        se.structured_ensemble(mlp(), data, members=2, prune=0.5, search_epochs=1, quiet=True)
+    with pytest.raises(ValueError, match="for classes give whole numbers"):
+        se.train(se.Ensemble([mlp()]), data, quiet=True)
 
 
 def test_a_compiled_fleet_learns_the_same() -> None:

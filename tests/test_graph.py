@@ -145,15 +145,16 @@ class TwoNames(nn.Module):
 
 
 class Aside(nn.Module):
-    """Reaches its weights by another way than through the layer."""
+    """Reaches its weights by another way than through the layer, alone or besides."""
 
-    def __init__(self) -> None:
+    def __init__(self, besides: bool) -> None:
         super().__init__()
-        self.layer = nn.Linear(64, 10)
+        self.layer, self.besides = nn.Linear(64, 10), besides
         self.rows = [self.layer.weight]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.flatten(1) @ self.rows[0].T
+        aside = x.flatten(1) @ self.rows[0].T
+        return aside + self.layer(x.flatten(1)) if self.besides else aside
 
 
 def test_a_layer_with_two_names_stays_whole(stepwise: Callable[[bool], None]) -> None:
@@ -164,10 +165,36 @@ def test_a_layer_with_two_names_stays_whole(stepwise: Callable[[bool], None]) ->
     assert {tensor.dtype for tensor in ensemble.state_dict().values()} == {torch.float32}
 
 
-def test_weights_reached_aside_are_refused(stepwise: Callable[[bool], None]) -> None:
+@pytest.mark.parametrize("besides", [False, True])
+def test_weights_reached_aside_are_refused(stepwise: Callable[[bool], None], besides: bool) -> None:
     stepwise(True)
     with pytest.raises(RuntimeError, match="by another way"):
-        se.train(se.Ensemble([Aside()]), few_digits(), se.Recipe(epochs=1, precision="bfloat16"), quiet=True)
+        se.train(se.Ensemble([Aside(besides)]), few_digits(), se.Recipe(epochs=1, precision="bfloat16"), quiet=True)
+
+
+class PartlyFrozen(nn.Module):
+    """A layer that runs without gradients, and one that does not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.unused = nn.Linear(64, 16), nn.Linear(16, 10), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            features = self.first(x.flatten(1)).relu()
+        outputs: torch.Tensor = self.last(features)
+        return outputs
+
+
+def test_layers_that_no_derivative_reaches_stay_as_they_are(stepwise: Callable[[bool], None]) -> None:
+    torch.manual_seed(0)
+    network = PartlyFrozen()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    stepwise(True)
+    recipe = se.Recipe(epochs=1, precision="bfloat16", weight_decay=0.1)
+    se.train(se.Ensemble([network]), few_digits(), recipe, quiet=True)
+    changed = {name for name, tensor in network.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == {"last.weight", "last.bias"}
 
 
 def test_an_ensemble_goes_with_its_last_reference() -> None:

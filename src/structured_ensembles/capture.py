@@ -60,6 +60,9 @@ def all_captured(
                 _warm_up(step, device, state, modules)
             own, pool = list(generators()), torch.cuda.graph_pool_handle()
             return [_capture(step, device, own, pool) for step in steps]
+        except ValueError:  # data or a network that would not do without a graph either
+            torch.cuda.synchronize(device)
+            raise
         except Exception as error:
             torch.cuda.synchronize(device)
             raise CaptureError(str(error).split("\n", 1)[0]) from error
@@ -86,7 +89,8 @@ def _capture(step: Step, device: torch.device, generators: Sequence[torch.Genera
                 raise
     except BaseException as error:
         _clean_up(graph, pool, here)
-        raise reason or error from None
+        cause = reason or error
+        raise (CaptureError(str(cause)) if isinstance(cause, ValueError) else cause) from None
     return graph.replay
 
 

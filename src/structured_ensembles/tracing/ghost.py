@@ -42,7 +42,9 @@ class Ghost:
     def export(self, model: nn.Module, training: bool = False) -> ExportedProgram:
         """The exported program of `model`, the ghost itself or a smaller one."""
         with self._running(model, training) as inputs:
-            return torch.export.export(model, inputs, strict=False)
+            program = torch.export.export(model, inputs, strict=False)
+        _check_ids(program)
+        return program
 
     def failure(self, model: nn.Module, training: bool = False) -> str | None:
         """Run `model`; what its code says if it fails."""
@@ -93,6 +95,15 @@ def asks_for_its_mode(model: nn.Module) -> bool:
             if any(code is not None and "training" in code.co_names for code in codes):
                 return True
     return False
+
+
+def _check_ids(program: ExportedProgram) -> None:
+    """What an embedding says of indices that are no whole numbers, before torch 2.13 only if the tensors are real."""
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.embedding.default:
+            kind = node.args[1].meta["val"].dtype
+            if kind not in (torch.int64, torch.int32):
+                raise TypeError(f"an embedding takes indices that are Long, Int; these are {kind}")
 
 
 def first_line(error: Exception) -> str:

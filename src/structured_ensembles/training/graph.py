@@ -157,6 +157,7 @@ class Runner:
         self.halves = Halves(network, castable(network) if plan.halved else [], padded)
         self.parameters = list(named.values())
         self.leaves = [self.halves.whole.get(name, own) for name, own in named.items()]
+        self.copied = [own for name, own in named.items() if name in self.halves.whole]
         self.loss = torch.zeros((), device=plan.device, dtype=plan.exact)
         self.totals = torch.zeros(2, dtype=torch.float64, device=plan.device)
         self.generator: torch.Generator | None = None
@@ -195,19 +196,19 @@ class Runner:
         with _drawing_from(self.generator), self.plan.autocast():
             outputs = self.compiled(inputs) if compiled else self._forward(inputs, self.halves.whole)
         cost = mean_loss(self.plan.loss, self._stacked(outputs), targets)
-        derivatives = torch.autograd.grad(cost, self.leaves, allow_unused=True)
+        derivatives = torch.autograd.grad(cost, [*self.leaves, *self.copied], allow_unused=True)
+        if any(own is not None for own in derivatives[len(self.leaves) :]):
+            raise CaptureError("it reaches a layer's weights by another way than through the layer")
         with torch.no_grad():
-            self._descend(derivatives)
+            self._descend(derivatives[: len(self.leaves)])
             self.loss.add_(cost)
 
     def _descend(self, derivatives: Sequence[Tensor | None]) -> None:
         """Hand the derivatives to the optimizer, in the type and layout of the parameters."""
         whole: list[Tensor] = []
         given: list[Tensor] = []
-        for parameter, leaf, own in zip(self.parameters, self.leaves, derivatives, strict=True):
-            if own is None:
-                if leaf is not parameter:
-                    raise CaptureError("it reaches a layer's weights by another way than through the layer")
+        for parameter, own in zip(self.parameters, derivatives, strict=True):
+            if own is None:  # of a layer that runs without gradients, or not at all
                 continue
             derivative = part(own, parameter.shape)
             if derivative.dtype == parameter.dtype and derivative.stride() == parameter.stride():
