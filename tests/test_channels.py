@@ -117,6 +117,7 @@ FIXED = {
     "a view of 8": (lambda net, x: x.view(-1, 8, 8, 8), "relies on its size"),
     "a slice of 3": (lambda net, x: torch.cat([x[:, :3], x[:, 3:]], 1), "relies on its size"),
     "one over 8": (lambda net, x: x * (1 / x.shape[1]), "relies on its size"),
+    "one over 8, twice": (lambda net, x: x * (1 / x.shape[1]) + x / x.shape[1], "relies on its size"),
     "an assertion": (lambda net, x: x if x.shape[1] == 8 else 1 / 0, "relies on its size"),
 }
 

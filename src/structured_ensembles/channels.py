@@ -156,7 +156,7 @@ def _follow(walk: Walk, ghost: Ghost) -> dict[bool, list[Step]]:
     try:
         followed = {False: walk.follow(ghost.export(ghost.model))}
     except Exception as error:
-        hint = " (Token ids stay whole numbers in Data.from_arrays(…, ids=True).)" if "Long, Int" in str(error) else ""
+        hint = " (Token ids stay whole numbers in Data.from_arrays(…, ids=True).)" if "indices" in str(error) else ""
         raise ValueError(
             f"the model cannot be followed on an example of shape {ghost.shapes}: either `example` is not what it "
             f"takes, or torch.export cannot follow its code. It says: {first_line(error)}{hint}"

@@ -98,12 +98,12 @@ def asks_for_its_mode(model: nn.Module) -> bool:
 
 
 def _check_ids(program: ExportedProgram) -> None:
-    """What an embedding says of indices that are no whole numbers, before torch 2.13 only if the tensors are real."""
+    """What an embedding says of other indices than whole numbers: some versions of torch only if tensors are real."""
     for node in program.graph.nodes:
         if node.target is torch.ops.aten.embedding.default:
             kind = node.args[1].meta["val"].dtype
             if kind not in (torch.int64, torch.int32):
-                raise TypeError(f"an embedding takes indices that are Long, Int; these are {kind}")
+                raise TypeError(f"an embedding needs whole numbers as indices, not {kind}")
 
 
 def first_line(error: Exception) -> str:

@@ -2,9 +2,8 @@
 
 The exported graph shows the operations, not the Python code behind them. `x.view(-1, 512)` and `x.flatten(1)` export
 alike, but only one of them survives the removal of a channel. So the model is shrunk (fake tensors, no memory),
-exported
-once more, and compared: the same operations, the predicted shapes, no other argument changed. Whatever differs fixes
-the channels it touches, until the trial holds.
+exported once more, and compared: the same operations, the predicted shapes, no other argument changed. Whatever differs
+fixes the channels it touches, until the trial holds.
 """
 
 from __future__ import annotations
@@ -137,11 +136,12 @@ def find_failing(
 
 
 def _fix_candidates(layouts: Sequence[Layout], candidates: Sequence[ChannelSet], reason: str) -> bool:
+    """Returns whether there were any, of which an operation before may have fixed all."""
     touched = {channels for layout in layouts if extent(layout) > 1 for channels in channel_sets(layout)}
-    fixed = [channels for channels in candidates if channels in touched and not channels.fixed]
-    for channels in fixed:
-        channels.fixed = reason
-    return bool(fixed)
+    own = [channels for channels in candidates if channels in touched]
+    for channels in own:
+        channels.fixed = channels.fixed or reason
+    return bool(own)
 
 
 @contextmanager
