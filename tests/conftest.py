@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,6 +9,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)  # pytest-xdist runs one worker per core
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels run without a GPU; Triton asks for it when it is first imported
 
 # torchvision's compiled operators may not match the installed torch; its models only need their names to exist.
 try:

@@ -18,6 +18,7 @@ from structured_ensembles.methods.layers import called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
 from structured_ensembles.replays import WORTHWHILE
 from test_channels_last import Viewing
+from test_kernels import check_batch_norm, check_channels_of_zeros, check_weight_gradient
 from test_user_models import (
     IMAGES,
     LABELS,
@@ -289,43 +290,11 @@ def test_a_compiled_fleet_learns_the_same() -> None:
 @pytest.mark.parametrize("shape", [(128, 8, 32, 32), (3, 7, 5, 5), (16, 70, 4, 4), (300, 3, 33, 31), (2, 1, 1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_our_batch_norm_is_pytorchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    from structured_ensembles.training import batch_norm
-
-    torch.manual_seed(0)
-    own, other = (nn.BatchNorm2d(shape[1]).cuda() for _ in range(2))
-    with torch.no_grad():
-        own.weight.uniform_(0.5, 2)
-        own.bias.normal_()
-        other.load_state_dict(own.state_dict())
-    x = (100 + torch.randn(shape, device="cuda")).to(dtype, memory_format=torch.channels_last).requires_grad_()
-    dy = torch.randn_like(x)
-    assert batch_norm.fits(x)
-    ours, theirs = batch_norm.batch_norm(x, own), other(x)
-    close = {"rtol": 1e-3, "atol": 2e-3} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 5e-2}
-    torch.testing.assert_close(ours, theirs, **close)
-    torch.testing.assert_close(own.running_mean, other.running_mean, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(own.running_var, other.running_var, rtol=1e-4, atol=1e-4)
-    found = torch.autograd.grad(ours, [x, own.weight, own.bias], dy)
-    expected = torch.autograd.grad(theirs, [x, other.weight, other.bias], dy)
-    for one, reference in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, reference, rtol=1e-2, atol=1e-5 + 1e-2 * float(reference.abs().max()))
+    check_batch_norm(shape, dtype, "cuda")
 
 
 def test_our_batch_norm_leaves_channels_of_zeros() -> None:
-    from structured_ensembles.training import batch_norm
-
-    torch.manual_seed(0)
-    own, other = nn.BatchNorm2d(13).cuda(), nn.BatchNorm2d(13).cuda()
-    x = torch.randn(64, 16, 9, 9, device="cuda").to(memory_format=torch.channels_last)
-    dy = torch.randn_like(x)
-    x[:, 13:] = dy[:, 13:] = 0
-    found = batch_norm.batch_norm(x.requires_grad_(), own)
-    expected = other(x[:, :13])
-    torch.testing.assert_close(found[:, :13], expected, rtol=1e-4, atol=1e-4)
-    dx = torch.autograd.grad(found, x, dy)[0]
-    torch.testing.assert_close(dx, torch.autograd.grad(expected, x, dy[:, :13])[0], rtol=1e-3, atol=1e-4)
-    assert found[:, 13:].count_nonzero() == dx[:, 13:].count_nonzero() == 0
-    torch.testing.assert_close(own.running_var, other.running_var, rtol=1e-4, atol=1e-4)
+    check_channels_of_zeros(9, "cuda")
 
 
 def test_widths_in_eights_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,16 +336,7 @@ def test_widths_in_eights_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_our_weight_gradient_is_pytorchs(
     shape: tuple[int, ...], outputs: int, size: int, stride: int, padding: int
 ) -> None:
-    from structured_ensembles.training.convolution import weight_gradient
-
-    torch.manual_seed(0)
-    x = torch.randn(shape, device="cuda").bfloat16().to(memory_format=torch.channels_last)
-    weight = torch.randn(outputs, shape[1], size, size, device="cuda").bfloat16()
-    y = torch.nn.functional.conv2d(x, weight, None, stride, padding)
-    dy = torch.randn_like(y).to(memory_format=torch.channels_last)
-    expected = torch.nn.grad.conv2d_weight(x.double(), weight.shape, dy.double(), stride, padding)
-    found = weight_gradient(x, dy, weight, stride, padding)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
+    check_weight_gradient(shape, outputs, size, stride, padding, torch.bfloat16, "cuda")
 
 
 def check_replayed(ensemble: se.Ensemble, x: torch.Tensor) -> None:

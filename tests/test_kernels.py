@@ -1,0 +1,146 @@
+"""Our Triton kernels give what PyTorch gives: here by Triton's interpreter, in test_cuda.py on a GPU."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import structured_ensembles as se
+from structured_ensembles.training import batch_norm as norm
+from structured_ensembles.training import fleet, graph
+from structured_ensembles.training.convolution import weight_gradient
+
+here = pytest.mark.skipif(
+    torch.cuda.is_available() or find_spec("triton") is None,
+    reason="needs Triton's interpreter, which is for machines without a GPU",
+)
+
+
+def check_batch_norm(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(0)
+    own, other = (nn.BatchNorm2d(shape[1]).to(device) for _ in range(2))
+    with torch.no_grad():
+        own.weight.uniform_(0.5, 2)
+        own.bias.normal_()
+        other.load_state_dict(own.state_dict())
+    x = (100 + torch.randn(shape, device=device)).to(dtype, memory_format=torch.channels_last).requires_grad_()
+    dy = torch.randn_like(x)
+    ours, theirs = norm.batch_norm(x, own), other(x)
+    close = {"rtol": 1e-3, "atol": 2e-3} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 5e-2}
+    torch.testing.assert_close(ours, theirs, **close)
+    torch.testing.assert_close(own.running_mean, other.running_mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(own.running_var, other.running_var, rtol=1e-4, atol=1e-4)
+    found = torch.autograd.grad(ours, [x, own.weight, own.bias], dy)
+    expected = torch.autograd.grad(theirs, [x, other.weight, other.bias], dy)
+    for one, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, reference, rtol=1e-2, atol=1e-5 + 1e-2 * float(reference.abs().max()))
+
+
+def check_channels_of_zeros(size: int, device: str) -> None:
+    torch.manual_seed(0)
+    own, other = nn.BatchNorm2d(13).to(device), nn.BatchNorm2d(13).to(device)
+    beyond = []  # what lies behind the layer's tensors is not theirs
+    for tensor in (own.weight, own.bias, own.running_mean, own.running_var):
+        assert tensor is not None
+        longer = torch.full((16,), torch.nan, device=device)
+        tensor.data = longer[:13].copy_(tensor.detach())
+        beyond.append(longer[13:])
+    x = torch.randn(64, 16, size, size, device=device).to(memory_format=torch.channels_last)
+    dy = torch.randn_like(x)
+    x[:, 13:] = dy[:, 13:] = 0
+    found = norm.batch_norm(x.requires_grad_(), own)
+    expected = other(x[:, :13])
+    torch.testing.assert_close(found[:, :13], expected, rtol=1e-4, atol=1e-4)
+    dx = torch.autograd.grad(found, x, dy)[0]
+    torch.testing.assert_close(dx, torch.autograd.grad(expected, x, dy[:, :13])[0], rtol=1e-3, atol=1e-4)
+    assert found[:, 13:].count_nonzero() == dx[:, 13:].count_nonzero() == 0
+    torch.testing.assert_close(own.running_var, other.running_var, rtol=1e-4, atol=1e-4)
+    assert all(bool(tensor.isnan().all()) for tensor in beyond)
+
+
+def check_weight_gradient(
+    shape: tuple[int, ...], outputs: int, size: int, stride: int, padding: int, dtype: torch.dtype, device: str
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape, device=device).to(dtype, memory_format=torch.channels_last)
+    weight = torch.randn(outputs, shape[1], size, size, device=device, dtype=dtype)
+    y = F.conv2d(x, weight, None, stride, padding)
+    dy = torch.randn_like(y).to(memory_format=torch.channels_last)
+    expected = torch.nn.grad.conv2d_weight(x.double(), weight.shape, dy.double(), stride, padding)
+    found = weight_gradient(x, dy, weight, stride, padding)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
+
+
+@here
+@pytest.mark.parametrize("shape", [(8, 8, 16, 16), (3, 7, 5, 5), (16, 70, 4, 4), (9, 3, 33, 31), (2, 1, 1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check_batch_norm(shape, dtype, "cpu")
+
+
+@here
+def test_batch_norm_of_more_rows_than_one_turn_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norm, "MOST_BLOCKS", 4)
+    shape = norm._Shape(torch.empty(9, 64, 8, 8))
+    assert shape.per_block > shape.tile["HIGH"]
+    check_batch_norm((9, 64, 8, 8), torch.float32, "cpu")
+
+
+@here
+def test_batch_norm_leaves_channels_of_zeros() -> None:
+    check_channels_of_zeros(5, "cpu")
+
+
+@here
+@pytest.mark.parametrize(
+    ("shape", "outputs", "size", "stride", "padding"),
+    [
+        ((8, 16, 12, 12), 8, 3, 1, 1),
+        ((17, 2, 32, 32), 4, 3, 1, 1),  # more blocks than are added up at a time
+        ((5, 3, 11, 7), 16, 3, 2, 1),
+        ((4, 7, 9, 9), 5, 5, 1, 0),
+        ((2, 8, 6, 6), 16, 1, 2, 0),
+    ],
+)
+def test_weight_gradient(shape: tuple[int, ...], outputs: int, size: int, stride: int, padding: int) -> None:
+    # In float16, as the interpreter multiplies no matrices of bfloat16.
+    check_weight_gradient(shape, outputs, size, stride, padding, torch.float16, "cpu")
+
+
+@pytest.fixture
+def normalized(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the graph engine's steps run here, on our batch normalisation; lists the channels it has seen."""
+    channels: list[int] = []
+
+    def ours(x: Tensor, module: nn.BatchNorm2d) -> Tensor:
+        channels.append(x.shape[1])
+        return batch_norm(x, module)
+
+    def fits(x: Tensor) -> bool:
+        return x.is_contiguous(memory_format=torch.channels_last) and x.dtype == torch.bfloat16
+
+    batch_norm = norm.batch_norm
+    monkeypatch.setattr(norm, "batch_norm", ours)
+    monkeypatch.setattr(norm, "fits", fits)
+    monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: True)
+    return channels
+
+
+@here
+def test_a_network_learns_the_same_by_our_batch_norm(normalized: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16, with five channels filled up to eight."""
+    images = torch.randint(0, 256, (48, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = se.Data.from_arrays(images, torch.arange(48) % 10, validation=0.0)
+    recipe = se.Recipe(epochs=1, batch_size=16, rate=1e-3, warmup=0, precision="bfloat16", augmentation="none")
+    losses = []
+    for replaceable in (norm.replaceable, lambda network: []):
+        monkeypatch.setattr(graph, "replaceable", replaceable)
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 16, 3, bias=False)]
+        head = [nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
+        history = se.train(se.Ensemble([nn.Sequential(*layers, *head)]), data, recipe, "cpu", quiet=True)
+        losses.append(history.rows[0]["loss"])
+    assert normalized == [8, 16] * 3  # three steps, once
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
