@@ -2,8 +2,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import structured_ensembles as se
+from structured_ensembles import build
 
 RECIPE = se.Recipe(epochs=1)
 
@@ -41,3 +43,33 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     assert torch.equal(first.members[0].layers[1].weight, again.members[0].layers[1].weight)
     with pytest.raises(ValueError, match=r"subnets.json is of another network or number of members"):
         se.structured_ensemble(se.zoo.mlp(64), data, 3, **settings)
+    for other in ({"prune": 0.9}, {"selection": "magnitude"}, {"seed": 1}, {"selection": "learned", "prune": 0.9}):
+        with pytest.raises(ValueError, match=r"subnets.json is of another choice of neurons"):
+            se.structured_ensemble(se.zoo.mlp(64), data, 2, **settings | other)
+    changed = se.Data.from_arrays(255 - data.train.inputs, data.train.targets, classes=10)
+    with pytest.raises(ValueError, match="is of another run"):
+        se.structured_ensemble(se.zoo.mlp(64), changed, 2, **settings)
+    with pytest.raises(ValueError, match="is of another run"):
+        se.structured_ensemble(se.zoo.mlp(64), data, 2, **settings, loss=nn.CrossEntropyLoss(label_smoothing=0.1))
+    (tmp_path / "subnets.json").write_text("[")
+    with pytest.raises(ValueError, match=r"subnets.json is damaged"):
+        se.structured_ensemble(se.zoo.mlp(64), data, 2, **settings)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"prune": 1.5}, "prune must be"),
+        ({"scope": "net"}, "scope must be"),
+        ({"prune": 0.5, "memory": 1.0}, "prune= or memory="),
+        ({"memory": 1e-4}, "memory"),
+        ({"round_to": 0}, "round_to must be"),
+        ({"recipe": "modern"}, "recipe must be a Recipe"),
+    ],
+)
+def test_wrong_arguments_are_found_before_the_search(
+    wrong: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "learn_scales", lambda *_, **__: pytest.fail("it searches"))
+    with pytest.raises((ValueError, TypeError), match=message):
+        se.structured_ensemble(se.zoo.mlp(64), se.load_data("digits"), 2, quiet=True, **wrong)  # type: ignore[arg-type]

@@ -395,6 +395,25 @@ def test_only_the_layers_at_fault_are_fixed_when_code_fails() -> None:
     assert "expand[0:8]" not in graph.prunable  # of the other half, any part may go: split(8) leaves it what remains
 
 
+@pytest.mark.parametrize("width", [4, 6, 8, 12, 14, 16, 22])
+@pytest.mark.parametrize("pointwise", [False, True])
+def test_halves_by_arithmetic_are_found_out(width: int, pointwise: bool) -> None:
+    """Half of 2 + 3 channels, rounded down, is 2: a trial must not keep such numbers only."""
+
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, width, 3), nn.Conv2d(width, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            half = y.shape[1] // 2
+            first = y[:, :half].tanh() if pointwise else y[:, :half] * 2
+            return self.b(torch.cat([first, y[:, half:]], 1))
+
+    assert check_exact(Halves().double(), image().double()).prunable == {}
+
+
 def test_remembered_activations_nested_inputs_and_lazy_layers() -> None:
     class Remembers(nn.Module):
         def __init__(self) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
+from structured_ensembles.cli.predict import read_picture
 
 QUICK = ["--model", "mlp", "--epochs", "2", "--members", "2", "--quiet", "true"]
 
@@ -115,6 +116,15 @@ def test_what_evaluations_find_is_kept_together(run: Path, capsys: pytest.Captur
     assert found()["size/overhead"] == pytest.approx(ensemble.overhead(se.zoo.mlp(64)))
     assert main(["evaluate", str(run), "--corruptions"]) == 0
     assert len([name for name in found() if name.startswith("cor/") and name.endswith("@5")]) == 18 + 1
+    mean = found()["cor/mean@5"]
+    every = [found()[f"cor/{name}@5"] for name in se.evaluation.CORRUPTIONS if f"cor/{name}@5" in found()]
+    assert mean == pytest.approx(sum(every) / 18)
+    assert main(["evaluate", str(run), "--corruptions", "fog", "--severities", "5"]) == 0
+    assert found()["cor/mean@5"] == mean  # over all that are listed, as before
+    assert main(["evaluate", str(run), "--corruptions", "fog", "snow", "--severities", "4"]) == 0
+    assert main(["evaluate", str(run), "--corruptions", "brightness", "--severities", "4"]) == 0
+    assert "cor/snow@4" in found()
+    assert not any(name.startswith("cor/mean@4") for name in found())  # no mean is over all three
     assert main(["evaluate", str(run), "--fgsm"]) == 0
     assert main(["evaluate", str(run), "--corruptions", "rain"]) == 2
     assert "not 'rain'" in capsys.readouterr().err
@@ -123,6 +133,43 @@ def test_what_evaluations_find_is_kept_together(run: Path, capsys: pytest.Captur
     path.write_text("{")
     assert main(["evaluate", str(run)]) == 2
     assert "is damaged" in capsys.readouterr().err
+
+
+def test_pictures_as_people_have_them(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+    plain = Image.fromarray(pixels)
+    plain.save(tmp_path / "plain.png")
+    Image.fromarray(pixels.astype(np.uint16) * 257).save(tmp_path / "deep.png")
+    Image.fromarray(pixels.astype(np.int32) * 257).save(tmp_path / "deep.tif")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    plain.rotate(90).save(tmp_path / "turned.png", exif=turned)
+    ink = Image.new("L", (8, 8), 0)
+    Image.merge("RGBA", (ink, ink, ink, Image.fromarray(255 - pixels))).save(tmp_path / "ink.png")
+    for name in ("plain.png", "deep.png", "deep.tif", "turned.png", "ink.png"):
+        found, note = read_picture(tmp_path / name, (1, 8, 8))
+        assert np.array_equal(found[0].numpy(), pixels), name
+        assert note == ("transparent parts are white" if name == "ink.png" else "")
+    Image.fromarray(pixels.astype(np.float32)).save(tmp_path / "floats.tif")
+    Image.fromarray(pixels.astype(np.int32) * 70000).save(tmp_path / "large.tif")
+    for name, reason in (("floats.tif", "floats"), ("large.tif", "8 or 16 bits")):
+        with pytest.raises(OSError, match=reason):
+            read_picture(tmp_path / name, (1, 8, 8))
+
+
+def no_test() -> se.Data:
+    return se.Data.from_arrays(np.zeros((40, 1, 8, 8), np.uint8), np.arange(40) % 10)
+
+
+def test_a_refused_command_leaves_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, start = tmp_path / "run", ["train", "--model", "mlp", "--epochs", "1", "--members", "2", "--quiet"]
+    for wrong in (["--prune", "1.5"], ["--device", "cuda"], ["--dataset", "test_cli:no_test"]):
+        assert main([*start, *wrong, "--out", str(out)]) == 2
+        assert not out.exists()
+    assert "has no test split" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([])
+    assert "COMMAND" in capsys.readouterr().err
 
 
 def test_predict(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,8 @@ from structured_ensembles.experiment import Experiment, Request, read_data, read
 from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.reproduce import is_complete
 from structured_ensembles.paper.studies import Part, figure_of
-from structured_ensembles.report.collected import front_points, read_run
+from structured_ensembles.report.collected import Finished, front_points, read_run
+from structured_ensembles.report.page import grouped
 
 SMOKE = Part(seeds=(0,), smoke=True)
 
@@ -179,6 +180,21 @@ def test_a_report_of_any_runs(reproduced: Path, tmp_path: Path, capsys: pytest.C
     assert (tmp_path / "report" / "report.html").exists()
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "other")]) == 2
     assert "not a run folder" in capsys.readouterr().err
+
+
+def test_a_report_tells_runs_apart_that_differ_in_more_than_the_seed() -> None:
+    def run(seed: int, folder: str = "a", **more: object) -> Finished:
+        config = Experiment("digits", "lenet5", "deep", seed=seed, **more).config()  # type: ignore[arg-type]
+        return Finished(Path(folder), config, {}, {})
+
+    runs = [run(0), run(1), run(0, "copy"), run(0, members=3), run(0, changes={"epochs": 9})]
+    (found,) = grouped(runs).values()
+    assert {label: len(own) for label, own in found.items()} == {
+        "deep, epochs=None, members=5": 2,
+        "deep, epochs=None, members=3": 1,
+        "deep, epochs=9, members=5": 1,
+    }
+    assert list(grouped(runs[:3]).values()) == [{"deep": runs[:2]}]
 
 
 def test_a_damaged_evaluation_gets_a_sentence(tmp_path: Path) -> None:

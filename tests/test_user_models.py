@@ -155,6 +155,30 @@ def test_double_precision_goes_the_whole_way(tmp_path: Path, storage: Any) -> No
     torch.testing.assert_close(loaded.predict_proba(IMAGES), ensemble.predict_proba(IMAGES), rtol=0.05, atol=0.01)
 
 
+class Causal(nn.Module):
+    """Has a mask of -inf, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(10, 8), nn.Linear(8, 16), nn.Linear(16, 4)
+        self.register_buffer("mask", torch.full((7, 7), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        seen = (x @ x.mT + self.mask).softmax(-1) @ x
+        result: Tensor = self.last(self.second(seen).relu()).mean(1)
+        return result
+
+
+@pytest.mark.parametrize("storage", ["float16", "int8"])
+def test_a_mask_of_infinities_is_stored_as_it_is(tmp_path: Path, storage: Any) -> None:
+    ensemble = se.Ensemble([Causal()])
+    ensemble.save(tmp_path / "e.safetensors", dtype=storage)
+    loaded = se.Ensemble.load(tmp_path / "e.safetensors", model=Causal())
+    assert torch.equal(loaded.members[0].mask, ensemble.members[0].mask)
+    torch.testing.assert_close(loaded.logits(SEQUENCES), ensemble.logits(SEQUENCES), rtol=0.05, atol=0.05)
+
+
 class Versioned(nn.Sequential):
     """As torchvision's MNASNet: asks what version its weights are of. And it keeps something else in its state."""
 
@@ -310,6 +334,57 @@ def test_token_ids_stay_whole_numbers(kind: str, tmp_path: Path) -> None:
         learner = se.continual.NaiveLearner(nn.Linear(9, 4), epochs=1)
         with pytest.raises(ValueError, match="task 0 must have images or other numbers as inputs, not ids"):
             learner.learn(se.continual.split_tasks(data, tasks=2)[0])
+
+
+@pytest.mark.parametrize("kind", [dict, tuple])
+@pytest.mark.parametrize("selection", ["learned", "random"])
+def test_outputs_that_are_no_tensor(kind: type, selection: str) -> None:
+    with pytest.raises(TypeError, match=f"must return one tensor.*not a {kind.__name__}"):
+        ensemble_of(Several(kind), ROWS, selection=selection)
+
+
+class PointwiseLinear(nn.Linear):
+    """A 1×1 convolution of (batch, channels, time)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Padded(nn.Conv1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, (1, 1))).relu() * 2
+
+
+def test_layers_that_move_what_they_compute_are_not_scaled() -> None:
+    x = torch.from_numpy(SEQUENCES)
+    graph = se.trace(nn.Sequential(PointwiseLinear(7, 10), nn.ReLU(), nn.Flatten(), nn.Linear(100, 4)), x)
+    assert "0 does more than its kind of layer: transpose" in str(graph["0"].reason)
+    graph = check_exact(nn.Sequential(Padded(7, 8, 3), nn.Flatten(), nn.Linear(80, 4)).double(), x.double())
+    assert graph.prunable == {"0": 8}
+
+
+@pytest.mark.parametrize("given", ["loader", "sampler", "none"])
+def test_a_loader_with_a_generator_of_its_own_obeys_the_seed(given: str) -> None:
+    class Noisy(torch.utils.data.Dataset[tuple[Tensor, int]]):
+        def __len__(self) -> int:
+            return 96
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return torch.from_numpy(ROWS[index]) + float(np.random.normal()), int(LABELS[index])  # noqa: NPY002
+
+    own = torch.Generator().manual_seed(3)
+    how = {
+        "loader": {"shuffle": True, "generator": own},
+        "sampler": {"sampler": torch.utils.data.RandomSampler(Noisy(), generator=own)},
+        "none": {"shuffle": True},
+    }[given]
+    split = se.Data.from_loaders(DataLoader(Noisy(), 16, **how), classes=4).train  # type: ignore[arg-type]
+    before, drawn = own.get_state(), np.random.get_state()[1]  # noqa: NPY002
+    first, again, other = ([x for x, _ in split.batches(16, seed)] for seed in (1, 1, 2))
+    assert torch.equal(torch.cat(first), torch.cat(again))
+    assert not torch.equal(torch.cat(first), torch.cat(other))
+    assert torch.equal(own.get_state(), before)  # as they were
+    assert np.array_equal(np.random.get_state()[1], drawn)  # noqa: NPY002
 
 
 class Closure(nn.Module):

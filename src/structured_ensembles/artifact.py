@@ -156,6 +156,8 @@ def _stored(name: str, tensor: Tensor, dtype: Storage) -> dict[str, Tensor]:
     if dtype == "float16":
         half = tensor.half()
         return {name: half if bool(half.isfinite().all()) else tensor.float()}
+    if not bool(tensor.isfinite().all()):  # such as a mask of -inf, which has no steps
+        return {name: tensor.clone()}
     scale = tensor.float().flatten(1).abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
     steps = (tensor.float() / scale.view(-1, *[1] * (tensor.dim() - 1))).round().clamp(-127, 127)
     return {name: steps.to(torch.int8), name + SCALE: scale}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 from torch import nn
@@ -22,6 +23,7 @@ from structured_ensembles.scaling import Initial, Placement
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Scope, Selection, Subnet, select
 from structured_ensembles.training import Recipe, train
+from structured_ensembles.training.recipe import check_recipe
 
 
 def structured_ensemble(
@@ -65,8 +67,20 @@ def structured_ensemble(
     where = None if folder is None else Path(folder)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that requires gradients: there is nothing to train")
+    check_recipe(recipe)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
-    subnets = _known_subnets(where, graph, members)
+    with warnings.catch_warnings(action="ignore"):  # a try, so that wrong arguments are found before the search
+        drawn = select(
+            graph,
+            prune=prune,
+            memory=memory,
+            scope=scope,
+            selection="random" if selection == "learned" else selection,
+            members=members,
+            seed=seed,
+            round_to=round_to,
+        )
+    subnets = _known_subnets(where, graph, drawn, learned=selection == "learned", sizes=scope == "layer")
     if subnets is None:
         scores = None
         if selection == "learned":
@@ -108,13 +122,24 @@ def structured_ensemble(
     return ensemble
 
 
-def _known_subnets(folder: Path | None, graph: ChannelGraph, members: int) -> list[Subnet] | None:
-    """The neurons that an earlier run in this folder chose; None if there was none."""
+def _known_subnets(
+    folder: Path | None, graph: ChannelGraph, drawn: list[Subnet], learned: bool, sizes: bool
+) -> list[Subnet] | None:
+    """The neurons that an earlier run in this folder chose; None if there was none.
+
+    drawn: what this run would choose without a search. If it has one, they tell at least how many stay, if `sizes`.
+    """
     path = None if folder is None else folder / "subnets.json"
     if path is None or not path.exists():
         return None
-    subnets = [Subnet.from_json(json.dumps(rows)) for rows in json.loads(path.read_text(encoding="utf-8"))]
-    sizes = [{name: size for name, size, _ in subnet.groups} for subnet in subnets]
-    if len(subnets) != members or any(own != graph.prunable for own in sizes):
+    try:
+        subnets = [Subnet.from_json(json.dumps(rows)) for rows in json.loads(path.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it, or choose another folder") from error
+    groups = [{name: size for name, size, _ in subnet.groups} for subnet in subnets]
+    if len(subnets) != len(drawn) or any(own != graph.prunable for own in groups):
         raise ValueError(f"{path} is of another network or number of members: delete it, or choose another folder")
+    counts = [[subnet.counts for subnet in own] for own in (subnets, drawn)]
+    if (learned and sizes and counts[0] != counts[1]) or (not learned and subnets != drawn):
+        raise ValueError(f"{path} is of another choice of neurons: delete it, or choose another folder")
     return subnets

@@ -13,6 +13,8 @@ def pick_device(device: Device, model: nn.Module) -> torch.device:
     found = device_of(model) if device == "auto" else torch.device(device)
     if device == "auto" and found.type == "cpu" and torch.cuda.is_available():
         found = torch.device("cuda")
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device must be 'auto' or 'cpu' here, where torch finds no GPU, not {str(device)!r}")
     if found.type == "cuda" and found.index is None:
         found = torch.device("cuda", torch.cuda.current_device())
     return found

@@ -18,7 +18,7 @@ from structured_ensembles.data.arrays import as_inputs, stack_samples
 from structured_ensembles.data.dataset import Task, prepared
 from structured_ensembles.history import History
 from structured_ensembles.replays import Replays
-from structured_ensembles.scaling import check_choice
+from structured_ensembles.scaling import check_choice, one_tensor
 from structured_ensembles.selection import Subnet
 
 Combine = Literal["mean", "logits", "vote"]
@@ -182,7 +182,7 @@ def member_outputs(network: nn.Module, inputs: Tensor) -> Tensor:
     Most networks are one member. One that has a number `num_members` returns the outputs of all of them, stacked; in
     training it may return fewer, such as one, if that is how it learns.
     """
-    outputs: Tensor = network(inputs)
+    outputs = one_tensor(network(inputs))
     return outputs if hasattr(network, "num_members") else outputs[None]
 
 

@@ -27,7 +27,7 @@ from structured_ensembles.files import write_tensors, write_text
 from structured_ensembles.methods import METHODS
 from structured_ensembles.models import build_model, find_function
 from structured_ensembles.parallel import rank
-from structured_ensembles.runs import close_run, machine, open_run, read_config
+from structured_ensembles.runs import close_run, drop_run_without_progress, machine, open_run, read_config
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.mesh import gather, processes
 from structured_ensembles.training.recipe import usual
@@ -95,6 +95,7 @@ def train_experiment(
     Recipe.named("modern" if automatic else experiment.recipe, **experiment.changes)  # or an error, before any work
     make = find_function("method", experiment.method, METHODS)
     data = read_data(experiment.dataset, root, experiment.seed, experiment.limit)
+    data.split("test")  # or an error: what it can do is measured there
     if automatic:
         experiment = replace(experiment, recipe=usual(data.task))
     recipe = Recipe.named(experiment.recipe, **experiment.changes)
@@ -106,17 +107,22 @@ def train_experiment(
         if done is not None:
             return done, False
         start = time.perf_counter()
-        ensemble = make(
-            network,
-            data,
-            members=experiment.members,
-            recipe=recipe,
-            seed=experiment.seed,
-            device=device,
-            folder=folder,
-            quiet=quiet,
-            **experiment.method_arguments,
-        )
+        try:
+            ensemble = make(
+                network,
+                data,
+                members=experiment.members,
+                recipe=recipe,
+                seed=experiment.seed,
+                device=device,
+                folder=folder,
+                quiet=quiet,
+                **experiment.method_arguments,
+            )
+        except Exception:
+            if rank() == 0:
+                drop_run_without_progress(folder)
+            raise
         if rank() == 0:
             done = close_run(folder, ensemble, data, time.perf_counter() - start, experiment.storage)
         return gather(done)[0], True
@@ -204,9 +210,32 @@ def read_figures(path: Path) -> dict[str, float]:
 
 def merge_figures(path: Path, figures: Mapping[str, float], record: Mapping[str, Any]) -> dict[str, float]:
     """Write the figures beside those that are in the file already; the new ones win. Returns all of them."""
-    merged = {**read_figures(path), **figures}
+    known = read_figures(path)
+    merged = _without_partial_means({**known, **figures}, known, figures)
     write_text(path, json.dumps({**record, "figures": merged}, indent=1) + "\n")
     return merged
+
+
+def _without_partial_means(
+    merged: Mapping[str, float], known: Mapping[str, float], figures: Mapping[str, float]
+) -> dict[str, float]:
+    """Of the means over corruptions (`cor/mean@3`, …), those that are over all that the merged figures list."""
+
+    def listed(own: Mapping[str, float], kind: str, severity: str) -> set[str]:
+        names = (name for name in own if name.startswith(f"{kind}/") and name.endswith(f"@{severity}"))
+        return {name for name in names if not name.startswith(f"{kind}/mean@")}
+
+    result = dict(merged)
+    for name in merged:
+        kind, _, rest = name.partition("/mean@")
+        if rest:
+            everything = listed(merged, kind, rest.partition("/")[0])
+            whole = [own for own in (figures, known) if listed(own, kind, rest.partition("/")[0]) == everything]
+            if whole and name in whole[0]:
+                result[name] = whole[0][name]
+            elif everything:
+                del result[name]
+    return result
 
 
 def _first_members(logits: Tensor, targets: Tensor) -> dict[str, float]:

@@ -39,6 +39,13 @@ def open_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
+def drop_run_without_progress(folder: Path) -> None:
+    """Take away a run folder in which nothing has been done, so that a corrected command may have it."""
+    if [path.name for path in folder.iterdir()] == ["config.yaml"]:
+        (folder / "config.yaml").unlink()
+        folder.rmdir()
+
+
 def read_result(folder: Path) -> dict[str, Any]:
     """The `result.json` of a run that is done."""
     path = folder / "result.json"

@@ -90,7 +90,12 @@ def scaled(
     for name, output in graph.outputs.items():
         site = output.norm if placement == "norm" and output.norm is not None else name
 
-        def scale(_module: nn.Module, _inputs: Any, result: Tensor, output: Output = output) -> Tensor:
+        def scale(
+            _module: nn.Module, _inputs: Any, result: Tensor, output: Output = output, site: str = site
+        ) -> Tensor:
+            if not isinstance(result, Tensor):
+                kind = type(result).__name__
+                raise TypeError(f"{site} returns a {kind}: a layer whose channels are chosen must return a tensor")
             return scale_rows(result, _along(output, vectors)[turn], output.dim)
 
         handles.append(model.get_submodule(site).register_forward_hook(scale))
@@ -140,7 +145,11 @@ def rows_stay_apart(model: nn.Module, graph: ChannelGraph, placement: Placement,
 
 
 def _outputs(model: nn.Module, rows: Tensor) -> Tensor:
-    outputs = model(rows)
+    return one_tensor(model(rows))
+
+
+def one_tensor(outputs: Any) -> Tensor:
+    """What a model must return."""
     if not isinstance(outputs, Tensor):
         kind = type(outputs).__name__
         raise TypeError(f"model must return one tensor (batch, …), not a {kind}: wrap it in a module that picks one")

@@ -54,7 +54,7 @@ def _with_values(arguments: Sequence[str]) -> list[str]:
     command = COMMANDS.get(arguments[0]) if arguments else None
     hints = {} if command is None else get_type_hints(command)
     found: list[str] = []
-    for word, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+    for word, following in zip(arguments, [*arguments[1:], "--"], strict=False):
         found.append(word)
         if hints.get(word.removeprefix("--")) is bool and word.startswith("--"):
             found += [] if following.lower() in ("true", "false", "yes", "no") else ["true"]

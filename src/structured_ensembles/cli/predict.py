@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from structured_ensembles.data.arrays import image_tensor
@@ -55,14 +56,31 @@ def predict(run: Path, images: list[Path], trust_code: bool = False) -> int:
 def read_picture(path: Path, shape: tuple[int, ...]) -> tuple[Tensor, str]:
     """A picture as uint8 pixels of `shape` (channels, height, width), and what was done to it."""
     channels, height, width = shape
+    notes = []
     with Image.open(path) as opened:
         opened.load()
-        picture = opened.convert("L" if channels == 1 else "RGB")
-    note = ""
+        picture = _eight_bits(ImageOps.exif_transpose(opened))  # the right way up, as a viewer shows it
+    if picture.has_transparency_data:
+        notes.append("transparent parts are white")
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
+    picture = picture.convert("L" if channels == 1 else "RGB")
     if picture.size != (width, height):
-        note = f"resized from {picture.size[0]}×{picture.size[1]} to {width}×{height}"
+        notes.append(f"resized from {picture.size[0]}×{picture.size[1]} to {width}×{height}")
         picture = picture.resize((width, height), Image.Resampling.LANCZOS)
     pixels = image_tensor(picture)
     if pixels.shape[0] != channels:
         raise OSError(f"the ensemble wants {channels} channels")
-    return pixels.to(torch.uint8), note
+    return pixels.to(torch.uint8), ", ".join(notes)
+
+
+def _eight_bits(picture: Image.Image) -> Image.Image:
+    """Of one that has more, the upper eight; Pillow would cut off whatever is above 255."""
+    if picture.mode == "F":
+        raise OSError("its pixels are floats, and nothing says from where to where")
+    if not picture.mode.startswith("I"):
+        return picture
+    values = np.asarray(picture).astype(np.int64)
+    if values.min() < 0 or values.max() > 65535:
+        raise OSError(f"its pixels go from {values.min()} to {values.max()}: they must have 8 or 16 bits")
+    deep = picture.mode != "I" or values.max() > 255  # some readers give 16 bits as 32
+    return Image.fromarray((values // 257 if deep else values).astype(np.uint8))

@@ -13,6 +13,7 @@ from structured_ensembles.continual.learner import Learner, surest
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.storage import resume
 from structured_ensembles.continual.tasks import Task
+from structured_ensembles.data.splits import digest
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.files import write_text
 
@@ -89,8 +90,12 @@ def _resume(learner: Learner, folder: Path, identity: str) -> list[list[float]]:
 
 def _identity(learner: Learner, tasks: Sequence[Task]) -> str:
     """What a run must agree on with the one that it goes on from: method, settings, weights, tasks."""
-    described = [[task.number, task.classes, task.data.name, task.data.shape, len(task.data.train)] for task in tasks]
-    digest = hashlib.sha256(json.dumps([learner.method, learner.settings, described]).encode())
+    described = [
+        [task.number, task.classes, task.data.name, task.data.shape]
+        + [digest(task.data.split(name)) for name in ("train", "test")]
+        for task in tasks
+    ]
+    found = hashlib.sha256(json.dumps([learner.method, learner.settings, described]).encode())
     for name, tensor in learner.backbone.state_dict().items():
-        digest.update(name.encode() + tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+        found.update(name.encode() + tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()

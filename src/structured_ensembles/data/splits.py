@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -89,21 +92,63 @@ class StreamedSplit:
             yield inputs.to(device), targets.to(device)
 
     def _seeded(self, seed: Seed) -> Iterator[Any]:
-        """The loader under a random state of its own: what it draws depends on the seed, and on nothing between."""
-        own = torch.Generator().manual_seed(fold(seed)).get_state()
+        """The loader under random states of its own: what it draws depends on the seed, and on nothing between."""
+        number = fold(seed)
+        first = torch.Generator().manual_seed(number).get_state()
+        generators = _generators(self.loader)
+        own: list[Any] = [first] * (1 + len(generators))
+        own += [random.Random(number).getstate(), np.random.RandomState(number % 2**32).get_state()]
         batches: Iterator[Any] | None = None
         while True:
-            with torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(own)
+            before = _states(generators)
+            _set_states(generators, own)
+            try:
                 batches = iter(self.loader) if batches is None else batches
                 batch = next(batches, None)
-                own = torch.get_rng_state()
+                own = _states(generators)
+            finally:
+                _set_states(generators, before)
             if batch is None:
                 return
             yield batch
 
     def to(self, device: torch.device | str) -> StreamedSplit:
         return self
+
+
+def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """Those that a loader and its samplers were given."""
+    owners = [loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(own): own for own in found if isinstance(own, torch.Generator)}.values())
+
+
+def _states(generators: Sequence[torch.Generator]) -> list[Any]:
+    """Of torch, of these generators, of Python and of NumPy: whatever a loader may draw from."""
+    own = [generator.get_state() for generator in generators]
+    return [torch.get_rng_state(), *own, random.getstate(), np.random.get_state()]  # noqa: NPY002
+
+
+def _set_states(generators: Sequence[torch.Generator], states: Sequence[Any]) -> None:
+    torch.set_rng_state(states[0])
+    for generator, state in zip(generators, states[1:], strict=False):
+        generator.set_state(state)
+    random.setstate(states[-2])
+    np.random.set_state(states[-1])  # noqa: NPY002
+
+
+def digest(split: Split) -> str:
+    """What tells the samples of two splits apart; those of a loader are not looked at, only counted.
+
+    Of inputs, a thousand samples spread over the split will do.
+    """
+    found = hashlib.sha256(str(len(split)).encode())
+    if isinstance(split, TensorSplit):
+        some = split.index[:: max(1, len(split) // 1000)]
+        for tensor in (split.index, split.targets[split.index], split.inputs[some]):
+            found.update(str((tensor.dtype, tuple(tensor.shape))).encode())
+            found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def hold_out(strata: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -98,6 +98,30 @@ def grouped(runs: Sequence[Finished]) -> dict[str, dict[str, list[Finished]]]:
     found: dict[str, dict[str, list[Finished]]] = {}
     for run in runs:
         found.setdefault(run.place, {}).setdefault(run.label, []).append(run)
+    return {place: _told_apart(labelled) for place, labelled in found.items()}
+
+
+def _told_apart(labelled: Mapping[str, Sequence[Finished]]) -> dict[str, list[Finished]]:
+    """Runs that differ in more than the seed get labels that say so; of the same run in two places, one is left."""
+    found: dict[str, list[Finished]] = {}
+    for label, runs in labelled.items():
+        settings = [_flat(run.config) for run in runs]
+        names = sorted({name for own in settings for name in own} - {"seed"})
+        differing = [name for name in names if len({str(own.get(name)) for own in settings}) > 1]
+        known = set()
+        for run, own in zip(runs, settings, strict=True):
+            if str(own) not in known:
+                told = [f"{name.rpartition('.')[2]}={own.get(name)}" for name in differing]
+                found.setdefault(", ".join([label, *told]), []).append(run)
+            known.add(str(own))
+    return found
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Its settings by name, those of nested ones after a dot."""
+    found: dict[str, Any] = {}
+    for name, value in sorted(config.items()):
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
     return found
 
 

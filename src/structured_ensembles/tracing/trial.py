@@ -32,10 +32,11 @@ Size = Callable[[Layout], int]
 def trial_counts(candidates: Sequence[ChannelSet], steps: Sequence[Step]) -> list[Counts]:
     """How many channels of each set a trial keeps: all over the range from 2 to all but one.
 
-    Code that handles sizes may work by coincidence where two sets of equal size happen to keep equally many. If there
-    is such code and the range is too small to avoid that, there is a second trial in which other sets do.
+    Code that handles sizes may work by coincidence: half of 2 + 3 channels, rounded down, is 2. If there is such code,
+    a second trial turns the order of sets of equal size around. Where the range is too small for all of them to keep
+    different numbers, in a third trial other ones are equal.
     """
-    trials: list[Counts] = [{}, {}]
+    trials: list[Counts] = [{}, {}, {}]
     seen: dict[int, int] = {}
     repeated, handled = False, any(step.name in HANDLES_SIZES for step in steps)
     for channels in candidates:
@@ -44,9 +45,13 @@ def trial_counts(candidates: Sequence[ChannelSet], steps: Sequence[Step]) -> lis
         index = seen[channels.size] = seen.get(channels.size, -1) + 1
         repeated = repeated or index >= choices
         stride = next(step for step in range(max(1, choices // 3), choices + 2) if math.gcd(step, choices) == 1)
-        trials[0][channels] = least + index * stride % choices
-        trials[1][channels] = least + (index * stride + index // choices + choices // 2) % choices
-    return trials if repeated and handled else trials[:1]
+        first = index * stride % choices
+        trials[0][channels] = least + first
+        trials[1][channels] = least + choices - 1 - first if choices > 1 else least + 1 - index % 2
+        trials[2][channels] = least + (index * stride + index // choices + choices // 2) % choices
+    if not handled or len(seen) == len(candidates):
+        return trials[:1]
+    return trials if repeated else trials[:2]
 
 
 def differences(steps: Sequence[Step], trial: Sequence[Step], counts: Counts) -> list[Step]:

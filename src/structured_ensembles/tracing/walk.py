@@ -145,6 +145,9 @@ class _Layers:
         if owner is None:
             fix(channels, f"computed from {weight.parameter or 'a computed weight'} by code outside a layer")
             return
+        inner = _changed_inside(self.node)
+        if inner is not None:  # scaling vectors act on what comes out of the layer
+            fix(channels, f"{owner} does more than its kind of layer: {inner}")
         number = len(self.walk.producers)
         dim = -1 if isinstance(self.walk.model.get_submodule(owner), nn.Linear) else 1 - len(weight.shape)
         norm = _norm_after(self.node)
@@ -165,6 +168,29 @@ class _Layers:
         owner = weight.parameter.rpartition(".")[0]
         is_layer = isinstance(self.walk.model.get_submodule(owner), LAYERS)
         return owner if is_layer and self.walk.same_module(module_of(self.node), owner) else None
+
+
+POINTWISE = frozenset(
+    [
+        *("relu", "relu_", "gelu", "silu", "silu_", "leaky_relu", "leaky_relu_", "elu", "elu_", "sigmoid", "tanh"),
+        *("hardtanh", "hardtanh_", "hardswish", "hardswish_", "softplus", "mish", "add", "add_", "sub", "mul", "mul_"),
+        *("div", "dropout", "dropout_", "to", "_to_copy", "clone", "contiguous", "alias", "detach"),
+    ]
+)
+
+
+def _changed_inside(node: fx.Node) -> str | None:
+    """The operation by which a layer of the user's changes its own output, other than number by number."""
+    for user in node.users:
+        if user.op == "call_function" and module_of(user) == module_of(node):
+            schema = getattr(user.target, "_schema", None)
+            name = schema.name.rpartition("::")[2] if schema is not None else str(user.target)
+            if name not in POINTWISE or shapes_of(user) != shapes_of(node):
+                return name
+            found = _changed_inside(user)
+            if found is not None:
+                return found
+    return None
 
 
 def _written_out(constant: Any) -> Any:

@@ -24,7 +24,7 @@ from structured_ensembles.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.copying import dtype_of, tensors_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
-from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.data.splits import TensorSplit, digest
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.discarding import discard_threshold
@@ -43,7 +43,7 @@ from structured_ensembles.training.graph import GraphEngine
 from structured_ensembles.training.loop import LoopEngine
 from structured_ensembles.training.mesh import Mesh, collect_tensors, gather, mesh_for, spread
 from structured_ensembles.training.plan import Engine, Member, Plan, Result
-from structured_ensembles.training.recipe import Recipe, usual
+from structured_ensembles.training.recipe import Recipe, check_recipe, usual
 
 
 def train(
@@ -66,6 +66,7 @@ def train(
         weights.
     """
     recipe = recipe or Recipe.named(usual(data.task))
+    check_recipe(recipe)
     where = pick_device(device, ensemble)
     mesh = mesh_for(len(ensemble.members), where)
     captured = _captured(recipe, where, mesh)
@@ -75,7 +76,7 @@ def train(
     ensemble.to(where)
     plan = _plan(data.to(where), recipe, loss, seed, where, dtype_of(ensemble), mesh)
     path = None if checkpoint is None else Path(checkpoint)
-    identity = _identity(ensemble, data, recipe, seed)
+    identity = _identity(ensemble, data, recipe, seed, loss)
     cuda = [where] if where.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=cuda),
@@ -234,11 +235,12 @@ def _copy_into(copy: dict[str, Tensor], network: nn.Module) -> None:
         torch._foreach_copy_([copy[name] for name in names], [state[name] for name in names])
 
 
-def _identity(ensemble: Ensemble, data: Data, recipe: Recipe, seed: int) -> str:
+def _identity(ensemble: Ensemble, data: Data, recipe: Recipe, seed: int, loss: Loss | None) -> str:
     """What a checkpoint must agree on with the run that goes on from it."""
     shapes = [[name, list(tensor.shape)] for name, tensor in tensors_of(ensemble).items()]
     what = {name: value for name, value in recipe.to_dict().items() if name not in ("engine", "compile", "streams")}
-    described = [shapes, data.name, len(data.train), what, seed]
+    name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
+    described = [shapes, data.name, digest(data.train), what, seed, name]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 

@@ -135,6 +135,11 @@ class Recipe:
         return {**asdict(self), "milestones": list(self.milestones)}
 
 
+def check_recipe(recipe: Recipe | None) -> None:
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise TypeError(f"recipe must be a Recipe, such as Recipe.named('modern'), not {recipe!r}")
+
+
 def usual(task: str) -> str:
     """The name of the recipe for a task, if nothing is said."""
     return "regression" if task == "regression" else "modern"
