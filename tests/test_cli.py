@@ -161,6 +161,22 @@ def no_test() -> se.Data:
     return se.Data.from_arrays(np.zeros((40, 1, 8, 8), np.uint8), np.arange(40) % 10)
 
 
+def sums() -> se.Data:
+    x = np.random.default_rng(0).random((60, 5), dtype=np.float32)
+    return se.Data.from_arrays(x, x.sum(1), test=(x[:20], x[:20].sum(1)))
+
+
+def test_a_regression_ends_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    assert main(["train", "--dataset", "test_cli:sums", *QUICK, "--out", out]) == 0
+    assert main(["report", out, "--out", str(tmp_path / "report")]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    rmse = json.loads((tmp_path / "run" / "result.json").read_text())["figures"]["reg/rmse"]
+    assert f"{rmse:.4f}" in text
+    assert main(["train", "--dataset", "os:getcwd", *QUICK, "--out", str(tmp_path / "other")]) == 2
+    assert "os:getcwd must give a Data, not a str" in capsys.readouterr().err
+
+
 def test_a_refused_command_leaves_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, start = tmp_path / "run", ["train", "--model", "mlp", "--epochs", "1", "--members", "2", "--quiet"]
     for wrong in (["--prune", "1.5"], ["--device", "cuda"], ["--dataset", "test_cli:no_test"]):

@@ -155,17 +155,20 @@ def measure_experiment(
         severities=wanted.severities or (3,),
         base=base_network(config, data, trust_code),
     )
-    logits, targets = predictions(ensemble, data.split("test"))
-    figures |= _first_members(logits, targets)
+    if data.task == "classification":
+        logits, targets = predictions(ensemble, data.split("test"))
+        figures |= _first_members(logits, targets)
+        _write_samples(samples, ensemble, data, logits, targets, noisy=request.corruptions)
     figures["size/file_bytes"] = float((folder / "ensemble.safetensors").stat().st_size)
-    _write_samples(samples, ensemble, data, logits, targets, noisy=request.corruptions)
     return merge_figures(path, figures, {"split": "test", "combine": "mean", **machine()}), True
 
 
 def read_data(dataset: str, root: Path | None, seed: int, limit: int | None = None) -> Data:
     """A data set by name, or from `package.module:function`; with at most `limit` training samples."""
     if ":" in dataset:
-        data: Data = find_function("dataset", dataset, {})()
+        data = find_function("dataset", dataset, {})()
+        if not isinstance(data, Data):
+            raise TypeError(f"dataset {dataset} must give a Data, not a {type(data).__name__}")
     else:
         data = load_data(dataset, root, seed=seed)
     if limit is None or limit >= len(data.train):

@@ -81,5 +81,5 @@ def train(
     if storage != "float32":
         columns = {f"{method}, in float32": done["figures_in_float32"], f"as stored, in {storage}": done["figures"]}
     print(figures_table(columns))
-    print(f"\n{done['seconds']:.0f} s; see {folder}. Next: sens evaluate {folder}, sens predict {folder} IMAGE")
+    print(f"\n{done['seconds']:.0f} s; see {folder}. Next: sens evaluate {folder}, sens report {folder}")
     return 0

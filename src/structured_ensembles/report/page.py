@@ -22,7 +22,8 @@ Draw = Callable[[Mapping[str, Sequence[Finished]]], list[Picture]]
 BROAD = 6.5  # inches from which a figure gets the whole width of the page
 SUMMARY = (
     "cls/accuracy", "cal/nll", "cal/ece", "cls/brier", "div/cc", "div/wc", "div/disagreement", "unc/auroc",
-    "unc/filtered_accuracy", "unc/discarded", "size/overhead", "size/file_bytes",
+    "unc/filtered_accuracy", "unc/discarded", "reg/rmse", "reg/member_rmse", "reg/spread", "size/overhead",
+    "size/file_bytes",
 )  # fmt: skip
 CONTINUAL_SUMMARY = ("cl/accuracy", "cl/final_accuracy", "cl/forgetting", "cl/accuracy_without_identity")
 
@@ -89,7 +90,7 @@ def report_runs(folders: Sequence[Path], out: Path) -> Path:
         columns = [name for name in summary if any(ours[label, name] for label in labelled)]
         shown = {key: values for key, values in ours.items() if values and key[1] in columns}
         tables.append(Lines(place, list(labelled), columns, dict(zip(columns, columns, strict=True)), shown, {}))
-    intro = (f"{len(runs)} runs, mean ± deviation over seeds.",)
+    intro = (f"{len(runs)} run{'s' * (len(runs) > 1)}, mean ± deviation over seeds.",)
     return write_report(out, "Comparison of runs", intro, tables, runs, draw)
 
 
