@@ -1,6 +1,7 @@
 """`sens`, as a user runs it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,34 @@ def test_pictures_as_people_have_them(tmp_path: Path) -> None:
 
 def no_test() -> se.Data:
     return se.Data.from_arrays(np.zeros((40, 1, 8, 8), np.uint8), np.arange(40) % 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("config.yaml", "a: [1", "config.yaml is damaged"),
+        ("config.yaml", "hello", "config.yaml is damaged: it says nothing of dataset, model, method, seed"),
+        ("config.yaml", "", "config.yaml is damaged"),
+        ("config.yaml", "dataset: digits\nmodel: mlp\nmethod: deep", "says nothing of seed"),
+        ("result.json", "{}", "result.json is damaged: it has no figures"),
+        ("result.json", "[]", "result.json is damaged"),
+    ],
+)
+def test_damaged_run_folders(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, reason: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / name).write_text(content)
+    assert main(["report", str(copy), "--out", str(tmp_path / "report")]) == 2
+    assert reason in capsys.readouterr().err
+    assert main(["train", *QUICK, "--out", str(copy)]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_smoke_run_has_its_own_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "table-accuracy", "--smoke", "--dataset", "cifar10"]) == 2
+    assert "leave out --dataset" in capsys.readouterr().err
 
 
 def sums() -> se.Data:

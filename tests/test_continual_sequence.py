@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from torch import nn
 
 import structured_ensembles as se
 from continual_cases import SHORT, inputs_of, learn_and_check, logits_of, make_backbone, make_tasks
-from structured_ensembles.continual import LEARNERS, AccuracyMatrix, Learner, StructuredLearner, run_sequence
+from structured_ensembles.continual import LEARNERS, AccuracyMatrix, Learner, StructuredLearner, Task, run_sequence
+from structured_ensembles.data.splits import TensorSplit
 
 TASKS = make_tasks()
 pytestmark = pytest.mark.filterwarnings("ignore:task . gets no neuron")  # small backbones fill up
@@ -130,6 +132,7 @@ def test_the_file_is_small_safe_and_tells_what_is_wrong_with_it(tmp_path: Path) 
 LONG = {**SHORT, "epochs": 20}
 SCRIPT = """
 import sys
+from dataclasses import replace
 sys.path.insert(0, {tests!r})
 import torch
 from continual_cases import make_backbone, make_tasks
@@ -172,7 +175,9 @@ def test_a_run_folder_belongs_to_one_run(tmp_path: Path) -> None:
     progress["rows"].pop()
     (tmp_path / "matrix.json").write_text(json.dumps(progress))
     assert run_sequence(StructuredLearner(make_backbone(), **settings), TASKS[:2], tmp_path) == matrix
+    changed = [with_other_inputs(task) for task in TASKS[:2]]
     for other, tasks in (
+        (StructuredLearner(make_backbone(), **settings), changed),
         (StructuredLearner(make_backbone(seed=1), **settings), TASKS[:2]),
         (StructuredLearner(make_backbone(), prune=0.6, **settings), TASKS[:2]),
         (StructuredLearner(make_backbone(), **settings), TASKS[:3]),
@@ -183,6 +188,16 @@ def test_a_run_folder_belongs_to_one_run(tmp_path: Path) -> None:
         run_sequence(first, TASKS)
     with pytest.raises(ValueError, match="at least one task"):
         run_sequence(first, [])
+    for content in ("", "[1]"):
+        (tmp_path / "matrix.json").write_text(content)
+        with pytest.raises(ValueError, match=r"matrix.json is damaged"):
+            run_sequence(StructuredLearner(make_backbone(), **settings), TASKS[:2], tmp_path)
+
+
+def with_other_inputs(task: Task) -> Task:
+    split = task.data.train
+    assert isinstance(split, TensorSplit)
+    return replace(task, data=replace(task.data, train=replace(split, inputs=split.inputs.flip(-1))))
 
 
 def test_a_learner_is_evaluated_like_any_ensemble() -> None:

@@ -336,6 +336,12 @@ def test_token_ids_stay_whole_numbers(kind: str, tmp_path: Path) -> None:
             learner.learn(se.continual.split_tasks(data, tasks=2)[0])
 
 
+@pytest.mark.parametrize("selection", ["learned", "random"])
+def test_a_loss_that_is_not_averaged(selection: str) -> None:
+    with pytest.raises(ValueError, match=r"loss must give one number, a mean over the samples, not \(\d+,\)"):
+        ensemble_of(mlp(), ROWS, selection=selection, loss=nn.CrossEntropyLoss(reduction="none"))
+
+
 @pytest.mark.parametrize("kind", [dict, tuple])
 @pytest.mark.parametrize("selection", ["learned", "random"])
 def test_outputs_that_are_no_tensor(kind: type, selection: str) -> None:

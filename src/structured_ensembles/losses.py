@@ -31,11 +31,17 @@ def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 def member_losses(loss: Loss, outputs: Tensor, targets: Tensor, members: int) -> Tensor:
     """The loss of each member, shape (members,), from rows grouped by member: (members * rows, …) and targets alike."""
     parts = zip(outputs.chunk(members), targets.chunk(members), strict=True)
-    return torch.stack([loss(own, target) for own, target in parts])
+    return torch.stack([_averaged(loss(own, target)) for own, target in parts])
 
 
 def mean_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean loss of stacked outputs (members, batch, …), each compared with the same targets (batch, …)."""
     if len(outputs) == 1:
-        return loss(outputs[0], targets)
-    return torch.stack([loss(own, targets) for own in outputs]).mean()
+        return _averaged(loss(outputs[0], targets))
+    return torch.stack([_averaged(loss(own, targets)) for own in outputs]).mean()
+
+
+def _averaged(cost: Tensor) -> Tensor:
+    if cost.numel() != 1:
+        raise ValueError(f"loss must give one number, a mean over the samples, not {tuple(cost.shape)}")
+    return cost if cost.dim() == 0 else cost.reshape(())

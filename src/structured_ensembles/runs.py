@@ -20,6 +20,8 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.files import write_text
 
+KEYS = ("dataset", "model", "method", "seed")  # of every configuration
+
 
 def open_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Make a run folder, or go on with one of the same configuration; returns its result if it is done already."""
@@ -28,7 +30,7 @@ def open_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
     if folder.exists() and any(folder.iterdir()):
         if not path.exists():
             raise ValueError(f"{folder} is not empty, and not a run folder: choose another one with --out")
-        earlier = yaml.safe_load(path.read_text(encoding="utf-8"))
+        earlier = read_config(folder)
         if earlier != settled:
             differing = sorted(key for key in {*earlier, *settled} if earlier.get(key) != settled.get(key))
             raise ValueError(
@@ -52,8 +54,11 @@ def read_result(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise ValueError(f"{folder} is not done yet: it has no result.json; the command that began it goes on with it")
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        if "figures" not in found:
+            raise ValueError("it has no figures")
+        return found
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}; delete it and give the command again") from error
 
 
@@ -105,4 +110,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     if not path.exists():
         raise ValueError(f"{folder} is not a run folder: it has no config.yaml")
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    missing = [key for key in KEYS if not isinstance(config, dict) or key not in config]
+    if missing:
+        raise ValueError(f"{path} is damaged: it says nothing of {', '.join(missing)}")
+    return config  # type: ignore[no-any-return]

@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[name](**options)
     except KeyboardInterrupt:
-        print("sens: stopped; the same command goes on from here", file=sys.stderr)
+        goes_on = "" if name == "demo" else "; the same command goes on from here"
+        print(f"sens: stopped{goes_on}", file=sys.stderr)
         return 130
     except (ValueError, TypeError, OSError, RuntimeError, FloatingPointError) as error:
         print(f"sens: {error}", file=sys.stderr)

@@ -50,6 +50,8 @@ def reproduce(
         quiet: no progress
 
     """
+    if smoke and (dataset or model):
+        raise ValueError("--smoke is of digits, on a small network: leave out --dataset and --model")
     part = Part(
         datasets=None if dataset is None else tuple(dataset),
         models=None if model is None else tuple(model),

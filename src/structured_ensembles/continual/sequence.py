@@ -78,7 +78,10 @@ def _resume(learner: Learner, folder: Path, identity: str) -> list[list[float]]:
     if not path.exists():
         write_text(path, json.dumps({"identity": identity, "rows": []}))
         return []
-    progress = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        progress = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error}; delete the folder to start anew") from error
     if progress.get("identity") != identity:
         raise ValueError(
             f"folder {folder} holds a run with another learner, backbone or tasks: choose another, or delete it"
