@@ -178,6 +178,9 @@ def test_a_report_of_any_runs(reproduced: Path, tmp_path: Path, capsys: pytest.C
     text = capsys.readouterr().out
     assert "digits/lenet5" in text
     assert (tmp_path / "report" / "report.html").exists()
+    assert f"{len(runs)} runs, mean" in text
+    assert main(["report", str(runs[0]), str(runs[0]), "--out", str(tmp_path / "twice")]) == 0
+    assert "1 run, mean" in capsys.readouterr().out
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "other")]) == 2
     assert "not a run folder" in capsys.readouterr().err
 

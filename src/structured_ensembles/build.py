@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -69,21 +70,16 @@ def structured_ensemble(
         raise ValueError("model has no parameter that requires gradients: there is nothing to train")
     check_recipe(recipe)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
+    chosen = partial(
+        select, graph, prune=prune, memory=memory, scope=scope, members=members, seed=seed, round_to=round_to
+    )
+    learned = selection == "learned"
     with warnings.catch_warnings(action="ignore"):  # a try, so that wrong arguments are found before the search
-        drawn = select(
-            graph,
-            prune=prune,
-            memory=memory,
-            scope=scope,
-            selection="random" if selection == "learned" else selection,
-            members=members,
-            seed=seed,
-            round_to=round_to,
-        )
-    subnets = _known_subnets(where, graph, drawn, learned=selection == "learned", sizes=scope == "layer")
+        drawn = chosen(selection="random" if learned else selection)
+    subnets = _known_subnets(where, graph, drawn, learned, sizes=scope == "layer")
     if subnets is None:
         scores = None
-        if selection == "learned":
+        if learned:
             scales = learn_scales(
                 model,
                 graph,
@@ -100,17 +96,7 @@ def structured_ensemble(
                 quiet=quiet,
             )
             scores = saliency(model, graph, scales, data, loss=loss, device=device, quiet=quiet)
-        subnets = select(
-            graph,
-            scores,
-            prune=prune,
-            memory=memory,
-            scope=scope,
-            selection=selection,
-            members=members,
-            seed=seed,
-            round_to=round_to,
-        )
+        subnets = chosen(scores, selection=selection)
         if where is not None and rank() == 0:
             write_text(where / "subnets.json", json.dumps([json.loads(subnet.to_json()) for subnet in subnets]))
     networks = [

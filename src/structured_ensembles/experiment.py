@@ -229,15 +229,15 @@ def _without_partial_means(
         return {name for name in names if not name.startswith(f"{kind}/mean@")}
 
     result = dict(merged)
-    for name in merged:
+    for name in [name for name in merged if "/mean@" in name]:
         kind, _, rest = name.partition("/mean@")
-        if rest:
-            everything = listed(merged, kind, rest.partition("/")[0])
-            whole = [own for own in (figures, known) if listed(own, kind, rest.partition("/")[0]) == everything]
-            if whole and name in whole[0]:
-                result[name] = whole[0][name]
-            elif everything:
-                del result[name]
+        severity = rest.partition("/")[0]
+        everything = listed(merged, kind, severity)
+        whole = [own for own in (figures, known) if name in own and listed(own, kind, severity) == everything]
+        if whole:
+            result[name] = whole[0][name]
+        elif everything:
+            del result[name]
     return result
 
 

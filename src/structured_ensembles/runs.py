@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def drop_run_without_progress(folder: Path) -> None:
     """Take away a run folder in which nothing has been done, so that a corrected command may have it."""
     if [path.name for path in folder.iterdir()] == ["config.yaml"]:
         (folder / "config.yaml").unlink()
-        folder.rmdir()
+        with suppress(OSError):  # such as the one that the command runs in
+            folder.rmdir()
 
 
 def read_result(folder: Path) -> dict[str, Any]:

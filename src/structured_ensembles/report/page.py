@@ -80,8 +80,9 @@ def report_runs(folders: Sequence[Path], out: Path) -> Path:
         (CONTINUAL_SUMMARY, read_continual_run, continual_pictures) if kinds.pop() else (SUMMARY, read_run, pictures)
     )
     runs = [read(folder) for folder in folders]
-    tables = []
+    tables, number = [], 0
     for place, labelled in grouped(runs).items():
+        number += sum(map(len, labelled.values()))
         ours = {
             (label, name): [run.figures[name] for run in own if name in run.figures]
             for label, own in labelled.items()
@@ -90,7 +91,7 @@ def report_runs(folders: Sequence[Path], out: Path) -> Path:
         columns = [name for name in summary if any(ours[label, name] for label in labelled)]
         shown = {key: values for key, values in ours.items() if values and key[1] in columns}
         tables.append(Lines(place, list(labelled), columns, dict(zip(columns, columns, strict=True)), shown, {}))
-    intro = (f"{len(runs)} run{'s' * (len(runs) > 1)}, mean ± deviation over seeds.",)
+    intro = (f"{number} run{'s' * (number > 1)}, mean ± deviation over seeds.",)
     return write_report(out, "Comparison of runs", intro, tables, runs, draw)
 
 
