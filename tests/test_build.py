@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles import build
+from structured_ensembles.data.splits import TensorSplit
 
 RECIPE = se.Recipe(epochs=1)
 
@@ -46,7 +48,8 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     for other in ({"prune": 0.9}, {"selection": "magnitude"}, {"seed": 1}, {"selection": "learned", "prune": 0.9}):
         with pytest.raises(ValueError, match=r"subnets.json is of another choice of neurons"):
             se.structured_ensemble(se.zoo.mlp(64), data, 2, **settings | other)
-    changed = se.Data.from_arrays(255 - data.train.inputs, data.train.targets, classes=10)
+    assert isinstance(data.train, TensorSplit)
+    changed = replace(data, train=replace(data.train, inputs=255 - data.train.inputs))
     with pytest.raises(ValueError, match="is of another run"):
         se.structured_ensemble(se.zoo.mlp(64), changed, 2, **settings)
     with pytest.raises(ValueError, match="is of another run"):

@@ -140,8 +140,9 @@ def test_pictures_as_people_have_them(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     plain = Image.fromarray(pixels)
     plain.save(tmp_path / "plain.png")
-    Image.fromarray(pixels.astype(np.uint16) * 257).save(tmp_path / "deep.png")
-    Image.fromarray(pixels.astype(np.int32) * 257).save(tmp_path / "deep.tif")
+    deep = np.minimum(pixels.astype(np.int32) * 257 + 100, 65535)
+    Image.fromarray(deep.astype(np.uint16)).save(tmp_path / "deep.png")
+    Image.fromarray(deep).save(tmp_path / "deep.tif")
     turned = Image.Exif()
     turned[0x0112] = 6
     plain.rotate(90).save(tmp_path / "turned.png", exif=turned)
