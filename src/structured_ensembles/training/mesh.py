@@ -16,11 +16,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a group, which its functions would hold as their default: see _MESHES
 from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -36,7 +37,7 @@ class Mesh:
     member_places: int = 1
     data_place: int = 0
     data_places: int = 1
-    group: Any = None  # the processes that share this one's members
+    group: Any = None  # the processes that share this one's members; None: all of them
 
     def trains(self, number: int) -> bool:
         """Whether member `number` is one of this process's."""
@@ -61,19 +62,27 @@ def processes() -> Iterator[None]:
     dist.destroy_process_group()  # not after an error: it would wait for processes that wait for this one
 
 
+# Made once: every group of processes costs connections. They go with the group of all processes: a group's threads end
+# when nobody holds it any more, and a thread that has tensors in hand while Python ends aborts the process.
+_MESHES: WeakKeyDictionary[Any, dict[tuple[int, str], Mesh]] = WeakKeyDictionary()
+
+
 def mesh_for(members: int, device: torch.device) -> Mesh:
     """Members first: as many places for them as divide the processes evenly, the rest for data."""
     processes = world()
-    return Mesh() if processes == 1 else _mesh(members, device.type, processes)
-
-
-@lru_cache
-def _mesh(members: int, kind: str, processes: int) -> Mesh:
-    """Made once: every group of processes costs connections."""
+    if processes == 1:
+        return Mesh()
     places = max(own for own in range(1, processes + 1) if processes % own == 0 and own <= members)
-    layout = (places, processes // places)
-    whole = init_device_mesh(kind, layout, mesh_dim_names=("member", "data"))
-    return Mesh(rank() // layout[1], layout[0], rank() % layout[1], layout[1], whole["data"].get_group())
+    known = _MESHES.setdefault(dist.group.WORLD, {})
+    if (places, device.type) not in known:
+        known[places, device.type] = _mesh(places, processes // places, device.type)
+    return known[places, device.type]
+
+
+def _mesh(member_places: int, data_places: int, kind: str) -> Mesh:
+    whole = init_device_mesh(kind, (member_places, data_places), mesh_dim_names=("member", "data"))
+    group = whole["data"].get_group() if member_places > 1 else None
+    return Mesh(rank() // data_places, member_places, rank() % data_places, data_places, group)
 
 
 def gather(own: Any) -> list[Any]:
