@@ -110,6 +110,7 @@ def test_what_evaluations_find_is_kept_together(run: Path, capsys: pytest.Captur
     shown = capsys.readouterr()
     assert {"cor/fog@2", "adv/fgsm@0.02", "adv/fgsm@0.5", "ood/entropy_fpr95"} <= found().keys()
     assert found()["ood/entropy_auroc"] == 0.5  # its own data
+    assert json.loads(path.read_text())["ood"] == "test_cli:my_data"
     row = next(line for line in shown.out.splitlines() if line.startswith("adv/fgsm@0.5 "))
     assert row.split()[1] == f"{100 * found()['adv/fgsm@0.5']:.2f}"
     assert found()["size/file_bytes"] == (run / "ensemble.safetensors").stat().st_size
@@ -127,6 +128,7 @@ def test_what_evaluations_find_is_kept_together(run: Path, capsys: pytest.Captur
     assert "cor/snow@4" in found()
     assert not any(name.startswith("cor/mean@4") for name in found())  # no mean is over all three
     assert main(["evaluate", str(run), "--fgsm"]) == 0
+    assert json.loads(path.read_text())["ood"] == "test_cli:my_data"  # the figures are still those
     assert main(["evaluate", str(run), "--corruptions", "rain"]) == 2
     assert "not 'rain'" in capsys.readouterr().err
     assert main(["evaluate", str(run), "--official", "mnist-c"]) == 2
@@ -322,6 +324,12 @@ def test_mistakes_get_a_sentence(
     shown = capsys.readouterr().err
     assert message in shown
     assert "Traceback" not in shown
+
+
+def test_a_configuration_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_bytes(b"\xff\xfe\x00")
+    assert main(["train", "--config", str(tmp_path / "config.yaml")]) == 2
+    assert "--config must be a YAML file" in capsys.readouterr().err
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:

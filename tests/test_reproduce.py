@@ -2,15 +2,18 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load
 
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
-from structured_ensembles.experiment import Experiment, Request, read_data, read_figures
+from structured_ensembles.evaluation import CORRUPTIONS
+from structured_ensembles.experiment import Experiment, Request, measure_experiment, read_data, read_figures
 from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.reproduce import is_complete
 from structured_ensembles.paper.studies import Part, figure_of
@@ -73,9 +76,14 @@ def test_every_experiment_has_a_folder_of_its_own() -> None:
 
 def test_what_is_missing_of_a_request() -> None:
     request = Request(fgsm=(0.02, 0.5), corruptions=True, severities=(3, 5))
-    figures = {"adv/fgsm@0.02": 0.5, "cor/mean@3": 0.4}
+    three, five = ({f"cor/{name}@{own}": 0.4 for name in ["mean", *CORRUPTIONS]} for own in (3, 5))
+    figures = {"adv/fgsm@0.02": 0.5, **three}
     assert request.missing(figures) == Request((0.5,), True, (5,))
-    assert request.missing({**figures, "adv/fgsm@0.5": 0.1, "cor/mean@5": 0.1}) == Request((), False, ())
+    assert request.missing({**figures, "adv/fgsm@0.5": 0.1, **five}) == Request((), False, ())
+    some = {"adv/fgsm@0.5": 0.1, "cor/fog@5": 0.1, "cor/mean@5": 0.1}  # sens evaluate --corruptions fog
+    assert request.missing({**figures, **some}) == Request((), True, (5,))
+    del five["cor/saturate@5"]  # grey images have no saturation
+    assert request.missing({**figures, "adv/fgsm@0.5": 0.1, **five}) == Request((), False, ())
 
 
 def test_limit_takes_fewer_training_samples() -> None:
@@ -206,6 +214,44 @@ def test_a_damaged_evaluation_gets_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is damaged.*delete it"):
         read_figures(path)
     assert not is_complete(Experiment("digits", "lenet5", "single"), tmp_path, Request())
+
+
+def test_damaged_samples_are_measured_again(reproduced: Path, tmp_path: Path) -> None:
+    run = study("table-uncertainty", Part(methods=("deep",), seeds=(1,), smoke=True)).experiments[0]
+    folder = tmp_path / run.folder
+    shutil.copytree(reproduced / "runs" / run.folder, folder)
+    request = Request()
+    assert is_complete(run, folder, request)
+    path = folder / "samples.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:50])
+    with pytest.warns(UserWarning, match="samples.safetensors is damaged"):
+        assert not is_complete(run, folder, request)
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert read_run(folder).samples == {}
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert measure_experiment(folder, request, device="cpu")[1]
+    assert is_complete(run, folder, request)
+    assert torch.equal(load(whole)["confidence"], read_run(folder).samples["confidence"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "nope"], "method must be one of single"),
+        (["--dataset", "digits", "--model", "nope"], "model must be one of"),
+        (["--dataset", "nope"], "name must be one of 'digits'"),
+        (["--dataset", "nope:nope"], "cannot be imported"),
+    ],
+)
+def test_names_that_nothing_has(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "table-accuracy", *options, "--out", str(tmp_path / "out")]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
+    assert not (tmp_path / "out").exists()  # before any work
 
 
 def test_an_experiment_tells_its_configuration() -> None:

@@ -378,7 +378,7 @@ def test_rates_of_the_named_recipes() -> None:
         ({"epochs": -1}, "epochs must be"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"rate": float("nan")}, "rate must be"),
-        ({"optimizer": "lion"}, "optimizer must be one of sgd, adam, adamw"),
+        ({"optimizer": "lion"}, "optimizer must be one of 'sgd', 'adam', 'adamw'"),
         ({"schedule": "linear"}, "schedule must be one of"),
         ({"label_smoothing": 1.0}, "label_smoothing must be"),
         ({"patience": 0}, "patience must be"),

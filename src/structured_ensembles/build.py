@@ -10,8 +10,10 @@ from pathlib import Path
 from torch import nn
 
 from structured_ensembles.channels import ChannelGraph, trace
+from structured_ensembles.checks import check_type
 from structured_ensembles.copying import dtype_of
 from structured_ensembles.data import Data
+from structured_ensembles.data.dataset import check_data
 from structured_ensembles.devices import Device
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
@@ -61,10 +63,8 @@ def structured_ensemble(
     """
     if prune is None and memory is None:
         prune = 0.5
-    if not isinstance(data, Data):
-        raise TypeError(
-            f"data must be a Data, not a {type(data).__name__}: see Data.from_arrays, from_datasets and from_loaders"
-        )
+    check_type("model", model, nn.Module)
+    check_data(data)
     where = None if folder is None else Path(folder)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that requires gradients: there is nothing to train")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
+from structured_ensembles.checks import check_type
 from structured_ensembles.copying import check_copyable
 from structured_ensembles.shrinking import Axis, Span, kept_size, resize
 from structured_ensembles.tables import text_table
@@ -133,8 +134,7 @@ def trace(model: nn.Module, example: Any, coupled: bool = False) -> ChannelGraph
     example: an input batch such as the model takes, a tuple of them if it takes several; only shapes and dtypes matter.
     coupled: also offer the groups that residual sums couple; their producers then share one scaling vector.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    check_type("model", model, nn.Module)
     inputs = example if isinstance(example, tuple) else (example,)
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)):
         raise TypeError(f"example must be a tensor or a tuple of what the model takes, not {type(example).__name__}")

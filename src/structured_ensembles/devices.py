@@ -10,7 +10,10 @@ Device = str | torch.device
 
 def pick_device(device: Device, model: nn.Module) -> torch.device:
     """A device by name; "auto" is the model's own, or the GPU if the model is on the CPU and there is one."""
-    found = device_of(model) if device == "auto" else torch.device(device)
+    try:
+        found = device_of(model) if device == "auto" else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda', 'cuda:1' or alike, not {device!r}") from error
     if device == "auto" and found.type == "cpu" and torch.cuda.is_available():
         found = torch.device("cuda")
     if found.type == "cuda" and not torch.cuda.is_available():

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from structured_ensembles.checks import check_choice, check_type
 from structured_ensembles.copying import device_of, dtype_of
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.arrays import as_inputs, stack_samples
 from structured_ensembles.data.dataset import Task, prepared
 from structured_ensembles.history import History
 from structured_ensembles.replays import Replays
-from structured_ensembles.scaling import check_choice, one_tensor
+from structured_ensembles.scaling import one_tensor
 from structured_ensembles.selection import Subnet
 
 Combine = Literal["mean", "logits", "vote"]
@@ -65,8 +66,12 @@ class Ensemble(nn.Module):
         threshold: float | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(networks, nn.Module) and not isinstance(networks, nn.ModuleList):
+            raise TypeError("networks must be a list of networks, not one of them: Ensemble([network])")
         if not networks:
             raise ValueError("networks must hold at least one network")
+        for network in networks:
+            check_type("each of networks", network, nn.Module)
         if subnets is not None and len(subnets) != len(networks):
             raise ValueError(f"there are {len(subnets)} subnets for {len(networks)} networks")
         self.members = nn.ModuleList(networks)

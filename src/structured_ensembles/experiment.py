@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from structured_ensembles.artifact import Storage
@@ -23,11 +22,20 @@ from structured_ensembles.evaluation import corrupt, evaluate
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
 from structured_ensembles.evaluation.diversity import disagreement_matrix
 from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.evaluation.robustness import is_over_all
 from structured_ensembles.files import write_tensors, write_text
 from structured_ensembles.methods import METHODS
 from structured_ensembles.models import build_model, find_function
 from structured_ensembles.parallel import rank
-from structured_ensembles.runs import close_run, drop_run_without_progress, machine, open_run, read_config
+from structured_ensembles.runs import (
+    SAMPLES,
+    close_run,
+    drop_run_without_progress,
+    machine,
+    open_run,
+    read_config,
+    read_samples,
+)
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.mesh import gather, processes
 from structured_ensembles.training.recipe import usual
@@ -80,7 +88,7 @@ class Request:
     def missing(self, figures: Mapping[str, float]) -> Request:
         """What of it is not among the figures yet."""
         attacks = tuple(epsilon for epsilon in self.fgsm if f"adv/fgsm@{epsilon:g}" not in figures)
-        severities = tuple(own for own in self.severities if self.corruptions and f"cor/mean@{own}" not in figures)
+        severities = tuple(own for own in self.severities if self.corruptions and not is_over_all(figures, own))
         return Request(attacks, bool(severities), severities)
 
 
@@ -137,11 +145,11 @@ def measure_experiment(
     confidence, entropy and whether they are right, shapes (samples,), the members' disagreement (members, members), and
     the entropy under strong noise.
     """
-    path, samples = folder / "evaluation-test-mean.json", folder / "samples.safetensors"
+    path, samples = folder / "evaluation-test-mean.json", read_samples(folder)
     known = read_figures(path)
     wanted = request.missing(known)
-    complete = "size/overhead" in known and samples.exists() and not (wanted.fgsm or wanted.corruptions)
-    if complete and (not request.corruptions or "noisy" in load_file(samples)):
+    complete = "size/overhead" in known and samples and not (wanted.fgsm or wanted.corruptions)
+    if complete and (not request.corruptions or "noisy" in samples):
         return known, False
     config = read_config(folder)
     ensemble = Ensemble.load(folder / "ensemble.safetensors", trust_code=trust_code)
@@ -158,7 +166,7 @@ def measure_experiment(
     if data.task == "classification":
         logits, targets = predictions(ensemble, data.split("test"))
         figures |= _first_members(logits, targets)
-        _write_samples(samples, ensemble, data, logits, targets, noisy=request.corruptions)
+        _write_samples(folder / SAMPLES, ensemble, data, logits, targets, noisy=request.corruptions)
     figures["size/file_bytes"] = float((folder / "ensemble.safetensors").stat().st_size)
     return merge_figures(path, figures, {"split": "test", "combine": "mean", **machine()}), True
 
@@ -215,7 +223,8 @@ def merge_figures(path: Path, figures: Mapping[str, float], record: Mapping[str,
     """Write the figures beside those that are in the file already; the new ones win. Returns all of them."""
     known = read_figures(path)
     merged = _without_partial_means({**known, **figures}, known, figures)
-    write_text(path, json.dumps({**record, "figures": merged}, indent=1) + "\n")
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    write_text(path, json.dumps({**before, **record, "figures": merged}, indent=1) + "\n")
     return merged
 
 

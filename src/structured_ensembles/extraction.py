@@ -3,6 +3,7 @@
 from torch import nn
 
 from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.checks import check_type
 from structured_ensembles.initialization import draw_weights
 from structured_ensembles.selection import Subnet
 from structured_ensembles.shrinking import shrink
@@ -17,6 +18,9 @@ def extract(model: nn.Module, graph: ChannelGraph, subnet: Subnet, *, reinit: bo
     reinit: draw new weights instead of inheriting the model's: by its own `reset_parameters()` if it has one, else by
         that of each layer; with `seed`.
     """
+    check_type("model", model, nn.Module)
+    check_type("graph", graph, ChannelGraph, "trace(model, example) gives one")
+    check_type("subnet", subnet, Subnet, "select(graph, …) gives a list of them")
     for name, size, kept in subnet.groups:
         if graph.prunable.get(name) != size:
             raise ValueError(

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from joblib import wrap_non_picklable_objects
 
+from structured_ensembles.checks import check_choice, check_whole
 from structured_ensembles.progress import progress
-from structured_ensembles.scaling import check_choice
 from structured_ensembles.workers import BACKENDS, Backend, Pool
 
 
@@ -81,8 +81,7 @@ def run_grid(
 
 def _check(jobs: Sequence[Job], backend: str, workers: int | None) -> None:
     check_choice("backend", backend, tuple(BACKENDS))
-    if workers is not None and (not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers must be a whole number of at least 1, or None, not {workers!r}")
+    check_whole("workers", workers, or_none=True)
     names = [job.name for job in jobs]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"jobs must have different names, but there are several {', '.join(map(repr, repeated))}")

@@ -15,7 +15,7 @@ from structured_ensembles.origin import ATTRIBUTE, Origin
 
 def build_model(name: str, **arguments: Any) -> nn.Module:
     """Make a network by name, such as `build_model("resnet20", num_classes=10)`; it remembers how it was made."""
-    function = find_function("model", name, {known: getattr(zoo, known) for known in zoo.__all__})
+    function = find_model(name)
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
@@ -26,6 +26,11 @@ def build_model(name: str, **arguments: Any) -> nn.Module:
         raise TypeError(f"model {name!r} gave a {type(model).__name__}, not a torch.nn.Module")
     setattr(model, ATTRIBUTE, Origin(name, dict(arguments)))
     return model
+
+
+def find_model(name: str) -> Callable[..., Any]:
+    """The function that makes such a network."""
+    return find_function("model", name, {known: getattr(zoo, known) for known in zoo.__all__})
 
 
 def find_function(kind: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

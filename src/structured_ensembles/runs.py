@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -12,6 +13,9 @@ from typing import Any
 
 import torch
 import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 import structured_ensembles
 from structured_ensembles.artifact import Storage
@@ -21,6 +25,7 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.files import write_text
 
+SAMPLES = "samples.safetensors"  # what figures of single samples need, see `measure_experiment`
 KEYS = ("dataset", "model", "method", "seed")  # of every configuration
 
 
@@ -62,6 +67,18 @@ def read_result(folder: Path) -> dict[str, Any]:
         return found
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}; delete it and give the command again") from error
+
+
+def read_samples(folder: Path) -> dict[str, Tensor]:
+    """What is known of single samples: nothing if it was not measured, or cannot be read."""
+    path = folder / SAMPLES
+    if not path.exists():
+        return {}
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        warnings.warn(f"{path} is damaged ({error}): what it tells is left out, or measured again", stacklevel=2)
+        return {}
 
 
 def close_run(folder: Path, ensemble: Ensemble, data: Data, seconds: float, storage: Storage) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.capture import Step, captured_if_possible
 from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.checks import check_type
 from structured_ensembles.copying import dtype_of, shadow_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.feeds import Feed, feed_for
@@ -21,7 +22,7 @@ from structured_ensembles.losses import Loss, loss_for, member_losses
 from structured_ensembles.parallel import add_up, rank, world
 from structured_ensembles.progress import progress
 from structured_ensembles.scaling import Scales, rows_stay_apart, scaled
-from structured_ensembles.search import check_task
+from structured_ensembles.search import check_task, check_walk
 from structured_ensembles.tables import text_table
 
 
@@ -59,6 +60,8 @@ def saliency(
         for regression. Normalisation runs in evaluation mode on the statistics that the search collected. A group that
         no derivative reaches is scored by its weights.
     """
+    check_walk(model, graph, data)
+    check_type("scales", scales, Scales, "learn_scales gives them")
     check_task(graph, data)
     device = pick_device(device, model)
     own_loss = loss_for(data, loss)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph, Output
+from structured_ensembles.checks import check_choice, check_whole
 from structured_ensembles.copying import dtype_of
 from structured_ensembles.tables import text_table
 
@@ -60,7 +61,7 @@ class Scales:
         seed: int = 0,
     ) -> Scales:
         """Random vectors; in N(0,5) the second number is the standard deviation."""
-        check_members(members)
+        check_whole("members", members)
         check_choice("initial", initial, get_args(Initial))
         check_choice("placement", placement, get_args(Placement))
         check_prunable(graph)
@@ -179,16 +180,6 @@ def _along(output: Output, vectors: Mapping[str, Tensor]) -> Tensor:
             vector = vectors[span.group]
             pieces.append(vector if span.block == 1 else vector.repeat_interleave(span.block, dim=1))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
-
-
-def check_members(members: int) -> None:
-    if not isinstance(members, int) or members < 1:
-        raise ValueError(f"members must be a whole number of at least 1, not {members!r}")
-
-
-def check_choice(argument: str, given: Any, possible: Sequence[Any]) -> None:
-    if given not in possible:
-        raise ValueError(f"{argument} must be one of {', '.join(map(repr, possible))}, not {given!r}")
 
 
 def check_prunable(graph: ChannelGraph) -> None:

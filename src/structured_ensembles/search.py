@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from structured_ensembles.capture import Step, captured_if_possible
 from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.checks import check_choice, check_number, check_type, check_whole
 from structured_ensembles.copying import dtype_of, shadow_of
 from structured_ensembles.data import Data
+from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.dealing import deal
@@ -22,7 +24,7 @@ from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penal
 from structured_ensembles.losses import Loss, loss_for, member_losses
 from structured_ensembles.parallel import add_up, average_buffers, rank, world
 from structured_ensembles.progress import progress
-from structured_ensembles.scaling import Initial, Placement, Scales, check_choice, rows_stay_apart, scaled
+from structured_ensembles.scaling import Initial, Placement, Scales, rows_stay_apart, scaled
 
 
 def learn_scales(
@@ -55,14 +57,13 @@ def learn_scales(
     loss: a function of (outputs, targets) that averages over samples; by default cross-entropy, or the squared error
         for regression.
     """
+    check_walk(model, graph, data)
     scales = Scales.draw(graph, members, initial, placement, seed)
     check_choice("diversity", diversity, (*get_args(Diversity), None))
     for name, value, least in (("epochs", epochs, 0), ("batch_size", batch_size, 1)):
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        check_whole(name, value, least)
     for name, number in (("strength", strength), ("rate", rate)):
-        if not math.isfinite(number) or number < 0:
-            raise ValueError(f"{name} must be a finite number of at least 0, not {number!r}")
+        check_number(name, number)
     check_task(graph, data)
 
     device = pick_device(device, model)
@@ -207,6 +208,12 @@ class _Search:
         if self.diversity == "mmd" and self.strength:
             return self.strength * mmd_penalty(self.vectors, self.terms)
         return torch.stack([0 * vector.sum() for vector in self.vectors.values()]).sum()
+
+
+def check_walk(model: nn.Module, graph: ChannelGraph, data: Data) -> None:
+    check_type("model", model, nn.Module)
+    check_type("graph", graph, ChannelGraph, "trace(model, example) gives one")
+    check_data(data)
 
 
 def check_task(graph: ChannelGraph, data: Data) -> None:

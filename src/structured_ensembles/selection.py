@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.checks import check_choice, check_share, check_type, check_whole
 from structured_ensembles.saliency import Scores
-from structured_ensembles.scaling import check_choice, check_members, check_prunable
+from structured_ensembles.scaling import check_prunable
 from structured_ensembles.tables import text_table
 
 Scope = Literal["layer", "network"]
@@ -90,13 +91,15 @@ def select(
         "magnitude" those with the largest mean absolute weight, the same for every member.
     round_to: round the number of channels up to a multiple, such as 8, which GPUs like.
     """
+    check_type("graph", graph, ChannelGraph, "trace(model, example) gives one")
     check_prunable(graph)
     check_choice("scope", scope, get_args(Scope))
     check_choice("selection", selection, get_args(Selection))
-    if not isinstance(round_to, int) or round_to < 1:
-        raise ValueError(f"round_to must be a whole number of at least 1, not {round_to!r}")
+    check_whole("round_to", round_to)
     if (prune is None) == (memory is None):
         raise ValueError("give either prune= or memory=, the one or the other")
+    if prune is not None:
+        check_share("prune", prune)
     by_score = _rankings(graph, scores, selection, members, seed)
     # Random selection keeps as many of each layer as the scores would, where there are any.
     sizes_by = by_score if scores is None or selection != "random" else [own.values for own in scores]
@@ -104,12 +107,9 @@ def select(
     def counts_at(share: float) -> list[dict[str, int]]:
         return [_rounded(_counts(ranking, share, scope), graph.prunable, round_to) for ranking in sizes_by]
 
-    if memory is not None:
-        prune = _share_for(graph, memory, len(by_score), counts_at)
-    elif prune is None or not 0 <= prune < 1:
-        raise ValueError(f"prune must be at least 0 and less than 1, not {prune!r}")
-    _warn_of_vanishing([_counts(ranking, prune, scope) for ranking in sizes_by], prune)
-    return [_subnet(ranking, counts) for ranking, counts in zip(by_score, counts_at(prune), strict=True)]
+    share = _share_for(graph, memory, len(by_score), counts_at) if prune is None else prune
+    _warn_of_vanishing([_counts(ranking, share, scope) for ranking in sizes_by], share)
+    return [_subnet(ranking, counts) for ranking, counts in zip(by_score, counts_at(share), strict=True)]
 
 
 Ranking = Mapping[str, Tensor]  # what the neurons of each group are ranked by, shape (size,)
@@ -129,7 +129,7 @@ def _rankings(
         raise ValueError('selection="learned" needs scores, from saliency(); "random" and "magnitude" need none')
     elif members is None:
         raise ValueError("members must be given where there are no scores")
-    check_members(members)
+    check_whole("members", members)
     if selection == "learned" and scores is not None:
         return [own.values for own in scores]
     if selection == "magnitude":

@@ -68,7 +68,7 @@ def evaluate(
         images = load_corrupted(official, root)
         figures |= evaluation.evaluate(ensemble, data, split, combine, corruptions=images, severities=strengths)
     figures["size/file_bytes"] = float(path.stat().st_size)  # as it was stored, perhaps in fewer bits
-    record = {"split": split, "combine": combine, **machine()}
+    record = {"split": split, "combine": combine, **({} if ood is None else {"ood": ood}), **machine()}
     figures = merge_figures(run / f"evaluation-{split}-{combine}.json", figures, record)
     print(figures_table({f"{config['method']}, {split}": figures}))
     return 0

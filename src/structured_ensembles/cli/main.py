@@ -34,7 +34,11 @@ COMMANDS: dict[str, Callable[..., int]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code. What a user did wrong becomes a sentence, not a traceback."""
-    chosen = _parser().parse_args(_with_values(sys.argv[1:] if arguments is None else arguments))
+    try:
+        chosen = _parser().parse_args(_with_values(sys.argv[1:] if arguments is None else arguments))
+    except UnicodeDecodeError as error:
+        print(f"sens: --config must be a YAML file, which is text: {error}", file=sys.stderr)
+        return 2
     name = chosen["subcommand"]
     options = chosen[name].as_dict()
     options.pop("config", None)

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.scaling import check_choice
+from structured_ensembles.checks import check_choice
 
 HeadKind = Literal["linear", "paper"]
 

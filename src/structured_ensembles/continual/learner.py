@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, TypedDict, get_args
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.checks import check_choice, check_type, checked_seed
 from structured_ensembles.continual.fitting import derived, fit
 from structured_ensembles.continual.heads import HeadKind, new_head, num_features
 from structured_ensembles.continual.memory import Memory, count
@@ -23,7 +24,6 @@ from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble, entropy_of
-from structured_ensembles.scaling import check_choice
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.recipe import Optimizer
 
@@ -87,8 +87,8 @@ class Learner(ABC):
         device: Device = "auto",
         quiet: bool = False,
     ) -> None:
-        if not isinstance(backbone, nn.Module):
-            raise TypeError(f"backbone must be a torch.nn.Module, not {type(backbone).__name__}")
+        check_type("backbone", backbone, nn.Module)
+        seed = checked_seed(seed)
         if not any(parameter.is_floating_point() for parameter in backbone.parameters()):
             raise ValueError("backbone has no parameters to learn")
         check_choice("head", head, get_args(HeadKind))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.checks import check_share
 from structured_ensembles.continual.fitting import derived
 from structured_ensembles.continual.freezing import freeze
 from structured_ensembles.continual.heads import TaskNetwork
@@ -42,8 +43,7 @@ class PruningLearner(OwningLearner):
         self, backbone: nn.Module, margin: float = 0.01, strength: float = 1e-5, **common: Unpack[Common]
     ) -> None:
         for name, value in (("margin", margin), ("strength", strength)):
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} must be at least 0 and less than 1, not {value!r}")
+            check_share(name, value)
         super().__init__(backbone, **common)
         self.margin, self.strength = margin, strength
         self.settings |= {"margin": margin, "strength": strength}

@@ -13,6 +13,7 @@ from typing import Literal, Unpack, get_args
 from torch import nn
 
 from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.checks import check_choice, check_share, check_whole
 from structured_ensembles.continual.fitting import derived
 from structured_ensembles.continual.freezing import freeze
 from structured_ensembles.continual.heads import TaskNetwork
@@ -20,7 +21,7 @@ from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.owning import NONE_FREE, OwningLearner
 from structured_ensembles.data import Data
 from structured_ensembles.saliency import Scores, saliency
-from structured_ensembles.scaling import Initial, Placement, check_choice
+from structured_ensembles.scaling import Initial, Placement
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Scope, Selection, select
 
@@ -56,15 +57,13 @@ class StructuredLearner(OwningLearner):
         seal: bool = True,
         **common: Unpack[Common],
     ) -> None:
-        if not 0 <= prune < 1:
-            raise ValueError(f"prune must be at least 0 and less than 1, not {prune!r}")
+        check_share("prune", prune)
         check_choice("scope", scope, get_args(Scope))
         check_choice("extraction", extraction, get_args(Extraction))
         check_choice("selection", selection, get_args(Selection))
         check_choice("initial", initial, get_args(Initial))
         check_choice("placement", placement, get_args(Placement))
-        if not isinstance(search_epochs, int) or search_epochs < 0:
-            raise ValueError(f"search_epochs must be a whole number of at least 0, not {search_epochs!r}")
+        check_whole("search_epochs", search_epochs, least=0)
         super().__init__(backbone, seal=seal, **common)
         self.prune, self.scope, self.extraction = prune, scope, extraction
         self.search_epochs, self.initial, self.placement = search_epochs, initial, placement

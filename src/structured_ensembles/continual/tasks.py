@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.data import Data, Split, load_data
-from structured_ensembles.data.dataset import SplitName
+from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.data.splits import Batch, TensorSplit
 
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
@@ -56,6 +56,7 @@ def split_tasks(data: Data, tasks: int, shuffle_labels: bool = False, seed: int 
     Consecutive labels form a task; with `shuffle_labels` they are permuted first, with `seed`. The images of data in
     memory are not copied.
     """
+    check_data(data)
     if data.task != "classification":
         raise ValueError("data must be a classification: a regression has no classes to split")
     if not isinstance(tasks, int) or tasks < 1 or data.num_classes % tasks:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from structured_ensembles.checks import check_choice, check_type
 from structured_ensembles.data.arrays import as_inputs, as_targets, check_labels, check_pair, stack_samples
 from structured_ensembles.data.drawing import Seed
 from structured_ensembles.data.normalization import Normalization
@@ -174,6 +175,7 @@ class Data:
         return self.prepare(inputs[torch.arange(batch) % len(inputs)], dtype)
 
     def split(self, name: SplitName) -> Split:
+        check_choice("split", name, get_args(SplitName))
         found: Split | None = getattr(self, name)
         if found is None:
             raise ValueError(f"data has no {name} split")
@@ -230,6 +232,10 @@ def _given_split(label: str, pair: Iterable[Any], like: Tensor, task: Task, ids:
             f"but the training inputs {like.dtype} of shape {tuple(like.shape[1:])}"
         )
     return TensorSplit(x, y, torch.arange(len(x)))
+
+
+def check_data(data: Any) -> None:
+    check_type("data", data, Data, "see Data.from_arrays, from_datasets and from_loaders")
 
 
 def _check_loader(label: str, loader: DataLoader[Any]) -> None:

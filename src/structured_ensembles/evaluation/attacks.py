@@ -25,5 +25,5 @@ def fgsm(ensemble: Ensemble, images: Tensor, targets: Tensor, epsilon: float) ->
 
 
 def check_epsilon(epsilon: float) -> None:
-    if not 0 <= epsilon <= 1:
+    if not isinstance(epsilon, float | int) or not 0 <= epsilon <= 1:
         raise ValueError(f"epsilon must be between 0 and 1, the range of a pixel, not {epsilon!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
@@ -21,6 +21,9 @@ def check_request(
     """The names of the corruptions to do; raises a ValueError that says what cannot be done."""
     if data.task == "regression" and (fgsm or corruptions or ood is not None):
         raise ValueError("fgsm, corruptions and ood must be left out for a regression: there are no classes")
+    for name, given in (("fgsm", fgsm), ("severities", severities)):
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise TypeError(f"{name} must be a list, such as [{given!r}]")
     for epsilon in fgsm:
         check_epsilon(epsilon)
     if ood is not None:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from structured_ensembles.checks import check_choice, check_type
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
-from structured_ensembles.data.dataset import SplitName
+from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.ensemble import COMBINE, Combine, Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation.calibration import brier_score, expected_calibration_error, negative_log_likelihood
 from structured_ensembles.evaluation.checks import check_request
@@ -21,7 +22,6 @@ from structured_ensembles.evaluation.ood import ood_figures
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.ranking import auroc
 from structured_ensembles.evaluation.robustness import attack_figures, corruption_figures
-from structured_ensembles.scaling import check_choice
 
 
 def evaluate(
@@ -54,6 +54,8 @@ def evaluate(
     ood: detecting that the test split of other data is not this data, by entropy and by mutual information.
     base: size/ overhead over this network, bytes of the saved file, peak bytes when predicting a batch.
     """
+    check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
+    check_data(data)
     check_choice("combine", combine, COMBINE)
     names = check_request(data, fgsm, corruptions, severities, ood)
     logits, targets = predictions(ensemble, data.split(split), batch_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.ensemble import Combine, Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation.attacks import fgsm
 from structured_ensembles.evaluation.calibration import expected_calibration_error
-from structured_ensembles.evaluation.corruptions import corrupt
+from structured_ensembles.evaluation.corruptions import CORRUPTIONS, corrupt
 from structured_ensembles.evaluation.discarding import discarding
 from structured_ensembles.evaluation.predictions import Change, predictions
 from structured_ensembles.progress import progress
@@ -58,6 +58,12 @@ def corruption_figures(
                 advance(accuracy=rows[-1]["accuracy"])
             figures |= _named(f"mean@{severity}", {key: _mean(row.get(key) for row in rows) for key in rows[0]})
     return figures
+
+
+def is_over_all(figures: Mapping[str, float], severity: int) -> bool:
+    """Whether there is a mean at this severity, and it is over all corruptions (grey images have no saturation)."""
+    names = [name for name in CORRUPTIONS if name != "saturate"]
+    return all(f"cor/{name}@{severity}" in figures for name in ["mean", *names])
 
 
 def _corrupted(source: Split | CorruptedData, name: str, severity: int, seed: int) -> tuple[Split, Change | None]:

@@ -13,13 +13,14 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.checks import check_choice, check_whole
 from structured_ensembles.copying import clone_of, copy_with, device_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.origin import remember_origin
-from structured_ensembles.scaling import check_choice, check_members, per_member
+from structured_ensembles.scaling import per_member
 from structured_ensembles.training import Recipe, train
 
 Repeat = Literal["tile", "split"]
@@ -63,7 +64,7 @@ class BatchEnsembleNetwork(nn.Module):
         self, model: nn.Module, layers: Sequence[str], members: int, repeat: Repeat = "tile", seed: int = 0
     ) -> None:
         super().__init__()
-        check_members(members)
+        check_whole("members", members)
         check_choice("repeat", repeat, get_args(Repeat))
         if not layers:
             raise ValueError("model has no linear layer or convolution that could get factors")

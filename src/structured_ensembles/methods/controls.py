@@ -7,13 +7,13 @@ from torch import nn
 
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.channels import trace
+from structured_ensembles.checks import check_whole
 from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.extraction import extract
 from structured_ensembles.initialization import draw_weights
-from structured_ensembles.scaling import check_members
 from structured_ensembles.selection import Scope, select
 from structured_ensembles.training import Recipe, train
 
@@ -44,7 +44,7 @@ def magnitude_ensemble(
     In one network these are the same for all members. So each is cut out of a network of its own: the model, and copies
     whose weights are drawn anew, as in a deep ensemble. The arguments are those of `select`.
     """
-    check_members(members)
+    check_whole("members", members)
     if prune is None and memory is None:
         prune = 0.5
     networks, subnets = [], []

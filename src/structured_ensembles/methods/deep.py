@@ -4,12 +4,12 @@ from pathlib import Path
 
 from torch import nn
 
+from structured_ensembles.checks import check_whole
 from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.initialization import draw_weights
-from structured_ensembles.scaling import check_members
 from structured_ensembles.training import Recipe, train
 
 
@@ -25,7 +25,7 @@ def deep_ensemble(
     quiet: bool = False,
 ) -> Ensemble:
     """The first member starts from the model's own weights, the others from weights drawn anew with other seeds."""
-    check_members(members)
+    check_whole("members", members)
     networks = [clone_of(model) for _ in range(members)]
     for number, network in enumerate(networks[1:], start=1):
         draw_weights(network, seed * 1000 + number)

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from structured_ensembles.checks import check_share, check_whole
 from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.origin import remember_origin
-from structured_ensembles.scaling import check_members
 from structured_ensembles.training import Recipe, train
 
 
@@ -56,9 +56,8 @@ class DropoutNetwork(nn.Module):
         self, model: nn.Module, layers: Sequence[str], members: int, probability: float = 0.25, seed: int = 0
     ) -> None:
         super().__init__()
-        check_members(members)
-        if not 0 <= probability < 1:
-            raise ValueError(f"probability must be at least 0 and less than 1, not {probability!r}")
+        check_whole("members", members)
+        check_share("probability", probability)
         if not layers:
             raise ValueError("model has no hidden linear layer or convolution whose output could be dropped")
         self.network = clone_of(model)

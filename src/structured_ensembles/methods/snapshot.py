@@ -5,13 +5,13 @@ from pathlib import Path
 
 from torch import nn
 
+from structured_ensembles.checks import check_whole
 from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.discarding import discard_threshold
 from structured_ensembles.history import History
-from structured_ensembles.scaling import check_members
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import usual
 
@@ -37,7 +37,7 @@ def snapshot_ensemble(
 
     cycle: its epochs; by default 50, or the recipe's epochs divided among the members if that is less.
     """
-    check_members(members)
+    check_whole("members", members)
     recipe = recipe or Recipe.named(usual(data.task))
     if cycle is None:
         cycle = min(CYCLE, recipe.epochs // members)

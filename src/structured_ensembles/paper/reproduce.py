@@ -6,16 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import load_file
-
+from structured_ensembles.continual import LEARNERS
 from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
+from structured_ensembles.data.sources import is_cached
 from structured_ensembles.experiment import Experiment, Request, measure_experiment, read_figures, train_experiment
 from structured_ensembles.grid import Job, run_grid
+from structured_ensembles.methods import METHODS
+from structured_ensembles.models import find_function, find_model
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.studies import Part, Study
 from structured_ensembles.report.collected import Finished, pictures, read_run
 from structured_ensembles.report.continual_collected import continual_pictures, read_continual_run
 from structured_ensembles.report.page import Lines, write_report
+from structured_ensembles.runs import read_samples
 from structured_ensembles.workers import Backend
 
 
@@ -45,6 +48,8 @@ def reproduce(
     Runs lie in `out/runs` and are shared by all studies: a trained ensemble is measured many times, trained once.
     """
     wanted = study(name, part)
+    for own in wanted.experiments:
+        _check_names(own)
     folder = out / "runs"
     missing = [own for own in wanted.experiments if not is_complete(own, folder / own.folder, wanted.request)]
     settings = {"request": wanted.request, "root": root, "device": device}
@@ -81,13 +86,24 @@ def is_complete(experiment: Experiment | ContinualExperiment, folder: Path, requ
     """Whether a run is trained, and all that is asked for is measured."""
     if isinstance(experiment, ContinualExperiment):
         return (folder / "result.json").exists()
-    samples = folder / "samples.safetensors"
-    if not (folder / "result.json").exists() or not samples.exists():
+    if not (folder / "result.json").exists():
         return False
+    samples = read_samples(folder)
     figures = read_figures(folder / "evaluation-test-mean.json")
-    if request.missing(figures) != Request((), False, ()):
+    if not samples or request.missing(figures) != Request((), False, ()):
         return False
-    return not request.corruptions or "noisy" in load_file(samples)
+    return not request.corruptions or "noisy" in samples
+
+
+def _check_names(experiment: Experiment | ContinualExperiment) -> None:
+    """Before any work: a ValueError for a name that nothing has."""
+    learns = isinstance(experiment, ContinualExperiment)
+    find_function("method", experiment.method, LEARNERS if learns else METHODS)
+    find_model(experiment.model)
+    if ":" in experiment.dataset:
+        find_function("dataset", experiment.dataset, {})
+    else:
+        is_cached(experiment.dataset)
 
 
 def _read(experiment: Experiment | ContinualExperiment) -> Callable[[Path], Finished]:

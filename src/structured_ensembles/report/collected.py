@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from safetensors.torch import load_file
 from torch import Tensor
 
 from structured_ensembles.evaluation.discarding import discarding_curve
+from structured_ensembles.evaluation.robustness import is_over_all
 from structured_ensembles.report.figures import kept_neurons, reliability_of
 from structured_ensembles.report.run_figures import (
     FrontPoint,
@@ -26,7 +26,7 @@ from structured_ensembles.report.run_figures import (
     learning_curves,
     overhead_bars,
 )
-from structured_ensembles.runs import read_config, read_result
+from structured_ensembles.runs import read_config, read_result, read_samples
 from structured_ensembles.selection import Subnet
 
 
@@ -41,8 +41,7 @@ class Finished:
 
     @cached_property
     def samples(self) -> dict[str, Tensor]:
-        path = self.folder / "samples.safetensors"
-        return load_file(path) if path.exists() else {}
+        return read_samples(self.folder)
 
     @property
     def label(self) -> str:
@@ -178,7 +177,8 @@ def front_points(runs: Mapping[str, Sequence[Finished]], memory: str) -> list[Fr
 def _severities(runs: Sequence[Finished]) -> dict[int, list[float]]:
     found = {0: _values(runs, "cls/accuracy")}
     for severity in range(1, 6):
-        if values := _values(runs, f"cor/mean@{severity}"):
+        whole = [run for run in runs if is_over_all(run.figures, severity)]
+        if values := _values(whole, f"cor/mean@{severity}"):
             found[severity] = values
     return found
 

@@ -21,9 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.capture import CaptureError, ask_for_small_workspaces
+from structured_ensembles.checks import check_type, checked_seed
 from structured_ensembles.copying import dtype_of, tensors_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
+from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.splits import TensorSplit, digest
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble
@@ -65,8 +67,11 @@ def train(
     checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
         weights.
     """
-    recipe = recipe or Recipe.named(usual(data.task))
+    check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
+    check_data(data)
     check_recipe(recipe)
+    seed = checked_seed(seed)
+    recipe = recipe or Recipe.named(usual(data.task))
     where = pick_device(device, ensemble)
     mesh = mesh_for(len(ensemble.members), where)
     captured = _captured(recipe, where, mesh)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
+from structured_ensembles.checks import check_choice, check_number, check_share, check_whole
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.training.fused import can_be_fused, look_at_derivatives
 
@@ -60,19 +62,12 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 0), ("batch_size", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+            check_whole(name, getattr(self, name), least)
         for name in ("rate", "momentum", "weight_decay", "factor", "warmup"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be at least 0 and less than 1, not {self.label_smoothing!r}")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience must be a number of epochs, or None, not {self.patience!r}")
-        if self.streams is not None and self.streams < 1:
-            raise ValueError(f"streams must be a number of members, or None for all of them, not {self.streams!r}")
+            check_number(name, getattr(self, name))
+        check_share("label_smoothing", self.label_smoothing)
+        for name in ("patience", "streams"):
+            check_whole(name, getattr(self, name), or_none=True)
         choices = {
             "optimizer": Optimizer,
             "schedule": Schedule,
@@ -82,8 +77,9 @@ class Recipe:
             "engine": EngineName,
         }
         for name, possible in choices.items():
-            if getattr(self, name) not in get_args(possible):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(possible))}, not {getattr(self, name)!r}")
+            check_choice(name, getattr(self, name), get_args(possible))
+        if isinstance(self.milestones, str) or not isinstance(self.milestones, Iterable):
+            raise TypeError(f"milestones must be a list of epochs, not {self.milestones!r}")
         object.__setattr__(self, "milestones", tuple(self.milestones))
 
     @classmethod

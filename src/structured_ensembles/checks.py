@@ -1,0 +1,49 @@
+"""Arguments that cannot be: an error that names the argument, what is possible and what was given, before any work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+
+def check_type(argument: str, given: Any, kind: type, hint: str = "") -> None:
+    """A TypeError unless `given` is of this kind. hint: where to get one."""
+    if not isinstance(given, kind):
+        expected = "torch.nn.Module" if kind.__name__ == "Module" else kind.__name__
+        raise TypeError(f"{argument} must be {_a(expected)}, not {_a(type(given).__name__)}{hint and f': {hint}'}")
+
+
+def checked_seed(seed: Any) -> int:
+    """A seed may be any whole number, numpy's too."""
+    if not isinstance(seed, Integral):
+        raise TypeError(f"seed must be a whole number, not {seed!r}")
+    return int(seed)
+
+
+def check_whole(argument: str, given: Any, least: int = 1, *, or_none: bool = False) -> None:
+    if or_none and given is None:
+        return
+    if not isinstance(given, int) or given < least:
+        none = ", or None" if or_none else ""
+        raise ValueError(f"{argument} must be a whole number of at least {least}{none}, not {given!r}")
+
+
+def check_number(argument: str, given: Any, least: float = 0) -> None:
+    if not isinstance(given, Real) or not math.isfinite(given) or float(given) < least:
+        raise ValueError(f"{argument} must be a finite number of at least {least:g}, not {given!r}")
+
+
+def check_share(argument: str, given: Any) -> None:
+    if not isinstance(given, Real) or not 0 <= float(given) < 1:
+        raise ValueError(f"{argument} must be at least 0 and less than 1, not {given!r}")
+
+
+def check_choice(argument: str, given: Any, possible: Sequence[Any]) -> None:
+    if given not in possible:
+        raise ValueError(f"{argument} must be one of {', '.join(map(repr, possible))}, not {given!r}")
+
+
+def _a(word: str) -> str:
+    return f"{'an' if word[0] in 'AEIOaeio' else 'a'} {word}"

@@ -1,0 +1,93 @@
+"""Wrong arguments are named, with what is possible, before any work."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import structured_ensembles as se
+from structured_ensembles.checks import check_number, check_type, check_whole, checked_seed
+
+Call = Callable[["Things"], Any]
+
+
+class Things:
+    """What the calls below would take, were it in the right place."""
+
+    def __init__(self) -> None:
+        self.data = se.load_data("digits")
+        self.network = se.zoo.lenet5(num_classes=10, in_channels=1)
+        self.graph = se.trace(self.network, self.data.example())
+        self.ensemble = se.Ensemble([self.network])
+
+
+@pytest.fixture(scope="module")
+def things() -> Things:
+    return Things()
+
+
+WRONG: list[tuple[Call, str]] = [
+    (lambda t: se.evaluate(t.network, t.data), r"ensemble must be an Ensemble, not a LeNet5: Ensemble\("),
+    (lambda t: se.evaluate(t.ensemble, "digits"), "data must be a Data, not a str: see Data.from_arrays"),
+    (lambda t: se.evaluate(t.ensemble, t.data, "tset"), "split must be one of 'train', 'validation', 'test', not"),
+    (lambda t: se.evaluate(t.ensemble, t.data, fgsm=0.1), r"fgsm must be a list, such as \[0.1\]"),
+    (lambda t: se.evaluate(t.ensemble, t.data, fgsm=["a"]), "epsilon must be between 0 and 1"),
+    (lambda t: se.evaluate(t.ensemble, t.data, severities=3), r"severities must be a list, such as \[3\]"),
+    (lambda t: se.train(t.network, t.data), "ensemble must be an Ensemble, not a LeNet5"),
+    (lambda t: se.train(t.ensemble, [1, 2]), "data must be a Data, not a list"),
+    (lambda t: se.train(t.ensemble, t.data, "modern"), "recipe must be a Recipe, such as"),
+    (lambda t: se.train(t.ensemble, t.data, seed="a"), "seed must be a whole number, not 'a'"),
+    (lambda t: se.train(t.ensemble, t.data, device="tpu"), "device must be 'auto', 'cpu', .*, not 'tpu'"),
+    (lambda t: se.structured_ensemble("lenet5", t.data), "model must be a torch.nn.Module, not a str"),
+    (lambda t: se.structured_ensemble(t.network, "digits"), "data must be a Data, not a str"),
+    (lambda t: se.structured_ensemble(t.network, t.data, prune="a"), "prune must be at least 0 and less than 1, not"),
+    (lambda t: se.structured_ensemble(t.network, t.data, members=2.5), "members must be a whole number .*, not 2.5"),
+    (lambda t: se.learn_scales(t.network, t.data, t.graph), "graph must be a ChannelGraph, not a Data: trace"),
+    (lambda t: se.learn_scales(t.network, t.graph, t.data, strength="a"), "strength must be a finite number"),
+    (lambda t: se.saliency(t.network, t.graph, "x", t.data), "scales must be a Scales, not a str"),
+    (lambda t: se.select(t.network, prune=0.5), "graph must be a ChannelGraph, not a LeNet5"),
+    (lambda t: se.extract(t.network, t.graph, [0, 1]), "subnet must be a Subnet, not a list"),
+    (lambda t: se.Ensemble(t.network), r"networks must be a list of networks, .*Ensemble\(\[network\]\)"),
+    (lambda t: se.Ensemble(["a"]), "each of networks must be a torch.nn.Module, not a str"),
+    (lambda t: se.Recipe(rate="a"), "rate must be a finite number of at least 0, not 'a'"),
+    (lambda t: se.Recipe(patience=2.5), "patience must be a whole number of at least 1, or None, not 2.5"),
+    (lambda t: se.Recipe(milestones=3), "milestones must be a list of epochs, not 3"),
+    (lambda t: se.continual.StructuredLearner(t.network, seed=0.5), "seed must be a whole number, not 0.5"),
+    (lambda t: se.continual.StructuredLearner(t.network, prune="a"), "prune must be at least 0"),
+    (lambda t: se.continual.split_tasks("digits", 5), "data must be a Data, not a str"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message[:30] for _, message in WRONG])
+def test_wrong_arguments_are_named(things: Things, call: Call, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        call(things)
+
+
+def test_numbers_of_numpy_are_numbers(things: Things) -> None:
+    assert type(checked_seed(np.int64(3))) is int
+    check_number("rate", np.float32(0.5))
+    subnets = [se.select(things.graph, prune=own, members=1, selection="random")[0] for own in (0.5, np.float32(0.5))]
+    assert subnets[0] == subnets[1]
+
+
+def test_a_seed_of_numpy_is_that_seed(things: Things, tmp_path: Path) -> None:
+    losses = []
+    for seed in (1, np.int64(1), np.int64(2)):
+        torch.manual_seed(0)
+        ensemble, recipe = se.Ensemble([se.zoo.mlp(64)]), se.Recipe(epochs=1)
+        checkpoint = tmp_path / f"{len(losses)}.safetensors"  # holds the seed, too
+        history = se.train(ensemble, things.data, recipe, "cpu", seed=seed, checkpoint=checkpoint, quiet=True)
+        losses.append(history.rows[0]["loss"])
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_none_only_where_it_means_something() -> None:
+    check_whole("workers", None, or_none=True)
+    with pytest.raises(ValueError, match="members must be a whole number of at least 1, not None"):
+        check_whole("members", None)
+    with pytest.raises(TypeError, match="x must be a Tensor, not an int"):
+        check_type("x", 3, torch.Tensor)
