@@ -123,10 +123,13 @@ def test_training(precision: str, optimizer: str) -> None:
     se.train(se.Ensemble(members), few_digits(), recipe, "cpu", quiet=True)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e5])  # as it is, and in units of its own
 @pytest.mark.usefixtures("watched")
-def test_training_of_a_regression() -> None:
+def test_the_walk_of_a_regression(scale: float) -> None:
     x, recipe = torch.randn(300, 6), se.Recipe(epochs=2, rate=0.01)
-    se.train(se.Ensemble([se.zoo.mlp(6, 1)]), se.Data.from_arrays(x, x.sum(1)), recipe, "cpu", quiet=True)
+    data, model = se.Data.from_arrays(x, x.sum(1) * scale), se.zoo.mlp(6, 1)
+    ensemble = se.structured_ensemble(model, data, 2, recipe=recipe, search_epochs=1, device="cpu", quiet=True)
+    assert (ensemble.units is not None) == (scale > 1)
 
 
 @pytest.mark.parametrize("method", ["snapshot", "batch-ensemble", "mc-dropout"])

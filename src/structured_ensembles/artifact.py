@@ -24,9 +24,10 @@ from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
 from structured_ensembles.selection import Subnet
 from structured_ensembles.shrinking import set_sizes
+from structured_ensembles.units import Units
 
 FORMAT = "structured-ensembles"
-VERSION = 2  # of files with conversions; the others are still written as 1, which earlier versions read
+VERSION = 3  # of files with units, 2 of those with conversions; others are written as 1, which earlier versions read
 CONVERSIONS: dict[str, Callable[..., nn.Module]] = {
     "batch_ensemble": BatchEnsembleNetwork,
     "mc_dropout": DropoutNetwork,
@@ -66,7 +67,9 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
     }
     version = 1
     if any(conversions):
-        version, structure["conversions"] = VERSION, conversions
+        version, structure["conversions"] = 2, conversions
+    if ensemble.units is not None:
+        version, structure["units"] = 3, [ensemble.units.mean, ensemble.units.deviation]
     return write_container(path, FORMAT, version, structure, tensors)
 
 
@@ -96,6 +99,9 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
             normalization=None if moments is None else Normalization(*map(tuple, moments)),
             threshold=structure["threshold"],
         )
+        if structure.get("units") is not None:
+            mean, deviation = structure["units"]
+            ensemble.units = Units(tuple(map(float, mean)), float(deviation))
         ensemble.ids = structure.get("ids", False)
         ensemble.input_shape = None if structure["input_shape"] is None else tuple(structure["input_shape"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -5,7 +5,8 @@ normalisation statistics, extraction a copy with sliced weights. All three are o
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import CellType, FunctionType
 from typing import Any
 
@@ -95,3 +96,15 @@ def device_of(model: nn.Module) -> torch.device:
     """Where the model's tensors are (the CPU for a model without any)."""
     tensors = (*model.parameters(), *model.buffers())
     return tensors[0].device if tensors else torch.device("cpu")
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and back to whatever mode each part was in."""
+    modes: Mapping[nn.Module, bool] = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training

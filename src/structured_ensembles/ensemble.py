@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from structured_ensembles.checks import check_choice, check_type
-from structured_ensembles.copying import device_of, dtype_of
+from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.arrays import as_inputs, stack_samples
 from structured_ensembles.data.dataset import Task, prepared
@@ -21,6 +20,7 @@ from structured_ensembles.history import History
 from structured_ensembles.replays import Replays
 from structured_ensembles.scaling import one_tensor
 from structured_ensembles.selection import Subnet
+from structured_ensembles.units import Units
 
 Combine = Literal["mean", "logits", "vote"]
 COMBINE = ("mean", "logits", "vote")
@@ -53,6 +53,9 @@ class Ensemble(nn.Module):
     subnets: what each was cut out of the base network, where it was.
     classes, task, normalization: of the data they were trained on; `train` fills them in.
     threshold: an entropy above which a prediction is better discarded; `train` sets it from the validation split.
+
+    Members of a regression may give values of mean 0 and deviation 1 (see `units`); what the ensemble gives is always
+    as the targets are.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Ensemble(nn.Module):
         self.task: Task = task
         self.normalization = normalization
         self.threshold = threshold
+        self.units: Units | None = None  # of the members' outputs, if not those of a regression's targets
         self.input_shape: tuple[int, ...] | None = None  # of one input
         self.ids = False  # whether inputs are whole numbers, such as tokens
         self.history: History | None = None  # of its training
@@ -93,11 +97,11 @@ class Ensemble(nn.Module):
 
         On a GPU, without gradients, members run side by side, and shapes that come often do so as a CUDA graph.
         """
-        replayed = self.replays.outputs(self, x)
-        if replayed is not None:
-            return replayed
-        prepared = self.prepare(x)
-        return torch.cat([member_outputs(member, prepared) for member in self.members])
+        outputs = self.replays.outputs(self, x)
+        if outputs is None:
+            prepared = self.prepare(x)
+            outputs = torch.cat([member_outputs(member, prepared) for member in self.members])
+        return outputs if self.units is None else self.units.restored(outputs)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Ensemble:
         """Weights move to another place, device or type."""
@@ -229,15 +233,3 @@ def _batches(x: Any, size: int, ids: bool) -> Iterator[Tensor]:
         if len(inputs) == 0:
             raise ValueError("x has no samples")
         yield from inputs.split(size)
-
-
-@contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and back to whatever mode each part was in."""
-    modes: Mapping[nn.Module, bool] = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes.items():
-            part.training = training

@@ -7,15 +7,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structured_ensembles.data import Data
+from structured_ensembles.units import Units
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def loss_for(data: Data, loss: Loss | None) -> Loss:
-    """The user's `loss(outputs, targets)` (a mean over the samples), or the one of the data's task."""
-    if loss is not None:
-        return loss
-    return F.cross_entropy if data.task == "classification" else mean_squared_error
+def loss_for(data: Data, loss: Loss | None, units: Units | None = None) -> Loss:
+    """The user's `loss(outputs, targets)` (a mean over the samples), or the one of the data's task.
+
+    units: those of the network's outputs, if they are not the targets'. The user's loss sees outputs as the targets
+        are; the squared error sees both as the network gives them.
+    """
+    own = loss or (F.cross_entropy if data.task == "classification" else mean_squared_error)
+    if units is None:
+        return own
+    if loss is None:
+        return lambda outputs, targets: own(outputs, units.standard(targets))
+    return lambda outputs, targets: own(units.restored(outputs), targets)
 
 
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from structured_ensembles.progress import progress
 from structured_ensembles.scaling import Scales, rows_stay_apart, scaled
 from structured_ensembles.search import check_task, check_walk
 from structured_ensembles.tables import text_table
+from structured_ensembles.units import units_for
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ def saliency(
     check_type("scales", scales, Scales, "learn_scales gives them")
     check_task(graph, data)
     device = pick_device(device, model)
-    own_loss = loss_for(data, loss)
     members = scales.members
     shadow = shadow_of(model).to(device).eval()
+    own_loss = loss_for(data, loss, units_for([shadow], data) if loss is None else None)
     for name, buffer in shadow.named_buffers():
         if name in scales.statistics:
             buffer.copy_(scales.statistics[name])

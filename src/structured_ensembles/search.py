@@ -25,6 +25,7 @@ from structured_ensembles.losses import Loss, loss_for, member_losses
 from structured_ensembles.parallel import add_up, average_buffers, rank, world
 from structured_ensembles.progress import progress
 from structured_ensembles.scaling import Initial, Placement, Scales, rows_stay_apart, scaled
+from structured_ensembles.units import units_for
 
 
 def learn_scales(
@@ -78,7 +79,8 @@ def learn_scales(
     }
     penalty = diversity if members > 1 else None
     together = rows_stay_apart(shadow, graph, placement, data.example(dtype=dtype).to(device))
-    search = _Search(shadow, vectors, loss_for(data, loss), members, strength, penalty, terms, rate)
+    units = units_for([shadow], data) if loss is None else None
+    search = _Search(shadow, vectors, loss_for(data, loss, units), members, strength, penalty, terms, rate)
     training = feed_for(data.train, data, batch_size, device, dtype=dtype)
     validation = None
     if data.validation is not None:

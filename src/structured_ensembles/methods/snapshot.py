@@ -14,6 +14,7 @@ from structured_ensembles.evaluation.discarding import discard_threshold
 from structured_ensembles.history import History
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import usual
+from structured_ensembles.units import Units
 
 CYCLE = 50  # epochs, in the paper
 
@@ -49,16 +50,19 @@ def snapshot_ensemble(
     annealed = replace(recipe, epochs=cycle, schedule="cosine", warmup=0.0, patience=None, keep="last")
     networks: list[nn.Module] = []
     history = History()
+    units: Units | None = None
     for number in range(members):
         network = clone_of(networks[-1] if networks else model)
         checkpoint = None if folder is None else Path(folder) / f"checkpoint-{number + 1}.safetensors"
-        own = train(
-            Ensemble([network]), data, annealed, device, seed * 1000 + number, checkpoint=checkpoint, quiet=quiet
-        )
+        alone = Ensemble([network])
+        alone.units = units
+        own = train(alone, data, annealed, device, seed * 1000 + number, checkpoint=checkpoint, quiet=quiet)
+        units = alone.units
         _append(history, own, number, cycle)
         networks.append(network)
     ensemble = Ensemble(networks)
     ensemble.adopt(data)
+    ensemble.units = units
     ensemble.history = history
     if data.validation is not None and data.task == "classification":
         ensemble.threshold = discard_threshold(ensemble, data)

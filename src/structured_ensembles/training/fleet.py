@@ -46,6 +46,7 @@ from structured_ensembles.training.loop import LoopEngine
 from structured_ensembles.training.mesh import Mesh, collect_tensors, gather, mesh_for, spread
 from structured_ensembles.training.plan import Engine, Member, Plan, Result
 from structured_ensembles.training.recipe import Recipe, check_recipe, usual
+from structured_ensembles.units import Units, units_for
 
 
 def train(
@@ -63,7 +64,9 @@ def train(
 
     recipe: by default `Recipe.named("modern")`, or "regression" for such data.
     device: "auto" takes a GPU if there is one; the ensemble stays on the device.
-    loss: a function of (outputs, targets) that averages over samples; by default the task's own.
+    loss: a function of (outputs, targets) that averages over samples; by default the task's own. That of a regression
+        is the squared error in units of the targets' variance: networks learn values of mean 0 and deviation 1, unless
+        they give values as large as the targets already; the ensemble gives values as the targets are.
     checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
         weights.
     """
@@ -79,7 +82,10 @@ def train(
         ask_for_small_workspaces()  # before anything takes a large one
     ensemble.adopt(data)
     ensemble.to(where)
-    plan = _plan(data.to(where), recipe, loss, seed, where, dtype_of(ensemble), mesh)
+    if loss is None and ensemble.units is None:  # else it was trained in them before
+        ensemble.units = units_for(list(ensemble.members), data)
+    cost = _loss(data, recipe, loss, ensemble.units)
+    plan = _plan(data.to(where), recipe, cost, seed, where, dtype_of(ensemble), mesh)
     path = None if checkpoint is None else Path(checkpoint)
     identity = _identity(ensemble, data, recipe, seed, loss)
     cuda = [where] if where.type == "cuda" else []
@@ -175,7 +181,7 @@ def _captured(recipe: Recipe, device: torch.device, mesh: Mesh) -> bool:
 def _plan(
     data: Data,
     recipe: Recipe,
-    loss: Loss | None,
+    loss: Loss,
     seed: int,
     device: torch.device,
     dtype: torch.dtype,
@@ -185,7 +191,7 @@ def _plan(
     shape = data.shape
     augmentation = "none" if streamed else resolved(recipe.augmentation, shape, data.task)
     steps = data.num_batches("train", recipe.batch_size)
-    return Plan(data, recipe, _loss(data, recipe, loss), seed, device, augmentation, shape, steps, dtype, mesh)
+    return Plan(data, recipe, loss, seed, device, augmentation, shape, steps, dtype, mesh)
 
 
 def _judge(member: Member, number: int, row: Row, recipe: Recipe) -> None:
@@ -215,10 +221,10 @@ def _judge(member: Member, number: int, row: Row, recipe: Recipe) -> None:
         member.stopped = f"no better validation result for {recipe.patience} epochs"
 
 
-def _loss(data: Data, recipe: Recipe, loss: Loss | None) -> Loss:
+def _loss(data: Data, recipe: Recipe, loss: Loss | None, units: Units | None) -> Loss:
     if loss is None and data.task == "classification" and recipe.label_smoothing:
         return lambda outputs, targets: F.cross_entropy(outputs, targets, label_smoothing=recipe.label_smoothing)
-    return loss_for(data, loss)
+    return loss_for(data, loss, units)
 
 
 def _copy(network: nn.Module) -> dict[str, Tensor]:

@@ -1,0 +1,92 @@
+"""The units of a regression: networks learn values of mean 0 and deviation 1, users have prices, degrees or metres.
+
+A network starts with outputs around zero. From there, prices of a hundred thousand are out of its optimizer's reach. So
+it learns them in units of their deviation, from their mean; the ensemble gives them back as they were. A network that
+gives such prices already, since it was trained to, goes on doing so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
+from structured_ensembles.data import Data
+from structured_ensembles.data.splits import TensorSplit
+
+LOOKED_AT = 64  # samples that tell what units a network's outputs have
+WORTHWHILE = 4  # targets of deviation 1 to 3 around zero are within reach of a network as it is
+
+
+@dataclass(frozen=True)
+class Units:
+    """What is zero, for each value of a target (or one for all), and what is one: the same for all values.
+
+    So the squared error in these units is that of the targets, but for a factor.
+    """
+
+    mean: tuple[float, ...]
+    deviation: float
+
+    def standard(self, targets: Tensor) -> Tensor:
+        """Targets (…, values) as a network learns them."""
+        return (targets - self._mean(targets)) / self.deviation
+
+    def restored(self, outputs: Tensor) -> Tensor:
+        """A network's outputs (…, values) as the targets are; not in half precision, which ends at 65,504."""
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        return outputs * self.deviation + self._mean(outputs)
+
+    def _mean(self, like: Tensor) -> Tensor:
+        return _on_device(self.mean, like.device, like.dtype)
+
+
+def units_for(networks: Sequence[nn.Module], data: Data) -> Units | None:
+    """The units of a regression's training targets; None where the networks have those of the targets already.
+
+    Also None for data that are not in memory, whose targets are not known before they come.
+    """
+    if data.task != "regression" or not isinstance(data.train, TensorSplit):
+        return None
+    split = data.train
+    targets, rows = split.targets[split.index].double(), split.index[:LOOKED_AT]
+    outputs = _outputs(networks, data, split.inputs[rows])
+    by_value = targets.dim() == 2 and outputs.shape[1:] == targets.shape[1:]
+    mean = targets.mean(0) if by_value else targets.mean().expand(1)
+    deviation = float((targets - mean).square().mean().sqrt())
+    if not math.isfinite(deviation) or deviation == 0:
+        return None
+    units = Units(tuple(mean.tolist()), deviation)
+    return None if _distance(units.standard(outputs)) < _distance(outputs) + WORTHWHILE else units
+
+
+def _distance(values: Tensor) -> float:
+    """How far values are from mean 0 and deviation 1."""
+    mean, deviation = float(values.mean()), float(values.std(correction=0))
+    if not deviation > 0 or not math.isfinite(mean):
+        return math.inf  # a network that knows nothing yet
+    return mean**2 + math.log(deviation) ** 2
+
+
+@torch.no_grad()
+def _outputs(networks: Sequence[nn.Module], data: Data, inputs: Tensor) -> Tensor:
+    """Of all networks, shape (networks * samples, …)."""
+    found = []
+    for network in networks:
+        with evaluation_mode(network):
+            outputs = network(data.prepare(inputs.to(device_of(network)), dtype_of(network)))
+        if isinstance(outputs, Tensor):
+            found.append(outputs.flatten(0, 1) if hasattr(network, "num_members") else outputs)
+    return torch.cat(found).double() if found else torch.zeros(0)
+
+
+@cache
+def _on_device(mean: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Kept, since a copy from the host makes a GPU wait and cannot be part of a CUDA graph."""
+    with torch.inference_mode(False):
+        return torch.tensor(mean, device=device, dtype=dtype)

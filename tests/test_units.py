@@ -1,0 +1,175 @@
+"""Targets of any size are learned equally well; a network that knows their units keeps them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import make_friedman1
+from torch import Tensor, nn
+
+import structured_ensembles as se
+from structured_ensembles.methods import METHODS
+from structured_ensembles.units import Units, units_for
+
+X, Y = make_friedman1(600, noise=0.5, random_state=0)
+X, Y = X.astype(np.float32), ((Y - Y.mean()) / Y.std()).astype(np.float32)
+RECIPE = se.Recipe.named("regression", epochs=30)
+
+
+def data_of(targets: np.ndarray) -> se.Data:
+    return se.Data.from_arrays(X[:500], targets[:500], test=(X[500:], targets[500:]))
+
+
+def network(values: int = 1) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, values))
+
+
+def explained(ensemble: se.Ensemble, data: se.Data) -> float:
+    targets = torch.cat([own for _, own in data.split("test").batches(512)])
+    return 1 - se.evaluate(ensemble, data)["reg/rmse"] ** 2 / float(targets.var(correction=0))
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1e5, 5e5), (1e-4, 0.0), (1.0, 1e3)])
+def test_targets_of_any_size_are_learned(scale: float, shift: float) -> None:
+    data = data_of((Y * scale + shift)[:, None])
+    ensemble = se.structured_ensemble(network(), data, 2, recipe=RECIPE, search_epochs=1, device="cpu", quiet=True)
+    assert explained(ensemble, data) > 0.75
+    assert (ensemble.units is None) == (scale == 1 and shift == 0)
+    predicted = ensemble.predict(X[:9])
+    assert torch.equal(predicted, ensemble.logits(X[:9]).mean(0))
+    if ensemble.units is not None:
+        with torch.no_grad():
+            own = torch.stack([member(torch.tensor(X[:9])) for member in ensemble.members])
+        torch.testing.assert_close(predicted, own.mean(0) * ensemble.units.deviation + ensemble.units.mean[0])
+
+
+def test_the_search_does_not_depend_on_the_units() -> None:
+    chosen = []
+    for scale, shift in ((100.0, 7.0), (1e5, 5e5)):
+        data = data_of((Y * scale + shift)[:, None])
+        model = network()
+        graph = se.trace(model, data.example())
+        scales = se.learn_scales(model, graph, data, 2, epochs=2, device="cpu", quiet=True)
+        scores = se.saliency(model, graph, scales, data, device="cpu", quiet=True)
+        chosen.append((scales, se.select(graph, scores, prune=0.5)))
+    for name, vectors in chosen[0][0].vectors.items():
+        torch.testing.assert_close(vectors, chosen[1][0].vectors[name], rtol=1e-3, atol=1e-3)
+    assert chosen[0][1] == chosen[1][1]
+
+
+def trained(scale: float, shift: float) -> nn.Module:
+    """A network that somebody has trained on targets of this size."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    for _ in range(200):
+        optimizer.zero_grad()
+        F.mse_loss(model(torch.tensor(X[:500])), torch.tensor(Y[:500, None])).backward()
+        optimizer.step()
+    last = model[-1]
+    with torch.no_grad():
+        last.weight.mul_(scale)
+        last.bias.mul_(scale).add_(shift)
+    return model
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(1e5, 5e5), (1e-3, 0.0), (10.0, -3.0), (1.0, 0.0)])
+def test_a_network_that_knows_the_units_keeps_them(scale: float, shift: float) -> None:
+    data, model = data_of((Y * scale + shift)[:, None]), trained(scale, shift)
+    ensemble = se.Ensemble([model])
+    se.train(ensemble, data, se.Recipe(epochs=0), "cpu", quiet=True)
+    assert ensemble.units is None
+    assert explained(ensemble, data) > 0.9
+    cut = se.structured_ensemble(
+        model, data, 2, 0.3, recipe=se.Recipe(epochs=0), search_epochs=1, device="cpu", quiet=True
+    )
+    assert cut.units is None
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+def test_units_are_in_the_file(tmp_path: Path, storage: Any) -> None:
+    data = data_of((Y * 1e5 + 5e5)[:, None])
+    ensemble = se.Ensemble([network()])
+    se.train(ensemble, data, se.Recipe.named("regression", epochs=1), "cpu", quiet=True)
+    ensemble.save(tmp_path / "prices.safetensors", storage)
+    loaded = se.Ensemble.load(tmp_path / "prices.safetensors", model=network())
+    assert loaded.units == ensemble.units is not None
+    torch.testing.assert_close(loaded.predict(X), ensemble.predict(X), rtol=0.05, atol=5e3)
+    assert loaded.half().predict(X[:9]).isfinite().all()  # 500,000 is more than half precision has
+
+
+def test_training_goes_on_in_the_same_units() -> None:
+    first, second = data_of((Y * 100 + 500)[:, None]), data_of((Y * 50 + 400)[:, None])
+    ensemble = se.Ensemble([network()])
+    se.train(ensemble, first, RECIPE, "cpu", quiet=True)
+    units, before = ensemble.units, ensemble.predict(X)
+    se.train(ensemble, second, se.Recipe(epochs=0), "cpu", quiet=True)
+    assert ensemble.units == units is not None
+    assert torch.equal(ensemble.predict(X), before)
+
+
+def test_a_loss_of_ones_own_sees_the_targets_units() -> None:
+    seen: list[tuple[float, float]] = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append((float(outputs.detach().mean()), float(targets.mean())))
+        return F.mse_loss(outputs, targets)
+
+    data = data_of((Y * 100 + 500)[:, None])
+    untrained = se.Ensemble([network()])
+    se.train(untrained, data, se.Recipe(epochs=1, rate=1e-6), "cpu", loss=loss, quiet=True)
+    assert untrained.units is None
+    assert all(abs(outputs) < 1 for outputs, _ in seen)  # as they are
+    ensemble = se.Ensemble([network()])
+    se.train(ensemble, data, RECIPE, "cpu", quiet=True)
+    assert ensemble.units is not None
+    seen.clear()
+    se.train(ensemble, data, se.Recipe(epochs=1, rate=1e-6), "cpu", loss=loss, quiet=True)
+    assert all(abs(outputs - targets) < 50 for outputs, targets in seen)
+    assert all(450 < targets < 550 for _, targets in seen)
+
+
+@pytest.mark.parametrize("method", ["snapshot", "deep", "batch-ensemble", "mc-dropout", "narrow"])
+def test_every_method_has_units(method: str) -> None:
+    data = data_of((Y * 1e5 + 5e5)[:, None])
+    model = se.zoo.mlp(10, num_classes=1)
+    ensemble = METHODS[method](model, data, members=2, recipe=RECIPE, seed=0, device="cpu", quiet=True)
+    assert explained(ensemble, data) > 0.5
+
+
+def test_several_values_have_a_mean_each_and_one_deviation() -> None:
+    targets = np.stack([Y * 100 + 500, Y * 10 - 2000], axis=1)
+    units = units_for([network(2)], data_of(targets))
+    assert units is not None
+    own = torch.tensor(targets[data_of(targets).train.index]).double()  # type: ignore[union-attr]
+    torch.testing.assert_close(torch.tensor(units.mean).double(), own.mean(0))
+    assert units.deviation == pytest.approx(float(own.var(0, correction=0).mean().sqrt()))
+    standard = units.standard(own)
+    torch.testing.assert_close(standard.mean(0), torch.zeros(2).double(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(units.restored(standard), own)
+    # Where outputs have another shape, one mean serves all.
+    for shape, model in (((600,), network()), ((600, 2, 1), network(2))):
+        values = np.broadcast_to(Y.reshape(600, *[1] * (len(shape) - 1)) * 100 + 500, shape)
+        found = units_for([model], data_of(values.copy()))
+        assert found is not None
+        assert len(found.mean) == 1
+
+
+def test_no_units_where_there_are_none_to_know() -> None:
+    constant = data_of(np.full((600, 1), 5000.0, np.float32))
+    assert units_for([network()], constant) is None
+    assert units_for([se.zoo.mlp(64)], se.load_data("digits")) is None
+    rows = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y[:, None] * 1e5))
+    streamed = se.Data.from_loaders(torch.utils.data.DataLoader(rows, batch_size=100))
+    assert units_for([network()], streamed) is None
+    zero = network()
+    nn.init.zeros_(zero[-1].weight)  # a network that gives the same for everything
+    nn.init.zeros_(zero[-1].bias)
+    assert units_for([zero], data_of(Y[:, None] * 1e5)) is not None
+
+
+def test_units_print() -> None:
+    assert repr(Units((1.0,), 2.0)) == "Units(mean=(1.0,), deviation=2.0)"
