@@ -2,6 +2,7 @@
 
 import gc
 import os
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.training import fleet
+from structured_ensembles.capture import CaptureError, Step, all_captured
+from structured_ensembles.training import fleet, graph
 from structured_ensembles.training.graph import GraphEngine
 from test_training import few_digits, network
 
@@ -96,6 +98,51 @@ def test_workspaces_are_small_unless_the_user_said_otherwise(
         trained(recipe, few_digits())
         assert os.environ[name] == expected
     monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("enough", [1, 2, 0])
+def test_fewer_members_at_a_time_if_memory_is_short(
+    stepwise: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch, enough: int
+) -> None:
+    """A GPU with memory for `enough` members at a time; the loop needs no more than one, either."""
+    tried: list[int] = []
+
+    def scarce(*arguments: object, **more: object) -> list[Step]:
+        if tried[-1] > enough:
+            raise CaptureError("CUDA out of memory") from torch.OutOfMemoryError("CUDA out of memory")
+        return all_captured(*arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(graph, "side_streams", lambda device, number: tried.append(number) or [])
+    monkeypatch.setattr(graph, "all_captured", scarce)
+    recipe = se.Recipe(epochs=2, batch_size=64, rate=0.02)
+    three = [network(number, dropout=0.0) for number in range(3)]
+    stepwise(True)
+    with warnings.catch_warnings(record=True, action="always") as told:
+        history = se.train(se.Ensemble(three), few_digits(), recipe, seed=3, quiet=True)
+    assert tried == [3, 2, 1][: {1: 3, 2: 2, 0: 3}[enough]]
+    messages = [str(warning.message) for warning in told]
+    assert "not enough memory for 3 members at a time: it trains 2, which Recipe(streams=2)" in messages[0]
+    assert ("without a CUDA graph" in messages[-1]) == (enough == 0)
+    stepwise(False)
+    again = [network(number, dropout=0.0) for number in range(3)]
+    expected = se.train(se.Ensemble(again), few_digits(), recipe, seed=3, quiet=True)
+    assert [row["loss"] for row in history.rows] == pytest.approx([row["loss"] for row in expected.rows], rel=1e-4)
+
+
+def test_other_errors_are_not_for_want_of_memory(
+    stepwise: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def broken(*_: object, **__: object) -> list[Step]:
+        raise CaptureError("it waits for the device") from RuntimeError("it waits for the device")
+
+    monkeypatch.setattr(graph, "side_streams", lambda device, number: tried.append(number) or [])
+    monkeypatch.setattr(graph, "all_captured", broken)
+    stepwise(True)
+    with pytest.warns(UserWarning, match="goes on without a CUDA graph, slower: it waits for the device"):
+        trained(se.Recipe(epochs=1), few_digits())
+    assert tried == [2]
 
 
 def test_a_graph_needs_a_gpu() -> None:

@@ -187,7 +187,7 @@ def _warm_up(
             if [id(tensor) for tensor in state()] != places:
                 raise CaptureError("it replaces tensors instead of changing them in place")
     finally:
-        torch.cuda.current_stream(device).wait_stream(stream)
+        torch.cuda.synchronize(device)  # after an error, side streams may still be at work
         restore()
         torch.cuda.synchronize(device)
 

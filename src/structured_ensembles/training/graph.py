@@ -4,13 +4,16 @@ The batch, the forward and backward passes, and the optimizers of all members ar
 step. The host only says "again": the order of an epoch, its crops and rates lie in tables on the device, a counter
 there says which row is next, and losses are summed up there. Members may have different widths, for each has a stream
 of its own, and small networks, of which one alone leaves most of a GPU idle, run side by side. That takes the memory of
-as many sets of activations; `Recipe.streams` lets fewer run at a time, in less memory.
+as many sets of activations; `Recipe.streams` lets fewer run at a time, in less memory, and so does a GPU that has not
+enough of it.
 
 Measured by benchmarks/fleet.py; recorded in benchmarks/results/fleet-h200.json.
 """
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -45,6 +48,7 @@ class GraphEngine:
             self.validation = feed_for(data.validation, data, 512, plan.device, dtype=plan.dtype)
         self.runners: list[Runner] = []
         self.streams: list[torch.cuda.Stream] = []
+        self.most = plan.recipe.streams  # members at a time; None: all of them
         self.steps: dict[tuple[str, int], Step] = {}
         self.example = torch.randn(2, *plan.shape, generator=torch.Generator().manual_seed(0))
         self.proposals: dict[Hashable, Shapes] = {}
@@ -86,7 +90,6 @@ class GraphEngine:
         self.steps.clear()  # before anything new is made, so that its memory is free
         self.padded = {member: self._padded(member) for member in active}
         self.runners = [Runner(member, self.plan, self.rate, self.padded[member]) for member in active]
-        self.streams = side_streams(self.plan.device, min(self.plan.recipe.streams or len(active), len(active)))
         kinds: list[tuple[str, Feed, Callable[[int], None]]] = [("train", self.training, self._train_step)]
         if self.validation is not None:
             kinds.append(("validate", self.validation, self._validation_step))
@@ -99,14 +102,35 @@ class GraphEngine:
         for kind, feed, function in kinds:
             feed.step.zero_()
             steps |= {(kind, size): partial(function, size) for size in feed.sizes}
-        graphs = all_captured(
-            list(steps.values()),
-            self.plan.device,
-            self._state,
-            modules=[runner.member.network for runner in self.runners] + self._loss_modules,
-            generators=lambda: [r.generator for r in self.runners if r.generator and r.draws],
-        )
-        self.steps = dict(zip(steps, graphs, strict=True))
+        self.steps = dict(zip(steps, self._captured(list(steps.values())), strict=True))
+
+    def _captured(self, steps: Sequence[Step]) -> list[Step]:
+        """The steps as graphs: of all members at a time, or of as many as the GPU has memory for."""
+        members, device = len(self.runners), self.plan.device
+        while True:
+            at_a_time = min(self.most or members, members)
+            self.streams = side_streams(device, at_a_time)
+            try:
+                return all_captured(
+                    steps,
+                    device,
+                    self._state,
+                    modules=[runner.member.network for runner in self.runners] + self._loss_modules,
+                    generators=lambda: [r.generator for r in self.runners if r.generator and r.draws],
+                )
+            except CaptureError as error:
+                if at_a_time == 1 or not isinstance(error.__cause__, torch.OutOfMemoryError):
+                    raise
+            # Here the error is gone, and with it the activations that it held.
+            self.most = (at_a_time + 1) // 2
+            warnings.warn(
+                f"the GPU has not enough memory for {at_a_time} members at a time: it trains {self.most}, which "
+                f"Recipe(streams={self.most}) says from the start",
+                stacklevel=5,
+            )
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def _padded(self, member: Member) -> Shapes:
         """The weights that get channels of zeros. Networks that look alike are traced once, but each is tried."""

@@ -36,8 +36,8 @@ class Recipe:
         the members one by one; "graph" captures a step of all of them in one CUDA graph; "auto" takes that on a GPU.
     compile: in the graph, run networks through torch.compile: some seconds more at the start. It pays for networks that
         have many small operations, and no batch normalisation, for which we have kernels. The loop does without.
-    streams: how many members the graph runs at the same time, each with activations in memory; None: all of them. With
-        1 it needs about the memory of the loop.
+    streams: how many members the graph runs at the same time, each with activations in memory; None: all of them, or
+        as many as the GPU has memory for. With 1 it needs about the memory of the loop.
     """
 
     epochs: int = 60
