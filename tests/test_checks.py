@@ -1,5 +1,6 @@
 """Wrong arguments are named, with what is possible, before any work."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ WRONG: list[tuple[Call, str]] = [
     (lambda t: se.evaluate(t.ensemble, t.data, fgsm=0.1), r"fgsm must be a list, such as \[0.1\]"),
     (lambda t: se.evaluate(t.ensemble, t.data, fgsm=["a"]), "epsilon must be between 0 and 1"),
     (lambda t: se.evaluate(t.ensemble, t.data, severities=3), r"severities must be a list, such as \[3\]"),
+    (lambda t: se.evaluate(t.ensemble, t.data, corruptions=3), r"corruptions must be a list, such as \[3\]"),
+    (lambda t: se.evaluate(t.ensemble, t.data, ood="digits"), "ood must be a Data, not a str"),
     (lambda t: se.train(t.network, t.data), "ensemble must be an Ensemble, not a LeNet5"),
     (lambda t: se.train(t.ensemble, [1, 2]), "data must be a Data, not a list"),
     (lambda t: se.train(t.ensemble, t.data, "modern"), "recipe must be a Recipe, such as"),
@@ -45,6 +48,8 @@ WRONG: list[tuple[Call, str]] = [
     (lambda t: se.structured_ensemble(t.network, "digits"), "data must be a Data, not a str"),
     (lambda t: se.structured_ensemble(t.network, t.data, prune="a"), "prune must be at least 0 and less than 1, not"),
     (lambda t: se.structured_ensemble(t.network, t.data, members=2.5), "members must be a whole number .*, not 2.5"),
+    (lambda t: se.structured_ensemble(t.network, t.data, seed="a"), "seed must be a whole number, not 'a'"),
+    (lambda t: se.learn_scales(t.network, t.graph, t.data, seed="a"), "seed must be a whole number, not 'a'"),
     (lambda t: se.learn_scales(t.network, t.data, t.graph), "graph must be a ChannelGraph, not a Data: trace"),
     (lambda t: se.learn_scales(t.network, t.graph, t.data, strength="a"), "strength must be a finite number"),
     (lambda t: se.saliency(t.network, t.graph, "x", t.data), "scales must be a Scales, not a str"),
@@ -54,7 +59,7 @@ WRONG: list[tuple[Call, str]] = [
     (lambda t: se.Ensemble(["a"]), "each of networks must be a torch.nn.Module, not a str"),
     (lambda t: se.Recipe(rate="a"), "rate must be a finite number of at least 0, not 'a'"),
     (lambda t: se.Recipe(patience=2.5), "patience must be a whole number of at least 1, or None, not 2.5"),
-    (lambda t: se.Recipe(milestones=3), "milestones must be a list of epochs, not 3"),
+    (lambda t: se.Recipe(milestones=3), r"milestones must be a list, such as \[3\]"),
     (lambda t: se.continual.StructuredLearner(t.network, seed=0.5), "seed must be a whole number, not 0.5"),
     (lambda t: se.continual.StructuredLearner(t.network, prune="a"), "prune must be at least 0"),
     (lambda t: se.continual.split_tasks("digits", 5), "data must be a Data, not a str"),
@@ -70,6 +75,14 @@ def test_wrong_arguments_are_named(things: Things, call: Call, message: str) -> 
 def test_numbers_of_numpy_are_numbers(things: Things) -> None:
     assert type(checked_seed(np.int64(3))) is int
     check_number("rate", np.float32(0.5))
+    recipe = se.Recipe(rate=np.float32(0.5), patience=np.int64(3), warmup=torch.tensor(1.0), momentum=np.array(0.9))
+    assert recipe == se.Recipe(rate=0.5, patience=3, warmup=1.0, momentum=np.array(0.9).item())
+    json.dumps(recipe.to_dict())
+    plain, other = (
+        se.evaluate(things.ensemble, things.data, fgsm=own) for own in ([0.125, 0.25], np.float32([0.125, 0.25]))
+    )
+    assert plain == other
+    assert len(se.Ensemble(se.zoo.mlp(64) for _ in range(3))) == 3  # type: ignore[arg-type]
     subnets = [se.select(things.graph, prune=own, members=1, selection="random")[0] for own in (0.5, np.float32(0.5))]
     assert subnets[0] == subnets[1]
 

@@ -79,6 +79,11 @@ def some_digits() -> se.Data:
     return se.Data.from_arrays(data.train.inputs[:420], data.train.targets[:420], classes=10, name="some")
 
 
+def some_values() -> se.Data:
+    x = torch.randn(400, 10, generator=torch.Generator().manual_seed(0))
+    return se.Data.from_arrays(x, x.sum(1, keepdim=True) / 10**0.5 + 2)
+
+
 class Dying(nn.Module):
     """Ends one process in the third epoch, the first time that it is run there."""
 
@@ -109,6 +114,12 @@ def work(folder: str, what: str, count: str = "2") -> None:
             ensemble, data, recipe, "cpu", seed=3, checkpoint=Path(folder) / "checkpoint.safetensors", quiet=True
         )
         write_tensors(out, ensemble.state_dict(), {"rows": str(len(history.rows))})
+    elif what == "regression":  # each process starts from weights of its own, and would choose units of its own
+        torch.manual_seed((0, 2)[rank()])
+        networks = [nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Identity(), nn.Linear(32, 1)) for _ in range(2)]
+        ensemble = se.Ensemble(networks)
+        se.train(ensemble, some_values(), se.Recipe.named("regression", epochs=30), "cpu", quiet=True)
+        write_tensors(out, ensemble.state_dict(), {})
     else:
         torch.manual_seed(0)
         if what == "none":  # a last batch that leaves the second process nothing
@@ -166,6 +177,19 @@ def test_more_processes_than_members_share_the_batches(tmp_path: Path) -> None:
         data = se.load_data("digits")
         ensemble.adopt(data)
         assert se.evaluate(ensemble, data)["cls/accuracy"] > 0.6
+
+
+def test_processes_agree_on_the_units_of_a_regression(tmp_path: Path) -> None:
+    done = run(2, tmp_path, "regression")
+    assert done.returncode == 0, done.stderr
+    states = [load_file(tmp_path / f"regression-{number}.safetensors") for number in range(2)]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    ensemble = se.Ensemble([nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Identity(), nn.Linear(32, 1)) for _ in "ab"])
+    ensemble.load_state_dict(states[0])
+    inputs, targets = some_values().train.inputs, some_values().train.targets  # type: ignore[union-attr]
+    errors = (ensemble.logits(inputs) - targets).square().mean((1, 2))  # of each member
+    assert (errors < 0.3).all()
 
 
 @pytest.mark.parametrize("what", ["saliency", "search", "none"])

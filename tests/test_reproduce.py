@@ -100,6 +100,10 @@ def toy(model: torch.nn.Module, data: se.Data, members: int = 5, **settings: obj
     return ensemble
 
 
+def failing(model: torch.nn.Module, data: se.Data, **settings: object) -> se.Ensemble:
+    raise RuntimeError("there is no method to it")
+
+
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("reproduce")
@@ -155,10 +159,11 @@ def test_a_method_from_outside_is_a_row(
 
 def test_a_failing_run_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
-    assert main(["reproduce", "table-accuracy", "--method", "single", "no.such:method", *options]) == 1
+    assert main(["reproduce", "table-accuracy", "--method", "single", "test_reproduce:failing", *options]) == 1
     captured = capsys.readouterr()
     assert "failed" in captured.err
-    assert "| no.such:method | – |" in captured.out
+    assert "there is no method to it" in captured.err
+    assert "| test_reproduce:failing | – |" in captured.out
     assert "| single | –" not in captured.out
 
 

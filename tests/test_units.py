@@ -11,7 +11,9 @@ from sklearn.datasets import make_friedman1
 from torch import Tensor, nn
 
 import structured_ensembles as se
+from structured_ensembles.losses import loss_for
 from structured_ensembles.methods import METHODS
+from structured_ensembles.training.checkpoint import load_checkpoint
 from structured_ensembles.units import Units, units_for
 
 X, Y = make_friedman1(600, noise=0.5, random_state=0)
@@ -101,6 +103,66 @@ def test_units_are_in_the_file(tmp_path: Path, storage: Any) -> None:
     assert loaded.half().predict(X[:9]).isfinite().all()  # 500,000 is more than half precision has
 
 
+def test_a_state_has_the_units_too() -> None:
+    data = data_of(np.stack([Y * 100 + 500, Y * 10 - 2000], axis=1))
+    ensemble, other = se.Ensemble([network(2)]), se.Ensemble([network(2)])
+    before = ensemble.state_dict()
+    assert "units" not in before
+    se.train(ensemble, data, se.Recipe.named("regression", epochs=1), "cpu", quiet=True)
+    other.load_state_dict(ensemble.state_dict())
+    assert other.units == ensemble.units is not None
+    assert torch.equal(other.logits(X), ensemble.logits(X))
+    other.load_state_dict(before)  # of a network that had none
+    assert other.units is None
+    regrouped = se.Ensemble(list(ensemble.members), task="regression", units=ensemble.units)
+    assert torch.equal(regrouped.predict(X), ensemble.predict(X))
+
+
+@pytest.mark.parametrize("seeds", [(0, 0), (0, 2), (2, 0)])  # another start would have decided otherwise
+def test_a_run_goes_on_in_the_units_it_began_with(tmp_path: Path, seeds: tuple[int, int]) -> None:
+    data, path = data_of((Y + 2)[:, None]), tmp_path / "checkpoint.safetensors"
+
+    def train(seed: int, passes: list[int]) -> se.Ensemble:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), Stopping(passes), nn.Linear(32, 1))
+        ensemble = se.Ensemble([model])
+        se.train(ensemble, data, se.Recipe.named("regression", epochs=6), "cpu", checkpoint=path, quiet=True)
+        return ensemble
+
+    with pytest.raises(Stopped):
+        train(seeds[0], [20])
+    began = read_units(path)
+    ensemble = train(seeds[1], [10**6])
+    assert ensemble.units == began
+    assert explained(ensemble, data) > 0.3
+    again = train(seeds[1] + 5, [10**6])  # nothing left to do
+    assert torch.equal(again.predict(X), ensemble.predict(X))
+
+
+class Stopped(Exception):  # noqa: N818
+    pass
+
+
+class Stopping(nn.Module):
+    """Ends training in the middle."""
+
+    def __init__(self, passes: list[int]) -> None:
+        super().__init__()
+        self.passes = passes
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes[0] -= self.training
+        if self.passes[0] < 0:
+            raise Stopped
+        return x
+
+
+def read_units(path: Path) -> Units | None:
+    found = load_checkpoint(path)
+    assert found is not None
+    return Units.from_json(found[1]["units"])
+
+
 def test_training_goes_on_in_the_same_units() -> None:
     first, second = data_of((Y * 100 + 500)[:, None]), data_of((Y * 50 + 400)[:, None])
     ensemble = se.Ensemble([network()])
@@ -169,6 +231,47 @@ def test_no_units_where_there_are_none_to_know() -> None:
     nn.init.zeros_(zero[-1].weight)  # a network that gives the same for everything
     nn.init.zeros_(zero[-1].bias)
     assert units_for([zero], data_of(Y[:, None] * 1e5)) is not None
+
+
+def test_classes_have_no_units() -> None:
+    ensemble = se.Ensemble([network(3)])
+    prices = np.stack([Y * 100 + 500] * 3, axis=1)
+    se.train(ensemble, data_of(prices), se.Recipe.named("regression", epochs=1), "cpu", quiet=True)
+    assert ensemble.units is not None
+    classes = se.Data.from_arrays(X, (Y > 0).astype(np.int64) + (Y > 1))
+    for smoothing in (0.0, 0.1):
+        se.train(ensemble, classes, se.Recipe(epochs=1, label_smoothing=smoothing), "cpu", quiet=True)
+        assert ensemble.units is None
+        with torch.no_grad():
+            assert torch.equal(ensemble.logits(X)[0], ensemble.members[0](torch.tensor(X)))
+
+
+@pytest.mark.parametrize("values", [1, 2])
+def test_an_ensemble_with_units_can_be_traced(values: int) -> None:
+    """What stands for a tensor while a program is traced must not be met later on."""
+    targets = np.stack([Y * 123 + 500, Y * 10 - 2000], axis=1)[:, :values]
+    ensemble = se.Ensemble([network(values)])
+    se.train(ensemble, data_of(targets), se.Recipe.named("regression", epochs=1), "cpu", quiet=True)
+    assert ensemble.units is not None
+    own, x = Units(tuple(mean + 1e-3 for mean in ensemble.units.mean), ensemble.units.deviation), torch.tensor(X[:4])
+    ensemble.units = own  # which nobody has used before
+    with torch.no_grad():
+        program = torch.export.export(ensemble, (x,))
+        expected = own.restored(ensemble.members[0](x))
+    found = ensemble.logits(x)[0]
+    assert type(found) is Tensor
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(program.module()(x)[0], expected)
+
+
+def test_a_module_as_loss_stays_one() -> None:
+    """The graph engine asks for the modules that run in a step."""
+    loss = nn.SmoothL1Loss()
+    own = loss_for(data_of(Y[:, None]), loss, Units((5.0,), 2.0))
+    assert isinstance(own, nn.Module)
+    assert loss in list(own.modules())
+    outputs, targets = torch.randn(9, 1), torch.randn(9, 1)
+    torch.testing.assert_close(own(outputs, targets), loss(outputs * 2 + 5, targets))
 
 
 def test_units_print() -> None:

@@ -69,7 +69,7 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
     if any(conversions):
         version, structure["conversions"] = 2, conversions
     if ensemble.units is not None:
-        version, structure["units"] = 3, [ensemble.units.mean, ensemble.units.deviation]
+        version, structure["units"] = 3, ensemble.units.to_json()
     return write_container(path, FORMAT, version, structure, tensors)
 
 
@@ -98,10 +98,8 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
             task=structure["task"],
             normalization=None if moments is None else Normalization(*map(tuple, moments)),
             threshold=structure["threshold"],
+            units=Units.from_json(structure.get("units")),
         )
-        if structure.get("units") is not None:
-            mean, deviation = structure["units"]
-            ensemble.units = Units(tuple(map(float, mean)), float(deviation))
         ensemble.ids = structure.get("ids", False)
         ensemble.input_shape = None if structure["input_shape"] is None else tuple(structure["input_shape"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

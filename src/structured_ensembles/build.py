@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from structured_ensembles.channels import ChannelGraph, trace
-from structured_ensembles.checks import check_type
+from structured_ensembles.checks import check_type, checked_seed
 from structured_ensembles.copying import dtype_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
@@ -65,6 +65,7 @@ def structured_ensemble(
         prune = 0.5
     check_type("model", model, nn.Module)
     check_data(data)
+    seed = checked_seed(seed)
     where = None if folder is None else Path(folder)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that requires gradients: there is nothing to train")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -15,6 +15,11 @@ def check_type(argument: str, given: Any, kind: type, hint: str = "") -> None:
         raise TypeError(f"{argument} must be {_a(expected)}, not {_a(type(given).__name__)}{hint and f': {hint}'}")
 
 
+def plain_number(given: Any) -> Any:
+    """A number of numpy or torch as Python's; anything else as it is."""
+    return given.item() if getattr(given, "ndim", None) == 0 else given
+
+
 def checked_seed(seed: Any) -> int:
     """A seed may be any whole number, numpy's too."""
     if not isinstance(seed, Integral):
@@ -22,10 +27,15 @@ def checked_seed(seed: Any) -> int:
     return int(seed)
 
 
+def check_list(argument: str, given: Any) -> None:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"{argument} must be a list, such as [{given!r}]")
+
+
 def check_whole(argument: str, given: Any, least: int = 1, *, or_none: bool = False) -> None:
     if or_none and given is None:
         return
-    if not isinstance(given, int) or given < least:
+    if not isinstance(given, Integral) or given < least:
         none = ", or None" if or_none else ""
         raise ValueError(f"{argument} must be a whole number of at least {least}{none}, not {given!r}")
 

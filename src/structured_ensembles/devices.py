@@ -1,11 +1,29 @@
 """Where to compute."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from structured_ensembles.copying import device_of
 
 Device = str | torch.device
+
+_kept: dict[tuple[tuple[float, ...], torch.device, torch.dtype], Tensor] = {}
+
+
+def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """These values as a tensor, shape (values,), that stays where it is.
+
+    A copy from the host makes a GPU wait and cannot be part of a CUDA graph, which needs its tensors to stay.
+    """
+    key = (values, device, dtype)
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    if traced or key not in _kept:
+        with torch.inference_mode(False):
+            made = torch.tensor(values, device=device, dtype=dtype)
+        if traced or type(made) is not Tensor:  # what stands for a tensor while a program is traced is none later
+            return made
+        _kept[key] = made
+    return _kept[key]
 
 
 def pick_device(device: Device, model: nn.Module) -> torch.device:

@@ -54,8 +54,8 @@ class Ensemble(nn.Module):
     classes, task, normalization: of the data they were trained on; `train` fills them in.
     threshold: an entropy above which a prediction is better discarded; `train` sets it from the validation split.
 
-    Members of a regression may give values of mean 0 and deviation 1 (see `units`); what the ensemble gives is always
-    as the targets are.
+    units: of a regression's members, which may give values of mean 0 and deviation 1; what the ensemble gives is always
+        as the targets are. `train` decides.
     """
 
     def __init__(
@@ -67,10 +67,12 @@ class Ensemble(nn.Module):
         task: Task = "classification",
         normalization: Normalization | None = None,
         threshold: float | None = None,
+        units: Units | None = None,
     ) -> None:
         super().__init__()
         if isinstance(networks, nn.Module) and not isinstance(networks, nn.ModuleList):
             raise TypeError("networks must be a list of networks, not one of them: Ensemble([network])")
+        networks = list(networks)
         if not networks:
             raise ValueError("networks must hold at least one network")
         for network in networks:
@@ -83,7 +85,7 @@ class Ensemble(nn.Module):
         self.task: Task = task
         self.normalization = normalization
         self.threshold = threshold
-        self.units: Units | None = None  # of the members' outputs, if not those of a regression's targets
+        self.units = units
         self.input_shape: tuple[int, ...] | None = None  # of one input
         self.ids = False  # whether inputs are whole numbers, such as tokens
         self.history: History | None = None  # of its training
@@ -103,6 +105,16 @@ class Ensemble(nn.Module):
             outputs = torch.cat([member_outputs(member, prepared) for member in self.members])
         return outputs if self.units is None else self.units.restored(outputs)
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.units is not None:
+            destination[f"{prefix}units"] = torch.tensor([self.units.deviation, *self.units.mean], dtype=torch.double)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        found = state_dict.pop(f"{prefix}units", None)
+        self.units = None if found is None else Units(tuple(found[1:].tolist()), float(found[0]))
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
     def _apply(self, fn: Any, recurse: bool = True) -> Ensemble:
         """Weights move to another place, device or type."""
         self.replays.clear()
@@ -116,6 +128,8 @@ class Ensemble(nn.Module):
         """Take over what a saved ensemble must know of its data: classes, task, normalisation, shape."""
         self.classes, self.task, self.normalization = data.classes, data.task, data.normalization
         self.input_shape, self.ids = data.shape, data.ids
+        if data.task != "regression":
+            self.units = None
 
     # Prediction -----------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from structured_ensembles.evaluation.robustness import is_over_all
 from structured_ensembles.files import write_tensors, write_text
 from structured_ensembles.methods import METHODS
 from structured_ensembles.models import build_model, find_function
-from structured_ensembles.parallel import rank
+from structured_ensembles.parallel import gather, rank
 from structured_ensembles.runs import (
     SAMPLES,
     close_run,
@@ -37,7 +37,7 @@ from structured_ensembles.runs import (
     read_samples,
 )
 from structured_ensembles.training import Recipe
-from structured_ensembles.training.mesh import gather, processes
+from structured_ensembles.training.mesh import processes
 from structured_ensembles.training.recipe import usual
 
 

@@ -3,7 +3,7 @@
 from torch import nn
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.checks import check_type
+from structured_ensembles.checks import check_type, checked_seed
 from structured_ensembles.initialization import draw_weights
 from structured_ensembles.selection import Subnet
 from structured_ensembles.shrinking import shrink
@@ -20,6 +20,7 @@ def extract(model: nn.Module, graph: ChannelGraph, subnet: Subnet, *, reinit: bo
     """
     check_type("model", model, nn.Module)
     check_type("graph", graph, ChannelGraph, "trace(model, example) gives one")
+    seed = checked_seed(seed)
     check_type("subnet", subnet, Subnet, "select(graph, …) gives a list of them")
     for name, size, kept in subnet.groups:
         if graph.prunable.get(name) != size:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from structured_ensembles.data import Data
 from structured_ensembles.units import Units
@@ -18,12 +18,24 @@ def loss_for(data: Data, loss: Loss | None, units: Units | None = None) -> Loss:
     units: those of the network's outputs, if they are not the targets'. The user's loss sees outputs as the targets
         are; the squared error sees both as the network gives them.
     """
-    own = loss or (F.cross_entropy if data.task == "classification" else mean_squared_error)
-    if units is None:
-        return own
+    if loss is None and data.task == "classification":
+        return F.cross_entropy
     if loss is None:
-        return lambda outputs, targets: own(outputs, units.standard(targets))
-    return lambda outputs, targets: own(units.restored(outputs), targets)
+        if units is None:
+            return mean_squared_error
+        return lambda outputs, targets: mean_squared_error(outputs, units.standard(targets))
+    return loss if units is None else _InUnits(loss, units)
+
+
+class _InUnits(nn.Module):
+    """The user's loss, which may be a module itself, of outputs as the targets are."""
+
+    def __init__(self, loss: Loss, units: Units) -> None:
+        super().__init__()
+        self.loss, self.units = loss, units
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(self.units.restored(outputs), targets)
 
 
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:

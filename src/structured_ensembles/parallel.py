@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,15 @@ def world() -> int:
 def rank() -> int:
     """Which of them this is."""
     return dist.get_rank() if world() > 1 else 0
+
+
+def gather(own: Any) -> list[Any]:
+    """What every process has to tell, in the order of the processes."""
+    found: list[Any] = [None] * world()
+    if world() == 1:
+        return [own]
+    dist.all_gather_object(found, own)
+    return found
 
 
 @torch.no_grad()

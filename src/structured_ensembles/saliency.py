@@ -58,8 +58,8 @@ def saliency(
     """Score every neuron for every member; one `Scores` per member. The model is not changed.
 
     loss: a function of (outputs, targets) that averages over samples; by default cross-entropy, or the squared error
-        for regression. Normalisation runs in evaluation mode on the statistics that the search collected. A group that
-        no derivative reaches is scored by its weights.
+        for regression, in the units of `train`. Normalisation runs in evaluation mode on the statistics that the search
+        collected. A group that no derivative reaches is scored by its weights.
     """
     check_walk(model, graph, data)
     check_type("scales", scales, Scales, "learn_scales gives them")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.capture import Step, captured_if_possible
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.checks import check_choice, check_number, check_type, check_whole
+from structured_ensembles.checks import check_choice, check_number, check_type, check_whole, checked_seed
 from structured_ensembles.copying import dtype_of, shadow_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
@@ -56,9 +56,10 @@ def learn_scales(
         correlation of the members' saliencies; about three times the cost), or None.
     initial, placement: how the vectors are drawn, and what they scale, see `Scales`.
     loss: a function of (outputs, targets) that averages over samples; by default cross-entropy, or the squared error
-        for regression.
+        for regression, in the units of `train`.
     """
     check_walk(model, graph, data)
+    seed = checked_seed(seed)
     scales = Scales.draw(graph, members, initial, placement, seed)
     check_choice("diversity", diversity, (*get_args(Diversity), None))
     for name, value, least in (("epochs", epochs, 0), ("batch_size", batch_size, 1)):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.checks import check_choice, check_share, check_type, check_whole
+from structured_ensembles.checks import check_choice, check_share, check_type, check_whole, checked_seed
 from structured_ensembles.saliency import Scores
 from structured_ensembles.scaling import check_prunable
 from structured_ensembles.tables import text_table
@@ -96,6 +96,7 @@ def select(
     check_choice("scope", scope, get_args(Scope))
     check_choice("selection", selection, get_args(Selection))
     check_whole("round_to", round_to)
+    seed = checked_seed(seed)
     if (prune is None) == (memory is None):
         raise ValueError("give either prune= or memory=, the one or the other")
     if prune is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.devices import constant
+from structured_ensembles.parallel import gather
 
 LOOKED_AT = 64  # samples that tell what units a network's outputs have
-WORTHWHILE = 4  # targets of deviation 1 to 3 around zero are within reach of a network as it is
+WORTHWHILE = 4  # how much nearer they must be to mean 0 and deviation 1 than to the targets'
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,28 @@ class Units:
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         return outputs * self.deviation + self._mean(outputs)
 
-    def _mean(self, like: Tensor) -> Tensor:
-        return _on_device(self.mean, like.device, like.dtype)
+    def _mean(self, like: Tensor) -> Tensor | float:
+        return self.mean[0] if len(self.mean) == 1 else constant(self.mean, like.device, like.dtype)
+
+    def to_json(self) -> list[Any]:
+        return [list(self.mean), self.deviation]
+
+    @classmethod
+    def from_json(cls, value: list[Any] | None) -> Units | None:
+        """The inverse of `to_json`; None stays None."""
+        return None if value is None else cls(tuple(map(float, value[0])), float(value[1]))
 
 
 def units_for(networks: Sequence[nn.Module], data: Data) -> Units | None:
     """The units of a regression's training targets; None where the networks have those of the targets already.
 
-    Also None for data that are not in memory, whose targets are not known before they come.
+    Also None for data that are not in memory, whose targets are not known before they come. Of several processes, which
+    may have drawn other weights, the first decides.
     """
+    return gather(_units(networks, data))[0]  # type: ignore[no-any-return]
+
+
+def _units(networks: Sequence[nn.Module], data: Data) -> Units | None:
     if data.task != "regression" or not isinstance(data.train, TensorSplit):
         return None
     split = data.train
@@ -83,10 +98,3 @@ def _outputs(networks: Sequence[nn.Module], data: Data, inputs: Tensor) -> Tenso
         if isinstance(outputs, Tensor):
             found.append(outputs.flatten(0, 1) if hasattr(network, "num_members") else outputs)
     return torch.cat(found).double() if found else torch.zeros(0)
-
-
-@cache
-def _on_device(mean: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Kept, since a copy from the host makes a GPU wait and cannot be part of a CUDA graph."""
-    with torch.inference_mode(False):
-        return torch.tensor(mean, device=device, dtype=dtype)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
+
+from structured_ensembles.devices import constant
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,9 @@ class Normalization:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(batch, channels, height, width), in [0,1], to values of mean 0 and deviation 1."""
-        mean, deviation = _on_device(self.mean, self.deviation, pixels.device, pixels.dtype)
+        mean, deviation = (
+            constant(values, pixels.device, pixels.dtype)[:, None, None] for values in (self.mean, self.deviation)
+        )
         return (pixels - mean) / deviation
 
     @classmethod
@@ -36,13 +39,3 @@ class Normalization:
             means.append(float(mean))
             deviations.append(float(variance.clamp_min(1e-12).sqrt()))
         return cls(tuple(means), tuple(deviations))
-
-
-@cache
-def _on_device(
-    mean: tuple[float, ...], deviation: tuple[float, ...], device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Kept, since a copy from the host makes a GPU wait and cannot be part of a CUDA graph, which needs it to stay."""
-    with torch.inference_mode(False):
-        both = (torch.tensor(values, device=device, dtype=dtype)[:, None, None] for values in (mean, deviation))
-        return tuple(both)  # type: ignore[return-value]

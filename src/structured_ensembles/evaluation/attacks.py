@@ -1,5 +1,7 @@
 """Attacks: images changed a little, in the direction that hurts the most."""
 
+from numbers import Real
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,5 +28,5 @@ def fgsm(ensemble: Ensemble, images: Tensor, targets: Tensor, epsilon: float) ->
 
 
 def check_epsilon(epsilon: float) -> None:
-    if not isinstance(epsilon, float | int) or not 0 <= epsilon <= 1:
+    if not isinstance(epsilon, Real) or not 0 <= float(epsilon) <= 1:
         raise ValueError(f"epsilon must be between 0 and 1, the range of a pixel, not {epsilon!r}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from structured_ensembles.checks import check_list, check_type
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.evaluation.attacks import check_epsilon
@@ -21,12 +22,11 @@ def check_request(
     """The names of the corruptions to do; raises a ValueError that says what cannot be done."""
     if data.task == "regression" and (fgsm or corruptions or ood is not None):
         raise ValueError("fgsm, corruptions and ood must be left out for a regression: there are no classes")
-    for name, given in (("fgsm", fgsm), ("severities", severities)):
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise TypeError(f"{name} must be a list, such as [{given!r}]")
+    check_list("severities", severities)
     for epsilon in fgsm:
         check_epsilon(epsilon)
     if ood is not None:
+        check_type("ood", ood, Data, "see Data.from_arrays, from_datasets and from_loaders")
         ood.split("test")
         if ood.shape != data.shape:
             raise ValueError(f"ood must have inputs of shape {data.shape}, as the data have, not {ood.shape}")
@@ -46,10 +46,9 @@ def _corruption_names(data: Data, corruptions: bool | Sequence[str] | CorruptedD
         if corruptions.shape != data.shape:
             raise ValueError(f"corruptions have images of shape {corruptions.shape}, but the data of {data.shape}")
         return corruptions.names
-    if isinstance(corruptions, str):
-        raise ValueError(f"corruptions must be a list of names, such as [{corruptions!r}]")
     if corruptions is True:
         return [name for name in CORRUPTIONS if name != "saturate" or data.shape[0] == 3]
+    check_list("corruptions", corruptions)
     assert not isinstance(corruptions, bool)
     for name in corruptions:
         check_name(name)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.checks import check_choice, check_type
+from structured_ensembles.checks import check_choice, check_list, check_type, plain_number
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import SplitName, check_data
@@ -57,6 +57,8 @@ def evaluate(
     check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
     check_data(data)
     check_choice("combine", combine, COMBINE)
+    check_list("fgsm", fgsm)
+    fgsm = [plain_number(epsilon) for epsilon in fgsm]
     names = check_request(data, fgsm, corruptions, severities, ood)
     logits, targets = predictions(ensemble, data.split(split), batch_size)
     if data.task == "regression":

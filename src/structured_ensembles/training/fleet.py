@@ -32,7 +32,7 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.discarding import discard_threshold
 from structured_ensembles.history import COLUMNS, History, Row
 from structured_ensembles.losses import Loss, loss_for
-from structured_ensembles.parallel import rank
+from structured_ensembles.parallel import gather, rank
 from structured_ensembles.training.channels_last import channels_last
 from structured_ensembles.training.checkpoint import (
     load_checkpoint,
@@ -43,7 +43,7 @@ from structured_ensembles.training.checkpoint import (
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.graph import GraphEngine
 from structured_ensembles.training.loop import LoopEngine
-from structured_ensembles.training.mesh import Mesh, collect_tensors, gather, mesh_for, spread
+from structured_ensembles.training.mesh import Mesh, collect_tensors, mesh_for, spread
 from structured_ensembles.training.plan import Engine, Member, Plan, Result
 from structured_ensembles.training.recipe import Recipe, check_recipe, usual
 from structured_ensembles.units import Units, units_for
@@ -66,7 +66,8 @@ def train(
     device: "auto" takes a GPU if there is one; the ensemble stays on the device.
     loss: a function of (outputs, targets) that averages over samples; by default the task's own. That of a regression
         is the squared error in units of the targets' variance: networks learn values of mean 0 and deviation 1, unless
-        they give values as large as the targets already; the ensemble gives values as the targets are.
+        they give values as large as the targets already, or data are streamed; the ensemble gives values as the targets
+        are. With a loss of your own, networks that are trained for the first time learn the targets as they are.
     checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
         weights.
     """
@@ -82,12 +83,15 @@ def train(
         ask_for_small_workspaces()  # before anything takes a large one
     ensemble.adopt(data)
     ensemble.to(where)
-    if loss is None and ensemble.units is None:  # else it was trained in them before
+    path = None if checkpoint is None else Path(checkpoint)
+    identity = _identity(ensemble, data, recipe, seed, loss)
+    earlier = _earlier(path, identity)
+    if earlier is not None:
+        ensemble.units = Units.from_json(earlier[1].get("units"))
+    elif loss is None and ensemble.units is None:
         ensemble.units = units_for(list(ensemble.members), data)
     cost = _loss(data, recipe, loss, ensemble.units)
     plan = _plan(data.to(where), recipe, cost, seed, where, dtype_of(ensemble), mesh)
-    path = None if checkpoint is None else Path(checkpoint)
-    identity = _identity(ensemble, data, recipe, seed, loss)
     cuda = [where] if where.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=cuda),
@@ -96,7 +100,8 @@ def train(
     ):
         networks = list(ensemble.members)
         fleet = [Member(network, recipe.optimizer_for(network, captured), _copy(network)) for network in networks]
-        history, first = _resume(path, fleet, identity)
+        history, first = _resume(earlier, fleet)
+        units = None if ensemble.units is None else ensemble.units.to_json()
         engine: Engine = GraphEngine(plan) if captured else LoopEngine(plan)
         for epoch in range(first, recipe.epochs):
             active = {number: member for number, member in enumerate(fleet) if member.stopped is None}
@@ -117,7 +122,7 @@ def train(
             _tell(fleet, history, own, rows, mesh)
             display.epoch(epoch, history, rate)
             if path is not None:
-                _save(path, fleet, history, epoch + 1, identity, mesh)
+                _save(path, fleet, history, epoch + 1, {"identity": identity, "units": units}, mesh)
         for number, member in enumerate(fleet):
             spread(list(member.best.values()), mesh.source(number))
             _restore(member.network, member.best)
@@ -255,7 +260,9 @@ def _identity(ensemble: Ensemble, data: Data, recipe: Recipe, seed: int, loss: L
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
-def _save(path: Path, fleet: list[Member], history: History, next_epoch: int, identity: str, mesh: Mesh) -> None:
+def _save(
+    path: Path, fleet: list[Member], history: History, next_epoch: int, run: Mapping[str, Any], mesh: Mesh
+) -> None:
     tensors: dict[str, Tensor] = {}
     for number, member in enumerate(fleet):
         if rank() != mesh.source(number):
@@ -266,21 +273,26 @@ def _save(path: Path, fleet: list[Member], history: History, next_epoch: int, id
     everything = collect_tensors(tensors)
     if everything is not None:
         members = [_standing(member) for member in fleet]
-        state = {"identity": identity, "epoch": next_epoch, "members": members, "rows": history.rows}
+        state = {**run, "epoch": next_epoch, "members": members, "rows": history.rows}
         save_checkpoint(path, everything, state)
 
 
-def _resume(path: Path | None, fleet: list[Member], identity: str) -> tuple[History, int]:
-    """Bring the fleet to where a checkpoint left it; returns the history so far and the next epoch."""
+def _earlier(path: Path | None, identity: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The checkpoint of this run; None if there is none."""
     found = None if path is None else load_checkpoint(path)
-    if found is None:
-        return History(), 0
-    tensors, state = found
-    if state["identity"] != identity:
+    if found is not None and found[1]["identity"] != identity:
         raise ValueError(
             f"checkpoint {path} is of another run (its networks, data, recipe or seed differ): "
             "delete it, or choose another file"
         )
+    return found
+
+
+def _resume(earlier: tuple[dict[str, Tensor], dict[str, Any]] | None, fleet: list[Member]) -> tuple[History, int]:
+    """Bring the fleet to where a checkpoint left it; returns the history so far and the next epoch."""
+    if earlier is None:
+        return History(), 0
+    tensors, state = earlier
     history = History(state["rows"])
     for number, (member, kept) in enumerate(zip(fleet, state["members"], strict=True)):
         device = next(member.network.parameters()).device

@@ -21,12 +21,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before there is a group, which its functions would hold as their default: see _MESHES
 from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from structured_ensembles.parallel import rank, world
+
+if dist.is_available() and not dist.is_initialized():
+    import torch.distributed.nn  # loaded later, its functions would hold the group as their default: see _MESHES
 
 
 @dataclass(frozen=True)
@@ -83,15 +85,6 @@ def _mesh(member_places: int, data_places: int, kind: str) -> Mesh:
     whole = init_device_mesh(kind, (member_places, data_places), mesh_dim_names=("member", "data"))
     group = whole["data"].get_group() if member_places > 1 else None
     return Mesh(rank() // data_places, member_places, rank() % data_places, data_places, group)
-
-
-def gather(own: Any) -> list[Any]:
-    """What every process has to tell, in the order of the processes."""
-    found: list[Any] = [None] * world()
-    if world() == 1:
-        return [own]
-    dist.all_gather_object(found, own)
-    return found
 
 
 def collect_tensors(own: Mapping[str, Tensor]) -> dict[str, Tensor] | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
-from structured_ensembles.checks import check_choice, check_number, check_share, check_whole
+from structured_ensembles.checks import check_choice, check_list, check_number, check_share, check_whole, plain_number
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.training.fused import can_be_fused, look_at_derivatives
 
@@ -61,6 +60,8 @@ class Recipe:
     streams: int | None = None
 
     def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            object.__setattr__(self, name, plain_number(value))
         for name, least in (("epochs", 0), ("batch_size", 1)):
             check_whole(name, getattr(self, name), least)
         for name in ("rate", "momentum", "weight_decay", "factor", "warmup"):
@@ -78,8 +79,7 @@ class Recipe:
         }
         for name, possible in choices.items():
             check_choice(name, getattr(self, name), get_args(possible))
-        if isinstance(self.milestones, str) or not isinstance(self.milestones, Iterable):
-            raise TypeError(f"milestones must be a list of epochs, not {self.milestones!r}")
+        check_list("milestones", self.milestones)
         object.__setattr__(self, "milestones", tuple(self.milestones))
 
     @classmethod
