@@ -225,6 +225,21 @@ def test_a_group_of_ones_own_ends_with_nothing_left_and_another_may_follow(tmp_p
     assert done.returncode == 0, done.stderr
 
 
+def test_imported_within_a_group_it_does_not_hold_it(tmp_path: Path) -> None:
+    code = """
+        import sys
+        sys.path.insert(0, {tests!r})
+        import torch.distributed as dist
+        dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/meeting", rank=0, world_size=1)
+        from test_mesh import threads_of_groups
+        assert threads_of_groups()
+        dist.destroy_process_group()
+        assert not threads_of_groups()
+    """
+    done = run(1, tmp_path, code=code)
+    assert done.returncode == 0, done.stderr
+
+
 def test_members_are_spread_first() -> None:
     mesh = Mesh(member_place=1, member_places=2, data_place=0, data_places=2)
     assert [mesh.trains(number) for number in range(5)] == [False, True, False, True, False]
