@@ -27,9 +27,9 @@ def checked_seed(seed: Any) -> int:
     return int(seed)
 
 
-def check_list(argument: str, given: Any) -> None:
+def check_list(argument: str, given: Any, of: str = "") -> None:
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise TypeError(f"{argument} must be a list, such as [{given!r}]")
+        raise ValueError(f"{argument} must be a list{of and f' of {of}'}, such as [{given!r}]")
 
 
 def check_whole(argument: str, given: Any, least: int = 1, *, or_none: bool = False) -> None:

@@ -48,7 +48,7 @@ def _corruption_names(data: Data, corruptions: bool | Sequence[str] | CorruptedD
         return corruptions.names
     if corruptions is True:
         return [name for name in CORRUPTIONS if name != "saturate" or data.shape[0] == 3]
-    check_list("corruptions", corruptions)
+    check_list("corruptions", corruptions, "names")
     assert not isinstance(corruptions, bool)
     for name in corruptions:
         check_name(name)
