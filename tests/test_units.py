@@ -220,13 +220,29 @@ def test_several_values_have_a_mean_each_and_one_deviation() -> None:
         assert len(found.mean) == 1
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_streamed_targets_have_units_too(shuffle: bool) -> None:
+    rows = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y[:, None] * 1e5 + 5e5))
+    loader = torch.utils.data.DataLoader(rows, batch_size=100, shuffle=shuffle)
+    data = se.Data.from_loaders(loader, test=loader)
+    model, before = network(), torch.get_rng_state()
+    units = units_for([model], data)
+    assert units is not None
+    assert torch.equal(torch.get_rng_state(), before)
+    assert units.mean[0] == pytest.approx(5e5, rel=0.02)
+    assert units.deviation == pytest.approx(1e5, rel=0.1)
+    torch.randn(7)
+    assert units_for([model], data) == units  # whatever was drawn meanwhile
+    ensemble = se.Ensemble([network()])
+    se.train(ensemble, data, RECIPE, "cpu", quiet=True)
+    assert ensemble.units == units
+    assert explained(ensemble, data) > 0.75
+
+
 def test_no_units_where_there_are_none_to_know() -> None:
     constant = data_of(np.full((600, 1), 5000.0, np.float32))
     assert units_for([network()], constant) is None
     assert units_for([se.zoo.mlp(64)], se.load_data("digits")) is None
-    rows = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y[:, None] * 1e5))
-    streamed = se.Data.from_loaders(torch.utils.data.DataLoader(rows, batch_size=100))
-    assert units_for([network()], streamed) is None
     zero = network()
     nn.init.zeros_(zero[-1].weight)  # a network that gives the same for everything
     nn.init.zeros_(zero[-1].bias)

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
 from structured_ensembles.data import Data
-from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.data.splits import Batch, Split, TensorSplit
 from structured_ensembles.devices import constant
 from structured_ensembles.parallel import gather
 
 LOOKED_AT = 64  # samples that tell what units a network's outputs have
+STREAMED = 512  # samples of a loader that tell what the targets are like
 WORTHWHILE = 4  # how much nearer they must be to mean 0 and deviation 1 than to the targets'
 
 
@@ -59,18 +60,16 @@ class Units:
 def units_for(networks: Sequence[nn.Module], data: Data) -> Units | None:
     """The units of a regression's training targets; None where the networks have those of the targets already.
 
-    Also None for data that are not in memory, whose targets are not known before they come. Of several processes, which
-    may have drawn other weights, the first decides.
+    Of several processes, which may have drawn other weights, the first decides.
     """
     return gather(_units(networks, data))[0]  # type: ignore[no-any-return]
 
 
 def _units(networks: Sequence[nn.Module], data: Data) -> Units | None:
-    if data.task != "regression" or not isinstance(data.train, TensorSplit):
+    if data.task != "regression":
         return None
-    split = data.train
-    targets, rows = split.targets[split.index].double(), split.index[:LOOKED_AT]
-    outputs = _outputs(networks, data, split.inputs[rows])
+    inputs, targets = _looked_at(data.train)
+    outputs = _outputs(networks, data, inputs)
     by_value = targets.dim() == 2 and outputs.shape[1:] == targets.shape[1:]
     mean = targets.mean(0) if by_value else targets.mean().expand(1)
     deviation = float((targets - mean).square().mean().sqrt())
@@ -78,6 +77,18 @@ def _units(networks: Sequence[nn.Module], data: Data) -> Units | None:
         return None
     units = Units(tuple(mean.tolist()), deviation)
     return None if _distance(units.standard(outputs)) < _distance(outputs) + WORTHWHILE else units
+
+
+def _looked_at(split: Split) -> tuple[Tensor, Tensor]:
+    """Inputs of a few samples, and targets: of all samples in memory, or of those that a loader gives first."""
+    if isinstance(split, TensorSplit):
+        return split.inputs[split.index[:LOOKED_AT]], split.targets[split.index].double()
+    batches: list[Batch] = []
+    for batch in split.batches(STREAMED, seed=(0,)):
+        batches.append(batch)
+        if sum(len(targets) for _, targets in batches) >= STREAMED:
+            break
+    return batches[0][0][:LOOKED_AT], torch.cat([targets for _, targets in batches]).double()
 
 
 def _distance(values: Tensor) -> float:

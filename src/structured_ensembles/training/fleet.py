@@ -66,8 +66,8 @@ def train(
     device: "auto" takes a GPU if there is one; the ensemble stays on the device.
     loss: a function of (outputs, targets) that averages over samples; by default the task's own. That of a regression
         is the squared error in units of the targets' variance: networks learn values of mean 0 and deviation 1, unless
-        they give values as large as the targets already, or data are streamed; the ensemble gives values as the targets
-        are. With a loss of your own, networks that are trained for the first time learn the targets as they are.
+        they give values as large as the targets already; the ensemble gives values as the targets are. With a loss of
+        your own, networks that are trained for the first time learn the targets as they are.
     checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
         weights.
     """
