@@ -89,7 +89,10 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def dtype_of(model: nn.Module) -> torch.dtype:
     """The type of numbers it computes with: that of its first parameter of floats."""
-    return next((own.dtype for own in model.parameters() if own.is_floating_point()), torch.float32)
+    for own in model.parameters():  # no generator: torch 2.6 cannot export those
+        if own.is_floating_point():
+            return own.dtype
+    return torch.float32
 
 
 def device_of(model: nn.Module) -> torch.device:
