@@ -245,7 +245,7 @@ def test_damaged_samples_are_measured_again(reproduced: Path, tmp_path: Path) ->
     [
         (["--method", "nope"], "method must be one of single"),
         (["--dataset", "digits", "--model", "nope"], "model must be one of"),
-        (["--dataset", "nope"], "name must be one of 'digits'"),
+        (["--dataset", "nope"], "dataset must be one of 'digits', 'mnist'"),
         (["--dataset", "nope:nope"], "cannot be imported"),
     ],
 )

@@ -53,7 +53,6 @@ class Ensemble(nn.Module):
     subnets: what each was cut out of the base network, where it was.
     classes, task, normalization: of the data they were trained on; `train` fills them in.
     threshold: an entropy above which a prediction is better discarded; `train` sets it from the validation split.
-
     units: of a regression's members, which may give values of mean 0 and deviation 1; what the ensemble gives is always
         as the targets are. `train` decides.
     """

@@ -234,8 +234,8 @@ def _given_split(label: str, pair: Iterable[Any], like: Tensor, task: Task, ids:
     return TensorSplit(x, y, torch.arange(len(x)))
 
 
-def check_data(data: Any) -> None:
-    check_type("data", data, Data, "see Data.from_arrays, from_datasets and from_loaders")
+def check_data(data: Any, argument: str = "data") -> None:
+    check_type(argument, data, Data, "see Data.from_arrays, from_datasets and from_loaders")
 
 
 def _check_loader(label: str, loader: DataLoader[Any]) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from structured_ensembles.checks import check_list, check_type
+from structured_ensembles.checks import check_list
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
+from structured_ensembles.data.dataset import check_data
 from structured_ensembles.evaluation.attacks import check_epsilon
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS
 from structured_ensembles.evaluation.corruptions.corrupt import check_name, check_severity
@@ -26,7 +27,7 @@ def check_request(
     for epsilon in fgsm:
         check_epsilon(epsilon)
     if ood is not None:
-        check_type("ood", ood, Data, "see Data.from_arrays, from_datasets and from_loaders")
+        check_data(ood, "ood")
         ood.split("test")
         if ood.shape != data.shape:
             raise ValueError(f"ood must have inputs of shape {data.shape}, as the data have, not {ood.shape}")

@@ -54,15 +54,13 @@ def snapshot_ensemble(
     for number in range(members):
         network = clone_of(networks[-1] if networks else model)
         checkpoint = None if folder is None else Path(folder) / f"checkpoint-{number + 1}.safetensors"
-        alone = Ensemble([network])
-        alone.units = units
+        alone = Ensemble([network], units=units)
         own = train(alone, data, annealed, device, seed * 1000 + number, checkpoint=checkpoint, quiet=quiet)
         units = alone.units
         _append(history, own, number, cycle)
         networks.append(network)
-    ensemble = Ensemble(networks)
+    ensemble = Ensemble(networks, units=units)
     ensemble.adopt(data)
-    ensemble.units = units
     ensemble.history = history
     if data.validation is not None and data.task == "classification":
         ensemble.threshold = discard_threshold(ensemble, data)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from structured_ensembles.checks import check_choice
 from structured_ensembles.continual import LEARNERS
 from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
-from structured_ensembles.data.sources import is_cached
+from structured_ensembles.data.sources import data_sets
 from structured_ensembles.experiment import Experiment, Request, measure_experiment, read_figures, train_experiment
 from structured_ensembles.grid import Job, run_grid
 from structured_ensembles.methods import METHODS
@@ -103,7 +104,7 @@ def _check_names(experiment: Experiment | ContinualExperiment) -> None:
     if ":" in experiment.dataset:
         find_function("dataset", experiment.dataset, {})
     else:
-        is_cached(experiment.dataset)
+        check_choice("dataset", experiment.dataset, list(data_sets()))
 
 
 def _read(experiment: Experiment | ContinualExperiment) -> Callable[[Path], Finished]:
