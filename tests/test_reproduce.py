@@ -17,7 +17,7 @@ from structured_ensembles.experiment import Experiment, Request, measure_experim
 from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.reproduce import is_complete
 from structured_ensembles.paper.studies import Part, figure_of
-from structured_ensembles.report.collected import Finished, front_points, read_run
+from structured_ensembles.report.collected import Finished, front_points, pictures, read_run
 from structured_ensembles.report.page import grouped
 
 SMOKE = Part(seeds=(0,), smoke=True)
@@ -84,6 +84,18 @@ def test_what_is_missing_of_a_request() -> None:
     assert request.missing({**figures, **some}) == Request((), True, (5,))
     del five["cor/saturate@5"]  # grey images have no saturation
     assert request.missing({**figures, "adv/fgsm@0.5": 0.1, **five}) == Request((), False, ())
+
+
+def test_the_figure_of_corruptions_shows_means_over_all_of_them(reproduced: Path) -> None:
+    run = next(iter((reproduced / "runs").glob("*-deep-*")))
+    whole = read_run(run)
+    some = {name: own for name, own in whole.figures.items() if not name.startswith("cor/") or "fog@" in name}
+    some |= {"cor/mean@3": 0.99, "cor/mean@5": 0.99}  # sens evaluate --corruptions fog
+    drawn = [
+        {picture.name for picture in pictures({"deep": [Finished(run, whole.config, whole.result, figures)]})}
+        for figures in (whole.figures, some)
+    ]
+    assert drawn[0] - drawn[1] == {"corruptions"}
 
 
 def test_limit_takes_fewer_training_samples() -> None:
