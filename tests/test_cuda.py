@@ -162,6 +162,35 @@ def test_one_stream_takes_the_memory_of_the_loop() -> None:
     assert one < 0.5 * all_five
 
 
+def test_all_streams_take_the_living_tensors_of_the_loop() -> None:
+    """By `max_memory_allocated`, which counts what a graph holds only while it is captured."""
+    data, living = se.load_data("digits"), []
+    for how in ({"engine": "loop"}, {}):
+        memory_of(data, 5, **how)
+        living.append(torch.cuda.max_memory_allocated())
+    assert living[1] <= 1.3 * living[0]
+
+
+def test_fewer_members_at_a_time_if_memory_is_short() -> None:
+    def losses() -> list[float]:
+        torch.manual_seed(0)
+        ensemble = se.Ensemble([se.zoo.resnet20(in_channels=1) for _ in range(5)])
+        return [row["loss"] for row in se.train(ensemble, data, recipe, quiet=True).rows]
+
+    data, recipe = se.load_data("digits"), se.Recipe(epochs=2, batch_size=1024)
+    all_five, one = memory_of(data, 5), memory_of(data, 5, streams=1)
+    expected = losses()
+    from_scratch()
+    enough = torch.cuda.memory_reserved() + (one + all_five) / 2
+    torch.cuda.set_per_process_memory_fraction(enough / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        with pytest.warns(UserWarning, match="not enough memory for 5 members at a time"):  # and no other way
+            found = losses()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
 def test_streams_change_nothing_but_the_memory() -> None:
     data = se.load_data("digits")
     losses = []

@@ -12,7 +12,7 @@ import random
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -53,8 +53,9 @@ def all_captured(
     """
     if device.type != "cuda":
         return list(steps)
-    with _one_at_a_time, torch.cuda.device(device), _deterministic():
+    with _one_at_a_time, torch.cuda.device(device), _deterministic(), _in_this_thread():
         ask_for_small_workspaces()
+        _drop_workspaces()
         try:
             for step in steps:  # all of them before the first capture, which then has the memory that this took
                 _warm_up(step, device, state, modules)
@@ -216,6 +217,11 @@ def _no_collecting() -> Iterator[None]:
     finally:
         if before:
             gc.enable()
+
+
+def _in_this_thread() -> AbstractContextManager[None]:
+    """Backward passes too: in a thread of their own, cuBLAS takes a second workspace for each stream."""
+    return torch.autograd.set_multithreading_enabled(False)
 
 
 @contextmanager
