@@ -1,6 +1,7 @@
 """Our Triton kernels give what PyTorch gives: here by Triton's interpreter, in test_cuda.py on a GPU."""
 
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.training import batch_norm as norm
-from structured_ensembles.training import fleet, graph
-from structured_ensembles.training.convolution import weight_gradient
+from structured_ensembles.training import convolution, fleet, graph
+from structured_ensembles.training.convolution import input_gradient, outputs_of, weight_gradient
 
 here = pytest.mark.skipif(
     torch.cuda.is_available() or find_spec("triton") is None,
@@ -60,17 +61,21 @@ def check_channels_of_zeros(size: int, device: str) -> None:
     assert all(bool(tensor.isnan().all()) for tensor in beyond)
 
 
-def check_weight_gradient(
+def check_convolution(
     shape: tuple[int, ...], outputs: int, size: int, stride: int, padding: int, dtype: torch.dtype, device: str
 ) -> None:
     torch.manual_seed(0)
     x = torch.randn(shape, device=device).to(dtype, memory_format=torch.channels_last)
-    weight = torch.randn(outputs, shape[1], size, size, device=device, dtype=dtype)
-    y = F.conv2d(x, weight, None, stride, padding)
-    dy = torch.randn_like(y).to(memory_format=torch.channels_last)
-    expected = torch.nn.grad.conv2d_weight(x.double(), weight.shape, dy.double(), stride, padding)
-    found = weight_gradient(x, dy, weight, stride, padding)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
+    weight = torch.randn(outputs, shape[1], size, size, device=device).to(dtype, memory_format=torch.channels_last)
+    exact = [tensor.double().requires_grad_() for tensor in (x, weight)]
+    y = F.conv2d(*exact, None, stride, padding)
+    dy = torch.randn_like(y).to(dtype, memory_format=torch.channels_last)
+    expected = [y, *torch.autograd.grad(y, exact, dy.double())]
+    how = (weight, stride, padding)
+    found = [outputs_of(x, *how), input_gradient(x, dy, *how), weight_gradient(x, dy, *how)]
+    for one, reference in zip(found, expected, strict=True):
+        assert one.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(one.double(), reference, rtol=1e-2, atol=1e-2 * float(reference.abs().max()))
 
 
 @here
@@ -98,15 +103,25 @@ def test_batch_norm_leaves_channels_of_zeros() -> None:
     ("shape", "outputs", "size", "stride", "padding"),
     [
         ((8, 16, 12, 12), 8, 3, 1, 1),
-        ((17, 2, 32, 32), 4, 3, 1, 1),  # more blocks than are added up at a time
         ((5, 3, 11, 7), 16, 3, 2, 1),
         ((4, 7, 9, 9), 5, 5, 1, 0),
         ((2, 8, 6, 6), 16, 1, 2, 0),
+        ((2, 24, 6, 9), 40, 3, 1, 1),
+        ((2, 64, 5, 4), 32, 3, 1, 1),
+        ((3, 1, 9, 9), 20, 7, 1, 3),
+        ((2, 5, 6, 6), 3, 2, 1, 0),
+        ((2, 16, 4, 4), 8, 1, 1, 1),  # more padding than kernel
     ],
 )
-def test_weight_gradient(shape: tuple[int, ...], outputs: int, size: int, stride: int, padding: int) -> None:
+def test_convolution(shape: tuple[int, ...], outputs: int, size: int, stride: int, padding: int) -> None:
     # In float16, as the interpreter multiplies no matrices of bfloat16.
-    check_weight_gradient(shape, outputs, size, stride, padding, torch.float16, "cpu")
+    check_convolution(shape, outputs, size, stride, padding, torch.float16, "cpu")
+
+
+@here
+def test_convolution_of_more_pixels_than_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "MOST_BLOCKS", 4)
+    check_convolution((6, 2, 16, 16), 4, 3, 1, 1, torch.float16, "cpu")
 
 
 @pytest.fixture
@@ -114,9 +129,9 @@ def normalized(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let the graph engine's steps run here, on our batch normalisation; lists the channels it has seen."""
     channels: list[int] = []
 
-    def ours(x: Tensor, module: nn.BatchNorm2d) -> Tensor:
+    def ours(x: Tensor, module: nn.BatchNorm2d, *more: Any, **named: Any) -> Tensor:
         channels.append(x.shape[1])
-        return batch_norm(x, module)
+        return batch_norm(x, module, *more, **named)
 
     def fits(x: Tensor) -> bool:
         return x.is_contiguous(memory_format=torch.channels_last) and x.dtype == torch.bfloat16
@@ -128,9 +143,19 @@ def normalized(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return channels
 
 
+class Peering(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is not Tensor:
+            raise TypeError("something else than a tensor")
+        return x.clamp(min=0)
+
+
 @here
-def test_a_network_learns_the_same_by_our_batch_norm(normalized: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bfloat16, with five channels filled up to eight."""
+@pytest.mark.parametrize(("activation", "width"), [(nn.ReLU, 8), (Peering, 5)])  # one joins in, the other minds
+def test_a_network_learns_the_same_by_our_batch_norm(
+    activation: type[nn.Module], width: int, normalized: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, with five channels filled up to eight where that can be found out."""
     images = torch.randint(0, 256, (48, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     data = se.Data.from_arrays(images, torch.arange(48) % 10, validation=0.0)
     recipe = se.Recipe(epochs=1, batch_size=16, rate=1e-3, warmup=0, precision="bfloat16", augmentation="none")
@@ -138,9 +163,9 @@ def test_a_network_learns_the_same_by_our_batch_norm(normalized: list[int], monk
     for replaceable in (norm.replaceable, lambda network: []):
         monkeypatch.setattr(graph, "replaceable", replaceable)
         torch.manual_seed(0)
-        layers = [nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 16, 3, bias=False)]
-        head = [nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
+        layers = [nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), activation(), nn.Conv2d(5, 16, 3, bias=False)]
+        head = [nn.BatchNorm2d(16), activation(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
         history = se.train(se.Ensemble([nn.Sequential(*layers, *head)]), data, recipe, "cpu", quiet=True)
         losses.append(history.rows[0]["loss"])
-    assert normalized == [8, 16] * 3  # three steps, once
+    assert normalized == [width, 16] * 3  # three steps, once
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)

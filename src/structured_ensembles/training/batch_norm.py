@@ -1,7 +1,8 @@
-"""Batch normalisation in four kernels: two forward, two backward, for images stored channels last.
+"""Batch normalisation, and a sum and a ReLU that follow it, in four kernels for images stored channels last.
 
-PyTorch takes eight, among them fills of counters and an update of the running statistics. A fleet of small networks is
-bound by the number of kernels rather than by their work, and normalisation has more than half of them. As in PyTorch,
+Two are forward, two backward. PyTorch takes eight, among them fills of counters and an update of the running
+statistics, and three more for a sum and a ReLU. A fleet of small networks is bound by the number of kernels and by what
+they read and write rather than by their work, and normalisation has more than half of both. As in PyTorch,
 statistics are float32 whatever the type of the images, and merged in a numerically safe way (Chan et al. 1979): every
 block of rows gives its own mean and sum of squares around it.
 """
@@ -17,12 +18,17 @@ from torch import Tensor, nn
 MOST_BLOCKS = 256  # of rows: what the second kernel of a pair reads of the first's results stays small
 
 
-def batch_norm(x: Tensor, module: nn.BatchNorm2d) -> Tensor:
+def batch_norm(
+    x: Tensor, module: nn.BatchNorm2d, other: Tensor | None = None, relu: bool = False, again: bool = False
+) -> Tensor:
     """What `module` makes of x (batch, channels, height, width) in training, running statistics included.
 
-    If x has more channels than the module, those on top must be zero, and are zero in the result.
+    If x has more channels than the module, those on top must be zero, and are so in what it makes of them.
+    other: is added to it, (batch, channels, height, width) of the same type. relu: comes last.
+    again: the running statistics know of x already.
     """
-    return _BatchNorm.apply(x, module.weight, module.bias, module)  # type: ignore[no-any-return]
+    momentum = 0.0 if again else module.momentum
+    return _BatchNorm.apply(x, other, module.weight, module.bias, module, relu, momentum)  # type: ignore[no-any-return]
 
 
 def fits(x: Tensor) -> bool:
@@ -55,7 +61,16 @@ def replaceable(network: nn.Module) -> list[nn.BatchNorm2d]:
 
 class _BatchNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, module: nn.BatchNorm2d) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        other: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        module: nn.BatchNorm2d,
+        relu: bool,
+        momentum: float,
+    ) -> Tensor:
         from structured_ensembles.training.kernels import batch_norm as kernels
 
         shape = _Shape(x)
@@ -63,31 +78,38 @@ class _BatchNorm(torch.autograd.Function):
         kernels.moments[shape.grid](x, partial, shape.rows, shape.width, shape.per_block, **shape.tile)
         y = torch.empty_like(x)
         saved = torch.empty(2, shape.width, device=x.device)
+        if other is not None:
+            other = other.contiguous(memory_format=torch.channels_last)
         kernels.normalize[shape.grid](
-            x, partial, weight, bias, y, saved, module.running_mean, module.running_var,
-            shape.rows, shape.width, len(weight), shape.per_block, shape.blocks, module.eps, module.momentum,
-            BLOCKS=_power_of_two(shape.blocks), **shape.tile,
+            x, x if other is None else other, partial, weight, bias, y, saved, module.running_mean, module.running_var,
+            shape.rows, shape.width, len(weight), shape.per_block, shape.blocks, module.eps, momentum,
+            ADD=other is not None, RELU=relu, BLOCKS=_power_of_two(shape.blocks), **shape.tile,
         )  # fmt: skip
-        ctx.save_for_backward(x, weight, saved)
+        ctx.add, ctx.relu = other is not None, relu
+        ctx.save_for_backward(x, y if ctx.add and relu else x, weight, bias, saved)
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
-        x, weight, saved = ctx.saved_tensors
-        dy = dy.contiguous(memory_format=torch.channels_last)
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         from structured_ensembles.training.kernels import batch_norm as kernels
 
+        x, y, weight, bias, saved = ctx.saved_tensors
+        dy = dy.contiguous(memory_format=torch.channels_last)
         shape = _Shape(x)
         partial = torch.empty(2, shape.blocks, shape.width, device=x.device)
-        kernels.sums[shape.grid](x, dy, saved, partial, shape.rows, shape.width, shape.per_block, **shape.tile)
+        dother = torch.empty_like(x) if ctx.add and ctx.relu else dy
+        kernels.sums[shape.grid](
+            x, y, dy, saved, weight, bias, partial, dother, shape.rows, shape.width, len(weight), shape.per_block,
+            ADD=ctx.add, RELU=ctx.relu, **shape.tile,
+        )  # fmt: skip
         dx = torch.empty_like(x)
         derivatives = torch.empty(2, len(weight), device=x.device)
         kernels.derive[shape.grid](
-            x, dy, saved, partial, weight, dx, derivatives,
+            x, dother, saved, partial, weight, bias, dx, derivatives,
             shape.rows, shape.width, len(weight), shape.per_block, shape.blocks,
-            BLOCKS=_power_of_two(shape.blocks), **shape.tile,
+            RELU=ctx.relu and not ctx.add, BLOCKS=_power_of_two(shape.blocks), **shape.tile,
         )  # fmt: skip
-        return dx, derivatives[0], derivatives[1], None
+        return dx, dother if ctx.add else None, derivatives[0], derivatives[1], None, None, None
 
 
 class _Shape:

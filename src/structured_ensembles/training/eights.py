@@ -17,11 +17,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from structured_ensembles.channels import trace
 from structured_ensembles.copying import clone_of, device_of
 from structured_ensembles.shrinking import kept_size
-from structured_ensembles.training.faster import faster
+from structured_ensembles.training.faster import faster, hooked
 from structured_ensembles.training.halves import padded, part
 
 Shapes = Mapping[str, tuple[int, ...]]
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def padded_shapes(
@@ -70,8 +69,8 @@ def unnoticed(network: nn.Module, example: Tensor, shapes: Shapes, norms: Collec
 
     `trace` has seen it with fewer channels only. What looks at widths, or cannot bear zeros, is found out here.
     """
-    if any(getattr(layer, hooks) for layer in network.modules() for hooks in HOOKS):
-        return False  # they would see the zeros
+    if hooked(network):
+        return False  # hooks would see the zeros
     names = [name for name, layer in network.named_modules() if isinstance(layer, nn.BatchNorm2d) and layer in norms]
     try:
         trial = clone_of(network).double().train()

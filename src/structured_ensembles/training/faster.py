@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.training import batch_norm, convolution
+from structured_ensembles.training.pending import Normalisation, pending
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def replaceable(network: nn.Module) -> list[nn.Module]:
@@ -21,13 +24,20 @@ def replaceable(network: nn.Module) -> list[nn.Module]:
     return [module for module in found if "forward" not in vars(module)]
 
 
+def hooked(network: nn.Module) -> bool:
+    """Whether somebody watches what layers get and give."""
+    return any(getattr(layer, hooks) for layer in network.modules() for hooks in HOOKS)
+
+
 @contextmanager
-def faster(modules: Sequence[nn.Module], padded: bool = False) -> Iterator[None]:
+def faster(modules: Sequence[nn.Module], padded: bool = False, joined: bool = False) -> Iterator[None]:
     """While this lasts, these modules use our kernels where they can: in training, on a GPU, channels last.
 
     padded: whether normalisations may get more channels than they have, which are zero then, and stay so.
+    joined: whether what comes after a normalisation may become a part of it, see pending.py.
     """
     counters: list[Tensor] = []
+    normalisations: list[Normalisation] = []
 
     def forward(module: nn.Module, x: Tensor) -> Tensor:
         if module.training and isinstance(module, nn.Conv2d) and convolution.fits(x, module):
@@ -37,6 +47,9 @@ def faster(modules: Sequence[nn.Module], padded: bool = False) -> Iterator[None]
         if module.training and isinstance(module, nn.BatchNorm2d) and allowed and batch_norm.fits(x):
             assert module.num_batches_tracked is not None
             counters.append(module.num_batches_tracked)
+            if joined:
+                normalisations.append(Normalisation(x, module))
+                return pending(normalisations[-1])
             return batch_norm.batch_norm(x, module)
         if above and allowed:
             return F.pad(type(module).forward(module, x[:, :-above]), (0, 0, 0, 0, 0, above))
@@ -46,6 +59,8 @@ def faster(modules: Sequence[nn.Module], padded: bool = False) -> Iterator[None]
         module.forward = partial(forward, module)  # type: ignore[method-assign, assignment]
     try:
         yield
+        for normalisation in normalisations:
+            normalisation.finish()
         if counters:
             torch._foreach_add_(counters, 1)
     finally:

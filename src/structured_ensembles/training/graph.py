@@ -29,7 +29,7 @@ from structured_ensembles.data.splits import Batch
 from structured_ensembles.ensemble import combined
 from structured_ensembles.losses import mean_loss
 from structured_ensembles.training.eights import Shapes, padded_shapes, unnoticed
-from structured_ensembles.training.faster import faster, replaceable
+from structured_ensembles.training.faster import faster, hooked, replaceable
 from structured_ensembles.training.halves import Halves, castable, copy_all, part
 from structured_ensembles.training.plan import Member, Plan, Result
 
@@ -189,6 +189,7 @@ class Runner:
             self.generator = torch.cuda.default_generators[plan.device.index or 0].clone_state()
             self.generator.manual_seed(0)  # from here on, an offset means that the network draws
         self.faster = replaceable(network)
+        self.joined = not hooked(network)  # hooks would see what is pending
         if plan.recipe.compile:
             self.compiled = torch.compile(
                 partial(functional_call, network, self.halves.whole, tie_weights=False), dynamic=False
@@ -257,7 +258,17 @@ class Runner:
             self.totals[1] += (combined(outputs).argmax(-1) == targets).sum()
 
     def _forward(self, inputs: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        with faster(self.faster, self.padded):
+        if self.joined:
+            try:
+                return self._outputs(inputs, weights, joined=True)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # it looks at tensors more closely than is good here
+                self.joined = False
+        return self._outputs(inputs, weights, joined=False)
+
+    def _outputs(self, inputs: Tensor, weights: dict[str, Tensor], joined: bool) -> Tensor:
+        with faster(self.faster, self.padded, joined):
             outputs: Tensor = functional_call(self.member.network, weights, (inputs,), tie_weights=False)
         return outputs
 

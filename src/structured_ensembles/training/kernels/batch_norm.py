@@ -1,6 +1,7 @@
-"""Batch normalisation: a tensor is rows × width, cut into blocks of rows (`_Shape` in training/batch_norm.py).
+"""Batch normalisation, with what may follow it: y = relu(norm(x) + other).
 
-The layer has so many channels; what is further to the right is zero, and stays so.
+A tensor is rows × width, cut into blocks of rows (`_Shape` in training/batch_norm.py). The layer has so many channels;
+what is further to the right is zero, and stays so.
 """
 
 import triton
@@ -35,9 +36,9 @@ def moments(x, partial, rows, width, per_block, HIGH: tl.constexpr, WIDE: tl.con
 
 @triton.jit
 def normalize(
-    x, partial, weight, bias, y, saved, running_mean, running_var,
+    x, other, partial, weight, bias, y, saved, running_mean, running_var,
     rows, width, channels, per_block, blocks, eps, momentum,
-    BLOCKS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    ADD: tl.constexpr, RELU: tl.constexpr, BLOCKS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Merge the blocks' moments and normalise one block of rows; the first also updates the running statistics."""
     block = tl.program_id(0)
@@ -71,17 +72,30 @@ def normalize(
         where = row[:, None] * width + own[None, :]
         values = tl.load(x + where, mask=here, other=0.0).to(tl.float32)
         result = (values - mean[None, :]) * factor[None, :] + shift[None, :]
+        if ADD:
+            result += tl.load(other + where, mask=here, other=0.0).to(tl.float32)
+        if RELU:
+            result = tl.where(result < 0, 0.0, result)  # what is no number stays so
         tl.store(y + where, result.to(y.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def sums(x, dy, saved, partial, rows, width, per_block, HIGH: tl.constexpr, WIDE: tl.constexpr):
-    """The derivatives of weight and bias, as far as one block of rows gives them."""
+def sums(
+    x, y, dy, saved, weight, bias, partial, dother,
+    rows, width, channels, per_block,
+    ADD: tl.constexpr, RELU: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The derivatives of weight and bias, as far as one block of rows gives them.
+
+    Where a ReLU let nothing through is seen from x, or, after a sum, from y; then that of `other` is written, too.
+    """
     block = tl.program_id(0)
     own = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     inside = own < width
     mean = tl.load(saved + own, mask=inside, other=0.0)
     scale = tl.load(saved + width + own, mask=inside, other=0.0)
+    factor = scale * tl.load(weight + own, mask=own < channels, other=0.0)
+    shift = tl.load(bias + own, mask=own < channels, other=0.0)
     for_weight = tl.zeros([WIDE], tl.float32)
     for_bias = tl.zeros([WIDE], tl.float32)
     for start in range(0, per_block, HIGH):
@@ -90,6 +104,14 @@ def sums(x, dy, saved, partial, rows, width, per_block, HIGH: tl.constexpr, WIDE
         where = row[:, None] * width + own[None, :]
         values = tl.load(x + where, mask=here, other=0.0).to(tl.float32)
         slopes = tl.load(dy + where, mask=here, other=0.0).to(tl.float32)
+        if RELU:
+            if ADD:
+                result = tl.load(y + where, mask=here, other=0.0)
+            else:
+                result = (values - mean[None, :]) * factor[None, :] + shift[None, :]
+            slopes = tl.where(result.to(y.dtype.element_ty) <= 0, 0.0, slopes)
+            if ADD:
+                tl.store(dother + where, slopes.to(dother.dtype.element_ty), mask=here)
         for_weight += tl.sum(slopes * (values - mean[None, :]) * scale[None, :], 0)
         for_bias += tl.sum(slopes, 0)
     place = block * width + own
@@ -99,11 +121,14 @@ def sums(x, dy, saved, partial, rows, width, per_block, HIGH: tl.constexpr, WIDE
 
 @triton.jit
 def derive(
-    x, dy, saved, partial, weight, dx, derivatives,
+    x, dy, saved, partial, weight, bias, dx, derivatives,
     rows, width, channels, per_block, blocks,
-    BLOCKS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    RELU: tl.constexpr, BLOCKS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Merge the blocks' sums and give the derivative of one block of rows; the first writes those of the parameters."""
+    """Merge the blocks' sums and give the derivative of one block of rows; the first writes those of the parameters.
+
+    RELU: whether one is still to be counted in, with nothing added before it.
+    """
     block = tl.program_id(0)
     own = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     inside = own < width
@@ -119,6 +144,7 @@ def derive(
     mean = tl.load(saved + own, mask=inside, other=0.0)
     scale = tl.load(saved + width + own, mask=inside, other=0.0)
     factor = scale * tl.load(weight + own, mask=known, other=0.0)
+    shift = tl.load(bias + own, mask=known, other=0.0)
     total = rows.to(tl.float32)
     for start in range(0, per_block, HIGH):
         row = block * per_block + start + tl.arange(0, HIGH)
@@ -126,6 +152,9 @@ def derive(
         where = row[:, None] * width + own[None, :]
         values = tl.load(x + where, mask=here, other=0.0).to(tl.float32)
         slopes = tl.load(dy + where, mask=here, other=0.0).to(tl.float32)
+        if RELU:
+            result = (values - mean[None, :]) * factor[None, :] + shift[None, :]
+            slopes = tl.where(result.to(dx.dtype.element_ty) <= 0, 0.0, slopes)
         normal = (values - mean[None, :]) * scale[None, :]
         result = factor[None, :] * (slopes - (for_bias[None, :] + normal * for_weight[None, :]) / total)
         tl.store(dx + where, result.to(dx.dtype.element_ty), mask=here)
