@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MOST_BLOCKS = 256  # of pixels, each summed by one program
-DEEP = 64  # pixels that a program takes at a time
+DEEP = 64  # pixels that a program takes at a time, for the weights' derivatives
+HIGH = 64  # pixels of a program, otherwise
 
 
 def replaceable(network: nn.Module) -> list[nn.Conv2d]:
@@ -55,7 +56,6 @@ def fits(x: Tensor, module: nn.Conv2d) -> bool:
         and _few(weight)
         and weight.dtype == torch.bfloat16
         and x.dtype in (torch.bfloat16, torch.float32)
-        and x.is_contiguous(memory_format=torch.channels_last)
         and weight.is_contiguous(memory_format=torch.channels_last)
     )
 
@@ -63,7 +63,8 @@ def fits(x: Tensor, module: nn.Conv2d) -> bool:
 def convolution(x: Tensor, module: nn.Conv2d) -> Tensor:
     """What `module` makes of x (batch, channels, height, width) under autocast."""
     assert not isinstance(module.padding, str)
-    return _Convolution.apply(x.bfloat16(), module.weight, module.stride[0], module.padding[0])  # type: ignore[no-any-return]
+    halved = x.to(torch.bfloat16, memory_format=torch.channels_last)
+    return _Convolution.apply(halved, module.weight, module.stride[0], module.padding[0])  # type: ignore[no-any-return]
 
 
 class _Convolution(torch.autograd.Function):
@@ -132,10 +133,10 @@ def _correlate(x: Tensor, weight: Tensor, y: Tensor, stride: int, padding: int, 
     inputs, outputs, (rows, taps) = x.shape[1], y.shape[1], weight.shape[2:]
     pixels = y.numel() // outputs
     (input_units, input_unit), (output_units, output_unit) = _in_units(inputs), _in_units(outputs)
-    correlate[(-(-pixels // DEEP),)](
+    correlate[(-(-pixels // HIGH),)](
         x, weight, y, pixels, *x.shape[2:], *y.shape[2:], stride, padding, input_units, output_units,
         ROWS=rows, TAPS=taps, INPUT_UNIT=input_unit, OUTPUT_UNIT=output_unit, BACKWARD=backward,
-        HIGH=DEEP, WIDE=_power_of_two(outputs), DEEP=_power_of_two(taps * inputs), num_warps=4, num_stages=1,
+        HIGH=HIGH, WIDE=_power_of_two(outputs), DEEP=_power_of_two(taps * inputs), num_warps=HIGH // 16, num_stages=1,
     )  # fmt: skip
 
 
