@@ -75,15 +75,15 @@ class _BatchNorm(torch.autograd.Function):
 
         shape = _Shape(x)
         partial = torch.empty(2, shape.blocks, shape.width, device=x.device)
-        kernels.moments[shape.grid](x, partial, shape.rows, shape.width, shape.per_block, **shape.tile)
+        kernels.moments[shape.grid](x, partial, shape.rows, shape.units, shape.per_block, **shape.tile)
         y = torch.empty_like(x)
         saved = torch.empty(2, shape.width, device=x.device)
         if other is not None:
             other = other.contiguous(memory_format=torch.channels_last)
         kernels.normalize[shape.grid](
             x, x if other is None else other, partial, weight, bias, y, saved, module.running_mean, module.running_var,
-            shape.rows, shape.width, len(weight), shape.per_block, shape.blocks, module.eps, momentum,
-            ADD=other is not None, RELU=relu, BLOCKS=_power_of_two(shape.blocks), **shape.tile,
+            shape.rows, shape.units, len(weight), shape.per_block, shape.blocks, module.eps, momentum,
+            ADD=other is not None, RELU=relu, BLOCKS=shape.most, **shape.tile,
         )  # fmt: skip
         ctx.add, ctx.relu = other is not None, relu
         ctx.save_for_backward(x, y if ctx.add and relu else x, weight, bias, saved)
@@ -99,15 +99,15 @@ class _BatchNorm(torch.autograd.Function):
         partial = torch.empty(2, shape.blocks, shape.width, device=x.device)
         dother = torch.empty_like(x) if ctx.add and ctx.relu else dy
         kernels.sums[shape.grid](
-            x, y, dy, saved, weight, bias, partial, dother, shape.rows, shape.width, len(weight), shape.per_block,
+            x, y, dy, saved, weight, bias, partial, dother, shape.rows, shape.units, len(weight), shape.per_block,
             ADD=ctx.add, RELU=ctx.relu, **shape.tile,
         )  # fmt: skip
         dx = torch.empty_like(x)
         derivatives = torch.empty(2, len(weight), device=x.device)
         kernels.derive[shape.grid](
             x, dother, saved, partial, weight, bias, dx, derivatives,
-            shape.rows, shape.width, len(weight), shape.per_block, shape.blocks,
-            RELU=ctx.relu and not ctx.add, BLOCKS=_power_of_two(shape.blocks), **shape.tile,
+            shape.rows, shape.units, len(weight), shape.per_block, shape.blocks,
+            RELU=ctx.relu and not ctx.add, BLOCKS=shape.most, **shape.tile,
         )  # fmt: skip
         return dx, dother if ctx.add else None, derivatives[0], derivatives[1], None, None, None
 
@@ -118,13 +118,17 @@ class _Shape:
     def __init__(self, x: Tensor) -> None:
         self.width = x.shape[1]
         self.rows = x.numel() // self.width
+        unit = 1 if self.width % 8 else 8
+        self.units = self.width // unit
         wide = min(_power_of_two(self.width), 64)
         high = max(4096 // wide, 16)
-        self.blocks = min(_divide(self.rows, high), MOST_BLOCKS)
+        tiles = _divide(self.rows, high)
+        self.most = MOST_BLOCKS // 2 if wide > 16 and tiles <= MOST_BLOCKS else MOST_BLOCKS
+        self.blocks = min(tiles, self.most)
         self.per_block = _divide(_divide(self.rows, self.blocks), high) * high
         self.blocks = _divide(self.rows, self.per_block)
         self.grid = (self.blocks, _divide(self.width, wide))
-        self.tile = {"HIGH": high, "WIDE": wide}
+        self.tile = {"UNIT": unit, "HIGH": high, "WIDE": wide}
 
 
 def _divide(number: int, by: int) -> int:

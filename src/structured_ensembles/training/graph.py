@@ -189,7 +189,7 @@ class Runner:
             self.generator = torch.cuda.default_generators[plan.device.index or 0].clone_state()
             self.generator.manual_seed(0)  # from here on, an offset means that the network draws
         self.faster = replaceable(network)
-        self.joined = not hooked(network)  # hooks would see what is pending
+        self.joined = bool(self.faster) and not hooked(network)  # hooks would see what is pending
         if plan.recipe.compile:
             self.compiled = torch.compile(
                 partial(functional_call, network, self.halves.whole, tie_weights=False), dynamic=False

@@ -1,16 +1,18 @@
 """Batch normalisation, with what may follow it: y = relu(norm(x) + other).
 
 A tensor is rows × width, cut into blocks of rows (`_Shape` in training/batch_norm.py). The layer has so many channels;
-what is further to the right is zero, and stays so.
+what is further to the right is zero, and stays so. The width is given in units of 8 (or 1), which lets the compiler
+read eight numbers at a time; it and the other sizes are no constants, so that there is less to compile.
 """
 
 import triton
 import triton.language as tl
 
 
-@triton.jit
-def moments(x, partial, rows, width, per_block, HIGH: tl.constexpr, WIDE: tl.constexpr):
+@triton.jit(do_not_specialize=("rows", "width", "per_block"))
+def moments(x, partial, rows, width, per_block, UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr):
     """Mean and sum of squared distances to it, of each channel, in one block of rows."""
+    width *= UNIT
     block = tl.program_id(0)
     own = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     inside = own < width
@@ -34,13 +36,15 @@ def moments(x, partial, rows, width, per_block, HIGH: tl.constexpr, WIDE: tl.con
     tl.store(partial + tl.num_programs(0) * width + place, squares, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows", "width", "channels", "per_block", "blocks", "eps", "momentum"))
 def normalize(
     x, other, partial, weight, bias, y, saved, running_mean, running_var,
     rows, width, channels, per_block, blocks, eps, momentum,
-    ADD: tl.constexpr, RELU: tl.constexpr, BLOCKS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    ADD: tl.constexpr, RELU: tl.constexpr, BLOCKS: tl.constexpr,
+    UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Merge the blocks' moments and normalise one block of rows; the first also updates the running statistics."""
+    width *= UNIT
     block = tl.program_id(0)
     own = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     inside = own < width
@@ -79,16 +83,17 @@ def normalize(
         tl.store(y + where, result.to(y.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows", "width", "channels", "per_block"))
 def sums(
     x, y, dy, saved, weight, bias, partial, dother,
     rows, width, channels, per_block,
-    ADD: tl.constexpr, RELU: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    ADD: tl.constexpr, RELU: tl.constexpr, UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The derivatives of weight and bias, as far as one block of rows gives them.
 
     Where a ReLU let nothing through is seen from x, or, after a sum, from y; then that of `other` is written, too.
     """
+    width *= UNIT
     block = tl.program_id(0)
     own = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     inside = own < width
@@ -119,16 +124,17 @@ def sums(
     tl.store(partial + tl.num_programs(0) * width + place, for_bias, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows", "width", "channels", "per_block", "blocks"))
 def derive(
     x, dy, saved, partial, weight, bias, dx, derivatives,
     rows, width, channels, per_block, blocks,
-    RELU: tl.constexpr, BLOCKS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    RELU: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Merge the blocks' sums and give the derivative of one block of rows; the first writes those of the parameters.
 
     RELU: whether one is still to be counted in, with nothing added before it.
     """
+    width *= UNIT
     block = tl.program_id(0)
     own = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     inside = own < width
