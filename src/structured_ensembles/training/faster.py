@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.training import batch_norm, convolution
-from structured_ensembles.training.pending import Normalisation, pending
+from structured_ensembles.training.pending import Normalisation, Pending, pending
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -30,16 +30,19 @@ def hooked(network: nn.Module) -> bool:
 
 
 @contextmanager
-def faster(modules: Sequence[nn.Module], padded: bool = False, joined: bool = False) -> Iterator[None]:
+def faster(
+    modules: Sequence[nn.Module], padded: bool = False, waiting: list[Normalisation] | None = None
+) -> Iterator[None]:
     """While this lasts, these modules use our kernels where they can: in training, on a GPU, channels last.
 
     padded: whether normalisations may get more channels than they have, which are zero then, and stay so.
-    joined: whether what comes after a normalisation may become a part of it, see pending.py.
+    waiting: gets the normalisations, if what comes after them may become a part of them, see pending.py.
     """
     counters: list[Tensor] = []
-    normalisations: list[Normalisation] = []
 
     def forward(module: nn.Module, x: Tensor) -> Tensor:
+        if isinstance(x, Pending):
+            x = x.value()
         if module.training and isinstance(module, nn.Conv2d) and convolution.fits(x, module):
             return convolution.convolution(x, module)
         above = x.shape[1] - module.num_features if isinstance(module, nn.BatchNorm2d) else 0
@@ -47,9 +50,9 @@ def faster(modules: Sequence[nn.Module], padded: bool = False, joined: bool = Fa
         if module.training and isinstance(module, nn.BatchNorm2d) and allowed and batch_norm.fits(x):
             assert module.num_batches_tracked is not None
             counters.append(module.num_batches_tracked)
-            if joined:
-                normalisations.append(Normalisation(x, module))
-                return pending(normalisations[-1])
+            if waiting is not None:
+                waiting.append(Normalisation(x, module))
+                return pending(waiting[-1])
             return batch_norm.batch_norm(x, module)
         if above and allowed:
             return F.pad(type(module).forward(module, x[:, :-above]), (0, 0, 0, 0, 0, above))
@@ -59,7 +62,7 @@ def faster(modules: Sequence[nn.Module], padded: bool = False, joined: bool = Fa
         module.forward = partial(forward, module)  # type: ignore[method-assign, assignment]
     try:
         yield
-        for normalisation in normalisations:
+        for normalisation in waiting or ():
             normalisation.finish()
         if counters:
             torch._foreach_add_(counters, 1)

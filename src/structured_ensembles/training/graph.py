@@ -31,6 +31,7 @@ from structured_ensembles.losses import mean_loss
 from structured_ensembles.training.eights import Shapes, padded_shapes, unnoticed
 from structured_ensembles.training.faster import faster, hooked, replaceable
 from structured_ensembles.training.halves import Halves, castable, copy_all, part
+from structured_ensembles.training.pending import Normalisation
 from structured_ensembles.training.plan import Member, Plan, Result
 
 
@@ -189,7 +190,7 @@ class Runner:
             self.generator = torch.cuda.default_generators[plan.device.index or 0].clone_state()
             self.generator.manual_seed(0)  # from here on, an offset means that the network draws
         self.faster = replaceable(network)
-        self.joined = bool(self.faster) and not hooked(network)  # hooks would see what is pending
+        self.joined = not hooked(network)  # hooks would see what is pending
         if plan.recipe.compile:
             self.compiled = torch.compile(
                 partial(functional_call, network, self.halves.whole, tie_weights=False), dynamic=False
@@ -258,17 +259,19 @@ class Runner:
             self.totals[1] += (combined(outputs).argmax(-1) == targets).sum()
 
     def _forward(self, inputs: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        if self.joined:
-            try:
-                return self._outputs(inputs, weights, joined=True)
-            except torch.OutOfMemoryError:
+        pending: list[Normalisation] = []
+        try:
+            return self._outputs(inputs, weights, pending if self.joined else None)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            if not pending:
                 raise
-            except Exception:  # it looks at tensors more closely than is good here
-                self.joined = False
-        return self._outputs(inputs, weights, joined=False)
+            self.joined = False  # it may look at tensors more closely than is good for what is pending
+            return self._outputs(inputs, weights, None)
 
-    def _outputs(self, inputs: Tensor, weights: dict[str, Tensor], joined: bool) -> Tensor:
-        with faster(self.faster, self.padded, joined):
+    def _outputs(self, inputs: Tensor, weights: dict[str, Tensor], pending: list[Normalisation] | None) -> Tensor:
+        with faster(self.faster, self.padded, pending):
             outputs: Tensor = functional_call(self.member.network, weights, (inputs,), tie_weights=False)
         return outputs
 
