@@ -15,7 +15,8 @@ def recorded(name: str) -> Any:
 
 
 def test_the_table_of_training_steps() -> None:
-    rows = {(row["name"], row["members"]): row["ms"] for row in recorded("fleet-h200")}
+    rows_of = {(row["name"], row["members"]): row for row in recorded("fleet-h200")}
+    rows = {key: row["ms"] for key, row in rows_of.items()}
     names = {
         "eager loop over the networks (what everybody does)": "eager loop",
         "`torch.func.vmap`": "vmap",
@@ -26,6 +27,7 @@ def test_the_table_of_training_steps() -> None:
         cells = [f"{rows[name, members]:.1f}" for members in (1, 5, 15)]
         shown = [f"**{cell}**" for cell in cells] if "ours" in name else cells
         assert f"| {title} | {' | '.join(shown)} |" in TEXT
+    assert f"on a machine takes {rows_of['ours, graph', 1]['start']:.0f} s longer to start" in TEXT
     ones = [f"{rows['one full network, eager', members]:.1f}" for members in (1, 5, 15)]
     assert f"measured beside each | {' | '.join(ones)} |" in TEXT
 
@@ -102,7 +104,9 @@ def test_the_sentences_about_memory() -> None:
     assert f"take {graph['MiB']:.0f} MiB from the GPU, the loop {loop['MiB']:.0f} MiB" in TEXT
     assert f"one full network in plain PyTorch {one['MiB']:.0f} MiB" in TEXT
     assert f"says {graph['allocated_MiB']:.0f} MiB and {loop['allocated_MiB']:.0f} MiB" in TEXT
-    assert f"in {alone['MiB']:.0f} MiB, at {alone['ms']:.1f} ms for five" in TEXT
+    two = rows["ours, graph, 2 streams"]
+    assert f"two members run at a time, in {two['MiB']:.0f} MiB, at {two['ms']:.1f} ms for five" in TEXT
+    assert f"in the same graph, in {alone['MiB']:.0f} MiB, at {alone['ms']:.1f} ms for five" in TEXT
     for name in ("fleet-h200", "fleet-vgg11-h200", "fleet-resnet32-h200"):
         own = {row["name"]: row for row in recorded(name) if row["members"] == 5}
         assert own["ours, graph"]["allocated_MiB"] <= 1.3 * own["ours, loop"]["allocated_MiB"]
