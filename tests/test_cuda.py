@@ -17,7 +17,7 @@ from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.layers import called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
 from structured_ensembles.replays import WORTHWHILE
-from structured_ensembles.training import batch_norm
+from structured_ensembles.training import batch_norm, convolution
 from test_channels_last import Viewing
 from test_kernels import check_batch_norm, check_channels_of_zeros, check_convolution
 from test_pending import CASES, check
@@ -394,6 +394,16 @@ def test_our_convolution_is_pytorchs(
     shape: tuple[int, ...], outputs: int, size: int, stride: int, padding: int
 ) -> None:
     check_convolution(shape, outputs, size, stride, padding, torch.bfloat16, "cuda")
+
+
+def test_our_convolution_of_a_part_of_an_image() -> None:
+    whole = torch.randn(8, 32, 16, 16, device="cuda").to(torch.bfloat16, memory_format=torch.channels_last)
+    layer = nn.Conv2d(16, 8, 3, padding=1, bias=False).to("cuda", torch.bfloat16, memory_format=torch.channels_last)
+    with torch.autocast("cuda", torch.bfloat16):
+        for x in (*whole.chunk(2, 1), whole[:, :16, ::2, ::2], whole[:, 8:24, 1:, :-1].contiguous()):
+            assert convolution.fits(x, layer)
+            found, expected = convolution.convolution(x, layer), layer(x)
+            torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
 def check_replayed(ensemble: se.Ensemble, x: torch.Tensor) -> None:

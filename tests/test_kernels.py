@@ -118,6 +118,25 @@ def test_convolution(shape: tuple[int, ...], outputs: int, size: int, stride: in
     check_convolution(shape, outputs, size, stride, padding, torch.float16, "cpu")
 
 
+def test_convolution_of_a_part_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the channels, every second pixel: stored channels last, but with gaps, of which kernels do not know."""
+    given: list[Tensor] = []
+
+    class Watched:
+        @staticmethod
+        def apply(x: Tensor, *_: object) -> Tensor:
+            given.append(x)
+            return x
+
+    monkeypatch.setattr(convolution, "_Convolution", Watched)
+    whole = torch.randn(2, 16, 6, 6).to(torch.bfloat16, memory_format=torch.channels_last)
+    for x in (whole, whole.chunk(2, 1)[1], whole[:, :, ::2, ::2], whole[:, :, 1:, :-1], whole.contiguous()):
+        convolution.convolution(x, nn.Conv2d(x.shape[1], 8, 3))
+        assert given[-1].is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(given[-1], x)
+    assert given[0] is whole
+
+
 @here
 def test_convolution_of_more_pixels_than_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolution, "MOST_BLOCKS", 4)
@@ -150,10 +169,33 @@ class Peering(nn.Module):
         return x.clamp(min=0)
 
 
+class Rectified(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
+        return dy * (ctx.saved_tensors[0] > 0)
+
+
+class Own(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Rectified.apply(x)  # type: ignore[no-any-return]
+
+
 @here
-@pytest.mark.parametrize(("activation", "width"), [(nn.ReLU, 8), (Peering, 5)])  # one joins in, the other minds
+@pytest.mark.parametrize(
+    ("activation", "seen"),
+    [
+        (nn.ReLU, [8, 16] * 3),  # three steps; it becomes a part of the normalisation
+        (Peering, [5, 16] * 3),  # an error at once
+        (Own, [8, 16] * 4),  # on the way back
+    ],
+)
 def test_a_network_learns_the_same_by_our_batch_norm(
-    activation: type[nn.Module], width: int, normalized: list[int], monkeypatch: pytest.MonkeyPatch
+    activation: type[nn.Module], seen: list[int], normalized: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bfloat16, with five channels filled up to eight where that can be found out."""
     images = torch.randint(0, 256, (48, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -167,5 +209,5 @@ def test_a_network_learns_the_same_by_our_batch_norm(
         head = [nn.BatchNorm2d(16), activation(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
         history = se.train(se.Ensemble([nn.Sequential(*layers, *head)]), data, recipe, "cpu", quiet=True)
         losses.append(history.rows[0]["loss"])
-    assert normalized == [width, 16] * 3  # three steps, once
+    assert normalized == seen
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)

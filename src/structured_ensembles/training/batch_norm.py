@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 MOST_BLOCKS = 256  # of rows: what the second kernel of a pair reads of the first's results stays small
 
@@ -90,6 +91,7 @@ class _BatchNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         from structured_ensembles.training.kernels import batch_norm as kernels
 

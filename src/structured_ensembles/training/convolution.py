@@ -7,12 +7,13 @@ cuDNN and 7 by ours, backward 15 and 4, and 15 and 8 for the weights.
 
 from __future__ import annotations
 
+import math
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 MOST_BLOCKS = 256  # of pixels, each summed by one program
 DEEP = 64  # pixels that a program takes at a time, for the weights' derivatives
@@ -51,19 +52,22 @@ def fits(x: Tensor, module: nn.Conv2d) -> bool:
     return (
         x.is_cuda
         and x.dim() == 4
-        and 0 < max(x.numel(), x.numel() // weight.shape[1] * weight.shape[0]) < 2**30  # kernels count in 32 bits
+        and x.shape[1] == weight.shape[1]
         and casting
         and _few(weight)
         and weight.dtype == torch.bfloat16
         and x.dtype in (torch.bfloat16, torch.float32)
         and weight.is_contiguous(memory_format=torch.channels_last)
+        and 0 < x.numel() < 2**30  # kernels count in 32 bits
+        and 0 < math.prod(_shape_of_outputs(x, weight, module.stride[0], module.padding[0])) < 2**30  # type: ignore[arg-type]
     )
 
 
 def convolution(x: Tensor, module: nn.Conv2d) -> Tensor:
     """What `module` makes of x (batch, channels, height, width) under autocast."""
     assert not isinstance(module.padding, str)
-    halved = x.to(torch.bfloat16, memory_format=torch.channels_last)
+    # The first copies once, if at all, the second what is stored in that order but with gaps.
+    halved = x.to(torch.bfloat16, memory_format=torch.channels_last).contiguous(memory_format=torch.channels_last)
     return _Convolution.apply(halved, module.weight, module.stride[0], module.padding[0])  # type: ignore[no-any-return]
 
 
@@ -75,6 +79,7 @@ class _Convolution(torch.autograd.Function):
         return outputs_of(x, weight, stride, padding)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[override]
         x, weight = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
@@ -85,14 +90,18 @@ class _Convolution(torch.autograd.Function):
 
 def outputs_of(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     """The convolution of x (batch, inputs, height, width) by weight (outputs, inputs, rows, taps), channels last."""
-    sizes = [
-        (size + 2 * padding - taps) // stride + 1 for size, taps in zip(x.shape[2:], weight.shape[2:], strict=True)
-    ]
-    if min(sizes) < 1:
-        return F.conv2d(x, weight, None, stride, padding)  # it says what is wrong
-    y = torch.empty(len(x), len(weight), *sizes, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
+    shape = _shape_of_outputs(x, weight, stride, padding)
+    y = torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
     _correlate(x, weight, y, stride, padding, backward=False)
     return y
+
+
+def _shape_of_outputs(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[int, int, int, int]:
+    high, wide = (
+        max((size + 2 * padding - taps) // stride + 1, 0)
+        for size, taps in zip(x.shape[2:], weight.shape[2:], strict=True)
+    )
+    return len(x), len(weight), high, wide
 
 
 def input_gradient(x: Tensor, dy: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:

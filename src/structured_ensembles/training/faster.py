@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.training import batch_norm, convolution
-from structured_ensembles.training.pending import Normalisation, Pending, pending
+from structured_ensembles.training.pending import Pending, Waiting
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -25,24 +25,22 @@ def replaceable(network: nn.Module) -> list[nn.Module]:
 
 
 def hooked(network: nn.Module) -> bool:
-    """Whether somebody watches what layers get and give."""
-    return any(getattr(layer, hooks) for layer in network.modules() for hooks in HOOKS)
+    """Whether somebody watches what layers get and give: these, or all of the world."""
+    everywhere = any(getattr(torch.nn.modules.module, f"_global{hooks}") for hooks in HOOKS)
+    return everywhere or any(getattr(layer, hooks) for layer in network.modules() for hooks in HOOKS)
 
 
 @contextmanager
-def faster(
-    modules: Sequence[nn.Module], padded: bool = False, waiting: list[Normalisation] | None = None
-) -> Iterator[None]:
+def faster(modules: Sequence[nn.Module], padded: bool = False, waiting: Waiting | None = None) -> Iterator[None]:
     """While this lasts, these modules use our kernels where they can: in training, on a GPU, channels last.
 
     padded: whether normalisations may get more channels than they have, which are zero then, and stay so.
-    waiting: gets the normalisations, if what comes after them may become a part of them, see pending.py.
+    waiting: if what comes after a normalisation may become a part of it, see pending.py.
     """
     counters: list[Tensor] = []
 
-    def forward(module: nn.Module, x: Tensor) -> Tensor:
-        if isinstance(x, Pending):
-            x = x.value()
+    def forward(module: nn.Module, input: Tensor) -> Tensor:  # so named by torch
+        x = input.value() if isinstance(input, Pending) else input
         if module.training and isinstance(module, nn.Conv2d) and convolution.fits(x, module):
             return convolution.convolution(x, module)
         above = x.shape[1] - module.num_features if isinstance(module, nn.BatchNorm2d) else 0
@@ -51,8 +49,7 @@ def faster(
             assert module.num_batches_tracked is not None
             counters.append(module.num_batches_tracked)
             if waiting is not None:
-                waiting.append(Normalisation(x, module))
-                return pending(waiting[-1])
+                return waiting.add(x, module)
             return batch_norm.batch_norm(x, module)
         if above and allowed:
             return F.pad(type(module).forward(module, x[:, :-above]), (0, 0, 0, 0, 0, above))
@@ -62,8 +59,8 @@ def faster(
         module.forward = partial(forward, module)  # type: ignore[method-assign, assignment]
     try:
         yield
-        for normalisation in waiting or ():
-            normalisation.finish()
+        if waiting is not None:
+            waiting.finish()
         if counters:
             torch._foreach_add_(counters, 1)
     finally:

@@ -31,7 +31,7 @@ from structured_ensembles.losses import mean_loss
 from structured_ensembles.training.eights import Shapes, padded_shapes, unnoticed
 from structured_ensembles.training.faster import faster, hooked, replaceable
 from structured_ensembles.training.halves import Halves, castable, copy_all, part
-from structured_ensembles.training.pending import Normalisation
+from structured_ensembles.training.pending import Pending, Waiting
 from structured_ensembles.training.plan import Member, Plan, Result
 
 
@@ -217,17 +217,36 @@ class Runner:
         yield self.totals
 
     def train_step(self, batch: Batch, compiled: bool) -> None:
-        inputs, targets = batch
-        self.member.network.train()
-        with _drawing_from(self.generator), self.plan.autocast():
-            outputs = self.compiled(inputs) if compiled else self._forward(inputs, self.halves.whole)
-        cost = mean_loss(self.plan.loss, self._stacked(outputs), targets)
-        derivatives = torch.autograd.grad(cost, [*self.leaves, *self.copied], allow_unused=True)
+        cost, derivatives = self._derived(batch, compiled)
         if any(own is not None for own in derivatives[len(self.leaves) :]):
             raise CaptureError("it reaches a layer's weights by another way than through the layer")
         with torch.no_grad():
             self._descend(derivatives[: len(self.leaves)])
             self.loss.add_(cost)
+
+    def _derived(self, batch: Batch, compiled: bool) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """The loss, and what it is derived by. Sums and ReLUs join normalisations as long as the network bears it."""
+        waiting = Waiting()
+        try:
+            return self._passed(batch, compiled, waiting if self.joined else None)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            if not waiting.used:
+                raise
+        # Here the error is gone, and with it the activations that it held.
+        self.joined = False
+        return self._passed(batch, compiled, None)
+
+    def _passed(
+        self, batch: Batch, compiled: bool, waiting: Waiting | None
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        inputs, targets = batch
+        self.member.network.train()
+        with _drawing_from(self.generator), self.plan.autocast():
+            outputs = self.compiled(inputs) if compiled else self._forward(inputs, self.halves.whole, waiting)
+        cost = mean_loss(self.plan.loss, self._stacked(outputs), targets)
+        return cost, torch.autograd.grad(cost, [*self.leaves, *self.copied], allow_unused=True)
 
     def _descend(self, derivatives: Sequence[Tensor | None]) -> None:
         """Hand the derivatives to the optimizer, in the type and layout of the parameters."""
@@ -258,22 +277,10 @@ class Runner:
         if self.plan.data.task == "classification":
             self.totals[1] += (combined(outputs).argmax(-1) == targets).sum()
 
-    def _forward(self, inputs: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        pending: list[Normalisation] = []
-        try:
-            return self._outputs(inputs, weights, pending if self.joined else None)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:
-            if not pending:
-                raise
-            self.joined = False  # it may look at tensors more closely than is good for what is pending
-            return self._outputs(inputs, weights, None)
-
-    def _outputs(self, inputs: Tensor, weights: dict[str, Tensor], pending: list[Normalisation] | None) -> Tensor:
-        with faster(self.faster, self.padded, pending):
+    def _forward(self, inputs: Tensor, weights: dict[str, Tensor], waiting: Waiting | None = None) -> Tensor:
+        with faster(self.faster, self.padded, waiting):
             outputs: Tensor = functional_call(self.member.network, weights, (inputs,), tie_weights=False)
-        return outputs
+            return outputs.value() if isinstance(outputs, Pending) else outputs
 
     def _stacked(self, outputs: Tensor) -> Tensor:
         """Shape (members, batch, …), see `ensemble.member_outputs`."""
