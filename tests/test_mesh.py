@@ -36,9 +36,10 @@ AGAIN = """
     import structured_ensembles as se
     from test_mesh import members, no_thread_is_left, some_digits
     place = dict(rank=int(os.environ["RANK"]), world_size=2)
-    for turn in ("first", "second"):  # each meets at a file of its own: the store of torchrun remembers old addresses
-        dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/" + turn, **place)
-        se.train(se.Ensemble(members(int(sys.argv[2]))), some_digits(), se.Recipe(epochs=1), "cpu", quiet=True)
+    for turn, count in enumerate((1, 1, 2, 2)):  # two processes share one member, or have one each
+        # Each meets at a file of its own: the store of torchrun remembers old addresses.
+        dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/" + str(turn), **place)
+        se.train(se.Ensemble(members(count)), some_digits(), se.Recipe(epochs=1), "cpu", quiet=True)
         dist.destroy_process_group()
         assert no_thread_is_left()
 """
@@ -60,6 +61,17 @@ def run(processes: int, folder: Path, *arguments: str, code: str = WORK) -> subp
         text=True,
         check=False,
     )
+
+
+def run_alone(folder: Path, what: str, count: str = "2") -> None:
+    """The same in this process, which is one: what the results of several are compared with."""
+    folder.mkdir()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        work(str(folder), what, count)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def members(count: int) -> list[nn.Module]:
@@ -101,8 +113,13 @@ class Dying(nn.Module):
         return self.inner(x)
 
 
-def work(folder: str, what: str, count: str = "2") -> None:
-    """What each process does; every one writes its results."""
+def work(folder: str, whats: str, count: str = "2") -> None:
+    """What each process does, one thing after the other; every one writes its results."""
+    for what in whats.split():
+        work_at(folder, what, count)
+
+
+def work_at(folder: str, what: str, count: str) -> None:
     from structured_ensembles.parallel import rank
 
     out, data = Path(folder) / f"{what}-{rank()}.safetensors", some_digits()
@@ -165,7 +182,7 @@ def _kept(subnets: list[se.Subnet]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("processes", "count"), [(2, 3), (4, 4)])
 def test_spread_members_are_the_same_bits(tmp_path: Path, processes: int, count: int) -> None:
-    assert run(1, tmp_path / "one", "train", str(count)).returncode == 0
+    run_alone(tmp_path / "one", "train", str(count))
     done = run(processes, tmp_path / "many", "train", str(count))
     assert done.returncode == 0, done.stderr
     expected = load_file(tmp_path / "one" / "train-0.safetensors")
@@ -175,7 +192,7 @@ def test_spread_members_are_the_same_bits(tmp_path: Path, processes: int, count:
 
 
 def test_more_processes_than_members_share_the_batches(tmp_path: Path) -> None:
-    assert run(1, tmp_path / "one", "train", "2").returncode == 0
+    run_alone(tmp_path / "one", "train")
     done = run(4, tmp_path / "many", "train", "2")
     assert done.returncode == 0, done.stderr
     states = [load_file(tmp_path / "many" / f"train-{number}.safetensors") for number in range(4)]
@@ -205,18 +222,19 @@ def test_processes_agree_on_the_units_of_a_regression(tmp_path: Path) -> None:
     assert (errors < 0.3).all()
 
 
-@pytest.mark.parametrize("what", ["saliency", "search", "none"])
-def test_search_and_saliency_give_every_process_the_same_subnets(tmp_path: Path, what: str) -> None:
-    assert run(1, tmp_path / "one", what).returncode == 0
-    done = run(2, tmp_path / "many", what)
+def test_search_and_saliency_give_every_process_the_same_subnets(tmp_path: Path) -> None:
+    whats = ("saliency", "search", "none")
+    run_alone(tmp_path / "one", " ".join(whats))
+    done = run(2, tmp_path / "many", " ".join(whats))
     assert done.returncode == 0, done.stderr
-    expected = load_file(tmp_path / "one" / f"{what}-0.safetensors")
-    first, second = (load_file(tmp_path / "many" / f"{what}-{number}.safetensors") for number in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in expected)
-    close = 1e-6 if what == "saliency" else 1e-3  # LeNet has no normalisation: only the order of sums differs
-    for name, tensor in expected.items():
-        if not name.startswith("kept."):
-            torch.testing.assert_close(first[name], tensor, rtol=close, atol=close)
+    for what in whats:
+        expected = load_file(tmp_path / "one" / f"{what}-0.safetensors")
+        first, second = (load_file(tmp_path / "many" / f"{what}-{number}.safetensors") for number in range(2))
+        assert all(torch.equal(first[name], second[name]) for name in expected)
+        close = 1e-6 if what == "saliency" else 1e-3  # LeNet has no normalisation: only the order of sums differs
+        for name, tensor in expected.items():
+            if not name.startswith("kept."):
+                torch.testing.assert_close(first[name], tensor, rtol=close, atol=close)
 
 
 def test_a_process_that_dies_ends_the_others_and_the_run_resumes(tmp_path: Path) -> None:
@@ -226,15 +244,14 @@ def test_a_process_that_dies_ends_the_others_and_the_run_resumes(tmp_path: Path)
     assert (tmp_path / "many" / "checkpoint.safetensors").exists()
     again = run(2, tmp_path / "many", "die", "2")
     assert again.returncode == 0, again.stderr
-    assert run(1, tmp_path / "one", "die", "2").returncode == 0
+    run_alone(tmp_path / "one", "die")
     expected = load_file(tmp_path / "one" / "die-0.safetensors")
     found = load_file(tmp_path / "many" / "die-1.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-@pytest.mark.parametrize("count", ["1", "2"])  # two processes share one member, or have one each
-def test_a_group_of_ones_own_ends_with_nothing_left_and_another_may_follow(tmp_path: Path, count: str) -> None:
-    done = run(2, tmp_path, count, code=AGAIN)
+def test_a_group_of_ones_own_ends_with_nothing_left_and_another_may_follow(tmp_path: Path) -> None:
+    done = run(2, tmp_path, code=AGAIN)
     assert done.returncode == 0, done.stderr
 
 
