@@ -66,12 +66,7 @@ def run(processes: int, folder: Path, *arguments: str, code: str = WORK) -> subp
 def run_alone(folder: Path, what: str, count: str = "2") -> None:
     """The same in this process, which is one: what the results of several are compared with."""
     folder.mkdir()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        work(str(folder), what, count)
-    finally:
-        torch.set_num_threads(threads)
+    work(str(folder), what, count)
 
 
 def members(count: int) -> list[nn.Module]:
@@ -120,6 +115,7 @@ def work(folder: str, whats: str, count: str = "2") -> None:
 
 
 def work_at(folder: str, what: str, count: str) -> None:
+    """One of the things."""
     from structured_ensembles.parallel import rank
 
     out, data = Path(folder) / f"{what}-{rank()}.safetensors", some_digits()
