@@ -1,5 +1,6 @@
 """Our Triton kernels give what PyTorch gives: here by Triton's interpreter, in test_cuda.py on a GPU."""
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import structured_ensembles as se
+from structured_ensembles.capture import CaptureError, Step
 from structured_ensembles.training import batch_norm as norm
 from structured_ensembles.training import convolution, fleet, graph
 from structured_ensembles.training.convolution import input_gradient, outputs_of, weight_gradient
@@ -211,3 +213,61 @@ def test_a_network_learns_the_same_by_our_batch_norm(
         losses.append(history.rows[0]["loss"])
     assert normalized == seen
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+@pytest.fixture
+def warmed_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let steps run once before they are taken, as on a GPU; lists how many there were."""
+    numbers: list[int] = []
+
+    def captured(steps: Sequence[Step], *_: object, **__: object) -> list[Step]:
+        numbers.append(len(steps))
+        try:
+            for step in steps:
+                step()
+        except Exception as error:
+            raise CaptureError(str(error)) from error
+        return list(steps)
+
+    monkeypatch.setattr(graph, "all_captured", captured)
+    return numbers
+
+
+def trained(**how: Any) -> list[float | None]:
+    images = torch.randint(0, 256, (48, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = se.Data.from_arrays(images, torch.arange(48) % 10, validation=0.0)
+    recipe = se.Recipe(epochs=1, batch_size=48, rate=1e-3, warmup=0, precision="bfloat16", augmentation="none", **how)
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(180, 10)]
+    history = se.train(se.Ensemble([nn.Sequential(*layers)]), data, recipe, "cpu", quiet=True)
+    return [row["loss"] for row in history.rows]
+
+
+@here
+@pytest.mark.usefixtures("normalized")
+def test_where_our_kernels_do_not_run_pytorchs_do(warmed_up: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> Tensor:
+        raise RuntimeError("Failed to find C compiler.")
+
+    monkeypatch.setattr(graph, "replaceable", norm.replaceable)
+    monkeypatch.setattr(norm, "batch_norm", broken)
+    with pytest.warns(UserWarning, match="without our own kernels, slower: Failed to find C compiler"):
+        found = trained()
+    assert warmed_up == [1, 1]
+    monkeypatch.setattr(graph, "replaceable", lambda network: [])
+    assert found == trained()
+
+
+@here
+@pytest.mark.usefixtures("normalized")
+def test_what_no_kernel_is_to_blame_for_trains_in_the_loop(
+    warmed_up: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("it waits for the device")
+
+    monkeypatch.setattr(graph, "replaceable", norm.replaceable)
+    monkeypatch.setattr(graph, "side_by_side", broken)
+    with pytest.warns(UserWarning, match="without a CUDA graph, slower: it waits for the device"):  # and that alone
+        trained()
+    assert warmed_up == [1, 1]

@@ -50,6 +50,7 @@ class GraphEngine:
         self.runners: list[Runner] = []
         self.streams: list[torch.cuda.Stream] = []
         self.most = plan.recipe.streams  # members at a time; None: all of them
+        self.kernels = True  # our own, where a network has layers that we have them for
         self.steps: dict[tuple[str, int], Step] = {}
         self.example = torch.randn(2, *plan.shape, generator=torch.Generator().manual_seed(0))
         self.proposals: dict[Hashable, Shapes] = {}
@@ -88,9 +89,23 @@ class GraphEngine:
         """Capture the steps of these members, unless they are those of the last epoch."""
         if not active or [runner.member for runner in self.runners] == list(active):
             return
+        try:
+            self._take(active)
+            return
+        except CaptureError as error:
+            ours = any(runner.faster for runner in self.runners)
+            if not ours or isinstance(error.__cause__, torch.OutOfMemoryError):
+                raise
+            reason = str(error)
+        # Perhaps it is our kernels that fail: Triton needs a C compiler, and more of some GPUs than they have.
+        self.kernels, self.padded, self.proposals = False, {}, {}
+        self._take(active)
+        warnings.warn(f"training goes on without our own kernels, slower: {reason}", stacklevel=4)
+
+    def _take(self, active: Sequence[Member]) -> None:
         self.steps.clear()  # before anything new is made, so that its memory is free
         self.padded = {member: self._padded(member) for member in active}
-        self.runners = [Runner(member, self.plan, self.rate, self.padded[member]) for member in active]
+        self.runners = [Runner(member, self.plan, self.rate, self.padded[member], self.kernels) for member in active]
         kinds: list[tuple[str, Feed, Callable[[int], None]]] = [("train", self.training, self._train_step)]
         if self.validation is not None:
             kinds.append(("validate", self.validation, self._validation_step))
@@ -127,7 +142,7 @@ class GraphEngine:
             warnings.warn(
                 f"the GPU has not enough memory for {at_a_time} members at a time: it trains {self.most}, which "
                 f"Recipe(streams={self.most}) says from the start",
-                stacklevel=5,
+                stacklevel=6,
             )
             gc.collect()
             if device.type == "cuda":
@@ -137,7 +152,7 @@ class GraphEngine:
         """The weights that get channels of zeros. Networks that look alike are traced once, but each is tried."""
         if member in self.padded or not self.plan.halved or self.plan.recipe.compile:
             return self.padded.get(member, {})
-        network, norms = member.network, replaceable(member.network)
+        network, norms = member.network, replaceable(member.network) if self.kernels else []
         key = (str(network), *((name, own.shape, own.requires_grad) for name, own in network.named_parameters()))
         if key not in self.proposals:
             self.proposals[key] = padded_shapes(network, self.example, castable(network), norms)
@@ -172,7 +187,7 @@ class GraphEngine:
 class Runner:
     """One member in the graph."""
 
-    def __init__(self, member: Member, plan: Plan, rate: Tensor, padded: Shapes) -> None:
+    def __init__(self, member: Member, plan: Plan, rate: Tensor, padded: Shapes, kernels: bool) -> None:
         self.member, self.plan = member, plan
         network = member.network
         for group in member.optimizer.param_groups:
@@ -189,7 +204,7 @@ class Runner:
         if plan.device.type == "cuda":
             self.generator = torch.cuda.default_generators[plan.device.index or 0].clone_state()
             self.generator.manual_seed(0)  # from here on, an offset means that the network draws
-        self.faster = replaceable(network)
+        self.faster = replaceable(network) if kernels else []
         self.joined = not hooked(network)  # hooks would see what is pending
         if plan.recipe.compile:
             self.compiled = torch.compile(
