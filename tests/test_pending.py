@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.training import batch_norm
-from structured_ensembles.training.faster import faster
+from structured_ensembles.training import batch_norm, convolution
+from structured_ensembles.training.faster import faster, hooked
 from structured_ensembles.training.pending import Pending, Waiting
 from test_kernels import here
 
@@ -253,3 +253,28 @@ def test_what_is_done_is_not_kept() -> None:
         seen = weakref.ref(waiting._open[0])
         waiting.add(x, nn.BatchNorm2d(8))
     assert seen() is None
+
+
+def test_hooks_of_all_modules_count_too() -> None:
+    network = nn.Sequential(nn.BatchNorm2d(8))
+    assert not hooked(network)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: None)
+    try:
+        assert hooked(network)
+    finally:
+        handle.remove()
+    network[0].register_forward_hook(lambda module, inputs, output: None)
+    assert hooked(network)
+
+
+@here
+def test_second_derivatives_are_an_error() -> None:
+    """Better than none without a word."""
+    x, module = example()
+    y = batch_norm.batch_norm(x.requires_grad_(), module)
+    weight = torch.randn(8, 8, 3, 3).to(torch.float16, memory_format=torch.channels_last).requires_grad_()
+    outputs = convolution._Convolution.apply(x.detach().half().requires_grad_(), weight, 1, 1)
+    for result, source in ((y, x), (outputs, weight)):
+        derivative = torch.autograd.grad(result.float().square().sum(), source, create_graph=True)[0]
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            derivative.sum().backward()
