@@ -2,7 +2,7 @@
 
 Two are forward, two backward. PyTorch takes eight, among them fills of counters and an update of the running
 statistics, and three more for a sum and a ReLU. A fleet of small networks is bound by the number of kernels and by what
-they read and write rather than by their work, and normalisation has more than half of both. As in PyTorch,
+they read and write rather than by their work, and of PyTorch's, normalisation has more than half. As in PyTorch,
 statistics are float32 whatever the type of the images, and merged in a numerically safe way (Chan et al. 1979): every
 block of rows gives its own mean and sum of squares around it.
 """
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from structured_ensembles.training.sizes import divided, in_units, power_of_two
 
 MOST_BLOCKS = 256  # of rows: what the second kernel of a pair reads of the first's results stays small
 
@@ -120,24 +122,13 @@ class _Shape:
     def __init__(self, x: Tensor) -> None:
         self.width = x.shape[1]
         self.rows = x.numel() // self.width
-        unit = 1 if self.width % 8 else 8
-        self.units = self.width // unit
-        wide = min(_power_of_two(self.width), 64)
+        self.units, unit = in_units(self.width)
+        wide = min(power_of_two(self.width), 64)
         high = max(4096 // wide, 16)
-        tiles = _divide(self.rows, high)
+        tiles = divided(self.rows, high)
         self.most = MOST_BLOCKS // 2 if wide > 16 and tiles <= MOST_BLOCKS else MOST_BLOCKS
         self.blocks = min(tiles, self.most)
-        self.per_block = _divide(_divide(self.rows, self.blocks), high) * high
-        self.blocks = _divide(self.rows, self.per_block)
-        self.grid = (self.blocks, _divide(self.width, wide))
+        self.per_block = divided(divided(self.rows, self.blocks), high) * high
+        self.blocks = divided(self.rows, self.per_block)
+        self.grid = (self.blocks, divided(self.width, wide))
         self.tile = {"UNIT": unit, "HIGH": high, "WIDE": wide}
-
-
-def _divide(number: int, by: int) -> int:
-    """Rounded up."""
-    return -(-number // by)
-
-
-def _power_of_two(number: int) -> int:
-    """The smallest that is not less."""
-    return 1 << (number - 1).bit_length()

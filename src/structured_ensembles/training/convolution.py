@@ -1,8 +1,8 @@
 """Convolutions of few channels, which cuDNN finds hard.
 
 A layer of 16 and 8 channels on 32×32 images has a thousand weights, and cuDNN's kernels, made for many channels, leave
-most of a GPU idle. Five networks side by side on an H200, µs per layer of 16 to 8 channels (batch 128): forward 18 by
-cuDNN and 7 by ours, backward 15 and 4, and 15 and 8 for the weights.
+most of a GPU idle. A step of five ResNet20s took 3.6 ms with them (all but the weights' derivatives) on an H200, and
+takes 2.6 ms with ours and with what pending.py saves (benchmarks/results/fleet-h200.json, before and after).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from structured_ensembles.training.sizes import divided, in_units, power_of_two
 
 MOST_BLOCKS = 256  # of pixels, each summed by one program
 DEEP = 64  # pixels that a program takes at a time, for the weights' derivatives
@@ -122,17 +124,17 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, stride: int, padding:
     from structured_ensembles.training.kernels.convolution import merge, products
 
     pixels = dy.numel() // outputs
-    per_block = max(-(-pixels // (MOST_BLOCKS * DEEP)), 4) * DEEP
-    blocks = -(-pixels // per_block)
+    per_block = max(divided(pixels, MOST_BLOCKS * DEEP), 4) * DEEP
+    blocks = divided(pixels, per_block)
     partial = torch.empty(blocks, weight.numel(), device=x.device)
-    (input_units, input_unit), (output_units, output_unit) = _in_units(inputs), _in_units(outputs)
-    products[blocks, -(-rows // 3)](
+    (input_units, input_unit), (output_units, output_unit) = in_units(inputs), in_units(outputs)
+    products[blocks, divided(rows, 3)](
         x, dy, partial, pixels, *x.shape[2:], *dy.shape[2:], stride, padding, input_units, output_units, per_block,
         ROWS=rows, TAPS=taps, INPUT_UNIT=input_unit, OUTPUT_UNIT=output_unit,
-        HIGH=_power_of_two(taps * inputs), WIDE=_power_of_two(outputs), DEEP=DEEP, num_warps=4, num_stages=2,
+        HIGH=_edge(taps * inputs), WIDE=_edge(outputs), DEEP=DEEP, num_warps=4, num_stages=2,
     )  # fmt: skip
     result = torch.empty(outputs, rows, taps, inputs, device=x.device, dtype=weight.dtype).permute(0, 3, 1, 2)
-    merge[(-(-weight.numel() // 16),)](partial, result, weight.numel(), blocks, HIGH=MOST_BLOCKS, WIDE=16)
+    merge[(divided(weight.numel(), 16),)](partial, result, weight.numel(), blocks, HIGH=MOST_BLOCKS, WIDE=16)
     return result
 
 
@@ -141,11 +143,11 @@ def _correlate(x: Tensor, weight: Tensor, y: Tensor, stride: int, padding: int, 
 
     inputs, outputs, (rows, taps) = x.shape[1], y.shape[1], weight.shape[2:]
     pixels = y.numel() // outputs
-    (input_units, input_unit), (output_units, output_unit) = _in_units(inputs), _in_units(outputs)
-    correlate[(-(-pixels // HIGH),)](
+    (input_units, input_unit), (output_units, output_unit) = in_units(inputs), in_units(outputs)
+    correlate[(divided(pixels, HIGH),)](
         x, weight, y, pixels, *x.shape[2:], *y.shape[2:], stride, padding, input_units, output_units,
         ROWS=rows, TAPS=taps, INPUT_UNIT=input_unit, OUTPUT_UNIT=output_unit, BACKWARD=backward,
-        HIGH=HIGH, WIDE=_power_of_two(outputs), DEEP=_power_of_two(taps * inputs), num_warps=HIGH // 16, num_stages=1,
+        HIGH=HIGH, WIDE=_edge(outputs), DEEP=_edge(taps * inputs), num_warps=HIGH // 16, num_stages=1,
     )  # fmt: skip
 
 
@@ -155,12 +157,6 @@ def _by_cudnn(x: Tensor, dy: Tensor, weight: Tensor, stride: int, padding: int, 
     )
 
 
-def _in_units(channels: int) -> tuple[int, int]:
-    """How many units of how many channels."""
-    unit = 1 if channels % 8 else 8
-    return channels // unit, unit
-
-
-def _power_of_two(number: int) -> int:
-    """The smallest that is not less, and enough for a product of matrices."""
-    return max(16, 1 << (number - 1).bit_length())
+def _edge(number: int) -> int:
+    """The smallest power of two that is not less, and enough for a product of matrices."""
+    return max(16, power_of_two(number))
