@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.evaluation.corruptions import blur, digital, jpeg, noise, weather
+from structured_ensembles.evaluation.corruptions.filters import eight_bits
 from structured_ensembles.evaluation.corruptions.randomness import Draws
 
 Corruption = Callable[[Tensor, int, Draws], Tensor]
@@ -54,7 +55,7 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0, *, first: i
         piece = images[start : start + size].float()
         numbers = torch.arange(first + start, first + start + len(piece), device=images.device)
         draws = Draws(seed, numbers, name)
-        result[start : start + size] = CORRUPTIONS[name](piece, severity, draws).clamp_(0, 1)
+        result[start : start + size] = eight_bits(CORRUPTIONS[name](piece, severity, draws).clamp(0, 1))
     return result
 
 
