@@ -37,8 +37,9 @@ def saturate(images: Tensor, severity: int, draws: Draws) -> Tensor:
 def pixelate(images: Tensor, severity: int, draws: Draws) -> Tensor:
     """Make pixels fewer and larger: average over boxes, and enlarge again."""
     share = (0.95, 0.9, 0.85, 0.75, 0.65)[severity - 1] / max(1.0, length_scale(images)) ** 0.5
-    averages = (_averaging(size, min(int(size * share), size - 1)).to(images) for size in images.shape[-2:])
-    return filters.eight_bits(filters.resampled(images, *averages), rounded=True)
+    rows, columns = (_averaging(size, min(int(size * share), size - 1)).to(images) for size in images.shape[-2:])
+    across = filters.eight_bits(images @ columns.T, rounded=True)  # Pillow goes across first, and rounds in between
+    return filters.eight_bits(rows @ across, rounded=True)
 
 
 def elastic_transform(images: Tensor, severity: int, draws: Draws) -> Tensor:

@@ -95,11 +95,6 @@ def magnified(images: Tensor, factor: float) -> Tensor:
     return images
 
 
-def resampled(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """New rows and columns as mixtures of the old: weights (new height, height) and (new width, width)."""
-    return rows @ images @ columns.T
-
-
 def clouds(draws: Draws, stream: str, size: tuple[int, int], decay: float) -> Tensor:
     """Fractal noise (batch, height, width) in [0,1], by repeated midpoint displacement on a torus (diamond-square).
 
@@ -141,9 +136,9 @@ def framed_by(images: Tensor, rows: int, columns: int, border: Border) -> Tensor
 def eight_bits(images: Tensor, *, rounded: bool = False) -> Tensor:
     """Cut pixels in [0,1] down to 256 levels, as a cast to uint8 does; or round them.
 
-    A thousandth of a level is forgiven, so that a level reached in float32 counts as reached.
+    A ten-thousandth of a level is forgiven, so that a level reached in float32 counts as reached.
     """
-    return (255 * images + (0.501 if rounded else 0.001)).floor() / 255
+    return (255 * images + (0.5001 if rounded else 0.0001)).floor() / 255
 
 
 def _gaussian(sigma: float, radius: int) -> list[float]:
