@@ -217,8 +217,11 @@ def combined(logits: Tensor, combine: Combine = "mean") -> Tensor:
     return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype).mean(0)
 
 
-def uncertainty_of(logits: Tensor) -> Uncertainty:
-    """From the members' logits (members, samples, classes)."""
+def uncertainty_of(logits: Tensor, combine: Combine = "mean") -> Uncertainty:
+    """From the members' logits (members, samples, classes).
+
+    combine: "logits" takes the entropy of softmax(mean logits); the other rules that of the mean probabilities.
+    """
     probabilities = logits.softmax(-1)
     entropy = entropy_of(probabilities.mean(0))
     members = len(logits)
@@ -226,6 +229,8 @@ def uncertainty_of(logits: Tensor) -> Uncertainty:
     agreeing = (votes * (votes - 1)).sum(-1) / max(members * (members - 1), 1)
     disagreement = 1 - agreeing if members > 1 else torch.zeros_like(entropy)
     information = (entropy - entropy_of(probabilities).mean(0)).clamp_min(0)
+    if combine == "logits":
+        entropy = entropy_of(combined(logits, combine))
     return Uncertainty(entropy, information, disagreement)
 
 

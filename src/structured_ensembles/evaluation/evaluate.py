@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.checks import check_choice, check_list, check_type, plain_number
+from structured_ensembles.checks import check_list, check_type, plain_number
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import SplitName, check_data
-from structured_ensembles.ensemble import COMBINE, Combine, Ensemble, combined, uncertainty_of
+from structured_ensembles.ensemble import Combine, Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation.calibration import brier_score, expected_calibration_error, negative_log_likelihood
 from structured_ensembles.evaluation.checks import check_request
 from structured_ensembles.evaluation.discarding import discarding
@@ -22,13 +22,14 @@ from structured_ensembles.evaluation.ood import ood_figures
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.ranking import auroc
 from structured_ensembles.evaluation.robustness import attack_figures, corruption_figures
+from structured_ensembles.evaluation.rules import checked_rules, suffix_of, with_thresholds
 
 
 def evaluate(
     ensemble: Ensemble,
     data: Data,
     split: SplitName = "test",
-    combine: Combine = "mean",
+    combine: Combine | Sequence[Combine] = "mean",
     batch_size: int = 512,
     *,
     fgsm: Sequence[float] = (),
@@ -47,6 +48,10 @@ def evaluate(
     size/ members and parameters. For regression reg/ root mean squared error, its members' mean, and the mean spread
     of the members. A figure that does not exist, such as the diversity of errors where there are none, is left out.
 
+    combine: how the members' predictions become one. Of several rules, such as ("mean", "logits"), the first one's
+        figures have these names; those of another end in it (`cal/ece/logits`). The network runs once for all of them.
+        The mean of logits discards by its own entropy, with a threshold from the validation split of `data`.
+
     On request:
     fgsm: adv/, accuracy and discarding under attacks of these strengths, in units of a pixel in [0,1].
     corruptions: cor/, the same under these corruptions at these `severities`, drawn with `seed`; True means all (grey
@@ -56,21 +61,25 @@ def evaluate(
     """
     check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
     check_data(data)
-    check_choice("combine", combine, COMBINE)
+    asked = checked_rules(combine)
     check_list("fgsm", fgsm)
     fgsm = [plain_number(epsilon) for epsilon in fgsm]
     names = check_request(data, fgsm, corruptions, severities, ood)
     logits, targets = predictions(ensemble, data.split(split), batch_size)
+    rules = with_thresholds(asked, ensemble, data)
     if data.task == "regression":
         figures = _regression(logits, targets)
     else:
-        figures = _classification(ensemble, logits, targets, combine)
+        figures = {}
+        for rule, threshold in rules.items():
+            found = _classification(logits, targets, rule, threshold)
+            figures |= {f"{name}{suffix_of(rule, rules)}": value for name, value in found.items()}
     if fgsm:
-        figures |= _family("adv", attack_figures(ensemble, data.split(split), fgsm, combine, batch_size))
+        figures |= _family("adv", attack_figures(ensemble, data.split(split), fgsm, rules, batch_size))
     if names:
         official = corruptions if isinstance(corruptions, CorruptedData) else None
         source = official or data.split(split)
-        found = corruption_figures(ensemble, source, names, severities, combine, batch_size, seed)
+        found = corruption_figures(ensemble, source, names, severities, rules, batch_size, seed)
         figures |= _family("official" if official else "cor", found)
     if ood is not None:
         figures |= _family("ood", ood_figures(ensemble, uncertainty_of(logits), ood.split("test"), batch_size))
@@ -93,14 +102,14 @@ def _regression(outputs: Tensor, targets: Tensor) -> dict[str, float]:
     }
 
 
-def _classification(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine) -> dict[str, float]:
+def _classification(logits: Tensor, targets: Tensor, combine: Combine, threshold: float | None) -> dict[str, float]:
     probabilities = combined(logits, combine)
     correct = probabilities.argmax(-1) == targets
-    unsure = uncertainty_of(logits)
+    unsure = uncertainty_of(logits, combine)
     cc, wc = diversity_by_outcome(logits, correct)
     uncertain = {"accuracy": float(correct.double().mean()), "auroc": auroc(unsure.entropy, ~correct)}
-    if ensemble.threshold is not None:
-        uncertain |= vars(discarding(unsure.entropy, correct, ensemble.threshold))
+    if threshold is not None:
+        uncertain |= vars(discarding(unsure.entropy, correct, threshold))
     return {
         "cls/accuracy": float(correct.double().mean()),
         "cls/member_accuracy": float((logits.argmax(-1) == targets).double().mean()),
