@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from recording import arguments_of, record
 
 import structured_ensembles as se
+from recording import arguments_of, record
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from structured_ensembles.tables import text_table
 

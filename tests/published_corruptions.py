@@ -330,9 +330,10 @@ def saturate(x: ndarray, level: int, numbers: Numbers) -> ndarray:
 def elastic_transform(x: ndarray, level: int, numbers: Numbers) -> ndarray:
     """OpenCV rounds the places of the affine map to 1/32 of a pixel, which is left out here."""
     size = x.shape[-1]
-    amplitude, sigma, jitter = np.array(
-        [(0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)]
-    )[level] * size
+    amplitude, sigma, jitter = (
+        np.array([(0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)])[level]
+        * size
+    )
     middle, reach = size // 2, size // 3
     corners = middle + reach * np.array([[1, 1], [1, -1], [-1, -1]])  # x, y
     moved = corners + numbers.uniform("corners", (3, 2), -jitter, jitter)

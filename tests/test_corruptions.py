@@ -350,3 +350,4 @@ def test_the_sheet_shows_what_corrupt_gives() -> None:
             place = shown[:, row * 34 : row * 34 + 32, severity * 34 : severity * 34 + 32]
             torch.testing.assert_close(place.float(), corrupt(image[None], name, severity, 3)[0])
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["fog", "pixelate"]
+    assert "The ice of frost is ours" in " ".join(figure.texts[0].get_text().split())

@@ -37,9 +37,7 @@ def gaussian_blur(
     return images
 
 
-def smooth_noise(
-    noise: Tensor, sigma: float, scale: float, border: Border = "edge", truncate: float = 4.0
-) -> Tensor:
+def smooth_noise(noise: Tensor, sigma: float, scale: float, border: Border = "edge", truncate: float = 4.0) -> Tensor:
     """Smooth noise (…, height, width) over scale * sigma pixels, keeping the strength of noise smoothed over sigma.
 
     So bumps grow with the image and do not fade.

@@ -111,7 +111,7 @@ def _ice(images: Tensor, draws: Draws) -> Tensor:
 
 
 def _crystals(images: Tensor, draws: Draws) -> Tensor:
-    """A texture of ice (batch, height, width): patches, with needles growing in them at 60° to each other, and grain."""
+    """Grow a texture of ice (batch, height, width): patches, needles in them at 60° to each other, and grain."""
     size, scale = _size(images), length_scale(images)
     patches = filters.clouds(draws, "patches", size, 2.2)
     veins = (1 - (2 * filters.clouds(draws, "veins", size, 1.8) - 1).abs()).pow(4)
