@@ -41,10 +41,8 @@ def zoom_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:
     little more than 0.01: enough to make 33 pixels of 26 where 32.5 is rounded.
     """
     steps = (6, 11, 15, 20, 25)[severity - 1]
-    total = 2 * images  # the image itself, and magnified by 1
-    for step in range(1, steps + 1):
-        total += filters.magnified(images, 1 + step * (1.01 - 1))
-    return total / (steps + 2)
+    total = filters.magnified(images, *(1 + step * (1.01 - 1) for step in range(1, steps + 1)))
+    return (2 * images + total) / (steps + 2)  # also the image itself, and magnified by 1
 
 
 def glass_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:

@@ -60,7 +60,8 @@ def snow(images: Tensor, severity: int, draws: Draws) -> Tensor:
     flakes = mean + deviation * draws.normal("flakes", _size(images))
     flakes = filters.magnified(flakes, zoom)
     flakes = filters.eight_bits(flakes.masked_fill(flakes < floor, 0.0).clamp_max(1.0))[:, None]
-    flakes = filters.magnified(flakes, max(1.0, scale))
+    if scale > 1:
+        flakes = filters.magnified(flakes, scale)
     flakes = filters.streaked(flakes, draws.uniform("fall", (), -135, -45), scale * sigma, scale * radius)
     flakes = filters.eight_bits(flakes, rounded=True)
     pale = torch.maximum(images, 1.5 * _grey(images) + 0.5)
