@@ -37,7 +37,9 @@ def test_the_mean_of_logits_discards_by_its_own_entropy(trained: tuple[se.Ensemb
     figures = se.evaluate(ensemble, data, combine="logits")
     entropy, right = by_hand(ensemble, data.validation)
     threshold = np.percentile(entropy[right], 75)
-    assert threshold != pytest.approx(ensemble.threshold, rel=0.01)  # that of the mean of probabilities
+    assert threshold != pytest.approx(
+        ensemble.calibration.paper_threshold, rel=0.01
+    )  # that of the mean of probabilities
     entropy, right = by_hand(ensemble, data.test)
     kept = entropy <= threshold
     assert figures["cls/accuracy"] == pytest.approx(right.mean())

@@ -107,6 +107,8 @@ def close_run(
         "epochs": None if history is None else history.epochs,
         "stopped": {} if history is None else history.stopped,
         "precision": precision,
+        "engine": None if history is None else history.engine,
+        "fallbacks": [] if history is None else history.fallbacks,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **machine(),
     }

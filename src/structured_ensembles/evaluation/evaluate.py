@@ -13,6 +13,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.ensemble import Combine, Ensemble, combined, uncertainty_of
+from structured_ensembles.evaluation.calibrated import calibrated_figures, interval_figures
 from structured_ensembles.evaluation.calibration import brier_score, expected_calibration_error, negative_log_likelihood
 from structured_ensembles.evaluation.checks import check_request
 from structured_ensembles.evaluation.discarding import discarding
@@ -42,11 +43,15 @@ def evaluate(
     """Plain figures of an ensemble on a split of `data`; names have a family prefix. Shares are from 0 to 1.
 
     Always there, from one pass over the data:
-    cls/ accuracy, its members' mean and the Brier score; cal/ NLL and ECE with 30 and 15 bins; div/ how the members
-    differ, and the paper's diversity (0 to 100) of correctly (cc) and wrongly (wc) classified samples; unc/ what
-    discarding above the ensemble's threshold gives (the paper's A, FA, D), and the AUROC of the entropy for errors;
-    size/ members and parameters. For regression reg/ root mean squared error, its members' mean, and the mean spread
-    of the members. A figure that does not exist, such as the diversity of errors where there are none, is left out.
+    cls/ accuracy, its members' mean and the Brier score; cal/ NLL and ECE with 30 and 15 bins, as combined, and with
+    `_t` after the ensemble's temperature; div/ how the members differ, and the paper's diversity (0 to 100) of
+    correctly (cc) and wrongly (wc) classified samples; unc/ what discarding by the paper's rule gives (its A, FA, D),
+    the AUROC of the entropy for errors, and what `Ensemble.keep` does: the share kept, of all and of the right
+    (`kept`, `kept_right`), and how often the kept are right (`kept_accuracy`); conf/ how often conformal sets or
+    intervals hold the truth, and their mean size or width; size/ members and parameters. All but `_t`, `kept` and conf/
+    is without temperature, as in the paper. For regression reg/ root mean squared error, its members' mean, and the
+    mean spread of the members. A figure that does not exist, such as the diversity of errors where there are none, or
+    one after a temperature that was never fitted, is left out.
 
     combine: how the members' predictions become one. Of several rules, such as ("mean", "logits"), the first one's
         figures have these names; those of another end in it (`cal/ece/logits`). The network runs once for all of them.
@@ -69,11 +74,11 @@ def evaluate(
     logits, targets = predictions(ensemble, data.split(split), batch_size)
     rules = with_thresholds(asked, ensemble, data)
     if data.task == "regression":
-        figures = _regression(logits, targets)
+        figures = _regression(logits, targets) | interval_figures(ensemble, logits, targets)
     else:
         figures = {}
         for rule, threshold in rules.items():
-            found = _classification(logits, targets, rule, threshold)
+            found = _classification(ensemble, logits, targets, rule, threshold)
             figures |= {f"{name}{suffix_of(rule, rules)}": value for name, value in found.items()}
     if fgsm:
         figures |= _family("adv", attack_figures(ensemble, data.split(split), fgsm, rules, batch_size))
@@ -103,10 +108,12 @@ def _regression(outputs: Tensor, targets: Tensor) -> dict[str, float]:
     }
 
 
-def _classification(logits: Tensor, targets: Tensor, combine: Combine, threshold: float | None) -> dict[str, float]:
+def _classification(
+    ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine, threshold: float | None
+) -> dict[str, float]:
     probabilities = combined(logits, combine)
     correct = probabilities.argmax(-1) == targets
-    unsure = uncertainty_of(logits, combine)
+    unsure = uncertainty_of(logits, combine=combine)
     cc, wc = diversity_by_outcome(logits, correct)
     uncertain = {"accuracy": float(correct.double().mean()), "auroc": auroc(unsure.entropy, ~correct)}
     if threshold is not None:
@@ -123,6 +130,7 @@ def _classification(logits: Tensor, targets: Tensor, combine: Combine, threshold
         "div/disagreement": float(unsure.disagreement.mean()),
         **_family("div", {"cc": cc, "wc": wc}),
         **_family("unc", uncertain),
+        **calibrated_figures(ensemble, logits, targets, combine),
     }
 
 

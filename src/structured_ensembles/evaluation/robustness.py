@@ -106,7 +106,7 @@ def _figures(logits: Tensor, targets: Tensor, rules: Rules) -> dict[str, float]:
             "ece": expected_calibration_error(probabilities, targets),
         }
         if threshold is not None:
-            left = discarding(uncertainty_of(logits, rule).entropy, correct, threshold)
+            left = discarding(uncertainty_of(logits, combine=rule).entropy, correct, threshold)
             found |= {"filtered_accuracy": left.filtered_accuracy, "discarded": left.discarded}
         figures |= {f"{name}{suffix_of(rule, rules)}": value for name, value in found.items()}
     return figures

@@ -26,12 +26,13 @@ def checked_rules(combine: Combine | Sequence[Combine]) -> tuple[Combine, ...]:
 
 
 def with_thresholds(rules: Sequence[Combine], ensemble: Ensemble, data: Data) -> Rules:
-    """The ensemble's own threshold; for the mean of logits, whose entropies are others, one from the validation split.
+    """The paper's threshold of the ensemble; for the mean of logits, whose entropies are others, one of its own.
 
-    Without a validation split there is none for the mean of logits.
+    That comes from the validation split; without one there is none for the mean of logits.
     """
-    found: dict[Combine, float | None] = dict.fromkeys(rules, ensemble.threshold)
-    if "logits" in found and ensemble.threshold is not None:
+    threshold = ensemble.calibration.paper_threshold
+    found: dict[Combine, float | None] = dict.fromkeys(rules, threshold)
+    if "logits" in found and threshold is not None:
         found["logits"] = None if data.validation is None else discard_threshold(ensemble, data, combine="logits")
     return found
 

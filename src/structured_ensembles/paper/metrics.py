@@ -34,6 +34,15 @@ METRICS = {
     "cls/brier": Metric("Brier", decimals=4, better="lower"),
     "cal/nll": Metric("NLL", decimals=4, better="lower"),
     "cal/ece15": Metric("ECE, 15 bins (%)", percent=True, better="lower"),
+    "cal/nll_t": Metric("NLL after temperature", decimals=4, better="lower"),
+    "cal/ece_t": Metric("ECE after temperature (%)", percent=True, better="lower"),
+    "cal/ece15_t": Metric("ECE after temperature, 15 bins (%)", percent=True, better="lower"),
+    "conf/coverage": Metric("conformal coverage (%)", percent=True),
+    "conf/size": Metric("conformal set size", better="lower"),
+    "conf/width": Metric("conformal width", decimals=4, better="lower"),
+    "unc/kept": Metric("kept (%)", percent=True, better="higher"),
+    "unc/kept_accuracy": Metric("accuracy of the kept (%)", percent=True, better="higher"),
+    "unc/kept_right": Metric("kept of the right (%)", percent=True, better="higher"),
     "unc/auroc": Metric("AUROC of errors (%)", percent=True, better="higher"),
     "reg/rmse": Metric("RMSE", decimals=4, better="lower"),
     "reg/member_rmse": Metric("RMSE of members", decimals=4, better="lower"),
@@ -49,8 +58,8 @@ METRICS = {
     "size/bits": Metric("bits", decimals=0),
     "size/bits_per_task": Metric("bits per task", decimals=0),
     "size/floats": Metric("floats / b", decimals=3),
-    "size/floats_per_task": Metric("floats per task / b", decimals=3),
-    "size/binaries_per_task": Metric("binary values per task / b", decimals=3),
+    "size/floats_per_task": Metric("floats per task / b", decimals=4),
+    "size/binaries_per_task": Metric("binary values per task / b", decimals=4),
 }
 
 
