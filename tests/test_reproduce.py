@@ -17,7 +17,7 @@ from structured_ensembles.experiment import Experiment, Request, measure_experim
 from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.reproduce import is_complete
 from structured_ensembles.paper.studies import Part, figure_of
-from structured_ensembles.report.collected import Finished, front_points, pictures, read_run
+from structured_ensembles.report.collected import Finished, _of_all, front_points, pictures, read_run
 from structured_ensembles.report.page import grouped
 
 STRUCTURED = ("structured, layer", "structured, network")
@@ -136,6 +136,11 @@ def test_the_figure_of_corruptions_shows_means_over_all_of_them(reproduced: Path
         for figures in (whole.figures, some)
     ]
     assert drawn[0] - drawn[1] == {"corruptions"}
+    official = {name.replace("cor/", "official/"): own for name, own in whole.figures.items()}
+    for figures, origin in ((whole.figures, "The ice of frost is ours too"), (official, "The official corrupted")):
+        curves = _of_all({"deep": [Finished(run, whole.config, whole.result, figures)]})[-1]
+        assert (curves.name, "15 standard corruptions" in curves.caption) == ("corruptions", True)
+        assert origin in curves.caption
 
 
 def test_limit_takes_fewer_training_samples() -> None:

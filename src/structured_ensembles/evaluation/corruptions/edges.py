@@ -69,12 +69,13 @@ def distances(edges: Tensor, most: float) -> Tensor:
 def equalized(images: Tensor) -> Tensor:
     """Spread images (batch, height, width) of whole numbers from 0 to 255 so that all levels are equally frequent."""
     levels = images.long().flatten(1)
-    counts = torch.zeros(len(levels), 256, device=images.device, dtype=torch.int64)
-    counts.scatter_add_(1, levels, torch.ones_like(levels))
-    lowest = counts.gather(1, levels.amin(1, keepdim=True))
+    ordered = levels.sort(1).values
+    every = torch.arange(256, device=images.device).repeat(len(levels), 1)
+    cumulated = torch.searchsorted(ordered, every, right=True)  # how many pixels are at most that bright
+    lowest = cumulated.gather(1, ordered[:, :1])
     others = levels.shape[1] - lowest
     scale = torch.full_like(others, 255, dtype=torch.float32) / others.clamp_min(1)  # float32, where ties are decided
-    table = ((counts.cumsum(1) - lowest) * scale).round().clamp_min(0)
+    table = ((cumulated - lowest) * scale).round().clamp_min(0)
     result = torch.where(others > 0, table.gather(1, levels), levels)
     return result.view_as(images).to(images.dtype)
 
