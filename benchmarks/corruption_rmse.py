@@ -22,6 +22,8 @@ from structured_ensembles.tables import text_table
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import published_corruptions as reference
 
+FROST = "ours: the published shares over ice of our own; published: over their photographs"
+
 
 def main() -> None:
     arguments = arguments_of(__doc__, images=1000, root="", frost="", seed=0)
@@ -42,8 +44,8 @@ def main() -> None:
     ]
     print(f"{len(images):,} images of CIFAR-10\n")
     print(text_table(("corruption", "", *map(str, SEVERITIES)), shown))
-    print("\nfrost, ours: the published shares over ice of our own; published: over their photographs")
-    record(arguments, found)
+    print(f"\nfrost, {FROST}")
+    record(arguments, {name: rows | ({"note": FROST} if name == "frost" else {}) for name, rows in found.items()})
 
 
 def distance_of_ours(images: torch.Tensor, name: str, severity: int, seed: int) -> float:
