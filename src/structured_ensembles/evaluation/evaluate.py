@@ -13,14 +13,20 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.ensemble import COMBINE, Combine, Ensemble, combined, uncertainty_of
-from structured_ensembles.evaluation.calibration import brier_score, expected_calibration_error, negative_log_likelihood
+from structured_ensembles.evaluation.calibration import (
+    adaptive_calibration_error,
+    brier_score,
+    classwise_calibration_error,
+    expected_calibration_error,
+    negative_log_likelihood,
+)
 from structured_ensembles.evaluation.checks import check_request
-from structured_ensembles.evaluation.discarding import discarding
+from structured_ensembles.evaluation.discarding import coverage_at_risk, discarding, risk_coverage_area
 from structured_ensembles.evaluation.diversity import diversity_by_outcome
 from structured_ensembles.evaluation.memory import file_bytes, prediction_bytes
 from structured_ensembles.evaluation.ood import ood_figures
 from structured_ensembles.evaluation.predictions import predictions
-from structured_ensembles.evaluation.ranking import auroc
+from structured_ensembles.evaluation.ranking import auroc, false_acceptance
 from structured_ensembles.evaluation.robustness import attack_figures, corruption_figures
 
 
@@ -41,9 +47,12 @@ def evaluate(
     """Plain figures of an ensemble on a split of `data`; names have a family prefix. Shares are from 0 to 1.
 
     Always there, from one pass over the data:
-    cls/ accuracy, its members' mean and the Brier score; cal/ NLL and ECE with 30 and 15 bins; div/ how the members
+    cls/ accuracy, its members' mean and the Brier score; cal/ NLL, ECE with 30 and 15 bins, and, with 15 bins, the
+    adaptive one (bins of equally many samples) and the classwise one (mean over the classes); div/ how the members
     differ, and the paper's diversity (0 to 100) of correctly (cc) and wrongly (wc) classified samples; unc/ what
-    discarding above the ensemble's threshold gives (the paper's A, FA, D), and the AUROC of the entropy for errors;
+    discarding above the ensemble's threshold gives (the paper's A, FA, D), by entropy the AUROC for errors and fpr95
+    (the share of errors that are kept when 95 % of the right ones are), by confidence aurc (area under the
+    risk-coverage curve) and coverage_at_5_risk (the most samples that can be kept with at most 5 % errors);
     size/ members and parameters. For regression reg/ root mean squared error, its members' mean, and the mean spread
     of the members. A figure that does not exist, such as the diversity of errors where there are none, is left out.
 
@@ -51,7 +60,9 @@ def evaluate(
     fgsm: adv/, accuracy and discarding under attacks of these strengths, in units of a pixel in [0,1].
     corruptions: cor/, the same under these corruptions at these `severities`, drawn with `seed`; True means all (grey
         images have no saturation to change). What `load_corrupted` gives: the official images instead, as official/.
-    ood: detecting that the test split of other data is not this data, by entropy and by mutual information.
+    ood: detecting that the test split of other data is not this data, by entropy and by mutual information: AUROC,
+        fpr95 (the foreign share accepted when 95 % of its own are), fpr95_foreign (its own share rejected when 95 % of
+        the foreign ones are).
     base: size/ overhead over this network, bytes of the saved file, peak bytes when predicting a batch.
     """
     check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
@@ -98,7 +109,14 @@ def _classification(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine
     correct = probabilities.argmax(-1) == targets
     unsure = uncertainty_of(logits)
     cc, wc = diversity_by_outcome(logits, correct)
-    uncertain = {"accuracy": float(correct.double().mean()), "auroc": auroc(unsure.entropy, ~correct)}
+    doubt = -probabilities.max(-1).values
+    uncertain = {
+        "accuracy": float(correct.double().mean()),
+        "auroc": auroc(unsure.entropy, ~correct),
+        "fpr95": false_acceptance(unsure.entropy[correct], unsure.entropy[~correct]),
+        "aurc": risk_coverage_area(doubt, correct),
+        "coverage_at_5_risk": coverage_at_risk(doubt, correct, 0.05),
+    }
     if ensemble.threshold is not None:
         uncertain |= vars(discarding(unsure.entropy, correct, ensemble.threshold))
     return {
@@ -108,6 +126,8 @@ def _classification(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine
         "cal/nll": negative_log_likelihood(probabilities, targets),
         "cal/ece": expected_calibration_error(probabilities, targets, bins=30),
         "cal/ece15": expected_calibration_error(probabilities, targets, bins=15),
+        "cal/adaptive_ece": adaptive_calibration_error(probabilities, targets),
+        "cal/classwise_ece": classwise_calibration_error(probabilities, targets),
         "div/entropy": float(unsure.entropy.mean()),
         "div/mutual_information": float(unsure.mutual_information.mean()),
         "div/disagreement": float(unsure.disagreement.mean()),
