@@ -27,7 +27,9 @@ from structured_ensembles.shrinking import set_sizes
 from structured_ensembles.units import Units
 
 FORMAT = "structured-ensembles"
-VERSION = 3  # of files with units, 2 of those with conversions; others are written as 1, which earlier versions read
+# Of files with Gaussian heads; 3 of those with units, 2 with conversions; others are written as 1, which earlier
+# versions read
+VERSION = 4
 CONVERSIONS: dict[str, Callable[..., nn.Module]] = {
     "batch_ensemble": BatchEnsembleNetwork,
     "mc_dropout": DropoutNetwork,
@@ -70,6 +72,8 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         version, structure["conversions"] = 2, conversions
     if ensemble.units is not None:
         version, structure["units"] = 3, ensemble.units.to_json()
+    if ensemble.gaussian:
+        version, structure["gaussian"] = 4, True
     return write_container(path, FORMAT, version, structure, tensors)
 
 
@@ -99,6 +103,7 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
             normalization=None if moments is None else Normalization(*map(tuple, moments)),
             threshold=structure["threshold"],
             units=Units.from_json(structure.get("units")),
+            gaussian=structure.get("gaussian", False),
         )
         ensemble.ids = structure.get("ids", False)
         ensemble.input_shape = None if structure["input_shape"] is None else tuple(structure["input_shape"])

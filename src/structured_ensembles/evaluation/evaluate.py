@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.checks import check_choice, check_list, check_type, plain_number
@@ -27,7 +26,10 @@ from structured_ensembles.evaluation.memory import file_bytes, prediction_bytes
 from structured_ensembles.evaluation.ood import ood_figures
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.ranking import auroc, false_acceptance
+from structured_ensembles.evaluation.regression import gaussian_figures, loss_figures, regression_figures
 from structured_ensembles.evaluation.robustness import attack_figures, corruption_figures
+from structured_ensembles.gaussian import Gaussians
+from structured_ensembles.losses import Loss
 
 
 def evaluate(
@@ -42,6 +44,7 @@ def evaluate(
     severities: Sequence[int] = (3, 5),
     ood: Data | None = None,
     base: nn.Module | None = None,
+    loss: Loss | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
     """Plain figures of an ensemble on a split of `data`; names have a family prefix. Shares are from 0 to 1.
@@ -54,7 +57,11 @@ def evaluate(
     (the share of errors that are kept when 95 % of the right ones are), by confidence aurc (area under the
     risk-coverage curve) and coverage_at_5_risk (the most samples that can be kept with at most 5 % errors);
     size/ members and parameters. For regression reg/ root mean squared error, its members' mean, and the mean spread
-    of the members. A figure that does not exist, such as the diversity of errors where there are none, is left out.
+    of the members (none of these if the networks' outputs are no values of the targets). With Gaussian heads
+    the spread is the whole deviation, with its aleatoric and epistemic part, and there are the NLL of the mixture, of
+    the Gaussian with its mean and deviation (nll_matched) and of the members, and how many targets lie in intervals
+    that should hold 90 % (coverage_at_90, width_at_90).
+    A figure that does not exist, such as the diversity of errors where there are none, is left out.
 
     On request:
     fgsm: adv/, accuracy and discarding under attacks of these strengths, in units of a pixel in [0,1].
@@ -63,6 +70,8 @@ def evaluate(
     ood: detecting that the test split of other data is not this data, by entropy and by mutual information: AUROC,
         fpr95 (the foreign share accepted when 95 % of its own are), fpr95_foreign (its own share rejected when 95 % of
         the foreign ones are).
+    loss: a function of (outputs, targets) as for `train`: reg/loss (cls/loss) of the members' mean outputs, as the
+        ensemble gives them, and member_loss, the mean of the members' own.
     base: size/ overhead over this network, bytes of the saved file, peak bytes when predicting a batch.
     """
     check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
@@ -70,12 +79,17 @@ def evaluate(
     check_choice("combine", combine, COMBINE)
     check_list("fgsm", fgsm)
     fgsm = [plain_number(epsilon) for epsilon in fgsm]
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function of (outputs, targets), not {loss!r}")
     names = check_request(data, fgsm, corruptions, severities, ood)
     logits, targets = predictions(ensemble, data.split(split), batch_size)
     if data.task == "regression":
-        figures = _regression(logits, targets)
+        figures = _regression(ensemble, logits, targets)
     else:
         figures = _classification(ensemble, logits, targets, combine)
+    if loss is not None:
+        family = "reg" if data.task == "regression" else "cls"
+        figures |= {f"{family}/{name}": own for name, own in loss_figures(ensemble, loss, logits, targets).items()}
     if fgsm:
         figures |= _family("adv", attack_figures(ensemble, data.split(split), fgsm, combine, batch_size))
     if names:
@@ -94,14 +108,12 @@ def evaluate(
     return figures
 
 
-def _regression(outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    targets = targets.view_as(outputs[0])
-    errors = [float(F.mse_loss(member, targets).sqrt()) for member in outputs]
-    return {
-        "reg/rmse": float(F.mse_loss(outputs.mean(0), targets).sqrt()),
-        "reg/member_rmse": sum(errors) / len(errors),
-        "reg/spread": float(outputs.std(0, correction=0).mean()),
-    }
+def _regression(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    if ensemble.gaussian:
+        found = gaussian_figures(Gaussians(*outputs.chunk(2, -1)), targets)
+    else:
+        found = regression_figures(outputs, targets)
+    return {f"reg/{name}": value for name, value in found.items()}  # a NaN too: such an error is one to see
 
 
 def _classification(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine) -> dict[str, float]:
