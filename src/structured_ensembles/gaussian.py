@@ -101,3 +101,15 @@ class Gaussians:
         reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(coverage, dtype=torch.float64)))
         mean, deviation = self.mean, self.deviation
         return mean - reach * deviation, mean + reach * deviation
+
+
+def mean_and_spread(outputs: Tensor, gaussian: bool) -> tuple[Tensor, Tensor]:
+    """What a regression's ensemble predicts, and its deviation, (samples, …), from its outputs (members, samples, …).
+
+    Of plain values the deviation is that of the members. Of Gaussian heads, whose outputs are means and then deviations
+    (members, samples, 2 * values), it is that of the mixture.
+    """
+    if not gaussian:
+        return outputs.mean(0), outputs.std(0, correction=0)
+    mixture = Gaussians(*outputs.chunk(2, -1))
+    return mixture.mean, mixture.deviation

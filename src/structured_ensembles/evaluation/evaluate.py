@@ -12,6 +12,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.ensemble import COMBINE, Combine, Ensemble, combined, uncertainty_of
+from structured_ensembles.evaluation.calibrated import calibrated_figures, interval_figures
 from structured_ensembles.evaluation.calibration import (
     adaptive_calibration_error,
     brier_score,
@@ -50,18 +51,21 @@ def evaluate(
     """Plain figures of an ensemble on a split of `data`; names have a family prefix. Shares are from 0 to 1.
 
     Always there, from one pass over the data:
-    cls/ accuracy, its members' mean and the Brier score; cal/ NLL, ECE with 30 and 15 bins, and, with 15 bins, the
-    adaptive one (bins of equally many samples) and the classwise one (mean over the classes); div/ how the members
-    differ, and the paper's diversity (0 to 100) of correctly (cc) and wrongly (wc) classified samples; unc/ what
-    discarding above the ensemble's threshold gives (the paper's A, FA, D), by entropy the AUROC for errors and fpr95
-    (the share of errors that are kept when 95 % of the right ones are), by confidence aurc (area under the
-    risk-coverage curve) and coverage_at_5_risk (the most samples that can be kept with at most 5 % errors);
-    size/ members and parameters. For regression reg/ root mean squared error, its members' mean, and the mean spread
-    of the members (none of these if the networks' outputs are no values of the targets). With Gaussian heads
-    the spread is the whole deviation, with its aleatoric and epistemic part, and there are the NLL of the mixture, of
-    the Gaussian with its mean and deviation (nll_matched) and of the members, and how many targets lie in intervals
-    that should hold 90 % (coverage_at_90, width_at_90).
-    A figure that does not exist, such as the diversity of errors where there are none, is left out.
+    cls/ accuracy, its members' mean and the Brier score; cal/ NLL and ECE with 30 and 15 bins, as combined, and with
+    `_t` after the ensemble's temperature, and with 15 bins the adaptive ECE (bins of equally many samples) and the
+    classwise one (mean over the classes); div/ how the members differ, and the paper's diversity (0 to 100) of
+    correctly (cc) and wrongly (wc) classified samples; unc/ what discarding by the paper's rule gives (its A, FA, D);
+    by entropy the AUROC for errors and fpr95 (the share of errors that are kept when 95 % of the right ones are); by
+    confidence aurc (area under the risk-coverage curve) and coverage_at_5_risk (the most samples that can be kept with
+    at most 5 % errors); and what `Ensemble.keep` does: the share kept, of all and of the right (`kept`, `kept_right`),
+    and how often the kept are right (`kept_accuracy`); conf/ how often conformal sets or intervals hold the truth, and
+    their mean size or width; size/ members and parameters. All but `_t`, `kept` and conf/ is without temperature, as in
+    the paper. For regression reg/ root mean squared error, its members' mean, and the mean spread of the members (none
+    of these if the networks' outputs are no values of the targets). With Gaussian heads the spread is the whole
+    deviation, with its aleatoric and epistemic part, and there are the NLL of the mixture, of the Gaussian with its
+    mean and deviation (nll_matched) and of the members, and how many targets lie in intervals that should hold 90 %
+    (coverage_at_90, width_at_90). A figure that does not exist, such as the diversity of errors where there are none,
+    or one after a temperature that was never fitted, is left out.
 
     On request:
     fgsm: adv/, accuracy and discarding under attacks of these strengths, in units of a pixel in [0,1].
@@ -84,7 +88,7 @@ def evaluate(
     names = check_request(data, fgsm, corruptions, severities, ood)
     logits, targets = predictions(ensemble, data.split(split), batch_size)
     if data.task == "regression":
-        figures = _regression(ensemble, logits, targets)
+        figures = _regression(ensemble, logits, targets) | interval_figures(ensemble, logits, targets)
     else:
         figures = _classification(ensemble, logits, targets, combine)
     if loss is not None:
@@ -129,8 +133,8 @@ def _classification(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine
         "aurc": risk_coverage_area(doubt, correct),
         "coverage_at_5_risk": coverage_at_risk(doubt, correct, 0.05),
     }
-    if ensemble.threshold is not None:
-        uncertain |= vars(discarding(unsure.entropy, correct, ensemble.threshold))
+    if ensemble.calibration.paper_threshold is not None:
+        uncertain |= vars(discarding(unsure.entropy, correct, ensemble.calibration.paper_threshold))
     return {
         "cls/accuracy": float(correct.double().mean()),
         "cls/member_accuracy": float((logits.argmax(-1) == targets).double().mean()),
@@ -145,6 +149,7 @@ def _classification(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine
         "div/disagreement": float(unsure.disagreement.mean()),
         **_family("div", {"cc": cc, "wc": wc}),
         **_family("unc", uncertain),
+        **calibrated_figures(ensemble, logits, targets, combine),
     }
 
 

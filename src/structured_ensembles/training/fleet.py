@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from structured_ensembles.calibration_fit import calibrate_trained
 from structured_ensembles.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.checks import check_type, checked_seed
 from structured_ensembles.copying import dtype_of, tensors_of
@@ -29,7 +30,6 @@ from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.splits import TensorSplit, digest
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.evaluation.discarding import discard_threshold
 from structured_ensembles.history import COLUMNS, History, Row
 from structured_ensembles.losses import Loss, learned_units, loss_for
 from structured_ensembles.parallel import gather, rank
@@ -61,6 +61,9 @@ def train(
     quiet: bool = False,
 ) -> History:
     """Train every member of `ensemble` in place; each ends with the weights of its best validation epoch.
+
+    Where there is a validation split, the ensemble ends calibrated on it: see `Ensemble.calibrate`, `threshold_for` and
+    `conformal`. The same samples have chosen the best epoch.
 
     recipe: by default `Recipe.named("modern")`, or "regression" for such data.
     device: "auto" takes a GPU if there is one; the ensemble stays on the device.
@@ -129,8 +132,7 @@ def train(
             spread(list(member.best.values()), mesh.source(number))
             _restore(member.network, member.best)
             member.network.eval()
-    if data.validation is not None and data.task == "classification":
-        ensemble.threshold = discard_threshold(ensemble, data)
+    calibrate_trained(ensemble, data)
     ensemble.history = history
     return history
 
