@@ -171,7 +171,8 @@ def test_evaluate_gives_them() -> None:
     foreign = se.Data.from_arrays(noise, torch.arange(60) % 2, test=(noise, torch.arange(60) % 2))
     figures = se.evaluate(ensemble, data, ood=foreign)
     x, y = data.test.inputs, data.test.targets
-    probabilities, entropy = ensemble.predict_proba(x), ensemble.uncertainty(x).entropy
+    probabilities = ensemble.predict_proba(x, temperature=1.0)
+    entropy = ensemble.uncertainty(x, temperature=1.0).entropy
     confidence, labels = probabilities.max(-1)
     correct = labels == y
     assert figures["cal/adaptive_ece"] == adaptive_calibration_error(probabilities, y, 15)
@@ -179,7 +180,7 @@ def test_evaluate_gives_them() -> None:
     assert figures["unc/aurc"] == risk_coverage_area(-confidence, correct)
     assert figures["unc/coverage_at_5_risk"] == coverage_at_risk(-confidence, correct, 0.05)
     assert figures["unc/fpr95"] == false_acceptance(entropy[correct], entropy[~correct])
-    unknown = ensemble.uncertainty(noise).entropy
+    unknown = ensemble.uncertainty(noise, temperature=1.0).entropy
     assert figures["ood/entropy_fpr95_foreign"] == false_alarms(entropy, unknown)
     rejected = entropy >= unknown.sort().values[3]  # 95 % of 60 are 57
     assert figures["ood/entropy_fpr95_foreign"] == pytest.approx(float(rejected.double().mean()))

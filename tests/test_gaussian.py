@@ -118,6 +118,13 @@ def test_evaluate_is_what_the_members_say(trained: se.Ensemble, data: se.Data) -
     assert all(isinstance(value, float) for value in figures.values())
 
 
+def test_conformal_intervals_are_as_wide_as_the_noise(trained: se.Ensemble, data: se.Data) -> None:
+    x = np.array([[-0.8], [0.8]], dtype=np.float32)
+    low, high = (end.reshape(-1).numpy() for end in trained.predict_interval(x))
+    np.testing.assert_allclose(high - low, 2 * norm.ppf(0.95) * noise_at(x[:, 0]), rtol=0.25)
+    assert se.evaluate(trained, data)["conf/coverage"] == pytest.approx(0.9, abs=0.04)  # of 400 for validation
+
+
 def test_the_file_and_the_state_know_of_it(trained: se.Ensemble, tmp_path: Path) -> None:
     x = np.linspace(-1, 1, 9, dtype=np.float32)[:, None]
     trained.save(tmp_path / "a.safetensors")

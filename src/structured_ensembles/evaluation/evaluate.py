@@ -20,7 +20,8 @@ from structured_ensembles.evaluation.calibration import (
     expected_calibration_error,
     negative_log_likelihood,
 )
-from structured_ensembles.evaluation.checks import check_request
+from structured_ensembles.evaluation.checks import check_deep, check_request
+from structured_ensembles.evaluation.deep_equivalent import deep_equivalent
 from structured_ensembles.evaluation.discarding import coverage_at_risk, discarding, risk_coverage_area
 from structured_ensembles.evaluation.diversity import diversity_by_outcome
 from structured_ensembles.evaluation.memory import file_bytes, prediction_bytes
@@ -46,6 +47,7 @@ def evaluate(
     ood: Data | None = None,
     base: nn.Module | None = None,
     loss: Loss | None = None,
+    deep: Ensemble | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
     """Plain figures of an ensemble on a split of `data`; names have a family prefix. Shares are from 0 to 1.
@@ -76,6 +78,8 @@ def evaluate(
         the foreign ones are).
     loss: a function of (outputs, targets) as for `train`: reg/loss (cls/loss) of the members' mean outputs, as the
         ensemble gives them, and member_loss, the mean of the members' own.
+    deep: a deep ensemble: cal/deep_equivalent, how many of its members are as good in NLL, each number of them and this
+        ensemble with a temperature from the validation split (see `deep_ensemble_equivalent`).
     base: size/ overhead over this network, bytes of the saved file, peak bytes when predicting a batch.
     """
     check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
@@ -85,6 +89,8 @@ def evaluate(
     fgsm = [plain_number(epsilon) for epsilon in fgsm]
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of (outputs, targets), not {loss!r}")
+    if deep is not None:
+        check_deep(deep, data, combine)
     names = check_request(data, fgsm, corruptions, severities, ood)
     logits, targets = predictions(ensemble, data.split(split), batch_size)
     if data.task == "regression":
@@ -94,6 +100,8 @@ def evaluate(
     if loss is not None:
         family = "reg" if data.task == "regression" else "cls"
         figures |= {f"{family}/{name}": own for name, own in loss_figures(ensemble, loss, logits, targets).items()}
+    if deep is not None:
+        figures["cal/deep_equivalent"] = deep_equivalent(ensemble, deep, data, split, combine, batch_size)
     if fgsm:
         figures |= _family("adv", attack_figures(ensemble, data.split(split), fgsm, combine, batch_size))
     if names:
