@@ -46,7 +46,7 @@ def calibrate_trained(ensemble: Ensemble, data: Data) -> None:
     elif data.task == "regression":
         mean, spread = mean_and_spread(outputs, ensemble.gaussian)
         if enough and mean.numel() == targets.numel():
-            intervals = fit_intervals(mean, spread, targets, COVERAGE)
+            intervals = fit_intervals(mean, spread, targets, COVERAGE, floored=not ensemble.gaussian)
             ensemble.calibration = replace(ensemble.calibration, conformal=intervals)
     elif outputs.dim() == 3:
         found = _fitted(outputs, targets, Calibration(), None)
@@ -88,7 +88,8 @@ def fit_conformal(
         raise ValueError(f"method must be left out for a regression, whose intervals have only one, not {method!r}")
     outputs, targets = predictions(ensemble, data.split(split))
     if data.task == "regression":
-        return fit_intervals(*mean_and_spread(outputs, ensemble.gaussian), targets, coverage)
+        mean, spread = mean_and_spread(outputs, ensemble.gaussian)
+        return fit_intervals(mean, spread, targets, coverage, floored=not ensemble.gaussian)
     probabilities = combined(outputs.double(), "mean", ensemble.temperature)
     return fit_sets(probabilities, targets, coverage, method, penalty, free_ranks)
 
