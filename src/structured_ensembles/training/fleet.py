@@ -62,6 +62,7 @@ def train(
 
     Every member sees the data in its own order, with its own crops, flips and dropout, drawn from `seed` and its
     number. The batches of `Data.from_loaders` are the loader's, and the same for all members.
+
     Where there is a validation split, the ensemble ends calibrated on it: see `Ensemble.calibrate`, `threshold_for` and
     `conformal`. The same samples have chosen the best epoch.
 
