@@ -4,6 +4,12 @@ A network for targets of `values` numbers ends in `2 * values` outputs: the mean
 which softplus makes variances (Lakshminarayanan et al. 2017). `gaussian_nll` trains them; an ensemble of them is a
 mixture of Gaussians, whose variance has two parts: the noise that the members see in the targets (aleatoric), and the
 distance between their means, for want of data (epistemic).
+
+model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))            # targets (samples,): one value
+ensemble = se.structured_ensemble(model, data, loss=se.gaussian_nll)            # or se.train(…, loss=se.gaussian_nll)
+ensemble.predict(x), ensemble.spread(x)                                         # mean and deviation of a target
+found = ensemble.distribution(x)
+found.aleatoric, found.epistemic, found.nll(y), found.interval(0.9)
 """
 
 from __future__ import annotations
