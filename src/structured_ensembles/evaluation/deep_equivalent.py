@@ -39,7 +39,7 @@ def deep_ensemble_equivalent(nll: float, deep_nlls: Sequence[float]) -> float:
 def calibrated_nlls(validation: Predicted, test: Predicted, combine: Combine = "mean") -> list[float]:
     """The NLL on the test split of the first 1, 2, … members, each with a temperature from the validation split.
 
-    The paper fits temperatures on halves of the test split instead, as its test sets have to be large anyway.
+    The paper has no validation split: it fits each half of the test split's temperature on the other half.
     """
     (held_out, labels), (logits, targets) = validation, test
     found = []
