@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from structured_ensembles.calibration import (
@@ -25,6 +24,7 @@ from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.discarding import percentile_of_right
 from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.gaussian import mean_and_spread
 
 COVERAGE = 0.9  # of the sets and intervals that training leaves behind
 
@@ -44,8 +44,9 @@ def calibrate_trained(ensemble: Ensemble, data: Data) -> None:
             stacklevel=3,
         )
     elif data.task == "regression":
-        if enough and outputs[0].numel() == targets.numel():
-            intervals = fit_intervals(*_moments(outputs), targets, COVERAGE)
+        mean, spread = mean_and_spread(outputs, ensemble.gaussian)
+        if enough and mean.numel() == targets.numel():
+            intervals = fit_intervals(mean, spread, targets, COVERAGE, floored=not ensemble.gaussian)
             ensemble.calibration = replace(ensemble.calibration, conformal=intervals)
     elif outputs.dim() == 3:
         found = _fitted(outputs, targets, Calibration(), None)
@@ -87,7 +88,8 @@ def fit_conformal(
         raise ValueError(f"method must be left out for a regression, whose intervals have only one, not {method!r}")
     outputs, targets = predictions(ensemble, data.split(split))
     if data.task == "regression":
-        return fit_intervals(*_moments(outputs), targets, coverage)
+        mean, spread = mean_and_spread(outputs, ensemble.gaussian)
+        return fit_intervals(mean, spread, targets, coverage, floored=not ensemble.gaussian)
     probabilities = combined(outputs.double(), "mean", ensemble.temperature)
     return fit_sets(probabilities, targets, coverage, method, penalty, free_ranks)
 
@@ -121,8 +123,3 @@ def _threshold(own: Calibration, logits: Tensor, targets: Tensor, rule: Threshol
             stacklevel=4,
         )
     return threshold
-
-
-def _moments(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and spread (samples, …) of the members' values."""
-    return torch.mean(outputs, 0), outputs.std(0, correction=0)
