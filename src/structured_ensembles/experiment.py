@@ -197,7 +197,7 @@ def evaluation_path(folder: Path, rule: Combine = "mean") -> Path:
 def unmeasured(folder: Path, request: Request) -> Request | None:
     """What of a request is still to be measured of a run; None if nothing is, and what is always measured is known."""
     samples, known = read_samples(folder), {rule: read_figures(evaluation_path(folder, rule)) for rule in RULES}
-    regression = "reg/rmse" in known["mean"]
+    regression = bool(known["mean"]) and "cls/accuracy" not in known["mean"]
     if regression:
         del known["logits"]  # there is nothing to combine in two ways, and no figure of single samples
     nothing = Request((), False, ())
