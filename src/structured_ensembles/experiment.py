@@ -17,13 +17,14 @@ from structured_ensembles.artifact import Storage
 from structured_ensembles.data import Data, load_data
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.devices import pick_device
-from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
+from structured_ensembles.ensemble import Combine, Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation import corrupt, evaluate
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
 from structured_ensembles.evaluation.deep_equivalent import calibrated_nlls
 from structured_ensembles.evaluation.diversity import disagreement_matrix
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.robustness import is_over_all
+from structured_ensembles.evaluation.rules import figures_by_rule
 from structured_ensembles.files import write_tensors, write_text
 from structured_ensembles.methods import METHODS
 from structured_ensembles.models import build_model, find_function
@@ -40,6 +41,8 @@ from structured_ensembles.runs import (
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.mesh import processes
 from structured_ensembles.training.recipe import usual
+
+RULES: tuple[Combine, ...] = ("mean", "logits")  # of combination: ours, and that of the published figures
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,12 @@ class Request:
         severities = tuple(own for own in self.severities if self.corruptions and not is_over_all(figures, own))
         return Request(attacks, bool(severities), severities)
 
+    def __or__(self, other: Request) -> Request:
+        """What either of them asks for."""
+        fgsm = tuple(dict.fromkeys((*self.fgsm, *other.fgsm)))
+        severities = tuple(sorted({*self.severities, *other.severities}))
+        return Request(fgsm, self.corruptions or other.corruptions, severities)
+
 
 def train_experiment(
     experiment: Experiment, folder: Path, *, root: Path | None = None, device: str = "auto", quiet: bool = False
@@ -133,7 +142,8 @@ def train_experiment(
                 drop_run_without_progress(folder)
             raise
         if rank() == 0:
-            done = close_run(folder, ensemble, data, time.perf_counter() - start, experiment.storage)
+            precision = recipe.precision_on(pick_device(device, network))
+            done = close_run(folder, ensemble, data, time.perf_counter() - start, experiment.storage, precision)
         return gather(done)[0], True
 
 
@@ -142,16 +152,14 @@ def measure_experiment(
 ) -> tuple[dict[str, float], bool]:
     """The figures of a trained run on the test split; what is known already is not measured again.
 
-    Beside `evaluation-test-mean.json` it leaves `samples.safetensors`, what figures of single samples need: their
-    confidence, entropy and whether they are right, shapes (samples,), the members' disagreement (members, members), and
-    the entropy under strong noise.
+    Both rules of combination are measured in one pass, in `evaluation-test-mean.json` (whose figures are returned) and
+    `evaluation-test-logits.json`, the rule of the published figures. Beside them it leaves `samples.safetensors`, what
+    figures of single samples need: their confidence, entropy and whether they are right, shapes (samples,), the
+    members' disagreement (members, members), and the entropy under strong noise.
     """
-    path, samples = folder / "evaluation-test-mean.json", read_samples(folder)
-    known = read_figures(path)
-    wanted = request.missing(known)
-    complete = "size/overhead" in known and samples and not (wanted.fgsm or wanted.corruptions)
-    if complete and (not request.corruptions or "noisy" in samples):
-        return known, False
+    wanted = unmeasured(folder, request)
+    if wanted is None:
+        return read_figures(evaluation_path(folder)), False
     config = read_config(folder)
     ensemble = Ensemble.load(folder / "ensemble.safetensors", trust_code=trust_code)
     ensemble.to(pick_device(device, ensemble))
@@ -159,6 +167,7 @@ def measure_experiment(
     figures = evaluate(
         ensemble,
         data,
+        combine=RULES,
         fgsm=wanted.fgsm,
         corruptions=wanted.corruptions,
         severities=wanted.severities or (3,),
@@ -172,7 +181,33 @@ def measure_experiment(
             figures |= {f"first/{number}/nll_t": nll for number, nll in enumerate(nlls, start=1)}
         _write_samples(folder / SAMPLES, ensemble, data, logits, targets, noisy=request.corruptions)
     figures["size/file_bytes"] = float((folder / "ensemble.safetensors").stat().st_size)
-    return merge_figures(path, figures, {"split": "test", "combine": "mean", **machine()}), True
+    rules = RULES if data.task == "classification" else RULES[:1]
+    found = {
+        rule: merge_figures(evaluation_path(folder, rule), own, {"split": "test", "combine": rule, **machine()})
+        for rule, own in figures_by_rule(figures, rules).items()
+    }
+    return found["mean"], True
+
+
+def evaluation_path(folder: Path, rule: Combine = "mean") -> Path:
+    """Where the figures of a run on the test split are kept."""
+    return folder / f"evaluation-test-{rule}.json"
+
+
+def unmeasured(folder: Path, request: Request) -> Request | None:
+    """What of a request is still to be measured of a run; None if nothing is, and what is always measured is known."""
+    samples, known = read_samples(folder), {rule: read_figures(evaluation_path(folder, rule)) for rule in RULES}
+    regression = bool(known["mean"]) and "cls/accuracy" not in known["mean"]
+    if regression:
+        del known["logits"]  # there is nothing to combine in two ways, and no figure of single samples
+    nothing = Request((), False, ())
+    wanted = nothing
+    for figures in known.values():
+        wanted |= request.missing(figures)
+    whole = all("size/overhead" in figures for figures in known.values()) and (samples or regression)
+    if wanted != nothing or not whole:
+        return wanted
+    return wanted if request.corruptions and "noisy" not in samples else None
 
 
 def read_data(dataset: str, root: Path | None, seed: int, limit: int | None = None) -> Data:

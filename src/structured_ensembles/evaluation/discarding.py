@@ -8,28 +8,27 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.data import Data
-from structured_ensembles.ensemble import Ensemble, combined, entropy_of
+from structured_ensembles.ensemble import Combine, Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.ranking import mean_over_ties
 
 
-def discard_threshold(ensemble: Ensemble, data: Data, percentile: float = 75.0) -> float:
+def discard_threshold(ensemble: Ensemble, data: Data, percentile: float = 75.0, combine: Combine = "mean") -> float:
     """The paper's threshold: see `percentile_of_right`, on the validation split.
 
     Whatever the network, it discards a quarter of what is right; the ensemble's own threshold is another one, see
     `Ensemble.threshold_for`.
     """
-    return percentile_of_right(*predictions(ensemble, data.split("validation")), percentile)
+    return percentile_of_right(*predictions(ensemble, data.split("validation")), percentile, combine)
 
 
-def percentile_of_right(logits: Tensor, targets: Tensor, percentile: float = 75.0) -> float:
+def percentile_of_right(logits: Tensor, targets: Tensor, percentile: float = 75.0, combine: Combine = "mean") -> float:
     """The percentile of the entropy, without temperature, of right predictions; of all, where none is right.
 
     logits: (members, samples, classes). targets: labels (samples,).
     """
-    probabilities = combined(logits)
-    entropy = entropy_of(probabilities)
-    correct = entropy[probabilities.argmax(-1) == targets]
+    entropy = uncertainty_of(logits, combine=combine).entropy
+    correct = entropy[combined(logits, combine).argmax(-1) == targets]
     return float((correct if len(correct) else entropy).double().quantile(percentile / 100))
 
 

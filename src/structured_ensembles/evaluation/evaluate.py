@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from structured_ensembles.checks import check_choice, check_list, check_type, plain_number
+from structured_ensembles.checks import check_list, check_type, plain_number
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import SplitName, check_data
-from structured_ensembles.ensemble import COMBINE, Combine, Ensemble, combined, uncertainty_of
+from structured_ensembles.ensemble import Combine, Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation.calibrated import calibrated_figures, interval_figures
 from structured_ensembles.evaluation.calibration import (
     adaptive_calibration_error,
@@ -30,6 +30,7 @@ from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.ranking import auroc, false_acceptance
 from structured_ensembles.evaluation.regression import gaussian_figures, loss_figures, regression_figures
 from structured_ensembles.evaluation.robustness import attack_figures, corruption_figures
+from structured_ensembles.evaluation.rules import checked_rules, suffix_of, with_thresholds
 from structured_ensembles.gaussian import Gaussians
 from structured_ensembles.losses import Loss
 
@@ -38,7 +39,7 @@ def evaluate(
     ensemble: Ensemble,
     data: Data,
     split: SplitName = "test",
-    combine: Combine = "mean",
+    combine: Combine | Sequence[Combine] = "mean",
     batch_size: int = 512,
     *,
     fgsm: Sequence[float] = (),
@@ -69,6 +70,10 @@ def evaluate(
     (coverage_at_90, width_at_90). A figure that does not exist, such as the diversity of errors where there are none,
     or one after a temperature that was never fitted, is left out.
 
+    combine: how the members' predictions become one. Of several rules, such as ("mean", "logits"), the first one's
+        figures have these names; those of another end in it (`cal/ece/logits`). The network runs once for all of them.
+        The mean of logits discards by its own entropy, with a threshold from the validation split of `data`.
+
     On request:
     fgsm: adv/, accuracy and discarding under attacks of these strengths, in units of a pixel in [0,1].
     corruptions: cor/, the same under these corruptions at these `severities`, drawn with `seed`; True means all (grey
@@ -84,30 +89,34 @@ def evaluate(
     """
     check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
     check_data(data)
-    check_choice("combine", combine, COMBINE)
+    asked = checked_rules(combine)
     check_list("fgsm", fgsm)
     fgsm = [plain_number(epsilon) for epsilon in fgsm]
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of (outputs, targets), not {loss!r}")
     if deep is not None:
-        check_deep(deep, data, combine)
+        check_deep(deep, data, asked[0])
     names = check_request(data, fgsm, corruptions, severities, ood)
     logits, targets = predictions(ensemble, data.split(split), batch_size)
+    rules = with_thresholds(asked, ensemble, data)
     if data.task == "regression":
         figures = _regression(ensemble, logits, targets) | interval_figures(ensemble, logits, targets)
     else:
-        figures = _classification(ensemble, logits, targets, combine)
+        figures = {}
+        for rule, threshold in rules.items():
+            found = _classification(ensemble, logits, targets, rule, threshold)
+            figures |= {f"{name}{suffix_of(rule, rules)}": value for name, value in found.items()}
     if loss is not None:
         family = "reg" if data.task == "regression" else "cls"
         figures |= {f"{family}/{name}": own for name, own in loss_figures(ensemble, loss, logits, targets).items()}
     if deep is not None:
-        figures["cal/deep_equivalent"] = deep_equivalent(ensemble, deep, data, split, combine, batch_size)
+        figures["cal/deep_equivalent"] = deep_equivalent(ensemble, deep, data, split, asked[0], batch_size)
     if fgsm:
-        figures |= _family("adv", attack_figures(ensemble, data.split(split), fgsm, combine, batch_size))
+        figures |= _family("adv", attack_figures(ensemble, data.split(split), fgsm, rules, batch_size))
     if names:
         official = corruptions if isinstance(corruptions, CorruptedData) else None
         source = official or data.split(split)
-        found = corruption_figures(ensemble, source, names, severities, combine, batch_size, seed)
+        found = corruption_figures(ensemble, source, names, severities, rules, batch_size, seed)
         figures |= _family("official" if official else "cor", found)
     if ood is not None:
         figures |= _family("ood", ood_figures(ensemble, uncertainty_of(logits), ood.split("test"), batch_size))
@@ -128,10 +137,12 @@ def _regression(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> dict[st
     return {f"reg/{name}": value for name, value in found.items()}  # a NaN too: such an error is one to see
 
 
-def _classification(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine) -> dict[str, float]:
+def _classification(
+    ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine, threshold: float | None
+) -> dict[str, float]:
     probabilities = combined(logits, combine)
     correct = probabilities.argmax(-1) == targets
-    unsure = uncertainty_of(logits)
+    unsure = uncertainty_of(logits, combine=combine)
     cc, wc = diversity_by_outcome(logits, correct)
     doubt = -probabilities.max(-1).values
     uncertain = {
@@ -141,8 +152,8 @@ def _classification(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine
         "aurc": risk_coverage_area(doubt, correct),
         "coverage_at_5_risk": coverage_at_risk(doubt, correct, 0.05),
     }
-    if ensemble.calibration.paper_threshold is not None:
-        uncertain |= vars(discarding(unsure.entropy, correct, ensemble.calibration.paper_threshold))
+    if threshold is not None:
+        uncertain |= vars(discarding(unsure.entropy, correct, threshold))
     return {
         "cls/accuracy": float(correct.double().mean()),
         "cls/member_accuracy": float((logits.argmax(-1) == targets).double().mean()),

@@ -10,26 +10,30 @@ from torch import Tensor
 
 from structured_ensembles.data import Split
 from structured_ensembles.data.corrupted import CorruptedData
-from structured_ensembles.ensemble import Combine, Ensemble, combined, uncertainty_of
+from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation.attacks import fgsm
 from structured_ensembles.evaluation.calibration import expected_calibration_error
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS, corrupt
 from structured_ensembles.evaluation.discarding import discarding
 from structured_ensembles.evaluation.predictions import Change, predictions
+from structured_ensembles.evaluation.rules import Rules, suffix_of
 from structured_ensembles.progress import progress
 
 
 def attack_figures(
-    ensemble: Ensemble, split: Split, epsilons: Sequence[float], combine: Combine, batch_size: int
+    ensemble: Ensemble, split: Split, epsilons: Sequence[float], rules: Rules, batch_size: int
 ) -> dict[str, float]:
-    """`fgsm@0.02` is the accuracy; below it `/filtered_accuracy`, `/discarded` and `/ece`."""
+    """`fgsm@0.02` is the accuracy; below it `/filtered_accuracy`, `/discarded` and `/ece`.
+
+    The names of the second rule's figures end in it: `fgsm@0.02/logits`, `fgsm@0.02/ece/logits`.
+    """
     figures: dict[str, float] = {}
     for epsilon in epsilons:
 
         def attack(images: Tensor, targets: Tensor, _: int, epsilon: float = epsilon) -> Tensor:
             return fgsm(ensemble, images, targets, epsilon)
 
-        found = _figures(ensemble, *predictions(ensemble, split, batch_size, attack), combine)
+        found = _figures(*predictions(ensemble, split, batch_size, attack), rules)
         figures |= _named(f"fgsm@{epsilon:g}", found)
     return figures
 
@@ -39,7 +43,7 @@ def corruption_figures(
     source: Split | CorruptedData,
     names: Sequence[str],
     severities: Sequence[int],
-    combine: Combine,
+    rules: Rules,
     batch_size: int,
     seed: int,
 ) -> dict[str, float]:
@@ -53,8 +57,9 @@ def corruption_figures(
             rows = []
             for name in names:
                 split, change = _corrupted(source, name, severity, seed)
-                rows.append(_figures(ensemble, *predictions(ensemble, split, batch_size, change), combine))
-                figures[f"{name}@{severity}"] = rows[-1]["accuracy"]
+                rows.append(_figures(*predictions(ensemble, split, batch_size, change), rules))
+                accuracies = {key: value for key, value in rows[-1].items() if key.startswith("accuracy")}
+                figures |= _named(f"{name}@{severity}", accuracies)
                 advance(accuracy=rows[-1]["accuracy"])
             figures |= _named(f"mean@{severity}", {key: _mean(row.get(key) for row in rows) for key in rows[0]})
     return figures
@@ -72,23 +77,26 @@ def _corrupted(source: Split | CorruptedData, name: str, severity: int, seed: in
     return source, lambda images, _, first: corrupt(images, name, severity, seed, first=first)
 
 
-def _figures(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine) -> dict[str, float]:
-    probabilities = combined(logits, combine)
-    correct = probabilities.argmax(-1) == targets
-    found = {
-        "accuracy": float(correct.double().mean()),
-        "ece": expected_calibration_error(probabilities, targets),
-    }
-    if ensemble.calibration.paper_threshold is not None:
-        left = discarding(uncertainty_of(logits).entropy, correct, ensemble.calibration.paper_threshold)
-        found |= {"filtered_accuracy": left.filtered_accuracy, "discarded": left.discarded}
-    return found
+def _figures(logits: Tensor, targets: Tensor, rules: Rules) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for rule, threshold in rules.items():
+        probabilities = combined(logits, rule)
+        correct = probabilities.argmax(-1) == targets
+        found = {
+            "accuracy": float(correct.double().mean()),
+            "ece": expected_calibration_error(probabilities, targets),
+        }
+        if threshold is not None:
+            left = discarding(uncertainty_of(logits, combine=rule).entropy, correct, threshold)
+            found |= {"filtered_accuracy": left.filtered_accuracy, "discarded": left.discarded}
+        figures |= {f"{name}{suffix_of(rule, rules)}": value for name, value in found.items()}
+    return figures
 
 
-def _named(name: str, found: dict[str, float]) -> dict[str, float]:
+def _named(name: str, found: Mapping[str, float]) -> dict[str, float]:
     """The accuracy under the name itself, the others below it; without those that do not exist."""
-    others = {f"{name}/{key}": value for key, value in found.items() if key != "accuracy" and not math.isnan(value)}
-    return {name: found["accuracy"], **others}
+    known = {key: value for key, value in found.items() if not math.isnan(value)}
+    return {f"{name}/{key}".replace("/accuracy", ""): value for key, value in known.items()}
 
 
 def _mean(values: Iterable[Any]) -> float:

@@ -67,8 +67,8 @@ METRICS = {
     "size/bits": Metric("bits", decimals=0),
     "size/bits_per_task": Metric("bits per task", decimals=0),
     "size/floats": Metric("floats / b", decimals=3),
-    "size/floats_per_task": Metric("floats per task / b", decimals=3),
-    "size/binaries_per_task": Metric("binary values per task / b", decimals=3),
+    "size/floats_per_task": Metric("floats per task / b", decimals=4),
+    "size/binaries_per_task": Metric("binary values per task / b", decimals=4),
 }
 
 
