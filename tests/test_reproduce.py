@@ -109,14 +109,21 @@ def test_every_experiment_has_a_folder_of_its_own() -> None:
 
 def test_what_is_missing_of_a_request() -> None:
     request = Request(fgsm=(0.02, 0.5), corruptions=True, severities=(3, 5))
-    three, five = ({f"cor/{name}@{own}": 0.4 for name in ["mean", *CORRUPTIONS]} for own in (3, 5))
+    names = ["mean", "extra_mean", *CORRUPTIONS]
+    three, five = ({f"cor/{name}@{own}": 0.4 for name in names} for own in (3, 5))
     figures = {"adv/fgsm@0.02": 0.5, **three}
     assert request.missing(figures) == Request((0.5,), True, (5,))
     assert request.missing({**figures, "adv/fgsm@0.5": 0.1, **five}) == Request((), False, ())
     some = {"adv/fgsm@0.5": 0.1, "cor/fog@5": 0.1, "cor/mean@5": 0.1}  # sens evaluate --corruptions fog
     assert request.missing({**figures, **some}) == Request((), True, (5,))
     del five["cor/saturate@5"]  # grey images have no saturation
-    assert request.missing({**figures, "adv/fgsm@0.5": 0.1, **five}) == Request((), False, ())
+    whole = {**figures, "adv/fgsm@0.5": 0.1, **five}
+    assert request.missing(whole) == Request((), False, ())
+    assert request.missing(whole, official=True) == Request((), True, (3, 5))
+    official = {name.replace("cor/", "official/"): value for name, value in whole.items()}
+    assert request.missing(official, official=True) == request.missing(official) == Request((), False, ())
+    del five["cor/extra_mean@5"]  # of an earlier version, whose mean was over all nineteen
+    assert request.missing({**figures, "adv/fgsm@0.5": 0.1, **five}) == Request((), True, (5,))
 
 
 def test_the_figure_of_corruptions_shows_means_over_all_of_them(reproduced: Path) -> None:

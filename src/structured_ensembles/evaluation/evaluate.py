@@ -77,7 +77,8 @@ def evaluate(
     On request:
     fgsm: adv/, accuracy and discarding under attacks of these strengths, in units of a pixel in [0,1].
     corruptions: cor/, the same under these corruptions at these `severities`, drawn with `seed`; True means all (grey
-        images have no saturation to change). What `load_corrupted` gives: the official images instead, as official/.
+        images have no saturation to change). `cor/mean@3` is over the 15 standard ones, `cor/extra_mean@3` over the
+        four extra ones. What `load_corrupted` gives: the official images instead, as official/.
     ood: detecting that the test split of other data is not this data, by entropy and by mutual information: AUROC,
         fpr95 (the foreign share accepted when 95 % of its own are), fpr95_foreign (its own share rejected when 95 % of
         the foreign ones are).

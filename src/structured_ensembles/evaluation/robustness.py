@@ -13,7 +13,7 @@ from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation.attacks import fgsm
 from structured_ensembles.evaluation.calibration import expected_calibration_error
-from structured_ensembles.evaluation.corruptions import CORRUPTIONS, corrupt
+from structured_ensembles.evaluation.corruptions import EXTRA, STANDARD, corrupt
 from structured_ensembles.evaluation.discarding import discarding
 from structured_ensembles.evaluation.predictions import Change, predictions
 from structured_ensembles.evaluation.rules import Rules, suffix_of
@@ -47,28 +47,47 @@ def corruption_figures(
     batch_size: int,
     seed: int,
 ) -> dict[str, float]:
-    """`fog@3` is an accuracy; `mean@3` the mean over the corruptions, with `/filtered_accuracy`, `/discarded`, `/ece`.
+    """`fog@3` is an accuracy; `mean@3` the mean over the standard corruptions among `names`, `extra_mean@3` over the
+    extra ones; below both `/filtered_accuracy`, `/discarded`, `/ece`.
 
     source: a split, which our code corrupts with `seed`, or the official images.
     """
     figures: dict[str, float] = {}
     with progress("corruptions", len(names) * len(severities)) as advance:
         for severity in severities:
-            rows = []
+            rows: dict[str, list[dict[str, float]]] = {}  # by the mean that they belong to
             for name in names:
                 split, change = _corrupted(source, name, severity, seed)
-                rows.append(_figures(*predictions(ensemble, split, batch_size, change), rules))
-                accuracies = {key: value for key, value in rows[-1].items() if key.startswith("accuracy")}
+                found = _figures(*predictions(ensemble, split, batch_size, change), rules)
+                rows.setdefault(mean_of(name), []).append(found)
+                accuracies = {key: value for key, value in found.items() if key.startswith("accuracy")}
                 figures |= _named(f"{name}@{severity}", accuracies)
-                advance(accuracy=rows[-1]["accuracy"])
-            figures |= _named(f"mean@{severity}", {key: _mean(row.get(key) for row in rows) for key in rows[0]})
+                advance(accuracy=found["accuracy"])
+            for mean, own in rows.items():
+                figures |= _named(f"{mean}@{severity}", {key: _mean(row.get(key) for row in own) for key in own[0]})
     return figures
 
 
-def is_over_all(figures: Mapping[str, float], severity: int) -> bool:
-    """Whether there is a mean at this severity, and it is over all corruptions (grey images have no saturation)."""
-    names = [name for name in CORRUPTIONS if name != "saturate"]
-    return all(f"cor/{name}@{severity}" in figures for name in ["mean", *names])
+def mean_of(name: str) -> str:
+    """Name the mean that a corruption counts in."""
+    return "extra_mean" if name in EXTRA else "mean"
+
+
+def is_over_all(figures: Mapping[str, float], severity: int, kind: str = "cor") -> bool:
+    """Whether there is a mean at this severity over all standard corruptions, and over no others.
+
+    kind: "cor", computed by our code, or "official". Extra corruptions without a mean of their own come from a time
+    when one mean was over all.
+    """
+    if any(f"{kind}/{name}@{severity}" in figures for name in EXTRA) and f"{kind}/extra_mean@{severity}" not in figures:
+        return False
+    return all(f"{kind}/{name}@{severity}" in figures for name in ["mean", *STANDARD])
+
+
+def best_source(figures: Sequence[Mapping[str, float]], severity: int) -> str:
+    """Name the kind of corrupted images to show of several runs: "official" if all were measured on them, or "cor"."""
+    whole = bool(figures) and all(is_over_all(own, severity, "official") for own in figures)
+    return "official" if whole else "cor"
 
 
 def _corrupted(source: Split | CorruptedData, name: str, severity: int, seed: int) -> tuple[Split, Change | None]:

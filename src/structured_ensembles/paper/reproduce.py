@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,16 @@ from structured_ensembles.continual import LEARNERS
 from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
 from structured_ensembles.data.sources import data_sets
 from structured_ensembles.ensemble import Combine
-from structured_ensembles.experiment import Experiment, Request, measure_experiment, train_experiment, unmeasured
+from structured_ensembles.evaluation.corruptions import ORIGIN
+from structured_ensembles.evaluation.robustness import best_source
+from structured_ensembles.experiment import (
+    Experiment,
+    Request,
+    has_official,
+    measure_experiment,
+    train_experiment,
+    unmeasured,
+)
 from structured_ensembles.grid import Job, run_grid
 from structured_ensembles.methods import METHODS
 from structured_ensembles.models import find_function, find_model
@@ -57,7 +66,7 @@ def reproduce(
     for own in wanted.experiments:
         _check_names(own)
     folder = out / "runs"
-    missing = [own for own in wanted.experiments if not is_complete(own, folder / own.folder, wanted.request)]
+    missing = [own for own in wanted.experiments if not is_complete(own, folder / own.folder, wanted.request, root)]
     settings = {"request": wanted.request, "root": root, "device": device}
     jobs = [
         Job(own.folder, carry_out, {"experiment": own, "folder": folder / own.folder, **settings}) for own in missing
@@ -71,8 +80,10 @@ def reproduce(
     }
     where = out / name
     draw = continual_pictures if "continual" in name else pictures
-    lines = [_lines(wanted, done, rule) for rule in wanted.rules]
-    page = write_report(where, wanted.title, _intro(wanted, part), lines, list(done.values()), draw)
+    official = _official_datasets(wanted, done)
+    lines = [_lines(wanted, done, rule, official) for rule in wanted.rules]
+    intro = _intro(wanted, part) + _corruption_notes(wanted, official)
+    page = write_report(where, wanted.title, intro, lines, list(done.values()), draw)
     return Reproduced(page, len(wanted.experiments) - len(jobs), len(jobs) - len(failed), failed)
 
 
@@ -88,11 +99,14 @@ def carry_out(
     measure_experiment(folder, request, root=root, device=device, trust_code=trusted)
 
 
-def is_complete(experiment: Experiment | ContinualExperiment, folder: Path, request: Request) -> bool:
+def is_complete(
+    experiment: Experiment | ContinualExperiment, folder: Path, request: Request, root: Path | None = None
+) -> bool:
     """Whether a run is trained, and all that is asked for is measured."""
     if isinstance(experiment, ContinualExperiment):
         return (folder / "result.json").exists()
-    return (folder / "result.json").exists() and unmeasured(folder, request) is None
+    official = request.corruptions and has_official(experiment.dataset, root)
+    return (folder / "result.json").exists() and unmeasured(folder, request, official) is None
 
 
 def _check_names(experiment: Experiment | ContinualExperiment) -> None:
@@ -110,12 +124,25 @@ def _read(experiment: Experiment | ContinualExperiment) -> Callable[[Path], Fini
     return read_continual_run if isinstance(experiment, ContinualExperiment) else read_run
 
 
-def _lines(wanted: Study, done: dict[str, Finished], rule: Combine) -> Lines:
-    """The table under one rule of combination."""
+def _official_datasets(wanted: Study, done: dict[str, Finished]) -> set[str]:
+    """Data sets whose runs were all measured on the official corrupted images."""
+    if not wanted.request.corruptions:
+        return set()
+    figures: dict[str, list[Mapping[str, float]]] = {}
+    for run in done.values():
+        figures.setdefault(run.config["dataset"], []).append(run.figures)
+    severities = wanted.request.severities
+    return {name for name, own in figures.items() if all(best_source(own, at) == "official" for at in severities)}
+
+
+def _lines(wanted: Study, done: dict[str, Finished], rule: Combine, official: set[str]) -> Lines:
+    """The table under one rule of combination; official: data sets shown with their official corrupted images."""
     ours = {key: list(values) for key, values in wanted.counted.items()}
     for key, (experiments, figure) in wanted.sources.items():
         runs = [done[own.folder] for own in experiments if own.folder in done]
-        values = [found[figure] for run in runs if figure in (found := run.combined_by(rule))]
+        measured = experiments[0].dataset in official and figure.startswith("cor/")
+        shown = f"official/{figure.removeprefix('cor/')}" if measured else figure
+        values = [found[shown] for run in runs if shown in (found := run.combined_by(rule))]
         if values:
             ours[key] = values
     filled = wanted.sources.keys() | wanted.counted.keys()
@@ -162,6 +189,16 @@ def _intro(wanted: Study, part: Part) -> list[str]:
             + (f", {part.limit} training samples" if part.limit is not None else "")
             + "."
         )
-    if wanted.name in ("table-uncertainty",):
-        lines.append("Corruptions are computed by our own code; severities are close to CIFAR-10-C's, not equal.")
+    return lines
+
+
+def _corruption_notes(wanted: Study, official: set[str]) -> list[str]:
+    """Say which corrupted images the figures are of, and what their mean is over."""
+    if not wanted.request.corruptions:
+        return []
+    lines = ["Figures under corruptions are means over the 15 standard ones."]
+    if official:
+        lines.append(f"For {', '.join(sorted(official))} they are of the official corrupted images.")
+    if {own.dataset for own in wanted.experiments} - official:
+        lines.append(("Elsewhere: " if official else "") + ORIGIN)
     return lines

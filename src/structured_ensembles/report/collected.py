@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from structured_ensembles.ensemble import Combine
+from structured_ensembles.evaluation.corruptions import ORIGIN, SEVERITIES
 from structured_ensembles.evaluation.discarding import discarding_curve
-from structured_ensembles.evaluation.robustness import is_over_all
+from structured_ensembles.evaluation.robustness import best_source, is_over_all
 from structured_ensembles.experiment import RULES, evaluation_path, read_figures
 from structured_ensembles.report.figures import kept_neurons, reliability_of
 from structured_ensembles.report.run_figures import (
@@ -111,11 +112,13 @@ def _of_all(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
         if points := front_points(runs, memory):
             text = f"Quality against memory ({caption}, one network is 1): the first 1, 2, … members of every ensemble."
             found.append(Picture(f"front-{memory}", front(points, memory), text))
-    curves = {label: _severities(own) for label, own in runs.items()}
+    every = [run.figures for own in runs.values() for run in own]
+    kind = "official" if any(best_source(every, severity) == "official" for severity in SEVERITIES) else "cor"
+    curves = {label: _severities(own, kind) for label, own in runs.items()}
     if known_curves := {label: curve for label, curve in curves.items() if len(curve) > 1}:
-        found.append(
-            Picture("corruptions", corruption_curves(known_curves), "Mean accuracy over all corruptions; 0 is clean.")
-        )
+        origin = "The official corrupted images." if kind == "official" else ORIGIN
+        text = f"Mean accuracy over the 15 standard corruptions; 0 is clean. {origin}"
+        found.append(Picture("corruptions", corruption_curves(known_curves), text))
     return found
 
 
@@ -186,11 +189,12 @@ def front_points(runs: Mapping[str, Sequence[Finished]], memory: str) -> list[Fr
     return points
 
 
-def _severities(runs: Sequence[Finished]) -> dict[int, list[float]]:
+def _severities(runs: Sequence[Finished], kind: str) -> dict[int, list[float]]:
+    """The mean accuracies at each severity; kind: "cor", computed by our code, or "official"."""
     found = {0: _values(runs, "cls/accuracy")}
-    for severity in range(1, 6):
-        whole = [run for run in runs if is_over_all(run.figures, severity)]
-        if values := _values(whole, f"cor/mean@{severity}"):
+    for severity in SEVERITIES:
+        whole = [run for run in runs if is_over_all(run.figures, severity, kind)]
+        if values := _values(whole, f"{kind}/mean@{severity}"):
             found[severity] = values
     return found
 
