@@ -247,8 +247,9 @@ class Ensemble(nn.Module):
         rule it had (`threshold_for`; keep=0.95 by default), and the sets of `conformal`, if there were some.
 
         `train` and every method do this where there is a validation split. The same samples have chosen the best epoch,
-        so that the ensemble looks somewhat better on them than on new ones; where that matters, hold out others and name
-        their `split`. Few errors tell little: of 143 digits, three of them wrong, a temperature is known to a quarter.
+        so that the ensemble looks somewhat better on them than on new ones; where that matters, hold out others, and
+        name their `split`. Few errors tell little: of 143 digits, three of them wrong, a temperature is known to a
+        quarter.
 
         temperature: take this one instead of fitting it; 1.0 for none.
         """
