@@ -323,6 +323,16 @@ def test_a_threshold_of_ones_own(calibrated: tuple[se.Ensemble, se.Data]) -> Non
     assert torch.equal(ensemble.keep(x), ensemble.uncertainty(x).entropy <= 0.25)
 
 
+@pytest.mark.parametrize("wrong", ["high", math.nan, math.inf, [0.5]])
+def test_a_threshold_is_a_number(wrong: object) -> None:
+    with pytest.raises(ValueError, match="threshold must be a finite number"):
+        se.Ensemble([nn.Linear(2, 2)], threshold=wrong)
+    ensemble = se.Ensemble([nn.Linear(2, 2)], threshold=np.float32(0.5))
+    with pytest.raises(ValueError, match="threshold must be a finite number"):
+        ensemble.threshold = wrong
+    assert ensemble.threshold == 0.5
+
+
 def test_regression_has_none_of_it() -> None:
     x = torch.rand(40, 3)
     data = se.Data.from_arrays(x, x.sum(1), validation=0.5)
@@ -330,6 +340,8 @@ def test_regression_has_none_of_it() -> None:
     for method, arguments in (("calibrate", {}), ("threshold_for", {"keep": 0.9})):
         with pytest.raises(ValueError, match=f"{method} is for classification"):
             getattr(ensemble, method)(data, **arguments)
+    with pytest.raises(ValueError, match="data are for regression, but the ensemble is for classification"):
+        se.Ensemble([nn.Linear(3, 1)]).calibrate(data)
     with pytest.raises(ValueError, match="temperature must be left out for a regression"):
         se.structured_ensemble(se.zoo.mlp(3, 1), data, temperature=2.0)
 
@@ -415,6 +427,20 @@ def test_outputs_that_are_not_finite_leave_it_uncalibrated() -> None:
     assert ensemble.calibration == Calibration()
 
 
+def test_outputs_that_are_no_logits_of_the_classes_leave_it_uncalibrated() -> None:
+    """Such as one number for two classes, which a loss of one's own may take: training must not fail in the end."""
+    x = torch.rand(60, 4)
+    data = se.Data.from_arrays(x, torch.arange(60) % 2, validation=0.5)
+    ensemble = se.Ensemble([nn.Linear(4, 1)])
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], targets.float())
+
+    with pytest.warns(UserWarning, match="stays uncalibrated: targets must be labels from 0 to 0, not from 0 to 1"):
+        se.train(ensemble, data, se.Recipe(epochs=1), loss=loss, quiet=True)
+    assert ensemble.calibration == Calibration()
+
+
 def test_one_can_do_without(digits: tuple[se.Ensemble, se.Data]) -> None:
     data = digits[1]
     torch.manual_seed(0)
@@ -454,6 +480,11 @@ def test_the_file_keeps_it_all(kept: se.Ensemble, digits: tuple[se.Ensemble, se.
     assert torch.equal(loaded.uncertainty(x).entropy, ensemble.uncertainty(x).entropy)
     loaded.save(tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "file").read_bytes()
+    loaded.temperature = 1.0
+    loaded.save(tmp_path / "off")
+    assert se.Ensemble.load(tmp_path / "off").calibration == Calibration(
+        paper_threshold=kept.calibration.paper_threshold
+    )
 
 
 def test_a_state_dict_keeps_it_all(kept: se.Ensemble) -> None:

@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from structured_ensembles.combination import combined, uncertainty_of
+from structured_ensembles.combination import combined, exact_probabilities, uncertainty_of
 from structured_ensembles.conformal import ConformalSets
 from structured_ensembles.data.arrays import image_tensor
 from structured_ensembles.ensemble import Ensemble
@@ -59,7 +59,7 @@ def _cells(ensemble: Ensemble, logits: Tensor) -> tuple[str, ...]:
     rule = _sets(ensemble)
     sets: tuple[str, ...] = ()
     if rule is not None:
-        chosen = rule.sets(combined(logits.double(), "mean", ensemble.temperature))[0].nonzero().flatten()
+        chosen = rule.sets(exact_probabilities(logits, ensemble.temperature))[0].nonzero().flatten()
         names = [_name(ensemble, int(own)) for own in chosen[:MOST_NAMED]]
         more = [f"{len(chosen) - MOST_NAMED} more"] if len(chosen) > MOST_NAMED else []
         sets = ("{" + ", ".join(names + more) + "}",)
