@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 Combine = Literal["mean", "logits", "vote"]
 COMBINE = ("mean", "logits", "vote")
+PART = 4096  # samples that are computed in float64 at a time
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,14 @@ def combined_logs(logits: Tensor, combine: Combine = "mean") -> Tensor:
     if combine == "mean":
         return logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))
     return logits.mean(0).log_softmax(-1)
+
+
+def exact_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Probabilities (samples, classes) of the rule "mean" in float64, where confident ones differ from 1.
+
+    A part of the samples at a time: all members' logits in float64 would take a lot of memory.
+    """
+    return torch.cat([combined(part.double(), "mean", temperature) for part in logits.split(PART, dim=1)])
 
 
 def uncertainty_of(logits: Tensor, temperature: float = 1.0, combine: Combine = "mean") -> Uncertainty:

@@ -23,6 +23,7 @@ from structured_ensembles.ensemble import Combine, Ensemble, combined, uncertain
 from structured_ensembles.evaluation import corrupt, evaluate
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
 from structured_ensembles.evaluation.corruptions import STANDARD
+from structured_ensembles.evaluation.deep_equivalent import calibrated_nlls
 from structured_ensembles.evaluation.diversity import disagreement_matrix
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.robustness import is_over_all, mean_of
@@ -187,6 +188,9 @@ def measure_experiment(
     if data.task == "classification":
         logits, targets = predictions(ensemble, data.split("test"))
         figures |= _first_members(logits, targets)
+        if data.validation is not None:
+            nlls = calibrated_nlls(predictions(ensemble, data.validation), (logits, targets))
+            figures |= {f"first/{number}/nll_t": nll for number, nll in enumerate(nlls, start=1)}
         _write_samples(folder / SAMPLES, ensemble, data, logits, targets, noisy=request.corruptions)
     figures["size/file_bytes"] = float((folder / "ensemble.safetensors").stat().st_size)
     rules = RULES if data.task == "classification" else RULES[:1]

@@ -17,16 +17,18 @@ from structured_ensembles.paper.layout import Key, html_table, markdown_table
 from structured_ensembles.paper.published import Cell
 from structured_ensembles.report.collected import Finished, Picture, pictures, read_run
 from structured_ensembles.report.continual_collected import continual_pictures, is_continual, read_continual_run
+from structured_ensembles.report.deep_equivalents import EXPLANATION, deep_equivalents
 from structured_ensembles.report.figures import as_svg
 
 Draw = Callable[[Mapping[str, Sequence[Finished]]], list[Picture]]
 FIGURES = "## Figures:"  # a heading, with the data set and network
 BROAD = 6.5  # inches from which a figure gets the whole width of the page
 SUMMARY = (
-    "cls/accuracy", "cal/nll", "cal/ece", "cal/nll_t", "cal/ece_t", "conf/coverage", "conf/size", "conf/width",
+    "cls/accuracy", "cal/nll", "cal/ece", "cal/nll_t", "cal/ece_t", "cal/deep_equivalent", "conf/coverage",
+    "conf/size", "conf/width",
     "unc/kept", "unc/kept_accuracy", "cls/brier", "div/cc", "div/wc", "div/disagreement", "unc/auroc",
-    "unc/filtered_accuracy", "unc/discarded", "reg/rmse", "reg/member_rmse", "reg/spread", "size/overhead",
-    "size/file_bytes",
+    "unc/aurc", "unc/coverage_at_5_risk", "unc/filtered_accuracy", "unc/discarded", "reg/rmse", "reg/member_rmse",
+    "reg/spread", "reg/nll", "reg/coverage_at_90", "size/overhead", "size/file_bytes",
 )  # fmt: skip
 CONTINUAL_SUMMARY = ("cl/accuracy", "cl/final_accuracy", "cl/forgetting", "cl/accuracy_without_identity")
 
@@ -85,7 +87,7 @@ def report_runs(folders: Sequence[Path], out: Path) -> Path:
         (CONTINUAL_SUMMARY, read_continual_run, continual_pictures) if kinds.pop() else (SUMMARY, read_run, pictures)
     )
     runs = [read(folder) for folder in folders]
-    tables, number = [], 0
+    tables, number, explained = [], 0, False
     for place, labelled in grouped(runs).items():
         number += sum(map(len, labelled.values()))
         ours = {
@@ -93,10 +95,13 @@ def report_runs(folders: Sequence[Path], out: Path) -> Path:
             for label, own in labelled.items()
             for name in summary
         }
+        if equivalents := deep_equivalents(labelled):
+            ours |= {(label, "cal/deep_equivalent"): [value] for label, value in equivalents.items()}
+            explained = True
         columns = [name for name in summary if any(ours[label, name] for label in labelled)]
         shown = {key: values for key, values in ours.items() if values and key[1] in columns}
         tables.append(Lines(place, list(labelled), columns, dict(zip(columns, columns, strict=True)), shown, {}))
-    intro = [f"{number} run{'s' * (number > 1)}, mean ± deviation over seeds."]
+    intro = [f"{number} run{'s' * (number > 1)}, mean ± deviation over seeds.", *[EXPLANATION] * explained]
     if summary is SUMMARY:
         intro.append("Predictions of the members are combined by the mean of their probabilities.")
     return write_report(out, "Comparison of runs", intro, tables, runs, draw)
