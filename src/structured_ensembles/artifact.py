@@ -59,13 +59,15 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         "classes": list(ensemble.classes),
         "normalization": None if normalization is None else [normalization.mean, normalization.deviation],
         "threshold": ensemble.threshold,
-        "input_shape": None if ensemble.input_shape is None else list(ensemble.input_shape),
+        "input_shape": ensemble.input_shape,  # of several inputs, a list or object of shapes
         "ids": ensemble.ids,
         "subnets": None if ensemble.subnets is None else [json.loads(net.to_json()) for net in ensemble.subnets],
         "storage": dtype,
         "torch": torch.__version__,
     }
     version = 1
+    if ensemble.input_kinds is not None:
+        structure["input_kinds"] = ensemble.input_kinds
     if any(conversions):
         version, structure["conversions"] = 2, conversions
     if ensemble.units is not None:
@@ -101,10 +103,18 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
             units=Units.from_json(structure.get("units")),
         )
         ensemble.ids = structure.get("ids", False)
-        ensemble.input_shape = None if structure["input_shape"] is None else tuple(structure["input_shape"])
+        ensemble.input_shape = _tuples(structure["input_shape"])
+        ensemble.input_kinds = _tuples(structure.get("input_kinds"))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ArtifactError(f"{path} does not fit the base network: {error}") from error
     return ensemble.eval()
+
+
+def _tuples(value: Any) -> Any:
+    """What was a tuple, or one of several, before it was JSON."""
+    if isinstance(value, dict):
+        return {name: _tuples(own) for name, own in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _base(path: Path, structure: Mapping[str, Any], trust_code: bool) -> nn.Module:

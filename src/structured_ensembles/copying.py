@@ -34,7 +34,22 @@ def copy_with(model: nn.Module, parameter: Replace, buffer: Replace) -> nn.Modul
         for value in _tensors_in(kept):
             if id(value) not in memo:
                 memo[id(value)] = value.detach().clone()
-    return copy.deepcopy(model, memo)  # looks into the memo before it copies anything
+    copied = copy.deepcopy(model, memo)  # looks into the memo before it copies anything
+    _pad_sequences(copied)
+    return copied
+
+
+def _pad_sequences(model: nn.Module) -> None:
+    """Let the transformer encoders in a copy of ours pad their sequences in evaluation mode too.
+
+    Given a padding mask, `nn.TransformerEncoder` turns to nested tensors in evaluation mode, without gradients, if the
+    padding is at the end: another computation than in training (padded places become zero), which no hook can scale
+    and no CUDA graph can hold, as the host has to look at the mask. The fused kernel of its layers stays on. This is
+    an attribute of the copy: the user's model and torch's global switch are left alone.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,10 @@ from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.arrays import as_inputs, stack_samples
 from structured_ensembles.data.dataset import Task, prepared
+from structured_ensembles.data.kinds import Kinds, check_several
+from structured_ensembles.data.splits import as_batch
 from structured_ensembles.history import History
+from structured_ensembles.inputs import Inputs, Shape, batch_from, batch_size, call, is_several, moved, pieces
 from structured_ensembles.replays import Replays
 from structured_ensembles.scaling import one_tensor
 from structured_ensembles.selection import Subnet
@@ -85,7 +89,8 @@ class Ensemble(nn.Module):
         self.normalization = normalization
         self.threshold = threshold
         self.units = units
-        self.input_shape: tuple[int, ...] | None = None  # of one input
+        self.input_shape: Any = None  # of one input, a tuple of sizes; of several, a tuple or dict of such
+        self.input_kinds: Kinds | None = None  # what each of several inputs holds
         self.ids = False  # whether inputs are whole numbers, such as tokens
         self.history: History | None = None  # of its training
         self.replays = Replays()
@@ -93,14 +98,16 @@ class Ensemble(nn.Module):
     def __len__(self) -> int:
         return sum(getattr(member, "num_members", 1) for member in self.members)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *x: Any, **named: Any) -> Tensor:
         """Inputs as users have them, pixels in [0,1] or uint8, (batch, …), to outputs (members, batch, classes).
 
+        Several inputs come as a tuple or a dict, or as the arguments that the members take.
         On a GPU, without gradients, members run side by side, and shapes that come often do so as a CUDA graph.
         """
-        outputs = self.replays.outputs(self, x)
+        inputs = batch_from(x, named)
+        outputs = self.replays.outputs(self, inputs)
         if outputs is None:
-            prepared = self.prepare(x)
+            prepared = self.prepare(inputs)
             outputs = torch.cat([member_outputs(member, prepared) for member in self.members])
         return outputs if self.units is None else self.units.restored(outputs)
 
@@ -119,24 +126,29 @@ class Ensemble(nn.Module):
         self.replays.clear()
         return super()._apply(fn, recurse)  # type: ignore[no-any-return]
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: Inputs) -> Any:
         """Inputs as the members get them: floats, normalised; or ids."""
-        return prepared(x, dtype_of(self), self.normalization, self.ids)
+        return prepared(x, dtype_of(self), self.normalization, self.ids, self.input_kinds)
 
     def adopt(self, data: Data) -> None:
         """Take over what a saved ensemble must know of its data: classes, task, normalisation, shape."""
         self.classes, self.task, self.normalization = data.classes, data.task, data.normalization
         self.input_shape, self.ids = data.shape, data.ids
+        self.input_kinds = data.kinds if is_several(self.input_shape) else None
         if data.task != "regression":
             self.units = None
 
     # Prediction -----------------------------------------------------------------------------------------------------
 
     def logits(self, x: Any, batch_size: int = 512) -> Tensor:
-        """Outputs (members, samples, classes) for arrays, tensors, datasets or loaders, in evaluation mode."""
+        """Outputs (members, samples, classes) for arrays, tensors, datasets or loaders, in evaluation mode.
+
+        x: for networks of several inputs a tuple or dict of arrays, or a dataset or loader of such.
+        """
         device = device_of(self)
+        batches = _batches(x, batch_size, self.ids, self.input_shape)
         with torch.inference_mode(), evaluation_mode(self):
-            outputs = [self(self._checked(batch).to(device)).cpu() for batch in _batches(x, batch_size, self.ids)]
+            outputs = [self(moved(self._checked(batch), device)).cpu() for batch in batches]
         return torch.cat(outputs, dim=1).clone()
 
     def predict_proba(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
@@ -160,10 +172,12 @@ class Ensemble(nn.Module):
         """For regression: the standard deviation of the members' values (samples, …)."""
         return self.logits(x, batch_size).std(0, correction=0)
 
-    def _checked(self, x: Tensor) -> Tensor:
+    def _checked(self, x: Any) -> Any:
         """Inputs such as it was trained on; images may be of another size."""
         shape = self.input_shape
-        if shape is not None and (x.dim() != 1 + len(shape) or (len(shape) == 3 and x.shape[1] != shape[0])):
+        if shape is not None and (is_several(shape) or not isinstance(x, Tensor)):
+            check_several(x, shape, self.input_kinds)
+        elif shape is not None and (x.dim() != 1 + len(shape) or (len(shape) == 3 and x.shape[1] != shape[0])):
             raise ValueError(f"x must be a batch of inputs of shape {shape}, not of {tuple(x.shape[1:])}")
         return x
 
@@ -198,13 +212,13 @@ class Ensemble(nn.Module):
         return load(path, model, trust_code)
 
 
-def member_outputs(network: nn.Module, inputs: Tensor) -> Tensor:
+def member_outputs(network: nn.Module, inputs: Inputs) -> Tensor:
     """What the members that `network` stands for make of inputs (batch, …): shape (members, batch, …).
 
     Most networks are one member. One that has a number `num_members` returns the outputs of all of them, stacked; in
     training it may return fewer, such as one, if that is how it learns.
     """
-    outputs = one_tensor(network(inputs))
+    outputs = one_tensor(call(network, inputs))
     return outputs if hasattr(network, "num_members") else outputs[None]
 
 
@@ -234,15 +248,27 @@ def entropy_of(probabilities: Tensor) -> Tensor:
     return -torch.special.xlogy(probabilities, probabilities).sum(-1)
 
 
-def _batches(x: Any, size: int, ids: bool) -> Iterator[Tensor]:
+def _batches(x: Any, size: int, ids: bool, shape: Shape | None) -> Iterator[Any]:
     if isinstance(x, DataLoader):
-        for batch in x:
-            yield batch[0] if isinstance(batch, list | tuple) else batch
+        yield from (_without_targets(batch, shape) for batch in x)
     elif hasattr(x, "batches"):  # a split of `Data`
         for inputs, _ in x.batches(size):
             yield inputs
     else:
         inputs = stack_samples("x", x)[0] if isinstance(x, Dataset) else as_inputs("x", x, ids)
-        if len(inputs) == 0:
+        if batch_size(inputs) == 0:
             raise ValueError("x has no samples")
-        yield from inputs.split(size)
+        yield from pieces(inputs, size)
+
+
+def _without_targets(batch: Any, shape: Shape | None) -> Any:
+    """The inputs of what a loader gives: (inputs, targets), a dict with or without "labels", or inputs alone."""
+    if not is_several(shape):
+        return batch[0] if isinstance(batch, list | tuple) else batch
+    if isinstance(batch, Mapping):
+        return {name: own for name, own in batch.items() if name != "labels"}
+    with suppress(TypeError):
+        inputs, _ = as_batch(batch)
+        if not isinstance(inputs, Tensor):
+            return inputs
+    return tuple(batch) if isinstance(batch, list) else batch  # a list of tensors, of as many inputs

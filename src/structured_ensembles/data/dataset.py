@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 from structured_ensembles.checks import check_choice, check_type
 from structured_ensembles.data.arrays import as_inputs, as_targets, check_labels, check_pair, stack_samples
 from structured_ensembles.data.drawing import Seed
+from structured_ensembles.data.kinds import Kind, Kinds, kinds_of
 from structured_ensembles.data.normalization import Normalization
-from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, hold_out
+from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, as_batch, hold_out
+from structured_ensembles.inputs import Inputs, Shape, batch_size, each, rows_of, tensors_in
 
 Task = Literal["classification", "regression"]
 SplitName = Literal["train", "validation", "test"]
@@ -26,7 +28,8 @@ class Data:
     """A data set for one task; made by `from_arrays`, `from_datasets`, `from_loaders` or `load_data`.
 
     Pixels are stored as uint8 and reach a network as floats in [0,1], normalised; other inputs as floats, as they are;
-    ids, such as those of tokens, as whole numbers.
+    ids, such as those of tokens, as whole numbers. A network of several inputs gets a tuple as positional arguments, a
+    dict as keyword arguments, each input as its type says: see `from_arrays`.
     """
 
     task: Task
@@ -61,7 +64,8 @@ class Data:
         """Arrays or tensors: inputs (samples, …) and targets (samples,), or (samples, values) for regression.
 
         inputs: uint8 arrays are pixels, (samples, channels, height, width) if they are images; floats are taken as
-            they are.
+            they are. A tuple or a dict of arrays are the inputs of a network that takes several: of these, whole
+            numbers (ids) and booleans (masks) stay such.
         targets: whole numbers are class labels, floats make it a regression, unless `task` says otherwise.
         validation: the share of the training samples to hold out, drawn with `seed` and, for classification, the same
             share of every class; or a pair of arrays.
@@ -91,7 +95,7 @@ class Data:
         kept, held_out = hold_out(y if task == "classification" else torch.zeros(len(y)), share, seed)
         if len(held_out):
             given["validation"] = TensorSplit(x, y, held_out)
-        normalization = Normalization.of(x) if x.dtype == torch.uint8 and x.dim() == 4 else None
+        normalization = _normalization_of(x, ids)
         splits = TensorSplit(x, y, kept), given.get("validation"), given.get("test")
         return cls(task, names, *splits, normalization, name, ids)
 
@@ -110,6 +114,7 @@ class Data:
     ) -> Data:
         """Map-style datasets of (input, target): images, arrays or tensors. They are read once, into memory.
 
+        An input may be a tuple or a dict of several; a dict with "labels" is an input and its target.
         Images (PIL, or uint8 arrays) become pixels (channels, height, width); random transforms would be frozen, so
         leave augmentation to the recipe. The other arguments are those of `from_arrays`.
         """
@@ -142,12 +147,13 @@ class Data:
         """DataLoaders of (inputs, targets), streamed: for data that do not fit in memory.
 
         Batch size, order, augmentation are the loaders' own. `classes` may be left out for regression (float targets),
-        and where the loader's dataset has an attribute `classes`.
+        and where the loader's dataset has an attribute `classes`. Inputs may be a tuple or dict of tensors; a dict with
+        "labels" is inputs and targets.
         """
         for label, loader in (("train", train), ("validation", validation), ("test", test)):
             if loader is not None:
                 _check_loader(label, loader)
-        _, targets = next(iter(train))
+        _, targets = as_batch(next(iter(train)))
         if targets.is_floating_point():
             task: Task = "regression"
             names: tuple[str, ...] = ()
@@ -165,14 +171,20 @@ class Data:
         return len(self.classes)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one input."""
-        return tuple(self.example(1).shape[1:])
+    def shape(self) -> Any:
+        """The shape of one input; of several, a tuple or dict of shapes."""
+        shape: Shape = each(lambda own: tuple(own.shape[1:]), self.example(1))
+        return shape
 
-    def example(self, batch: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A batch as a network gets it, shape (batch, …), such as `trace` wants."""
+    @property
+    def kinds(self) -> Kinds | None:
+        """What each of several inputs holds; None for one input."""
+        return kinds_of(next(iter(self.train.batches(1)))[0], self.ids)
+
+    def example(self, batch: int = 2, dtype: torch.dtype = torch.float32) -> Any:
+        """A batch as a network gets it, shape (batch, …), such as `trace` wants; a tuple or dict of several inputs."""
         inputs, _ = next(iter(self.train.batches(batch)))
-        return self.prepare(inputs[torch.arange(batch) % len(inputs)], dtype)
+        return self.prepare(rows_of(inputs, torch.arange(batch) % batch_size(inputs)), dtype)
 
     def split(self, name: SplitName) -> Split:
         check_choice("split", name, get_args(SplitName))
@@ -197,7 +209,7 @@ class Data:
     def num_batches(self, split: SplitName, size: int) -> int:
         return self.split(split).num_batches(size)
 
-    def prepare(self, inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def prepare(self, inputs: Inputs, dtype: torch.dtype = torch.float32) -> Any:
         """Stored inputs as a network gets them: pixels become floats in [0,1] and are normalised."""
         return prepared(inputs, dtype, self.normalization, self.ids)
 
@@ -207,7 +219,19 @@ class Data:
         return replace(self, **{label: split.to(device) for label, split in splits.items() if split is not None})
 
 
-def prepared(inputs: Tensor, dtype: torch.dtype, normalization: Normalization | None, ids: bool) -> Tensor:
+def prepared(
+    inputs: Inputs, dtype: torch.dtype, normalization: Normalization | None, ids: bool, kinds: Kinds | None = None
+) -> Any:
+    """Stored inputs as a network gets them. kinds: of several inputs, if they were trained on as others."""
+    if not isinstance(inputs, Tensor):
+
+        def one_of_several(own: Tensor, kind: Kind) -> Any:
+            if kind == "mask":
+                return own.bool()
+            images = kind == "pixels" and own.dim() == 4
+            return prepared(own, dtype, normalization if images else None, kind == "whole numbers")
+
+        return each(one_of_several, inputs, kinds or kinds_of(inputs, ids))
     if ids:
         return inputs.long()
     floats = as_floats(inputs, dtype)
@@ -222,16 +246,26 @@ def as_floats(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return plain.to(dtype) / 255 if inputs.dtype == torch.uint8 else plain.to(dtype)
 
 
-def _given_split(label: str, pair: Iterable[Any], like: Tensor, task: Task, ids: bool) -> TensorSplit:
+def _normalization_of(inputs: Inputs, ids: bool) -> Normalization | None:
+    """Of uint8 images (samples, channels, height, width). Several inputs with as many channels share the first's."""
+    images = [own for own in tensors_in(inputs) if own.dtype == torch.uint8 and own.dim() == 4 and not ids]
+    channels = {own.shape[1] for own in images}
+    if len(channels) > 1:
+        raise ValueError(
+            f"inputs have images of {' and '.join(map(str, sorted(channels)))} channels, which cannot share a "
+            "normalisation: give floats, normalised"
+        )
+    return Normalization.of(images[0]) if images else None
+
+
+def _given_split(label: str, pair: Iterable[Any], like: Inputs, task: Task, ids: bool) -> TensorSplit:
     inputs, targets = pair
     x, y = as_inputs(f"{label} inputs", inputs, ids), as_targets(f"{label} targets", targets, task)
     check_pair(f"{label} inputs", x, f"{label} targets", y)
-    if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
-        raise ValueError(
-            f"{label} inputs are {x.dtype} of shape {tuple(x.shape[1:])} each, "
-            f"but the training inputs {like.dtype} of shape {tuple(like.shape[1:])}"
-        )
-    return TensorSplit(x, y, torch.arange(len(x)))
+    given, expected = (each(lambda own: f"{own.dtype} of shape {tuple(own.shape[1:])}", part) for part in (x, like))
+    if given != expected:
+        raise ValueError(f"{label} inputs are {given} each, but the training inputs {expected}")
+    return TensorSplit(x, y, torch.arange(len(y)))
 
 
 def check_data(data: Any, argument: str = "data") -> None:
@@ -248,9 +282,13 @@ def _check_loader(label: str, loader: DataLoader[Any]) -> None:
         raise ValueError(f"{label} is empty")
     with torch.random.fork_rng(devices=[]):
         batch = next(iter(loader))
-    pair = isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
-    if not pair:
-        raise TypeError(f"{label} must give pairs of tensors (inputs, targets), not a {type(batch).__name__} of others")
+    try:
+        as_batch(batch)
+    except TypeError as error:
+        raise TypeError(
+            f"{label} must give pairs of tensors (inputs, targets), not {error}. Several inputs come in a tuple or a "
+            'dict, as in ((a, b), targets), or in a dict with "labels"'
+        ) from error
 
 
 def _class_names(classes: Sequence[str] | int | None, labels: Tensor) -> tuple[str, ...]:

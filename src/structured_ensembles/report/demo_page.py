@@ -19,6 +19,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.files import write_text
+from structured_ensembles.inputs import joined
 from structured_ensembles.report.figures import as_svg, entropy_histogram, kept_neurons, reliability
 
 
@@ -37,7 +38,7 @@ class Outcome:
 def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[Outcome]) -> Path:
     """One self-contained HTML file: the comparison, what members keep, calibration, and the digits it is unsure of."""
     test = data.split("test")
-    inputs = torch.cat([inputs for inputs, _ in test.batches(512)])
+    inputs = joined([inputs for inputs, _ in test.batches(512)])
     structured = next(outcome.ensemble for outcome in outcomes if outcome.ensemble.subnets is not None)
     logits, targets = predictions(structured, test)
     probabilities, unsure = combined(logits), uncertainty_of(logits)
