@@ -27,7 +27,8 @@ from structured_ensembles.shrinking import set_sizes
 from structured_ensembles.units import Units
 
 FORMAT = "structured-ensembles"
-VERSION = 3  # of files with units, 2 of those with conversions; others are written as 1, which earlier versions read
+# 4 for files of several inputs, 3 with units, 2 with conversions; others are written as 1, which earlier versions read.
+VERSION = 4
 CONVERSIONS: dict[str, Callable[..., nn.Module]] = {
     "batch_ensemble": BatchEnsembleNetwork,
     "mc_dropout": DropoutNetwork,
@@ -66,12 +67,12 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         "torch": torch.__version__,
     }
     version = 1
-    if ensemble.input_kinds is not None:
-        structure["input_kinds"] = ensemble.input_kinds
     if any(conversions):
         version, structure["conversions"] = 2, conversions
     if ensemble.units is not None:
         version, structure["units"] = 3, ensemble.units.to_json()
+    if ensemble.input_kinds is not None:
+        version, structure["input_kinds"] = 4, ensemble.input_kinds
     return write_container(path, FORMAT, version, structure, tensors)
 
 

@@ -24,6 +24,7 @@ from structured_ensembles.evaluation.diversity import disagreement_matrix
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.robustness import is_over_all
 from structured_ensembles.files import write_tensors, write_text
+from structured_ensembles.inputs import is_several
 from structured_ensembles.methods import METHODS
 from structured_ensembles.models import build_model, find_function
 from structured_ensembles.parallel import gather, rank
@@ -191,6 +192,8 @@ def fitting_arguments(model: str, data: Data, given: Mapping[str, Any]) -> dict[
     if ":" in model:
         return dict(given)
     shape = data.shape
+    if is_several(shape):
+        raise ValueError(f"model {model!r} of the zoo takes one input, but the data have several: give one of your own")
     fitting: dict[str, Any] = {"num_classes": data.num_classes or 1}
     if model == "mlp":
         fitting["in_features"] = math.prod(shape)

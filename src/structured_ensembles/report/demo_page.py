@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-import torch
 from jinja2 import Environment
 from PIL import Image
 from torch import Tensor
