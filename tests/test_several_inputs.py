@@ -16,9 +16,9 @@ from structured_ensembles.artifact import FORMAT
 from structured_ensembles.container import read_container
 from structured_ensembles.copying import shadow_of
 from structured_ensembles.data.normalization import Normalization
-from structured_ensembles.inputs import arguments, batch_from, call, each, pieces, rows_of
 from structured_ensembles.methods import METHODS
 from structured_ensembles.scaling import rows_stay_apart
+from structured_ensembles.several import arguments, batch_from, call, each, pieces, rows_of
 
 VOCABULARY, LENGTH, CLASSES = 12, 6, 3
 HOOKED = ("batch-ensemble", "mc-dropout")  # members with hooks, in prediction too

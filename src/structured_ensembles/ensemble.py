@@ -20,10 +20,10 @@ from structured_ensembles.data.dataset import Task, prepared
 from structured_ensembles.data.kinds import Kinds, check_several
 from structured_ensembles.data.splits import as_batch
 from structured_ensembles.history import History
-from structured_ensembles.inputs import Inputs, Shape, batch_from, batch_size, call, is_several, moved, pieces
 from structured_ensembles.replays import Replays
 from structured_ensembles.scaling import one_tensor
 from structured_ensembles.selection import Subnet
+from structured_ensembles.several import Inputs, Shape, batch_from, batch_size, call, is_several, moved, pieces
 from structured_ensembles.units import Units
 
 Combine = Literal["mean", "logits", "vote"]

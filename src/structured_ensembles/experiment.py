@@ -24,7 +24,6 @@ from structured_ensembles.evaluation.diversity import disagreement_matrix
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.robustness import is_over_all
 from structured_ensembles.files import write_tensors, write_text
-from structured_ensembles.inputs import is_several
 from structured_ensembles.methods import METHODS
 from structured_ensembles.models import build_model, find_function
 from structured_ensembles.parallel import gather, rank
@@ -37,6 +36,7 @@ from structured_ensembles.runs import (
     read_config,
     read_samples,
 )
+from structured_ensembles.several import is_several
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.mesh import processes
 from structured_ensembles.training.recipe import usual

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.capture import CaptureError, Step, captured, side_by_side, side_streams
-from structured_ensembles.inputs import Inputs, each, tensors_in
+from structured_ensembles.several import Inputs, each, tensors_in
 
 MOST_SHAPES = 8  # further ones run without a graph
 MANY = 64  # images: from here on convolutions are faster with the channels last

@@ -21,11 +21,11 @@ from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.dealing import deal
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penalty, terms_for
-from structured_ensembles.inputs import Inputs, moved, rows_of
 from structured_ensembles.losses import Loss, loss_for, member_losses
 from structured_ensembles.parallel import add_up, average_buffers, rank, world
 from structured_ensembles.progress import progress
 from structured_ensembles.scaling import Initial, Placement, Scales, rows_stay_apart, scaled
+from structured_ensembles.several import Inputs, moved, rows_of
 from structured_ensembles.units import units_for
 
 

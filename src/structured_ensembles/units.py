@@ -19,8 +19,8 @@ from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import Batch, Split, TensorSplit
 from structured_ensembles.devices import constant
-from structured_ensembles.inputs import Inputs, call, moved, rows_of
 from structured_ensembles.parallel import gather
+from structured_ensembles.several import Inputs, call, moved, rows_of
 
 LOOKED_AT = 64  # samples that tell what units a network's outputs have
 STREAMED = 512  # samples of a loader that tell what the targets are like

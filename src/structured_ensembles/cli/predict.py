@@ -12,7 +12,7 @@ from torch import Tensor
 
 from structured_ensembles.data.arrays import image_tensor
 from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
-from structured_ensembles.inputs import is_several
+from structured_ensembles.several import is_several
 from structured_ensembles.tables import text_table
 
 

@@ -24,7 +24,7 @@ from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble, entropy_of
-from structured_ensembles.inputs import is_several
+from structured_ensembles.several import is_several
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.recipe import Optimizer
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from structured_ensembles.data import Data, Split, load_data
 from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.data.splits import Batch, TensorSplit
-from structured_ensembles.inputs import joined, moved, rows_of
+from structured_ensembles.several import joined, moved, rows_of
 
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 

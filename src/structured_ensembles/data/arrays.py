@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from structured_ensembles.data.kinds import stored
-from structured_ensembles.inputs import Inputs, each, tensors_in
+from structured_ensembles.several import Inputs, each, tensors_in
 
 
 def as_inputs(argument: str, values: Any, ids: bool = False) -> Inputs:

@@ -17,7 +17,7 @@ from structured_ensembles.data.drawing import Seed
 from structured_ensembles.data.kinds import Kind, Kinds, kinds_of
 from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, as_batch, hold_out
-from structured_ensembles.inputs import Inputs, Shape, batch_size, each, rows_of, tensors_in
+from structured_ensembles.several import Inputs, Shape, batch_size, each, rows_of, tensors_in
 
 Task = Literal["classification", "regression"]
 SplitName = Literal["train", "validation", "test"]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from structured_ensembles.inputs import Inputs, Shape, each, is_several, tensors_in
+from structured_ensembles.several import Inputs, Shape, each, is_several, tensors_in
 
 Kind = Literal["pixels", "whole numbers", "mask", "floats"]
 Kinds = tuple[Kind, ...] | dict[str, Kind]

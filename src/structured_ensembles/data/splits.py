@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from structured_ensembles.data.arrays import labelled
 from structured_ensembles.data.drawing import Seed, fold, shuffled
-from structured_ensembles.inputs import Inputs, each, moved, rows_of, tensors_in
+from structured_ensembles.several import Inputs, each, moved, rows_of, tensors_in
 
 Batch = tuple[Inputs, Tensor]
 

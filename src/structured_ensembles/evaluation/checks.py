@@ -11,7 +11,7 @@ from structured_ensembles.data.dataset import check_data
 from structured_ensembles.evaluation.attacks import check_epsilon
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS
 from structured_ensembles.evaluation.corruptions.corrupt import check_name, check_severity
-from structured_ensembles.inputs import is_several
+from structured_ensembles.several import is_several
 
 
 def check_request(

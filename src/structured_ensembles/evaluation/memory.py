@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from structured_ensembles.copying import device_of
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.inputs import Inputs, batch_size, moved, rows_of
+from structured_ensembles.several import Inputs, batch_size, moved, rows_of
 
 
 def file_bytes(ensemble: Ensemble) -> int:

@@ -18,10 +18,10 @@ from structured_ensembles.copying import clone_of, copy_with, device_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.inputs import Inputs, batch_from, batch_size, call, joined, moved, rows_of, tensors_in
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.origin import remember_origin
 from structured_ensembles.scaling import per_member
+from structured_ensembles.several import Inputs, batch_from, batch_size, call, joined, moved, rows_of, tensors_in
 from structured_ensembles.training import Recipe, train
 
 Repeat = Literal["tile", "split"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from structured_ensembles.copying import device_of, shadow_of
-from structured_ensembles.inputs import Inputs, call, moved
+from structured_ensembles.several import Inputs, call, moved
 from structured_ensembles.tracing.walk import LAYERS
 
 

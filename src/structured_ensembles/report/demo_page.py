@@ -18,8 +18,8 @@ from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.files import write_text
-from structured_ensembles.inputs import joined
 from structured_ensembles.report.figures import as_svg, entropy_histogram, kept_neurons, reliability
+from structured_ensembles.several import joined
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from structured_ensembles.copying import copy_with, device_of
-from structured_ensembles.inputs import arguments, call
+from structured_ensembles.several import arguments, call
 
 FAKES = logging.getLogger("torch._subclasses.fake_tensor")
 
