@@ -27,7 +27,9 @@ from structured_ensembles.shrinking import set_sizes
 from structured_ensembles.units import Units
 
 FORMAT = "structured-ensembles"
-VERSION = 3  # of files with units, 2 of those with conversions; others are written as 1, which earlier versions read
+# Of files with normalised columns, 3 of those with units, 2 of those with conversions; others are written as 1, which
+# earlier versions read.
+VERSION = 4
 CONVERSIONS: dict[str, Callable[..., nn.Module]] = {
     "batch_ensemble": BatchEnsembleNetwork,
     "mc_dropout": DropoutNetwork,
@@ -57,10 +59,12 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         "model": named_network(ensemble.members[0]),
         "task": ensemble.task,
         "classes": list(ensemble.classes),
-        "normalization": None if normalization is None else [normalization.mean, normalization.deviation],
+        "normalization": None if normalization is None else normalization.to_json(),
         "threshold": ensemble.threshold,
         "input_shape": None if ensemble.input_shape is None else list(ensemble.input_shape),
         "ids": ensemble.ids,
+        "id_limit": ensemble.id_limit,
+        "target_shape": None if ensemble.target_shape is None else list(ensemble.target_shape),
         "subnets": None if ensemble.subnets is None else [json.loads(net.to_json()) for net in ensemble.subnets],
         "storage": dtype,
         "torch": torch.__version__,
@@ -70,6 +74,8 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         version, structure["conversions"] = 2, conversions
     if ensemble.units is not None:
         version, structure["units"] = 3, ensemble.units.to_json()
+    if normalization is not None and ensemble.input_shape is not None and len(ensemble.input_shape) != 3:
+        version = 4  # earlier versions would take columns for channels of images
     return write_container(path, FORMAT, version, structure, tensors)
 
 
@@ -96,12 +102,14 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
             subnets=None if subnets is None else [Subnet.from_json(json.dumps(subnet)) for subnet in subnets],
             classes=structure["classes"],
             task=structure["task"],
-            normalization=None if moments is None else Normalization(*map(tuple, moments)),
+            normalization=Normalization.from_json(moments),
             threshold=structure["threshold"],
             units=Units.from_json(structure.get("units")),
         )
-        ensemble.ids = structure.get("ids", False)
+        ensemble.ids, ensemble.id_limit = structure.get("ids", False), structure.get("id_limit")
         ensemble.input_shape = None if structure["input_shape"] is None else tuple(structure["input_shape"])
+        values = structure.get("target_shape")  # files of earlier versions do not have it
+        ensemble.target_shape = None if values is None else tuple(values)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ArtifactError(f"{path} does not fit the base network: {error}") from error
     return ensemble.eval()

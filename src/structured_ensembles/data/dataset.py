@@ -12,9 +12,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from structured_ensembles.checks import check_choice, check_type
-from structured_ensembles.data.arrays import as_inputs, as_targets, check_labels, check_pair, stack_samples
+from structured_ensembles.data.arrays import (
+    as_inputs,
+    as_targets,
+    check_labels,
+    check_pair,
+    stack_samples,
+    warn_of_many_classes,
+)
 from structured_ensembles.data.drawing import Seed
-from structured_ensembles.data.normalization import Normalization
+from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
 from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, hold_out
 
 Task = Literal["classification", "regression"]
@@ -25,8 +32,12 @@ SplitName = Literal["train", "validation", "test"]
 class Data:
     """A data set for one task; made by `from_arrays`, `from_datasets`, `from_loaders` or `load_data`.
 
-    Pixels are stored as uint8 and reach a network as floats in [0,1], normalised; other inputs as floats, as they are;
-    ids, such as those of tokens, as whole numbers.
+    Pixels are stored as uint8 and reach a network as floats in [0,1], normalised; columns of floats standardised; other
+    floats as they are; ids, such as those of tokens, as whole numbers.
+
+    normalization: applied to inputs on their way to a network; None: pixels in [0,1], floats as they are.
+    normalization_settled: whether it was chosen by the user, or for a network; else a network that was trained on
+        inputs of another normalisation gets that one, see `fitted_normalization`.
     """
 
     task: Task
@@ -37,12 +48,15 @@ class Data:
     normalization: Normalization | None = None
     name: str = "arrays"
     ids: bool = False
+    normalization_settled: bool = False
 
     def __repr__(self) -> str:
         what = f"{self.num_classes} classes" if self.classes else self.task
         named = {name: getattr(self, name) for name in ("train", "validation", "test")}
         splits = ", ".join(f"{name}: {split}" for name, split in named.items() if split is not None)
-        return f"Data({self.name}, {what}, {splits})"
+        columns = isinstance(self.train, TensorSplit) and self.train.inputs.dim() == 2 and not self.ids
+        standardized = ", columns standardised" if columns and self.normalization is not None else ""
+        return f"Data({self.name}, {what}, {splits}{standardized})"
 
     @classmethod
     def from_arrays(
@@ -57,20 +71,35 @@ class Data:
         seed: int = 0,
         name: str = "arrays",
         ids: bool = False,
+        normalization: Choice = "auto",
+        standardize: bool = True,
     ) -> Data:
         """Arrays or tensors: inputs (samples, …) and targets (samples,), or (samples, values) for regression.
 
-        inputs: uint8 arrays are pixels, (samples, channels, height, width) if they are images; floats are taken as
-            they are.
+        inputs: uint8 arrays are pixels, (samples, channels, height, width) if they are images; other numbers become
+            floats.
         targets: whole numbers are class labels, floats make it a regression, unless `task` says otherwise.
         validation: the share of the training samples to hold out, drawn with `seed` and, for classification, the same
             share of every class; or a pair of arrays.
         classes: names of the classes, or their number; by default as many as the labels say.
         ids: inputs are indices, such as those of tokens for an embedding, and stay whole numbers.
+        normalization: what a network gets. The ensemble keeps it, and applies it whenever it predicts.
+            "none" or None: pixels from 0 to 255, floats as they are.
+            "unit": pixels in [0,1], floats as they are.
+            "standard": the data's own mean 0 and deviation 1 for each channel or column.
+            "imagenet": pixels in [0,1], or floats as they are, less ImageNet's mean, over its deviation.
+            (mean, deviation): numbers, or lists with one for each channel or column, of pixels in [0,1] or of floats
+            as they are; or a `Normalization`.
+            "auto": "standard" for uint8 images, "unit" for other pixels; float columns (samples, columns) are
+            standardised by the training samples, unless they nearly are already; other floats stay as they are. If a
+            network turns out to be trained on inputs of another normalisation, it gets that one, and a warning says so.
+        standardize: False leaves float columns as they are.
         """
         x, y = as_inputs("inputs", inputs, ids), as_targets("targets", targets, task)
-        task = task or ("regression" if y.is_floating_point() else "classification")
         check_pair("inputs", x, "targets", y)
+        if task is None and classes is None:
+            warn_of_many_classes(y)
+        task = task or ("regression" if y.is_floating_point() else "classification")
         names = _class_names(classes, y) if task == "classification" else ()
         share = validation if isinstance(validation, float | int) else 0.0
         if not 0 <= share < 1:
@@ -91,9 +120,9 @@ class Data:
         kept, held_out = hold_out(y if task == "classification" else torch.zeros(len(y)), share, seed)
         if len(held_out):
             given["validation"] = TensorSplit(x, y, held_out)
-        normalization = Normalization.of(x) if x.dtype == torch.uint8 and x.dim() == 4 else None
+        moments = None if ids else normalization_for(normalization, x, kept, standardize)
         splits = TensorSplit(x, y, kept), given.get("validation"), given.get("test")
-        return cls(task, names, *splits, normalization, name, ids)
+        return cls(task, names, *splits, moments, name, ids, normalization_settled=not _is_auto(normalization))
 
     @classmethod
     def from_datasets(
@@ -107,6 +136,8 @@ class Data:
         seed: int = 0,
         name: str = "datasets",
         ids: bool = False,
+        normalization: Choice = "auto",
+        standardize: bool = True,
     ) -> Data:
         """Map-style datasets of (input, target): images, arrays or tensors. They are read once, into memory.
 
@@ -125,6 +156,8 @@ class Data:
             seed=seed,
             name=name,
             ids=ids,
+            normalization=normalization,
+            standardize=standardize,
         )
 
     @classmethod
@@ -135,7 +168,7 @@ class Data:
         validation: DataLoader[Any] | None = None,
         test: DataLoader[Any] | None = None,
         classes: Sequence[str] | int | None = None,
-        normalization: Normalization | None = None,
+        normalization: Choice = "auto",
         name: str = "loaders",
         ids: bool = False,
     ) -> Data:
@@ -143,22 +176,30 @@ class Data:
 
         Batch size, order, augmentation are the loaders' own. `classes` may be left out for regression (float targets),
         and where the loader's dataset has an attribute `classes`.
+
+        normalization: as in `from_arrays`, but for "standard", which would need a pass over the data: "auto" leaves
+            floats, also columns, as they are and brings pixels to [0,1].
         """
         for label, loader in (("train", train), ("validation", validation), ("test", test)):
             if loader is not None:
                 _check_loader(label, loader)
-        _, targets = next(iter(train))
+        inputs, targets = next(iter(train))
         if targets.is_floating_point():
             task: Task = "regression"
             names: tuple[str, ...] = ()
         else:
             task, known = "classification", classes if classes is not None else getattr(train.dataset, "classes", None)
             if known is None:
-                raise ValueError("classes must be given: the names of the classes, or their number")
+                raise ValueError(
+                    "classes must be given: the names of the classes, or their number; for a regression the loader has "
+                    "to give floats as targets"
+                )
             names = _class_names(known, targets)
             check_labels("targets of train", targets, len(names))
         held_out, tested = (None if loader is None else StreamedSplit(loader) for loader in (validation, test))
-        return cls(task, names, StreamedSplit(train), held_out, tested, normalization, name, ids)
+        moments = None if ids else normalization_for(normalization, inputs)
+        settled = not _is_auto(normalization)
+        return cls(task, names, StreamedSplit(train), held_out, tested, moments, name, ids, settled)
 
     @property
     def num_classes(self) -> int:
@@ -168,6 +209,15 @@ class Data:
     def shape(self) -> tuple[int, ...]:
         """Of one input."""
         return tuple(self.example(1).shape[1:])
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Of one target: () for a label or a single value."""
+        if self.task == "classification":
+            return ()
+        if isinstance(self.train, TensorSplit):
+            return tuple(self.train.targets.shape[1:])
+        return tuple(next(iter(self.train.batches(1, seed=0)))[1].shape[1:])
 
     def example(self, batch: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
         """A batch as a network gets it, shape (batch, …), such as `trace` wants."""
@@ -208,10 +258,14 @@ class Data:
 
 
 def prepared(inputs: Tensor, dtype: torch.dtype, normalization: Normalization | None, ids: bool) -> Tensor:
+    """Inputs (batch, …) as a network gets them: floats, normalised; or ids. No copy from or to the host."""
     if ids:
         return inputs.long()
-    floats = as_floats(inputs, dtype)
-    return floats if normalization is None else normalization(floats)
+    if normalization is None:
+        return as_floats(inputs, dtype)
+    # Columns may be larger than half precision can hold before they are normalised; pixels in [0,1] are not.
+    exact = dtype if inputs.dtype == torch.uint8 else torch.promote_types(dtype, torch.float32)
+    return normalization(as_floats(inputs, exact)).to(dtype)
 
 
 def as_floats(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -251,6 +305,10 @@ def _check_loader(label: str, loader: DataLoader[Any]) -> None:
     pair = isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
     if not pair:
         raise TypeError(f"{label} must give pairs of tensors (inputs, targets), not a {type(batch).__name__} of others")
+
+
+def _is_auto(normalization: Choice) -> bool:
+    return isinstance(normalization, str) and normalization == "auto"
 
 
 def _class_names(classes: Sequence[str] | int | None, labels: Tensor) -> tuple[str, ...]:

@@ -163,3 +163,18 @@ def hold_out(strata: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
         members = shuffled[strata[shuffled] == stratum]
         held_out[members[: min(round(share * len(members)), len(members) - 1)]] = True
     return torch.nonzero(~held_out).flatten(), torch.nonzero(held_out).flatten()
+
+
+def some_samples(split: Split, count: int) -> Batch:
+    """At most so many samples: spread over a split in memory, or the first of a loader, whose random state stays."""
+    if isinstance(split, TensorSplit):
+        places = torch.linspace(0, len(split) - 1, min(count, len(split)), dtype=torch.float64).round().long()
+        rows = split.index[places.to(split.index.device)]
+        return split.inputs[rows], split.targets[rows]
+    batches: list[Batch] = []
+    for batch in split.batches(count, seed=(0,)):
+        batches.append(batch)
+        if sum(len(targets) for _, targets in batches) >= count:
+            break
+    inputs, targets = (torch.cat(parts)[:count] for parts in zip(*batches, strict=True))
+    return inputs, targets
