@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.arrays import as_inputs, stack_samples
 from structured_ensembles.data.dataset import Task, prepared
-from structured_ensembles.data.kinds import Kinds, check_several
+from structured_ensembles.data.kinds import Kinds, Normalizations
 from structured_ensembles.data.splits import as_batch
 from structured_ensembles.history import History
+from structured_ensembles.inputs import check_ids, check_several, check_shape, embedding_size, shape_is_blamed
 from structured_ensembles.replays import Replays
 from structured_ensembles.scaling import one_tensor
 from structured_ensembles.selection import Subnet
@@ -68,7 +70,7 @@ class Ensemble(nn.Module):
         subnets: Sequence[Subnet] | None = None,
         classes: Sequence[str] = (),
         task: Task = "classification",
-        normalization: Normalization | None = None,
+        normalization: Normalization | Normalizations | None = None,
         threshold: float | None = None,
         units: Units | None = None,
     ) -> None:
@@ -92,6 +94,8 @@ class Ensemble(nn.Module):
         self.input_shape: Any = None  # of one input, a tuple of sizes; of several, a tuple or dict of such
         self.input_kinds: Kinds | None = None  # what each of several inputs holds
         self.ids = False  # whether inputs are whole numbers, such as tokens
+        self.id_limit: Any = None  # they must be below; of several inputs, one or None for each
+        self.target_shape: tuple[int, ...] | None = None  # of one target of a regression
         self.history: History | None = None  # of its training
         self.replays = Replays()
 
@@ -131,10 +135,11 @@ class Ensemble(nn.Module):
         return prepared(x, dtype_of(self), self.normalization, self.ids, self.input_kinds)
 
     def adopt(self, data: Data) -> None:
-        """Take over what a saved ensemble must know of its data: classes, task, normalisation, shape."""
+        """Take over what a saved ensemble must know of its data: classes, task, normalisation, shapes, range of ids."""
         self.classes, self.task, self.normalization = data.classes, data.task, data.normalization
-        self.input_shape, self.ids = data.shape, data.ids
+        self.input_shape, self.ids, self.target_shape = data.shape, data.ids, data.target_shape
         self.input_kinds = data.kinds if is_several(self.input_shape) else None
+        self.id_limit = embedding_size(self.members[0], data)
         if data.task != "regression":
             self.units = None
 
@@ -145,10 +150,8 @@ class Ensemble(nn.Module):
 
         x: for networks of several inputs a tuple or dict of arrays, or a dataset or loader of such.
         """
-        device = device_of(self)
-        batches = _batches(x, batch_size, self.ids, self.input_shape)
         with torch.inference_mode(), evaluation_mode(self):
-            outputs = [self(moved(self._checked(batch), device)).cpu() for batch in batches]
+            outputs = [self._outputs(batch) for batch in _batches(x, batch_size, self.ids, self.input_shape)]
         return torch.cat(outputs, dim=1).clone()
 
     def predict_proba(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
@@ -158,9 +161,9 @@ class Ensemble(nn.Module):
         return combined(self.logits(x, batch_size), combine)
 
     def predict(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
-        """Labels (samples,); for regression the mean of the members' values (samples, …)."""
+        """Labels (samples,); for regression the mean of the members' values, in the shape of the targets."""
         if self.task == "regression":
-            return self.logits(x, batch_size).mean(0)
+            return self._like_targets(self.logits(x, batch_size).mean(0))
         return self.predict_proba(x, combine, batch_size).argmax(-1)
 
     def uncertainty(self, x: Any, batch_size: int = 512) -> Uncertainty:
@@ -169,17 +172,24 @@ class Ensemble(nn.Module):
         return uncertainty_of(self.logits(x, batch_size))
 
     def spread(self, x: Any, batch_size: int = 512) -> Tensor:
-        """For regression: the standard deviation of the members' values (samples, …)."""
-        return self.logits(x, batch_size).std(0, correction=0)
+        """For regression: the standard deviation of the members' values, in the shape of the targets."""
+        return self._like_targets(self.logits(x, batch_size).std(0, correction=0))
 
-    def _checked(self, x: Any) -> Any:
-        """Inputs such as it was trained on; images may be of another size."""
-        shape = self.input_shape
-        if shape is not None and (is_several(shape) or not isinstance(x, Tensor)):
-            check_several(x, shape, self.input_kinds)
-        elif shape is not None and (x.dim() != 1 + len(shape) or (len(shape) == 3 and x.shape[1] != shape[0])):
-            raise ValueError(f"x must be a batch of inputs of shape {shape}, not of {tuple(x.shape[1:])}")
-        return x
+    def _outputs(self, x: Any) -> Tensor:
+        """Of a batch (samples, …) such as it was trained on: (members, samples, …), on the CPU."""
+        if not isinstance(x, Tensor) or is_several(self.input_shape):
+            check_several(x, self.input_shape, self.input_kinds, self.id_limit)
+        else:
+            check_shape(x, self.input_shape, self.ids)
+        if self.ids and isinstance(x, Tensor):
+            check_ids(x, self.id_limit)
+        with shape_is_blamed(x, self.input_shape, self.ids):
+            return self(moved(x, device_of(self))).cpu()  # type: ignore[no-any-return]
+
+    def _like_targets(self, values: Tensor) -> Tensor:
+        """Values of samples (samples, …) in the shape that targets have, if they are as many."""
+        shape = None if self.target_shape is None else (len(values), *self.target_shape)
+        return values if shape is None or math.prod(shape) != values.numel() else values.reshape(shape)
 
     def _check_classification(self, method: str) -> None:
         if self.task != "classification":

@@ -183,7 +183,9 @@ class Learner(ABC):
     def ensemble(self, task: int) -> Ensemble:
         """The task's network as an ensemble of one, such as `se.evaluate` takes."""
         known = self._check_known(task)
-        return Ensemble([self.network(task)], classes=known.names, normalization=known.normalization).eval()
+        ensemble = Ensemble([self.network(task)], classes=known.names, normalization=known.normalization).eval()
+        ensemble.input_shape = known.shape
+        return ensemble
 
     def logits(self, x: Any, task: int, batch_size: int = 512) -> Tensor:
         """Logits (samples, classes of the task) for arrays, tensors, datasets or loaders, pixels as users have them."""

@@ -108,17 +108,15 @@ def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _described(number: int, known: Learned) -> dict[str, Any]:
-    moments = known.normalization
-    normalization = None if moments is None else [moments.mean, moments.deviation]
+    normalization = None if known.normalization is None else known.normalization.to_json()
     return {**vars(known), "normalization": normalization, "number": number}
 
 
 def _learned(row: Mapping[str, Any]) -> Learned:
-    moments = row["normalization"]
     return Learned(
         classes=tuple(row["classes"]),
         names=tuple(row["names"]),
         shape=tuple(row["shape"]),
-        normalization=None if moments is None else Normalization(*map(tuple, moments)),
+        normalization=Normalization.from_json(row["normalization"]),
         losses=tuple(row["losses"]),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from structured_ensembles.data.kinds import stored
 from structured_ensembles.several import Inputs, each, tensors_in
+
+MANY_CLASSES = 100  # of more, with fewer samples than
+FEW_SAMPLES = 10  # for each on average, whole numbers look like values
 
 
 def as_inputs(argument: str, values: Any, ids: bool = False) -> Inputs:
@@ -76,6 +80,20 @@ def check_labels(argument: str, labels: Tensor, classes: int) -> None:
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise ValueError(f"{argument} must be labels from 0 to {classes - 1}, but reach from {low} to {high}")
+
+
+def warn_of_many_classes(targets: Tensor) -> None:
+    """Say so if targets (samples,) that would be labels look like the values of a regression."""
+    if targets.is_floating_point() or targets.numel() == 0:
+        return
+    classes = int(targets.max()) + 1
+    if classes > MANY_CLASSES and len(targets) < FEW_SAMPLES * classes:
+        warnings.warn(
+            f"targets are whole numbers up to {classes - 1:,}, so they are taken for {classes:,} classes, though there "
+            f"are only {len(targets):,} samples: if they are values, say task='regression'; if they are labels, "
+            "task='classification'",
+            stacklevel=3,
+        )
 
 
 def stack_samples(argument: str, dataset: Any) -> tuple[Inputs, Tensor]:

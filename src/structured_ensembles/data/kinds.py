@@ -1,14 +1,16 @@
-"""The kind of each of several inputs, told by its type: pixels, whole numbers, a mask, or floats."""
+"""What each of several inputs holds, told by its type: pixels, whole numbers, a mask, or floats; its normalisation."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from structured_ensembles.several import Inputs, Shape, each, is_several, tensors_in
+from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
+from structured_ensembles.several import Inputs, each
 
 Kind = Literal["pixels", "whole numbers", "mask", "floats"]
 Kinds = tuple[Kind, ...] | dict[str, Kind]
@@ -34,41 +36,59 @@ def stored(tensor: Tensor, ids: bool = False) -> Tensor:
     return tensor.long() if kind == "whole numbers" else tensor.float() if kind == "floats" else tensor
 
 
-def check_several(inputs: Any, shape: Shape, kinds: Kinds | None) -> None:
-    """Whether inputs (batch, …) have the structure, dimensions and kinds of those that an ensemble was trained on."""
-    if _outline(inputs) != _outline(shape):
-        raise ValueError(f"x must be {_described(shape)}, as in training, not {_described(inputs)}")
-    if not is_several(shape):
-        return
-    sizes = {len(own) for own in tensors_in(inputs)}
-    if len(sizes) > 1:
-        raise ValueError(f"x must have as many samples in every input, not {', '.join(map(str, sorted(sizes)))}")
-    for name, own in _named(inputs).items():
-        expected, kind = _named(shape)[name], None if kinds is None else _named(kinds)[name]
-        if own.dim() != 1 + len(expected) or (len(expected) == 3 and own.shape[1] != expected[0]):
-            raise ValueError(f"x[{name!r}] must have the shape {('batch', *expected)}, not {tuple(own.shape)}")
-        if kind in ("whole numbers", "mask") and own.is_floating_point():
-            raise TypeError(f"x[{name!r}] must be a {kind} as in training, not {own.dtype}".replace("a whole", "whole"))
+@dataclass(frozen=True)
+class Normalizations:
+    """A normalisation, or none, for each of several inputs."""
+
+    parts: tuple[Normalization | None, ...] | dict[str, Normalization | None]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"several": each(lambda own: None if own is None else own.to_json(), self.parts)}
+
+
+def normalization_from_json(value: Any) -> Normalization | Normalizations | None:
+    """The inverse of `to_json` of one or several; None stays None."""
+    if not isinstance(value, dict):
+        return Normalization.from_json(value)
+    parts = value["several"]
+    return Normalizations(each(Normalization.from_json, tuple(parts) if isinstance(parts, list) else parts))
+
+
+def normalizations_for(
+    choice: Choice, inputs: Any, ids: bool, rows: Tensor | None = None, standardize: bool = True
+) -> Normalizations | None:
+    """What a choice means for each of several inputs, see `normalization_for`; whole numbers and masks have none."""
+
+    def for_one(own: Tensor, choice: Choice) -> Normalization | None:
+        if kind_of(own, ids) in ("whole numbers", "mask"):
+            return None
+        if choice == "imagenet" and own.dim() != 4:
+            return None
+        return normalization_for(choice, own[:, None] if own.dim() == 1 else own, rows, standardize)
+
+    found = each(for_one, inputs, _choices(choice, inputs))
+    return None if all(own is None for own in _named(found).values()) else Normalizations(found)
+
+
+def _choices(choice: Choice, inputs: Any) -> Any:
+    """A choice for each of several inputs."""
+    if choice is None or isinstance(choice, str):
+        return each(lambda _: choice, inputs)
+    if isinstance(choice, dict) and isinstance(inputs, dict) and choice.keys() <= inputs.keys():
+        return {name: choice.get(name, "auto") for name in inputs}
+    if isinstance(choice, list) and isinstance(inputs, tuple) and len(choice) == len(inputs):
+        return tuple(choice)
+    names = ", ".join(map(repr, inputs)) if isinstance(inputs, dict) else ""
+    how = f"a dict with a choice for any of {names}" if names else f"a list of {len(inputs)} choices"
+    raise ValueError(f"normalization of several inputs must be a word, which is for all, or {how}, not {choice!r}")
+
+
+def parts_of(normalization: Any, inputs: Any) -> Any:
+    """The normalisation of each of several inputs; None where there is none."""
+    if isinstance(normalization, Normalizations):
+        return normalization.parts
+    return each(lambda _: None, inputs)
 
 
 def _named(several: Any) -> dict[Any, Any]:
     return several if isinstance(several, dict) else dict(enumerate(several))
-
-
-def _outline(inputs: Any) -> Any:
-    """The structure of inputs or of their shapes: names, a number, or None for one input."""
-    if isinstance(inputs, dict):
-        return frozenset(inputs)
-    return len(inputs) if isinstance(inputs, tuple) and (is_several(inputs) or not _is_shape(inputs)) else None
-
-
-def _is_shape(given: tuple[Any, ...]) -> bool:
-    return all(isinstance(size, int) for size in given)
-
-
-def _described(inputs: Any) -> str:
-    """The structure in words."""
-    if isinstance(inputs, dict):
-        return f"a dict of {', '.join(map(repr, inputs))}"
-    number = _outline(inputs)
-    return "one input" if number is None else f"a tuple of {number} inputs"

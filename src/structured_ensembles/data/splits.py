@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from structured_ensembles.data.arrays import labelled
 from structured_ensembles.data.drawing import Seed, fold, shuffled
-from structured_ensembles.several import Inputs, each, moved, rows_of, tensors_in
+from structured_ensembles.several import Inputs, each, joined, moved, rows_of, tensors_in
 
 Batch = tuple[Inputs, Tensor]
 
@@ -189,3 +189,18 @@ def hold_out(strata: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
         members = shuffled[strata[shuffled] == stratum]
         held_out[members[: min(round(share * len(members)), len(members) - 1)]] = True
     return torch.nonzero(~held_out).flatten(), torch.nonzero(held_out).flatten()
+
+
+def some_samples(split: Split, count: int) -> Batch:
+    """At most so many samples: spread over a split in memory, or the first of a loader, whose random state stays."""
+    if isinstance(split, TensorSplit):
+        places = torch.linspace(0, len(split) - 1, min(count, len(split)), dtype=torch.float64).round().long()
+        rows = split.index[places.to(split.index.device)]
+        return rows_of(split.inputs, rows), split.targets[rows]
+    batches: list[Batch] = []
+    for batch in split.batches(count, seed=(0,)):
+        batches.append(batch)
+        if sum(len(targets) for _, targets in batches) >= count:
+            break
+    inputs, targets = zip(*batches, strict=True)
+    return rows_of(joined(inputs), slice(count)), torch.cat(targets)[:count]

@@ -32,7 +32,9 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.discarding import discard_threshold
 from structured_ensembles.history import COLUMNS, History, Row
 from structured_ensembles.losses import Loss, loss_for
+from structured_ensembles.outputs import warn_of_one_class, warn_of_probabilities
 from structured_ensembles.parallel import gather, rank
+from structured_ensembles.pretrained import fitted_normalization
 from structured_ensembles.training.channels_last import channels_last
 from structured_ensembles.training.checkpoint import (
     load_checkpoint,
@@ -81,8 +83,7 @@ def train(
     captured = _captured(recipe, where, mesh)
     if captured:
         ask_for_small_workspaces()  # before anything takes a large one
-    ensemble.adopt(data)
-    ensemble.to(where)
+    data = _adopted(ensemble, data, where)
     path = None if checkpoint is None else Path(checkpoint)
     identity = _identity(ensemble, data, recipe, seed, loss)
     earlier = _earlier(path, identity)
@@ -129,8 +130,18 @@ def train(
             member.network.eval()
     if data.validation is not None and data.task == "classification":
         ensemble.threshold = discard_threshold(ensemble, data)
+        warn_of_one_class(ensemble, data, recipe.epochs)
     ensemble.history = history
     return history
+
+
+def _adopted(ensemble: Ensemble, data: Data, device: torch.device) -> Data:
+    """The data as the networks take it, which the ensemble then knows, on the device; says what looks wrong."""
+    data = fitted_normalization(ensemble.members[0], data, device)
+    ensemble.adopt(data)
+    ensemble.to(device)
+    warn_of_probabilities(ensemble.members[0], data)
+    return data
 
 
 def _epoch(engine: Engine, active: Sequence[Member], epoch: int, display: Display) -> tuple[list[float], list[Result]]:
@@ -256,7 +267,8 @@ def _identity(ensemble: Ensemble, data: Data, recipe: Recipe, seed: int, loss: L
     shapes = [[name, list(tensor.shape)] for name, tensor in tensors_of(ensemble).items()]
     what = {name: value for name, value in recipe.to_dict().items() if name not in ("engine", "compile", "streams")}
     name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
-    described = [shapes, data.name, digest(data.train), what, seed, name]
+    normalization = None if data.normalization is None else data.normalization.to_json()
+    described = [shapes, data.name, digest(data.train), normalization, what, seed, name]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
