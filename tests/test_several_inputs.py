@@ -1,6 +1,7 @@
 """Networks of several inputs, and transformers with a padding mask, go all the way: search, training, files."""
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import structured_ensembles as se
 from structured_ensembles.artifact import FORMAT
 from structured_ensembles.container import read_container
 from structured_ensembles.copying import shadow_of
-from structured_ensembles.data.normalization import Normalization
+from structured_ensembles.data.kinds import Normalizations, normalization_from_json
+from structured_ensembles.data.normalization import RAW_PIXELS, Normalization
 from structured_ensembles.methods import METHODS
 from structured_ensembles.scaling import rows_stay_apart
 from structured_ensembles.several import arguments, batch_from, call, each, pieces, rows_of
@@ -231,12 +233,31 @@ def test_each_input_is_what_its_type_says() -> None:
     assert data.kinds == {"picture": "pixels", "ids": "whole numbers", "mask": "mask", "numbers": "floats"}
     example = data.example(4)
     assert [own.dtype for own in example.values()] == [torch.float32, torch.int64, torch.bool, torch.float32]
-    assert data.normalization == Normalization.of(torch.from_numpy(pictures))
+    assert isinstance(data.normalization, Normalizations)
+    assert data.normalization.parts["picture"] == Normalization.of(torch.from_numpy(pictures))  # type: ignore[call-overload]
     flat = example["picture"].transpose(0, 1).flatten(1)
     torch.testing.assert_close(flat.mean(1), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(flat.std(1, correction=0), torch.ones(2))
     assert torch.equal(example["numbers"], torch.arange(4.0))
     assert "ids: int64 of shape (2,)" in repr(data)
+
+
+def test_a_normalisation_for_each_input() -> None:
+    """Columns are standardised by the training samples; a choice may be made for one of several."""
+    pictures, columns = torch.randint(0, 256, (8, 3, 4, 4), dtype=torch.uint8), 1000 + 50 * torch.randn(8, 2)
+    labels = torch.arange(8) % 2
+    data = se.Data.from_arrays({"a": pictures, "b": columns}, labels, validation=0, normalization={"a": "none"})
+    example = data.example(8)
+    assert torch.equal(example["a"].round(), pictures.float())
+    expected = (columns - columns.mean(0)) / columns.std(0, correction=0)
+    torch.testing.assert_close(example["b"], expected, rtol=1e-3, atol=1e-3)
+    kept = normalization_from_json(json.loads(json.dumps(data.normalization.to_json())))  # type: ignore[union-attr]
+    assert kept == data.normalization
+    assert kept.parts["a"] == RAW_PIXELS  # type: ignore[union-attr, call-overload, index]
+    plain = se.Data.from_arrays((pictures, columns), labels, validation=0, standardize=False, normalization="unit")
+    assert plain.normalization is None
+    assert torch.equal(plain.example(8)[0], pictures / 255)
+    assert torch.equal(plain.example(8)[1], columns)
 
 
 def test_numbers_in_tuples_are_one_array() -> None:
@@ -326,9 +347,9 @@ def test_wrong_data() -> None:
         se.Data.from_arrays({}, labels)
     with pytest.raises(TypeError, match=r"inputs\['a'\] must be numbers"):
         se.Data.from_arrays({"a": np.array(["x", "y"])}, [0, 1])
-    images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="images of 1 and 3 channels"):
-        se.Data.from_arrays((images, images[:, :1]), [0, 1])
+    for choice in ((0.5, 0.5), ["none"], {"ids": "none"}):
+        with pytest.raises(ValueError, match="normalization of several inputs must be a word, .* a list of 2 choices"):
+            se.Data.from_arrays((ids, ids != 0), labels, normalization=choice)
     with pytest.raises(TypeError, match="different structures"):
         se.Data.from_datasets([({"a": ids[0]}, 0), ({"b": ids[0]}, 1)])  # type: ignore[arg-type]
 
@@ -348,11 +369,12 @@ TRAINED = {
         (
             Named,
             lambda ids: {"input_ids": ids},
-            r"a dict of 'input_ids', 'attention_mask', .* not a dict of 'input_ids'",
+            r"a dict of 'attention_mask', 'input_ids', .* not a dict of 'input_ids'",
         ),
         (Text, lambda ids: (ids, ids), r"x must be one input, as in training, not a tuple of 2 inputs"),
         (Masked, lambda ids: (ids[:, 0], ids), r"x\[0\] must have the shape \('batch', 6\), not \(60,\)"),
         (Masked, lambda ids: (ids.float(), ids), r"x\[0\] must be whole numbers as in training, not torch.float32"),
+        (Masked, lambda ids: (ids + 5, ids != 0), r"x\[0\] must be ids from 0 to 11, .* not 5 to 16"),
         (Masked, lambda ids: (ids, ids[:3]), r"as many samples in every input, not 3, 60"),
     ],
 )

@@ -139,7 +139,8 @@ class Ensemble(nn.Module):
         self.classes, self.task, self.normalization = data.classes, data.task, data.normalization
         self.input_shape, self.ids, self.target_shape = data.shape, data.ids, data.target_shape
         self.input_kinds = data.kinds if is_several(self.input_shape) else None
-        self.id_limit = embedding_size(self.members[0], data)
+        known = self.ids or self.input_kinds is not None
+        self.id_limit = embedding_size(self.members[0], data) if known else None
         if data.task != "regression":
             self.units = None
 

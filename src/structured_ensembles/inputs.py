@@ -53,9 +53,8 @@ def check_several(x: Any, shape: Any, kinds: Kinds | None, limits: Any = None) -
         if not _fits(own, shape[name], whole):
             raise ValueError(f"x[{name!r}] must have the shape {('batch', *shape[name])}, not {tuple(own.shape)}")
         if whole and own.is_floating_point():
-            raise TypeError(
-                f"x[{name!r}] must be {kind} as in training, not {own.dtype}".replace("be mask", "be a mask")
-            )
+            expected = "a mask" if kind == "mask" else kind
+            raise TypeError(f"x[{name!r}] must be {expected} as in training, not {own.dtype}")
         check_ids(own, None if limits is None else limits[name], f"x[{name!r}]")
 
 
@@ -121,10 +120,10 @@ def embedding_size(network: nn.Module, data: Data) -> Any:
 
     def look(table: Any, arguments: tuple[Any, ...]) -> None:
         given: Any = arguments[0] if arguments else None
-        for part, own in zip(parts, sizes, strict=True):
+        for number, part in enumerate(parts):
             if isinstance(given, Tensor) and given.shape[1:] == part.shape[1:] and not part.is_floating_point():
                 alike = torch.equal(given[: len(part)], part) if several else torch.equal(given.unique(), part.unique())
-                own += [table.num_embeddings] * alike
+                sizes[number] += [table.num_embeddings] * alike
 
     with suppress(Exception), torch.no_grad():  # a network that does not fit the data says so when it is trained
         tables = [module for module in network.modules() if isinstance(module, TABLES)]

@@ -134,7 +134,8 @@ class Learner(ABC):
         head = new_head(self.head, features, data.num_classes, derived(self.seed, task.number, 1)).to(example)
         head, losses = self._learn(task.number, data, head)
         self.heads[task.number] = head.eval()
-        self.learned[task.number] = Learned(task.classes, data.classes, data.shape, data.normalization, tuple(losses))
+        normalization: Any = data.normalization
+        self.learned[task.number] = Learned(task.classes, data.classes, data.shape, normalization, tuple(losses))
 
     @abstractmethod
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
