@@ -348,7 +348,7 @@ def test_wrong_data() -> None:
     with pytest.raises(TypeError, match=r"inputs\['a'\] must be numbers"):
         se.Data.from_arrays({"a": np.array(["x", "y"])}, [0, 1])
     for choice in ((0.5, 0.5), ["none"], {"ids": "none"}):
-        with pytest.raises(ValueError, match="normalization of several inputs must be a word, .* a list of 2 choices"):
+        with pytest.raises(ValueError, match=r"normalization of several inputs must be a word, .* a list of 2 choices"):
             se.Data.from_arrays((ids, ids != 0), labels, normalization=choice)
     with pytest.raises(TypeError, match="different structures"):
         se.Data.from_datasets([({"a": ids[0]}, 0), ({"b": ids[0]}, 1)])  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from structured_ensembles.checks import check_type, checked_seed
 from structured_ensembles.copying import dtype_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
+from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
@@ -105,7 +106,8 @@ def structured_ensemble(
         if where is not None and rank() == 0:
             write_text(where / "subnets.json", json.dumps([json.loads(subnet.to_json()) for subnet in subnets]))
     networks = [
-        extract(model, graph, subnet, reinit=reinit, seed=seed + number) for number, subnet in enumerate(subnets)
+        extract(model, graph, subnet, reinit=reinit, seed=stream(seed, "weights", number))
+        for number, subnet in enumerate(subnets)
     ]
     ensemble = Ensemble(networks, subnets=subnets)
     checkpoint = None if where is None else where / "checkpoint.safetensors"

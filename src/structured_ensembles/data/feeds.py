@@ -14,6 +14,7 @@ from structured_ensembles.data.augmentation import Augmentation, augment, draw_c
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.drawing import Seed, shuffled
 from structured_ensembles.data.splits import Batch, Split, TensorSplit, batch_sizes
+from structured_ensembles.several import Inputs, each, moved, rows_of, tensors_in
 
 
 class Feed(Protocol):
@@ -35,6 +36,7 @@ class TableFeed:
     """Of a split in memory: an order and the crops of a whole epoch, drawn on the device and cut by the counter.
 
     even: as many batches of nearly equal size, the first ones having one more; else the last one has what is left.
+    step: a counter that several feeds of the same split share; by default the feed has its own.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class TableFeed:
         augmentation: Augmentation,
         dtype: torch.dtype,
         even: bool = False,
+        step: Tensor | None = None,
     ) -> None:
         self.split, self.data, self.augmentation, self.dtype = split, data, augmentation, dtype
         self.batches = batch_sizes(len(split), size)
@@ -53,27 +56,34 @@ class TableFeed:
             self.batches = [least + (number < longer) for number in range(len(self.batches))]
         self.starts = torch.tensor([0, *accumulate(self.batches)], device=split.index.device)
         self.sizes: tuple[int, ...] = tuple(size for size, _ in Counter(self.batches).most_common())
-        self.step = torch.zeros(1, dtype=torch.int64, device=split.index.device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=split.index.device) if step is None else step
         self.order = split.index.clone()
         self.crops = self._crops(0)
 
     def epoch(self, seed: Seed | None) -> Iterator[int]:
         self.step.zero_()
         if seed is not None:
-            self.order.copy_(shuffled(self.split.index, seed))
-            crops = self._crops((*seed, 1) if isinstance(seed, tuple) else (seed, 1))
-            if self.crops is not None and crops is not None:
-                self.crops.copy_(crops)
+            self.shuffle(seed, (*seed, 1) if isinstance(seed, tuple) else (seed, 1))
         yield from self.batches
+
+    def shuffle(self, order: Seed, crops: Seed) -> None:
+        """Draw the order of an epoch and its crops, each from a seed."""
+        self.order.copy_(shuffled(self.split.index, order))
+        if self.crops is not None:
+            drawn = self._crops(crops)
+            assert drawn is not None
+            self.crops.copy_(drawn)
 
     def batch(self, size: int) -> Batch:
         places = self.starts[self.step] + torch.arange(size, device=self.step.device)
         rows = self.order[places]
-        crops = None if self.crops is None else self.crops[places]
-        return _ready(self.data, augment(self.split.inputs[rows], crops), self.split.targets[rows], self.dtype)
+        inputs = rows_of(self.split.inputs, rows)
+        if self.crops is not None:
+            inputs = augment(inputs, self.crops[places])
+        return _ready(self.data, inputs, self.split.targets[rows], self.dtype)
 
     def _crops(self, seed: Seed) -> Tensor | None:
-        shape = tuple(self.split.inputs.shape[1:])
+        shape = each(lambda own: tuple(own.shape[1:]), self.split.inputs)
         return draw_crops(self.augmentation, shape, len(self.split), seed, self.step.device)
 
 
@@ -85,30 +95,35 @@ class StreamFeed:
         self.places: dict[int, Batch] = {}  # by the size of the batch
         first = next(iter(split.batches(size, device=device)))
         self._put(*first)
-        self.sizes: tuple[int, ...] = (len(first[0]),)
+        self.sizes: tuple[int, ...] = (len(first[1]),)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
 
     def epoch(self, seed: Seed | None) -> Iterator[int]:
         self.step.zero_()
         for inputs, targets in self.split.batches(self.size, seed):
             self._put(inputs, targets)
-            yield len(inputs)
+            yield len(targets)
 
     def batch(self, size: int) -> Batch:
         return _ready(self.data, *self.places[size], self.dtype)
 
-    def _put(self, inputs: Tensor, targets: Tensor) -> None:
-        size = len(inputs)
-        if size in self.places:
-            for place, given in zip(self.places[size], (inputs, targets), strict=True):
+    def _put(self, inputs: Inputs, targets: Tensor) -> None:
+        size = len(targets)
+        if self.device.type != "cuda":  # no graph holds on to a place, so that batches may be of any length
+            self.places[size] = (moved(inputs, self.device), targets.to(self.device))
+        elif size not in self.places:
+            copied = each(lambda own: own.to(self.device, copy=True), inputs)
+            self.places[size] = (copied, targets.to(self.device, copy=True))
+        else:
+            places, kept_targets = self.places[size]
+            pairs = zip(tensors_in(places), tensors_in(inputs), strict=True)
+            for place, given in (*pairs, (kept_targets, targets)):
                 if place.shape != given.shape:
                     raise ValueError(
                         f"the loader gives batches of shape {tuple(given.shape)} after {tuple(place.shape)}: a CUDA "
-                        "graph needs them alike; train with engine='loop'"
+                        "graph needs them alike; pad them to one length, or train with engine='loop'"
                     )
                 place.copy_(given, non_blocking=True)
-        else:
-            self.places[size] = (inputs.to(self.device, copy=True), targets.to(self.device, copy=True))
 
 
 def feed_for(
@@ -127,5 +142,5 @@ def feed_for(
     return StreamFeed(split, data, size, device, dtype)
 
 
-def _ready(data: Data, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> Batch:
+def _ready(data: Data, inputs: Inputs, targets: Tensor, dtype: torch.dtype) -> Batch:
     return data.prepare(inputs, dtype), targets.to(dtype) if targets.is_floating_point() else targets

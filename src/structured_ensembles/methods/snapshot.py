@@ -57,7 +57,7 @@ def snapshot_ensemble(
         network = clone_of(networks[-1] if networks else model)
         checkpoint = None if folder is None else Path(folder) / f"checkpoint-{number + 1}.safetensors"
         alone = Ensemble([network], units=units)
-        own = train(alone, data, annealed, device, seed * 1000 + number, checkpoint=checkpoint, quiet=quiet)
+        own = train(alone, data, annealed, device, seed, numbers=[number], checkpoint=checkpoint, quiet=quiet)
         units = alone.units
         _append(history, own, number, cycle)
         networks.append(network)
@@ -72,5 +72,7 @@ def snapshot_ensemble(
 def _append(history: History, own: History, number: int, cycle: int) -> None:
     """The rows of cycle `number` as those of member `number`, with epochs counted through."""
     history.rows += [{**row, "epoch": number * cycle + int(row["epoch"] or 0), "member": number} for row in own.rows]
+    for engine in own.engines:
+        history.add_engine(engine, own.fallbacks)
     if own.stopped:
         history.stopped[number] = own.stopped[0]
