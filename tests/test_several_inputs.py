@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from structured_ensembles.data.normalization import RAW_PIXELS, Normalization
 from structured_ensembles.methods import METHODS
 from structured_ensembles.scaling import rows_stay_apart
 from structured_ensembles.several import arguments, batch_from, call, each, pieces, rows_of
+from structured_ensembles.training import fleet
 
 VOCABULARY, LENGTH, CLASSES = 12, 6, 3
 HOOKED = ("batch-ensemble", "mc-dropout")  # members with hooks, in prediction too
@@ -30,10 +32,11 @@ SHORT = se.Recipe(epochs=2, batch_size=16, rate=0.01)
 class Text(nn.Module):
     """Tokens, 0 for padding, to classes: it makes the mask itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.1) -> None:
         super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 12, dropout, batch_first=True)
         self.embedding = nn.Embedding(VOCABULARY, 8, padding_idx=0)
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), 1)
+        self.encoder = nn.TransformerEncoder(layer, 1)
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -82,9 +85,9 @@ def data_for(model: type[Text]) -> se.Data:
     )
 
 
-def new(model: type[Text]) -> Text:
+def new(model: type[Text], dropout: float = 0.1) -> Text:
     torch.manual_seed(0)
-    return model()
+    return model(dropout)
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
@@ -197,13 +200,26 @@ def test_a_member_of_a_fleet_is_the_network_trained_alone(kind: type[Text]) -> N
         torch.manual_seed(number)
         for parameter in network.parameters():
             nn.init.normal_(parameter, std=0.3)
-    fleet = se.Ensemble(copy.deepcopy(whole))
-    se.train(fleet, data, SHORT, device="cpu", quiet=True)
-    alone = se.Ensemble(copy.deepcopy(whole[:1]))
-    se.train(alone, data, SHORT, device="cpu", quiet=True)
-    states = [ensemble.members[0].state_dict() for ensemble in (fleet, alone)]
+    together = se.Ensemble(copy.deepcopy(whole))
+    se.train(together, data, SHORT, device="cpu", quiet=True)
+    alone = se.Ensemble(copy.deepcopy(whole[1:2]))
+    se.train(alone, data, SHORT, device="cpu", numbers=[1], quiet=True)
+    states = [ensemble.members[number].state_dict() for ensemble, number in ((together, 1), (alone, 0))]
     assert all(torch.equal(states[0][name], states[1][name]) for name in names)
-    assert not torch.equal(states[0]["head.weight"], whole[0].head.weight)
+    assert not torch.equal(states[0]["head.weight"], whole[1].head.weight)
+
+
+@pytest.mark.parametrize(("kind", "precision"), [(Masked, "float32"), (Named, "bfloat16")])
+def test_both_engines_compute_the_same(kind: type[Text], precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps that a CUDA graph captures, run without one."""
+    rows = []
+    for graph in (True, False):
+        monkeypatch.setattr(fleet, "_captured", lambda *_, graph=graph: graph)
+        ensemble = se.Ensemble([new(kind, dropout=0.0), new(kind, dropout=0.0)])
+        history = se.train(ensemble, data_for(kind), replace(SHORT, precision=precision), device="cpu", quiet=True)
+        rows.append([(row["loss"], row["validation_loss"]) for row in history.rows])
+        assert ensemble.members[0].encoder.use_nested_tensor  # type: ignore[union-attr]
+    torch.testing.assert_close(*map(torch.tensor, rows), rtol=1e-4 if precision == "float32" else 3e-2, atol=0)
 
 
 def test_a_pair_says_the_same_as_one_input() -> None:

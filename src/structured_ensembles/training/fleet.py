@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.checks import check_list, check_type, check_whole, checked_seed
-from structured_ensembles.copying import dtype_of, tensors_of
+from structured_ensembles.copying import dtype_of, tensors_of, without_nested_tensors
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
 from structured_ensembles.data.dataset import check_data
@@ -101,6 +101,7 @@ def train(
     cuda = [where] if where.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=cuda),
+        without_nested_tensors(ensemble),
         channels_last(ensemble.members, plan.example(torch.zeros), plan.tell),
         Display(len(ensemble.members), recipe.epochs, plan.steps, data.task, quiet or rank() > 0) as display,
     ):
