@@ -51,7 +51,7 @@ def fitted_normalization(model: nn.Module, data: Data, device: Device = "auto") 
         warnings.warn(
             f"the model was trained on inputs as {choice} gives them ({told}{where}): it gets such inputs. Give Data "
             f"{choice}, or another choice, to decide it yourself",
-            stacklevel=3,
+            stacklevel=4,
         )
     return replace(data, normalization=normalization, normalization_settled=True)
 

@@ -1,9 +1,10 @@
-"""Outputs that nobody wants: probabilities where logits are expected, and one class whatever the input."""
+"""Look at a network and data together: before any work at what one expects of the other, afterwards at the outcome."""
 
 from __future__ import annotations
 
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +12,26 @@ from torch import Tensor, nn
 from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import some_samples
+from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.pretrained import fitted_normalization
 
 LOOKED_AT = 512  # validation samples
 TRAINED = 5  # epochs after which a network should tell classes apart
 RESHAPING = ("View", "Reshape", "Squeeze", "Unsqueeze", "Clone", "Copy", "Alias", "Transpose", "Permute", "Slice")
 
 
-def warn_of_probabilities(network: nn.Module, data: Data) -> None:
-    """Warn if a classifier ends in a softmax or a sigmoid. One that ends in a log-softmax gives logits, too.
+def examined(model: nn.Module, data: Data, device: Device = "auto") -> Data:
+    """The data as the model takes it, see `fitted_normalization`; warns of outputs that cannot be meant. Once only."""
+    if data.examined:
+        return data
+    data = replace(fitted_normalization(model, data, device), examined=True)
+    warn_of_probabilities(model, data)
+    return data
 
-    Always from the same line, so that Python shows it once if the search and the training both ask.
-    """
+
+def warn_of_probabilities(network: nn.Module, data: Data) -> None:
+    """Warn if a classifier ends in a softmax or a sigmoid. One that ends in a log-softmax gives logits, too."""
     if data.task != "classification":
         return
     ending = None
@@ -34,7 +43,7 @@ def warn_of_probabilities(network: nn.Module, data: Data) -> None:
             f"the model ends in a {ending}, but its outputs are taken for logits: the loss and `predict_proba` apply a "
             "softmax of their own, so that it learns slowly and its probabilities come out much too even. Remove the "
             f"{ending} from the model",
-            stacklevel=1,
+            stacklevel=4,
         )
 
 
