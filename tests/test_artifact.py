@@ -145,7 +145,7 @@ def test_foreign_newer_and_missing_files(ensemble: se.Ensemble, tmp_path: Path) 
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     (key, text), *_ = metadata.items()
     save_file(tensors, path, metadata={key: json.dumps({**json.loads(text), "version": 99})})
-    with pytest.raises(se.ArtifactError, match=r"newer version \(format 99, this is 3\)"):
+    with pytest.raises(se.ArtifactError, match=r"newer version \(format 99, this is 4\)"):
         se.Ensemble.load(path)
 
 

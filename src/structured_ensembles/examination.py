@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
+from structured_ensembles.copying import bystander_of, device_of, dtype_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import some_samples
 from structured_ensembles.devices import Device
@@ -37,7 +37,7 @@ def warn_of_probabilities(network: nn.Module, data: Data) -> None:
     ending = None
     with suppress(Exception):  # a network that does not fit the data: the walk itself says it better
         inputs, _ = some_samples(data.train, 8)
-        ending = _ending(network, data.prepare(inputs.to(device_of(network)), dtype_of(network)))
+        ending = _ending(bystander_of(network), data.prepare(inputs.to(device_of(network)), dtype_of(network)))
     if ending is not None:
         warnings.warn(
             f"the model ends in a {ending}, but its outputs are taken for logits: the loss and `predict_proba` apply a "
@@ -48,11 +48,12 @@ def warn_of_probabilities(network: nn.Module, data: Data) -> None:
 
 
 def _ending(network: nn.Module, example: Tensor) -> str | None:
-    """Whether a network ends in a softmax or a sigmoid, by what it gives for an example, and how it gets there."""
+    """Whether a network ends in a softmax or a sigmoid, by its outputs for an example, and their last operation."""
     cuda = [example.device] if example.is_cuda else []
     with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
-        with evaluation_mode(network):
-            outputs = network(example)
+        for parameter in network.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+        outputs = network(example)
         values = outputs.detach().double()
         tolerance = 1e-4 if outputs.dtype in (torch.float32, torch.float64) else 2e-2
         if values.shape[-1] > 1 and bool((values >= 0).all() & ((values.sum(-1) - 1).abs() < tolerance).all()):

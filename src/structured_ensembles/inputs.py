@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.copying import device_of, evaluation_mode
+from structured_ensembles.copying import bystander_of, device_of
 from structured_ensembles.data import Data
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -56,9 +56,9 @@ def _described(shape: tuple[int, ...], ids: bool) -> str:
     if ids:
         return f"ids of shape {shape}"
     if len(shape) == 1:
-        return f"inputs of {shape[0]} columns, shape {shape}"
+        return f"inputs of shape {shape}, {shape[0]} columns"
     if len(shape) == 3:
-        return f"inputs of {shape[0]} channels, shape {shape}"
+        return f"inputs of shape {shape}, {shape[0]} channel{'s' * (shape[0] != 1)}"
     return f"inputs of shape {shape}"
 
 
@@ -80,12 +80,9 @@ def embedding_size(network: nn.Module, data: Data) -> int | None:
             if alike and torch.equal(given.unique(), values):
                 sizes.append(table.num_embeddings)
 
-        tables = [module for module in network.modules() if isinstance(module, TABLES)]
-        handles = [table.register_forward_pre_hook(look) for table in tables]
-        try:
-            with evaluation_mode(network):
-                network(example)
-        finally:
-            for handle in handles:
-                handle.remove()
+        bystander = bystander_of(network)
+        for table in bystander.modules():
+            if isinstance(table, TABLES):
+                table.register_forward_pre_hook(look)
+        bystander(example)
     return min(sizes, default=None)
