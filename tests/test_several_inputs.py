@@ -328,7 +328,8 @@ def test_batches_padded_to_their_own_length() -> None:
     loader: DataLoader[Any] = DataLoader(rows, 12, collate_fn=collated)  # type: ignore[arg-type]
     assert len({batch["input_ids"].shape for batch in loader}) > 1
     data = se.Data.from_loaders(loader, validation=loader, test=loader, classes=CLASSES)
-    ensemble = se.structured_ensemble(new(Named), data, 2, recipe=SHORT, search_epochs=1, quiet=True)
+    recipe = replace(SHORT, epochs=5)
+    ensemble = se.structured_ensemble(new(Named), data, 2, recipe=recipe, search_epochs=1, quiet=True)
     torch.testing.assert_close(ensemble.logits(loader), ensemble.logits(inputs_for(Named, ids[order])))
 
 

@@ -18,12 +18,11 @@ from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination import examined
 from structured_ensembles.extraction import extract
 from structured_ensembles.files import write_text
 from structured_ensembles.losses import Loss
-from structured_ensembles.outputs import warn_of_probabilities
 from structured_ensembles.parallel import rank
-from structured_ensembles.pretrained import fitted_normalization
 from structured_ensembles.saliency import saliency
 from structured_ensembles.scaling import Initial, Placement
 from structured_ensembles.search import learn_scales
@@ -73,8 +72,7 @@ def structured_ensemble(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that requires gradients: there is nothing to train")
     check_recipe(recipe)
-    data = fitted_normalization(model, data, device)
-    warn_of_probabilities(model, data)
+    data = examined(model, data, device)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     chosen = partial(
         select, graph, prune=prune, memory=memory, scope=scope, members=members, seed=seed, round_to=round_to

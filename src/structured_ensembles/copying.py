@@ -110,6 +110,18 @@ def shadow_of(model: nn.Module) -> nn.Module:
     return shadow
 
 
+def bystander_of(model: nn.Module) -> nn.Module:
+    """A shadow in evaluation mode and without hooks, to try a model on something that nobody counts or learns from.
+
+    Where hooks are part of what it computes, it computes something else.
+    """
+    shadow = shadow_of(model).eval()
+    for module in shadow.modules():
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+    return shadow
+
+
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Its state, without what else a module may keep there."""
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.copying import device_of, evaluation_mode
+from structured_ensembles.copying import bystander_of, device_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.kinds import Kinds
 from structured_ensembles.several import Inputs, call, each, is_several, moved, tensors_in
@@ -98,9 +98,9 @@ def _described(shape: Any, ids: bool) -> str:
     if ids:
         return f"ids of shape {shape}"
     if len(shape) == 1:
-        return f"inputs of {shape[0]} columns, shape {shape}"
+        return f"inputs of shape {shape}, {shape[0]} columns"
     if len(shape) == 3:
-        return f"inputs of {shape[0]} channels, shape {shape}"
+        return f"inputs of shape {shape}, {shape[0]} channel{'s' * (shape[0] != 1)}"
     return f"inputs of shape {shape}"
 
 
@@ -126,13 +126,10 @@ def embedding_size(network: nn.Module, data: Data) -> Any:
                 sizes[number] += [table.num_embeddings] * alike
 
     with suppress(Exception), torch.no_grad():  # a network that does not fit the data says so when it is trained
-        tables = [module for module in network.modules() if isinstance(module, TABLES)]
-        handles = [table.register_forward_pre_hook(look) for table in tables]
-        try:
-            with evaluation_mode(network):
-                call(network, inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
+        bystander = bystander_of(network)
+        for table in bystander.modules():
+            if isinstance(table, TABLES):
+                table.register_forward_pre_hook(look)
+        call(bystander, inputs)
     limits = iter([min(own, default=None) for own in sizes])
     return each(lambda _: next(limits), inputs)

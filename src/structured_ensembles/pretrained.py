@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.copying import clone_of, device_of, dtype_of, shadow_of
+from structured_ensembles.copying import bystander_of, clone_of, device_of, dtype_of
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.normalization import IMAGENET, RAW_PIXELS, SYMMETRIC
 from structured_ensembles.data.splits import Batch, some_samples
@@ -52,7 +52,7 @@ def fitted_normalization(model: nn.Module, data: Data, device: Device = "auto") 
         warnings.warn(
             f"the model was trained on inputs as {choice} gives them ({told}{where}): it gets such inputs. Give Data "
             f"{choice}, or another choice, to decide it yourself",
-            stacklevel=3,
+            stacklevel=4,
         )
     return replace(data, normalization=normalization, normalization_settled=True)
 
@@ -65,7 +65,7 @@ def _found(model: nn.Module, data: Data, device: torch.device) -> tuple[str, Nor
     inputs, targets = _looked_at(data)
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            network = shadow_of(model).to(device).eval()
+            network = bystander_of(model).to(device)
             own, count = _score(_outputs(network, data, inputs), targets), len(targets)
             ways = {name: replace(data, normalization=other) for name, other in others.items()}
             outputs = {name: _outputs(network, way, inputs) for name, way in ways.items()}
@@ -75,7 +75,7 @@ def _found(model: nn.Module, data: Data, device: torch.device) -> tuple[str, Nor
             if _odds(best, count) < BETTER * _odds(own, count) or not _above_chance(outputs[name], targets, best):
                 return None
             for number in range(REDRAWN):
-                redrawn = clone_of(model).to(device).eval()
+                redrawn = clone_of(network)
                 draw_weights(redrawn, number)
                 if _odds(best, count) < TRAINED * _odds(_score(_outputs(redrawn, ways[name], inputs), targets), count):
                     return None

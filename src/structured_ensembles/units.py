@@ -77,6 +77,8 @@ def _units(networks: Sequence[nn.Module], data: Data) -> Units | None:
     if not math.isfinite(deviation) or deviation == 0:
         return None
     units = Units(tuple(mean.tolist()), deviation)
+    if not by_value:
+        outputs = outputs.reshape(-1, 1)
     return None if _distance(units.standard(outputs)) < _distance(outputs) + WORTHWHILE else units
 
 
@@ -93,11 +95,11 @@ def _looked_at(split: Split) -> tuple[Inputs, Tensor]:
 
 
 def _distance(values: Tensor) -> float:
-    """How far values are from mean 0 and deviation 1."""
-    mean, deviation = float(values.mean()), float(values.std(correction=0))
-    if not deviation > 0 or not math.isfinite(mean):
+    """How far the columns of values (samples, values) are from mean 0 and deviation 1, on average."""
+    mean, deviation = values.mean(0), values.std(0, correction=0)
+    if not bool((deviation > 0).all()) or not bool(mean.isfinite().all()):
         return math.inf  # a network that knows nothing yet
-    return mean**2 + math.log(deviation) ** 2
+    return float((mean.square() + deviation.log().square()).mean())
 
 
 @torch.no_grad()

@@ -41,6 +41,7 @@ class Data:
     normalization: applied to inputs on their way to a network; None: pixels in [0,1], floats as they are.
     normalization_settled: whether it was chosen by the user, or for a network; else a network that was trained on
         inputs of another normalisation gets that one, see `fitted_normalization`.
+    examined: whether a network was looked at with these data already, see `examination`.
     """
 
     task: Task
@@ -52,6 +53,7 @@ class Data:
     name: str = "arrays"
     ids: bool = False
     normalization_settled: bool = False
+    examined: bool = False
 
     def __repr__(self) -> str:
         what = f"{self.num_classes} classes" if self.classes else self.task

@@ -199,8 +199,14 @@ def some_samples(split: Split, count: int) -> Batch:
         return rows_of(split.inputs, rows), split.targets[rows]
     batches: list[Batch] = []
     for batch in split.batches(count, seed=(0,)):
+        if batches and _shapes(batch) != _shapes(batches[0]):  # such as sentences padded to another length
+            break
         batches.append(batch)
         if sum(len(targets) for _, targets in batches) >= count:
             break
     inputs, targets = zip(*batches, strict=True)
     return rows_of(joined(inputs), slice(count)), torch.cat(targets)[:count]
+
+
+def _shapes(batch: Batch) -> list[torch.Size]:
+    return [own.shape[1:] for own in tensors_in(batch[0])]

@@ -20,9 +20,9 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination import examined
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.origin import remember_origin
-from structured_ensembles.pretrained import fitted_normalization
 from structured_ensembles.scaling import per_member
 from structured_ensembles.several import Inputs, batch_from, batch_size, call, joined, moved, rows_of, tensors_in
 from structured_ensembles.training import ParameterRule, Recipe, train
@@ -55,7 +55,7 @@ def batch_ensemble(
     repeat: in training every member sees the whole batch ("tile"), or each row goes to one member ("split"), which
         costs no more than to train one network.
     """
-    data = fitted_normalization(model, data, device)
+    data = examined(model, data, device)
     example = data.example()
     layers = called_layers(model, example).all
     network = BatchEnsembleNetwork(model, layers, members, repeat, seed)

@@ -13,9 +13,9 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination import examined
 from structured_ensembles.extraction import extract
 from structured_ensembles.initialization import draw_weights
-from structured_ensembles.pretrained import fitted_normalization
 from structured_ensembles.selection import Scope, select
 from structured_ensembles.training import Recipe, train
 
@@ -49,7 +49,7 @@ def magnitude_ensemble(
     check_whole("members", members)
     if prune is None and memory is None:
         prune = 0.5
-    data = fitted_normalization(model, data, device)
+    data = examined(model, data, device)
     networks, subnets = [], []
     for number in range(members):
         whole = clone_of(model)

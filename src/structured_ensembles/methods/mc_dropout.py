@@ -20,9 +20,9 @@ from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination import examined
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.origin import remember_origin
-from structured_ensembles.pretrained import fitted_normalization
 from structured_ensembles.several import Inputs, batch_from, call, joined, tensors_in
 from structured_ensembles.training import Recipe, train
 
@@ -44,7 +44,7 @@ def mc_dropout(
     members: how many samples a prediction draws.
     probability: of an element of the output of a hidden linear layer or convolution to be dropped.
     """
-    data = fitted_normalization(model, data, device)
+    data = examined(model, data, device)
     network = DropoutNetwork(model, called_layers(model, data.example()).hidden, members, probability, seed)
     ensemble = Ensemble([network])
     checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"

@@ -11,8 +11,8 @@ from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.discarding import discard_threshold
+from structured_ensembles.examination import examined
 from structured_ensembles.history import History
-from structured_ensembles.pretrained import fitted_normalization
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import usual
 from structured_ensembles.units import Units
@@ -40,7 +40,7 @@ def snapshot_ensemble(
     cycle: its epochs; by default 50, or the recipe's epochs divided among the members if that is less.
     """
     check_whole("members", members)
-    data = fitted_normalization(model, data, device)
+    data = examined(model, data, device)
     recipe = recipe or Recipe.named(usual(data.task))
     if cycle is None:
         cycle = min(CYCLE, recipe.epochs // members)

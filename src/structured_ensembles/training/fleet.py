@@ -31,11 +31,10 @@ from structured_ensembles.data.splits import TensorSplit, digest
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.discarding import discard_threshold
+from structured_ensembles.examination import examined, warn_of_one_class
 from structured_ensembles.history import COLUMNS, History, Row
 from structured_ensembles.losses import Loss, loss_for
-from structured_ensembles.outputs import warn_of_one_class, warn_of_probabilities
 from structured_ensembles.parallel import gather, rank
-from structured_ensembles.pretrained import fitted_normalization
 from structured_ensembles.training.channels_last import channels_last
 from structured_ensembles.training.checkpoint import load_checkpoint, save_checkpoint
 from structured_ensembles.training.display import Display
@@ -149,11 +148,10 @@ def _settle(ensemble: Ensemble, data: Data, epochs: int) -> None:
 
 
 def _adopted(ensemble: Ensemble, data: Data, device: torch.device) -> Data:
-    """The data as the networks take it, which the ensemble then knows, on the device; says what looks wrong."""
-    data = fitted_normalization(ensemble.members[0], data, device)
+    """The data as the networks take it; the ensemble then knows of it, and is on the device."""
+    data = examined(ensemble.members[0], data, device)
     ensemble.adopt(data)
     ensemble.to(device)
-    warn_of_probabilities(ensemble.members[0], data)
     return data
 
 

@@ -1,17 +1,20 @@
-"""Outputs that nobody wants: probabilities where logits are expected, and one class whatever the input."""
+"""Look at a network and data together: before any work at what one expects of the other, afterwards at the outcome."""
 
 from __future__ import annotations
 
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
+from structured_ensembles.copying import bystander_of, device_of, dtype_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import some_samples
+from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.pretrained import fitted_normalization
 from structured_ensembles.several import Inputs, call, moved
 
 LOOKED_AT = 512  # validation samples
@@ -19,33 +22,41 @@ TRAINED = 5  # epochs after which a network should tell classes apart
 RESHAPING = ("View", "Reshape", "Squeeze", "Unsqueeze", "Clone", "Copy", "Alias", "Transpose", "Permute", "Slice")
 
 
-def warn_of_probabilities(network: nn.Module, data: Data) -> None:
-    """Warn if a classifier ends in a softmax or a sigmoid. One that ends in a log-softmax gives logits, too.
+def examined(model: nn.Module, data: Data, device: Device = "auto") -> Data:
+    """The data as the model takes it, see `fitted_normalization`; warns of outputs that cannot be meant. Once only."""
+    if data.examined:
+        return data
+    data = replace(fitted_normalization(model, data, device), examined=True)
+    warn_of_probabilities(model, data)
+    return data
 
-    Always from the same line, so that Python shows it once if the search and the training both ask.
-    """
+
+def warn_of_probabilities(network: nn.Module, data: Data) -> None:
+    """Warn if a classifier ends in a softmax or a sigmoid. One that ends in a log-softmax gives logits, too."""
     if data.task != "classification":
         return
     ending = None
     with suppress(Exception):  # a network that does not fit the data: the walk itself says it better
         inputs, _ = some_samples(data.train, 8)
-        ending = _ending(network, data.prepare(moved(inputs, device_of(network)), dtype_of(network)))
+        inputs = moved(inputs, device_of(network))
+        ending = _ending(bystander_of(network), data.prepare(inputs, dtype_of(network)))
     if ending is not None:
         warnings.warn(
             f"the model ends in a {ending}, but its outputs are taken for logits: the loss and `predict_proba` apply a "
             "softmax of their own, so that it learns slowly and its probabilities come out much too even. Remove the "
             f"{ending} from the model",
-            stacklevel=1,
+            stacklevel=4,
         )
 
 
 def _ending(network: nn.Module, example: Inputs) -> str | None:
-    """Whether a network ends in a softmax or a sigmoid, by what it gives for an example, and how it gets there."""
+    """Whether a network ends in a softmax or a sigmoid, by its outputs for an example, and their last operation."""
     device = device_of(network)
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
-        with evaluation_mode(network):
-            outputs: Tensor = call(network, example)
+        for parameter in network.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+        outputs: Tensor = call(network, example)
         values = outputs.detach().double()
         tolerance = 1e-4 if outputs.dtype in (torch.float32, torch.float64) else 2e-2
         if values.shape[-1] > 1 and bool((values >= 0).all() & ((values.sum(-1) - 1).abs() < tolerance).all()):
