@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import structured_ensembles as se
-from structured_ensembles.artifact import FORMAT
+from structured_ensembles.artifact import FORMAT, VERSION
 from structured_ensembles.container import read_container
 from structured_ensembles.copying import shadow_of
 from structured_ensembles.data.kinds import Normalizations, normalization_from_json
@@ -133,8 +133,11 @@ def test_the_whole_walk(kind: type[Text], tmp_path: Path) -> None:
     torch.testing.assert_close(ensemble(x), alone)
     positional, named = arguments(x)
     torch.testing.assert_close(ensemble(*positional, **named), alone)
-    torch.testing.assert_close(ensemble.predict_proba(x), alone.softmax(-1).mean(0))
+    torch.testing.assert_close(ensemble.predict_proba(x, temperature=1.0), alone.softmax(-1).mean(0))
     assert ensemble.uncertainty(x).entropy.shape == (7,)
+    assert ensemble.calibrate(data) > 0
+    ensemble.conformal(data, coverage=0.5)
+    assert ensemble.predict_set(x).shape == (7, CLASSES)
     figures = se.evaluate(ensemble, data, base=model)
     right = ensemble.predict(data.split("test")) == sentences(20, seed=1)[1]
     assert figures["cls/accuracy"] == pytest.approx(float(right.float().mean()))
@@ -427,7 +430,7 @@ def test_a_file_of_one_input_is_as_before(tmp_path: Path) -> None:
     data = se.Data.from_arrays(torch.randn(20, 3), torch.arange(20) % 2)
     ensemble = METHODS["single"](nn.Linear(3, 2), data, recipe=SHORT, quiet=True)
     ensemble.save(tmp_path / "one.safetensors")
-    structure, _ = read_container(tmp_path / "one.safetensors", FORMAT, 1, "an ensemble")  # 1: any version reads it
+    structure, _ = read_container(tmp_path / "one.safetensors", FORMAT, VERSION, "an ensemble")
     assert structure["input_shape"] == [3]
     assert "input_kinds" not in structure
     assert se.Ensemble.load(tmp_path / "one.safetensors", model=nn.Linear(3, 2)).input_shape == (3,)

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.calibration import Calibration
 from structured_ensembles.container import ArtifactError, build_named, named_network, read_container, write_container
 from structured_ensembles.copying import copy_with, tensors_of
 from structured_ensembles.data.kinds import normalization_from_json
@@ -27,8 +28,8 @@ from structured_ensembles.shrinking import set_sizes
 from structured_ensembles.units import Units
 
 FORMAT = "structured-ensembles"
-# 4 for files of several inputs or with normalised columns, 3 with units, 2 with conversions; others are written as 1,
-# which earlier versions read.
+# 4 for files with a calibration, of several inputs or with normalised columns; 3 with units, 2 with conversions; others
+# are written as 1, which earlier versions read.
 VERSION = 4
 CONVERSIONS: dict[str, Callable[..., nn.Module]] = {
     "batch_ensemble": BatchEnsembleNetwork,
@@ -74,6 +75,8 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         version, structure["conversions"] = 2, conversions
     if ensemble.units is not None:
         version, structure["units"] = 3, ensemble.units.to_json()
+    if ensemble.calibration.fitted:
+        version, structure["calibration"] = 4, ensemble.calibration.to_json()
     if ensemble.input_kinds is not None:
         version, structure["input_kinds"] = 4, ensemble.input_kinds
     elif normalization is not None and ensemble.input_shape is not None and len(ensemble.input_shape) != 3:
@@ -91,6 +94,7 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
     path = Path(path)
     structure, stored = read_container(path, FORMAT, VERSION, "an ensemble")
     tensors = _restored(stored)
+    calibration = _calibration(path, structure)
     base = model if model is not None else _base(path, structure, trust_code)
     try:
         subnets, moments = structure["subnets"], structure["normalization"]
@@ -105,9 +109,9 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
             classes=structure["classes"],
             task=structure["task"],
             normalization=normalization_from_json(moments),
-            threshold=structure["threshold"],
             units=Units.from_json(structure.get("units")),
         )
+        ensemble.calibration = calibration
         ensemble.ids, ensemble.id_limit = structure.get("ids", False), _tuples(structure.get("id_limit"))
         ensemble.input_shape = _tuples(structure["input_shape"])
         ensemble.input_kinds = _tuples(structure.get("input_kinds"))
@@ -122,6 +126,18 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _tuples(own) for name, own in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _calibration(path: Path, structure: Mapping[str, Any]) -> Calibration:
+    """What was fitted; files of earlier versions have only a threshold, the paper's."""
+    value = structure.get("calibration")
+    if value is None:
+        threshold = structure.get("threshold")
+        value = Calibration(threshold=threshold, paper_threshold=threshold).to_json()
+    try:
+        return Calibration.from_json(value)
+    except ValueError as error:
+        raise ArtifactError(f"{path} has a calibration that cannot be: {error}") from error
 
 
 def _base(path: Path, structure: Mapping[str, Any], trust_code: bool) -> nn.Module:

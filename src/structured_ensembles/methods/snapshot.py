@@ -5,12 +5,12 @@ from pathlib import Path
 
 from torch import nn
 
+from structured_ensembles.calibration_fit import calibrate_trained
 from structured_ensembles.checks import check_whole
 from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.evaluation.discarding import discard_threshold
 from structured_ensembles.examination import examined
 from structured_ensembles.history import History
 from structured_ensembles.training import Recipe, train
@@ -64,8 +64,7 @@ def snapshot_ensemble(
     ensemble = Ensemble(networks, units=units)
     ensemble.adopt(data)
     ensemble.history = history
-    if data.validation is not None and data.task == "classification":
-        ensemble.threshold = discard_threshold(ensemble, data)
+    calibrate_trained(ensemble, data)
     return ensemble
 
 

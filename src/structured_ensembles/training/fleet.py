@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from structured_ensembles.calibration_fit import calibrate_trained
 from structured_ensembles.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.checks import check_list, check_type, check_whole, checked_seed
 from structured_ensembles.copying import dtype_of, tensors_of, without_nested_tensors
@@ -30,7 +31,6 @@ from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.splits import TensorSplit, digest
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.evaluation.discarding import discard_threshold
 from structured_ensembles.examination import examined, warn_of_one_class
 from structured_ensembles.history import COLUMNS, History, Row
 from structured_ensembles.losses import Loss, loss_for
@@ -63,6 +63,9 @@ def train(
 
     Every member sees the data in its own order, with its own crops, flips and dropout, drawn from `seed` and its
     number. The batches of `Data.from_loaders` are the loader's, and the same for all members.
+
+    Where there is a validation split, the ensemble ends calibrated on it: see `Ensemble.calibrate`, `threshold_for` and
+    `conformal`. The same samples have chosen the best epoch.
 
     recipe: by default `Recipe.named("modern")`, or "regression" for such data.
     device: "auto" takes a GPU if there is one; the ensemble stays on the device.
@@ -142,8 +145,8 @@ def train(
 
 def _settle(ensemble: Ensemble, data: Data, epochs: int) -> None:
     """Set what a trained ensemble learns from the validation split; says if it has learned nothing."""
+    calibrate_trained(ensemble, data)
     if data.validation is not None and data.task == "classification":
-        ensemble.threshold = discard_threshold(ensemble, data)
         warn_of_one_class(ensemble, data, epochs)
 
 
