@@ -317,8 +317,10 @@ def _leaves(inputs: Any) -> list[Tensor]:
     return list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
 
 
-def test_batches_padded_to_their_own_length() -> None:
-    """As collators pad them: every batch as long as its longest sentence."""
+@pytest.mark.parametrize("graph", [True, False])
+def test_batches_padded_to_their_own_length(graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As collators pad them: every batch as long as its longest sentence; a captured step fits one length."""
+    monkeypatch.setattr(fleet, "_captured", lambda *_: graph)
 
     def collated(rows: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
         ids, labels = torch.stack([ids for ids, _ in rows]), torch.tensor([label for _, label in rows])

@@ -85,11 +85,11 @@ def saliency(
     ):
         steps: dict[int, Step] = {}
         for batch, size in enumerate(feed.epoch(None)):
-            if size not in steps:
-                step = partial(scoring.score, feed, size)
+            step: Step = partial(scoring.score, feed, size)
+            if size not in steps and not feed.odd:
                 steps[size] = captured_if_possible(step, device, partial(scoring.state, feed), modules=[shadow])
             if batch % world() == rank():  # processes take turns
-                steps[size]()
+                (step if feed.odd else steps[size])()
             else:
                 feed.step.add_(1)
             advance()

@@ -143,12 +143,12 @@ class _Search:
         self.shadow.train(learn)
         batches = samples = 0
         for size in feed.epoch(seed):
-            if (learn, size) not in self.steps:
-                step = partial(self._learn if learn else self._measure, feed, size)
+            step: Step = partial(self._learn if learn else self._measure, feed, size)
+            if (learn, size) not in self.steps and not feed.odd:
                 alone = world() == 1  # a graph would have to hold the messages between processes
                 whole = partial(captured_if_possible, step, self.device, partial(self._state, feed))
                 self.steps[learn, size] = whole(modules=[self.shadow]) if alone else step
-            self.steps[learn, size]()
+            (step if feed.odd else self.steps[learn, size])()
             batches, samples = batches + 1, samples + size
             advance()
         if learn:

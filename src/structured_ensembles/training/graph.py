@@ -73,7 +73,7 @@ class GraphEngine:
         for runner in self.runners:
             runner.begin(epoch)
         for size in self.training.epoch(stream(plan.seed, "order", epoch) if self._streamed else None):
-            step = self.steps.get(("train", size))
+            step = None if self.training.odd else self.steps.get(("train", size))
             if step is None:  # an odd batch of a loader
                 self._train_step(size)
             else:
@@ -92,7 +92,8 @@ class GraphEngine:
         for runner in self.runners:
             runner.totals.zero_()
         for size in self.validation.epoch(None):
-            self.steps.get(("validate", size), partial(self._validation_step, size))()
+            step = None if self.validation.odd else self.steps.get(("validate", size))
+            (step or partial(self._validation_step, size))()
             seen += size
         rows: list[list[float]] = (torch.stack([runner.totals for runner in self.runners]) / seen).tolist()
         classifying = self.plan.data.task == "classification"
