@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.copying import bystander_of, device_of
+from structured_ensembles.copying import bystander_of
 from structured_ensembles.data import Data
+from structured_ensembles.data.splits import TensorSplit
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
@@ -62,6 +63,21 @@ def _described(shape: tuple[int, ...], ids: bool) -> str:
     return f"inputs of shape {shape}"
 
 
+def check_data_ids(network: nn.Module, data: Data) -> None:
+    """Raise an error that names the range, if data in memory have ids that the network does not know."""
+    limit = embedding_size(network, data)
+    for label in ("train", "validation", "test"):
+        split = getattr(data, label)
+        if limit is None or not isinstance(split, TensorSplit):
+            continue
+        ids = split.inputs[split.index]
+        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= limit):
+            raise ValueError(
+                f"the model's embedding knows the ids from 0 to {limit - 1}, but those of the {label} split reach from "
+                f"{int(ids.min())} to {int(ids.max())}: give the model a larger one"
+            )
+
+
 def embedding_size(network: nn.Module, data: Data) -> int | None:
     """How many different ids a network takes: the rows of the embedding that gets them as they are; None if none does.
 
@@ -71,7 +87,7 @@ def embedding_size(network: nn.Module, data: Data) -> int | None:
         return None
     sizes: list[int] = []
     with suppress(Exception), torch.no_grad():  # a network that does not fit the data says so when it is trained
-        example = data.example().to(device_of(network))
+        example = data.example()
         values, shape = example.unique(), tuple(example.shape[1:])
 
         def look(table: Any, inputs: tuple[Any, ...]) -> None:
@@ -80,7 +96,7 @@ def embedding_size(network: nn.Module, data: Data) -> int | None:
             if alike and torch.equal(given.unique(), values):
                 sizes.append(table.num_embeddings)
 
-        bystander = bystander_of(network)
+        bystander = bystander_of(network).cpu()  # where an id that is too large leaves more than a broken GPU behind
         for table in bystander.modules():
             if isinstance(table, TABLES):
                 table.register_forward_pre_hook(look)
