@@ -2,7 +2,6 @@
 
 import gc
 import os
-import warnings
 import weakref
 from collections.abc import Callable
 
@@ -117,12 +116,11 @@ def test_fewer_members_at_a_time_if_memory_is_short(
     recipe = se.Recipe(epochs=2, batch_size=64, rate=0.02)
     three = [network(number, dropout=0.0) for number in range(3)]
     stepwise(True)
-    with warnings.catch_warnings(record=True, action="always") as told:
-        history = se.train(se.Ensemble(three), few_digits(), recipe, seed=3, quiet=True)
+    history = se.train(se.Ensemble(three), few_digits(), recipe, seed=3, quiet=True)
     assert tried == [3, 2, 1][: {1: 3, 2: 2, 0: 3}[enough]]
-    messages = [str(warning.message) for warning in told]
-    assert "not enough memory for 3 members at a time: it trains 2, which Recipe(streams=2)" in messages[0]
-    assert ("without a CUDA graph" in messages[-1]) == (enough == 0)
+    assert "not enough memory for 3 members at a time: it trains 2, which Recipe(streams=2)" in history.fallbacks[0]
+    assert ("without a CUDA graph" in history.fallbacks[-1]) == (enough == 0)
+    assert history.engine == ("loop" if enough == 0 else "graph")
     stepwise(False)
     again = [network(number, dropout=0.0) for number in range(3)]
     expected = se.train(se.Ensemble(again), few_digits(), recipe, seed=3, quiet=True)
@@ -140,8 +138,9 @@ def test_other_errors_are_not_for_want_of_memory(
     monkeypatch.setattr(graph, "side_streams", lambda device, number: tried.append(number) or [])
     monkeypatch.setattr(graph, "all_captured", broken)
     stepwise(True)
-    with pytest.warns(UserWarning, match="goes on without a CUDA graph, slower: it waits for the device"):
-        trained(se.Recipe(epochs=1), few_digits())
+    _, history = trained(se.Recipe(epochs=1), few_digits())
+    assert history.fallbacks == ["training goes on without a CUDA graph, slower: it waits for the device"]
+    assert history.engine == "loop"
     assert tried == [2]
 
 

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.capture import CaptureError, Step
+from structured_ensembles.data.feeds import TableFeed
+from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.training import batch, convolution, fleet, graph
 from structured_ensembles.training import batch_norm as norm
-from structured_ensembles.training import convolution, fleet, graph
 from structured_ensembles.training.convolution import input_gradient, outputs_of, weight_gradient
 
 here = pytest.mark.skipif(
@@ -233,14 +235,13 @@ def warmed_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def trained() -> list[float | None]:
+def trained() -> se.History:
     images = torch.randint(0, 256, (48, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     data = se.Data.from_arrays(images, torch.arange(48) % 10, validation=0.0)
     recipe = se.Recipe(epochs=1, batch_size=48, rate=1e-3, warmup=0, precision="bfloat16", augmentation="none")
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(180, 10)]
-    history = se.train(se.Ensemble([nn.Sequential(*layers)]), data, recipe, "cpu", quiet=True)
-    return [row["loss"] for row in history.rows]
+    return se.train(se.Ensemble([nn.Sequential(*layers)]), data, recipe, "cpu", quiet=True)
 
 
 @here
@@ -251,11 +252,11 @@ def test_where_our_kernels_do_not_run_pytorchs_do(warmed_up: list[int], monkeypa
 
     monkeypatch.setattr(graph, "replaceable", norm.replaceable)
     monkeypatch.setattr(norm, "batch_norm", broken)
-    with pytest.warns(UserWarning, match="without our own kernels, slower: Failed to find C compiler"):
-        found = trained()
+    found = trained()
+    assert found.fallbacks == ["training goes on without our own kernels, slower: Failed to find C compiler."]
     assert warmed_up == [1, 1]
     monkeypatch.setattr(graph, "replaceable", lambda network: [])
-    assert found == trained()
+    assert [row["loss"] for row in found.rows] == [row["loss"] for row in trained().rows]
 
 
 @here
@@ -268,6 +269,30 @@ def test_what_no_kernel_is_to_blame_for_trains_in_the_loop(
 
     monkeypatch.setattr(graph, "replaceable", norm.replaceable)
     monkeypatch.setattr(graph, "side_by_side", broken)
-    with pytest.warns(UserWarning, match="without a CUDA graph, slower: it waits for the device"):  # and that alone
-        trained()
+    history = trained()
+    assert history.fallbacks == ["training goes on without a CUDA graph, slower: it waits for the device"]
+    assert history.engine == "loop"
     assert warmed_up == [1, 1]
+
+
+def check_drawn_batch(augmentation: str, shape: tuple[int, int, int], device: str) -> None:
+    """Compare the kernel with the feed's own twenty operations, for a whole and for the last, smaller batch."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (50, *shape), dtype=torch.uint8, generator=generator)
+    data = se.Data.from_arrays(images, torch.arange(50) % 7, classes=7, validation=0.2).to(device)
+    assert isinstance(data.train, TensorSplit)
+    feed = TableFeed(data.train, data, 16, augmentation, torch.float32)  # type: ignore[arg-type]
+    feed.shuffle(5, 6)
+    for step, size in enumerate(feed.batches):
+        feed.step.fill_(step)
+        inputs, labels = batch.drawn_batch(feed, size)
+        expected, expected_labels = feed.batch(size)
+        torch.testing.assert_close(inputs, expected, rtol=1e-5, atol=1e-6)
+        assert torch.equal(labels, expected_labels)
+    assert [step, size] == [2, 10]
+
+
+@here
+@pytest.mark.parametrize("augmentation", ["none", "crop", "crop+flip"])
+def test_a_batch_drawn_in_one_kernel_is_the_one_drawn_in_many(augmentation: str) -> None:
+    check_drawn_batch(augmentation, (3, 9, 12), "cpu")

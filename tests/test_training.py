@@ -17,7 +17,9 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.data.augmentation import augment, draw_crops, resolved
-from structured_ensembles.training import recipe as training_recipe
+from structured_ensembles.data.drawing import stream
+from structured_ensembles.training import optimizers
+from structured_ensembles.training.optimizers import optimizer_for
 
 
 def network(seed: int, width: int = 8, dropout: float = 0.3) -> nn.Module:
@@ -101,7 +103,8 @@ class Relaid(nn.Sequential):
 def test_whatever_way_a_network_learns(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels that do a whole step of an optimizer at once cannot take all of them, or are wrong."""
     momentum = 0.0 if kind is Sparse else 0.9
-    recipe = se.Recipe(epochs=3, batch_size=32, rate=0.005, momentum=momentum, nesterov=False, weight_decay=0.0)
+    rate = 3.0 if kind is Sparse else 0.005
+    recipe = se.Recipe(epochs=3, batch_size=32, rate=rate, momentum=momentum, nesterov=False, weight_decay=0.0)
     data = few_digits()
     if kind is se.zoo.lenet5:
         images = F.interpolate(data.train.inputs.float(), 28).byte()
@@ -109,7 +112,7 @@ def test_whatever_way_a_network_learns(kind: type[nn.Module], monkeypatch: pytes
     losses = []
     for fused in (True, False):
         if not fused:
-            monkeypatch.setattr(training_recipe, "can_be_fused", lambda own: False)
+            monkeypatch.setattr(optimizers, "can_be_fused", lambda own: False)
         torch.manual_seed(0)
         history = se.train(se.Ensemble([kind()]), data, recipe, "cpu", quiet=True)
         losses.append([row["loss"] for row in history.rows])
@@ -121,10 +124,10 @@ def test_ordinary_networks_take_their_step_in_one_kernel() -> None:
     for optimizer in ("sgd", "adam", "adamw"):
         network = se.zoo.resnet20().to(memory_format=torch.channels_last)
         network(torch.randn(4, 3, 8, 8)).sum().backward()
-        found = se.Recipe(optimizer=optimizer).optimizer_for(network)
+        found = optimizer_for(se.Recipe(optimizer=optimizer), network)
         found.step()
         assert found.param_groups[0]["fused"] is True
-        assert not se.Recipe(optimizer=optimizer).optimizer_for(Gaps()).param_groups[0]["fused"]
+        assert not optimizer_for(se.Recipe(optimizer=optimizer), Gaps()).param_groups[0]["fused"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -137,7 +140,7 @@ def test_parameters_of_any_precision_take_a_step(dtype: torch.dtype, optimizer: 
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
     own = {"momentum": recipe.momentum, "nesterov": recipe.nesterov} if optimizer == "sgd" else {}
     plain = kind(reference.parameters(), recipe.rate, weight_decay=recipe.weight_decay, foreach=False, **own)
-    step = recipe.optimizer_for(network)
+    step = optimizer_for(recipe, network)
     for _ in range(3):
         for one, other in zip(network.parameters(), reference.parameters(), strict=True):
             one.grad = torch.randn_like(one)
@@ -154,9 +157,9 @@ def test_a_member_is_the_network_trained_alone(optimizer: str) -> None:
     makers = [lambda: network(0), lambda: network(1, width=5), lambda: network(2, width=12, dropout=0.5)]
     fleet = se.Ensemble([make() for make in makers])
     se.train(fleet, data, recipe, seed=7, quiet=True)
-    for member, make in zip(fleet.members, makers, strict=True):
+    for number, (member, make) in enumerate(zip(fleet.members, makers, strict=True)):
         alone = se.Ensemble([make()])
-        se.train(alone, data, recipe, seed=7, quiet=True)
+        se.train(alone, data, recipe, seed=7, numbers=[number], quiet=True)
         assert equal(weights(member), weights(alone.members[0]))
         assert not equal(weights(member), weights(make()))
 
@@ -175,7 +178,7 @@ def test_training_is_what_plain_pytorch_does() -> None:
     for epoch in range(3):
         plain.train()
         losses = []
-        for step, (images, labels) in enumerate(data.train.batches(50, (5, epoch))):
+        for step, (images, labels) in enumerate(data.train.batches(50, stream(5, "order", 0, epoch))):
             done = (epoch * steps + step) / steps
             rate = 0.1 * (step + 1) / steps if epoch == 0 else 0.05 * (1 + np.cos(np.pi * (done - 1) / 2))
             optimizer.param_groups[0]["lr"] = rate

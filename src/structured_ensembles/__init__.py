@@ -24,7 +24,7 @@ from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Scales
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Subnet, select
-from structured_ensembles.training import History, Recipe, train
+from structured_ensembles.training import History, ParameterRule, Recipe, train
 
 __version__ = "0.1.0"
 
@@ -36,6 +36,7 @@ __all__ = [
     "Ensemble",
     "History",
     "Normalization",
+    "ParameterRule",
     "Recipe",
     "Scales",
     "Scores",

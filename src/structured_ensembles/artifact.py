@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.calibration import Calibration
 from structured_ensembles.container import ArtifactError, build_named, named_network, read_container, write_container
 from structured_ensembles.copying import copy_with, tensors_of
 from structured_ensembles.data import Normalization
@@ -27,8 +28,8 @@ from structured_ensembles.shrinking import set_sizes
 from structured_ensembles.units import Units
 
 FORMAT = "structured-ensembles"
-# Of files with normalised columns, 3 of those with units, 2 of those with conversions; others are written as 1, which
-# earlier versions read.
+# Files with a calibration or with normalised columns are written as 4, those with units as 3, with conversions as 2;
+# others as 1, which earlier versions read.
 VERSION = 4
 CONVERSIONS: dict[str, Callable[..., nn.Module]] = {
     "batch_ensemble": BatchEnsembleNetwork,
@@ -76,6 +77,8 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         version, structure["units"] = 3, ensemble.units.to_json()
     if normalization is not None and ensemble.input_shape is not None and len(ensemble.input_shape) != 3:
         version = 4  # earlier versions would take columns for channels of images
+    if ensemble.calibration.fitted:
+        version, structure["calibration"] = 4, ensemble.calibration.to_json()
     return write_container(path, FORMAT, version, structure, tensors)
 
 
@@ -89,6 +92,7 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
     path = Path(path)
     structure, stored = read_container(path, FORMAT, VERSION, "an ensemble")
     tensors = _restored(stored)
+    calibration = _calibration(path, structure)
     base = model if model is not None else _base(path, structure, trust_code)
     try:
         subnets, moments = structure["subnets"], structure["normalization"]
@@ -103,9 +107,9 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
             classes=structure["classes"],
             task=structure["task"],
             normalization=Normalization.from_json(moments),
-            threshold=structure["threshold"],
             units=Units.from_json(structure.get("units")),
         )
+        ensemble.calibration = calibration
         ensemble.ids, ensemble.id_limit = structure.get("ids", False), structure.get("id_limit")
         ensemble.input_shape = None if structure["input_shape"] is None else tuple(structure["input_shape"])
         values = structure.get("target_shape")  # files of earlier versions do not have it
@@ -113,6 +117,18 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ArtifactError(f"{path} does not fit the base network: {error}") from error
     return ensemble.eval()
+
+
+def _calibration(path: Path, structure: Mapping[str, Any]) -> Calibration:
+    """What was fitted; files of earlier versions have only a threshold, the paper's."""
+    value = structure.get("calibration")
+    if value is None:
+        threshold = structure.get("threshold")
+        value = Calibration(threshold=threshold, paper_threshold=threshold).to_json()
+    try:
+        return Calibration.from_json(value)
+    except ValueError as error:
+        raise ArtifactError(f"{path} has a calibration that cannot be: {error}") from error
 
 
 def _base(path: Path, structure: Mapping[str, Any], trust_code: bool) -> nn.Module:

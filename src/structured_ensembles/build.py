@@ -9,11 +9,13 @@ from pathlib import Path
 
 from torch import nn
 
+from structured_ensembles.calibration import checked_temperature
 from structured_ensembles.channels import ChannelGraph, trace
 from structured_ensembles.checks import check_type, checked_seed
 from structured_ensembles.copying import dtype_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
+from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
@@ -49,6 +51,7 @@ def structured_ensemble(
     placement: Placement = "output",
     reinit: bool = False,
     loss: Loss | None = None,
+    temperature: float | None = None,
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
@@ -59,6 +62,8 @@ def structured_ensemble(
     prune: the share of neurons that each member loses, by default a half; or
     memory: how much all members together may weigh, in networks (1.0: as much as the one network).
     recipe: how the members are trained; by default `Recipe.named("modern")`, or "regression" for such data.
+    temperature: of the combined prediction, 1.0 for none; by default it is fitted on the validation split, by which
+    training has also chosen the best epoch: see `Ensemble.calibrate`.
     folder: where to keep the choice of neurons and a checkpoint of every epoch; a run that was stopped goes on from
     there. The other arguments are those of `trace`, `learn_scales`, `select`, `extract` and `train`.
     """
@@ -67,6 +72,10 @@ def structured_ensemble(
     check_type("model", model, nn.Module)
     check_data(data)
     seed = checked_seed(seed)
+    if temperature is not None:
+        temperature = checked_temperature(temperature)
+        if data.task != "classification":
+            raise ValueError(f"temperature must be left out for a regression, not {temperature!r}")
     where = None if folder is None else Path(folder)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that requires gradients: there is nothing to train")
@@ -103,11 +112,16 @@ def structured_ensemble(
         if where is not None and rank() == 0:
             write_text(where / "subnets.json", json.dumps([json.loads(subnet.to_json()) for subnet in subnets]))
     networks = [
-        extract(model, graph, subnet, reinit=reinit, seed=seed + number) for number, subnet in enumerate(subnets)
+        extract(model, graph, subnet, reinit=reinit, seed=stream(seed, "weights", number))
+        for number, subnet in enumerate(subnets)
     ]
     ensemble = Ensemble(networks, subnets=subnets)
     checkpoint = None if where is None else where / "checkpoint.safetensors"
     train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
+    if temperature is not None and data.validation is not None:
+        ensemble.calibrate(data, temperature=temperature)
+    elif temperature is not None:
+        ensemble.temperature = temperature
     return ensemble
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from structured_ensembles.calibration import Calibration, checked_rule, checked_temperature, same_for_all_rules
 from structured_ensembles.checks import check_choice, check_type
+from structured_ensembles.combination import (
+    COMBINE,
+    Combine,
+    Uncertainty,
+    combined,
+    combined_logs,
+    entropy_of,
+    uncertainty_of,
+)
+from structured_ensembles.conformal import ConformalIntervals, ConformalSets, Method, check_conformal
 from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.arrays import as_inputs, stack_samples
-from structured_ensembles.data.dataset import Task, prepared
+from structured_ensembles.data.dataset import SplitName, Task, prepared
 from structured_ensembles.history import History
 from structured_ensembles.inputs import check_ids, check_shape, embedding_size, shape_is_blamed
 from structured_ensembles.replays import Replays
@@ -24,28 +36,17 @@ from structured_ensembles.scaling import one_tensor
 from structured_ensembles.selection import Subnet
 from structured_ensembles.units import Units
 
-Combine = Literal["mean", "logits", "vote"]
-COMBINE = ("mean", "logits", "vote")
-
-
-@dataclass(frozen=True)
-class Uncertainty:
-    """How unsure an ensemble is of each sample, shapes (samples,).
-
-    entropy: of the mean prediction, in nats. mutual_information: the part of it that comes from the members'
-        disagreement.
-    disagreement: the share of pairs of members that name different classes.
-    """
-
-    entropy: Tensor
-    mutual_information: Tensor
-    disagreement: Tensor
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.to_dict()[name]
-
-    def to_dict(self) -> dict[str, Tensor]:
-        return dict(vars(self))
+__all__ = [
+    "COMBINE",
+    "Combine",
+    "Ensemble",
+    "Uncertainty",
+    "combined",
+    "combined_logs",
+    "entropy_of",
+    "member_outputs",
+    "uncertainty_of",
+]
 
 
 class Ensemble(nn.Module):
@@ -55,6 +56,7 @@ class Ensemble(nn.Module):
     subnets: what each was cut out of the base network, where it was.
     classes, task, normalization: of the data they were trained on; `train` fills them in.
     threshold: an entropy above which a prediction is better discarded; `train` sets it from the validation split.
+    calibration: that threshold, the temperature and the conformal sets; see `calibrate`.
     units: of a regression's members, which may give values of mean 0 and deviation 1; what the ensemble gives is always
         as the targets are. `train` decides.
     """
@@ -85,7 +87,7 @@ class Ensemble(nn.Module):
         self.classes = tuple(classes)
         self.task: Task = task
         self.normalization = normalization
-        self.threshold = threshold
+        self.calibration = Calibration(threshold=threshold, paper_threshold=threshold)
         self.units = units
         self.input_shape: tuple[int, ...] | None = None  # of one input
         self.ids = False  # whether inputs are whole numbers, such as tokens
@@ -112,10 +114,18 @@ class Ensemble(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.units is not None:
             destination[f"{prefix}units"] = torch.tensor([self.units.deviation, *self.units.mean], dtype=torch.double)
+        if self.calibration.fitted:
+            text = json.dumps(self.calibration.to_json()).encode()
+            destination[f"{prefix}calibration"] = torch.tensor(list(text), dtype=torch.uint8)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         found = state_dict.pop(f"{prefix}units", None)
         self.units = None if found is None else Units(tuple(found[1:].tolist()), float(found[0]))
+        text = state_dict.pop(f"{prefix}calibration", None)
+        if text is not None:
+            self.calibration = Calibration.from_json(json.loads(bytes(text.tolist())))
+        elif self.calibration.fitted:  # for other weights than these
+            self.calibration = Calibration()
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Ensemble:
@@ -128,7 +138,12 @@ class Ensemble(nn.Module):
         return prepared(x, dtype_of(self), self.normalization, self.ids)
 
     def adopt(self, data: Data) -> None:
-        """Take over what a saved ensemble must know of its data: classes, task, normalisation, shapes, range of ids."""
+        """Take over what a saved ensemble must know of its data: classes, task, normalisation, shapes.
+
+        A calibration that was fitted to other data is dropped.
+        """
+        if self.calibration.fitted:
+            self.calibration = Calibration()
         self.classes, self.task, self.normalization = data.classes, data.task, data.normalization
         self.input_shape, self.ids, self.target_shape = data.shape, data.ids, data.target_shape
         self.id_limit = embedding_size(self.members[0], data)
@@ -143,26 +158,152 @@ class Ensemble(nn.Module):
             outputs = [self._outputs(batch) for batch in _batches(x, batch_size, self.ids)]
         return torch.cat(outputs, dim=1).clone()
 
-    def predict_proba(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
-        """Probabilities (samples, classes): the mean of the members' probabilities, of their logits, or their votes."""
+    def predict_proba(
+        self, x: Any, combine: Combine = "mean", batch_size: int = 512, temperature: float | None = None
+    ) -> Tensor:
+        """Probabilities (samples, classes): the mean of the members' probabilities, of their logits, or their votes.
+
+        temperature: by default the one that `calibrate` has fitted for this rule; 1.0 for none. Votes have none.
+        """
         check_choice("combine", combine, COMBINE)
         self._check_classification("predict_proba")
-        return combined(self.logits(x, batch_size), combine)
+        temperature = self._temperature(temperature, combine)
+        return combined(self.logits(x, batch_size), combine, temperature)
 
     def predict(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
         """Labels (samples,); for regression the mean of the members' values, in the shape of the targets."""
         if self.task == "regression":
             return self._like_targets(self.logits(x, batch_size).mean(0))
-        return self.predict_proba(x, combine, batch_size).argmax(-1)
+        return self.predict_proba(x, combine, batch_size, temperature=1.0).argmax(-1)  # which changes no label
 
-    def uncertainty(self, x: Any, batch_size: int = 512) -> Uncertainty:
-        """How unsure the ensemble is of each sample."""
+    def uncertainty(self, x: Any, batch_size: int = 512, temperature: float | None = None) -> Uncertainty:
+        """How unsure the ensemble is of each sample; temperature: as in `predict_proba`."""
         self._check_classification("uncertainty")
-        return uncertainty_of(self.logits(x, batch_size))
+        temperature = self._temperature(temperature, "mean")
+        return uncertainty_of(self.logits(x, batch_size), temperature)
 
     def spread(self, x: Any, batch_size: int = 512) -> Tensor:
         """For regression: the standard deviation of the members' values, in the shape of the targets."""
         return self._like_targets(self.logits(x, batch_size).std(0, correction=0))
+
+    def keep(self, x: Any, batch_size: int = 512) -> Tensor:
+        """Whether each prediction is sure enough to be kept: booleans (samples,), entropy at most `threshold`."""
+        if self.threshold is None:
+            raise ValueError("there is no threshold yet: threshold_for(data, keep=0.95) fits one")
+        return self.uncertainty(x, batch_size).entropy.double() <= self.threshold
+
+    def predict_set(self, x: Any, batch_size: int = 512) -> Tensor:
+        """The classes that may be the right one: booleans (samples, classes), by what `conformal` has fitted."""
+        if self.task == "regression":
+            raise ValueError("predict_set is for classification; for regression there is predict_interval")
+        rule = self.calibration.conformal
+        if not isinstance(rule, ConformalSets):
+            raise ValueError("there are no prediction sets yet: conformal(data, coverage=0.9) fits them")
+        return rule.sets(combined(self.logits(x, batch_size).double(), "mean", self.temperature))
+
+    def predict_interval(self, x: Any, batch_size: int = 512) -> tuple[Tensor, Tensor]:
+        """For regression: lower and upper ends, in the shape of the targets, by what `conformal` has fitted."""
+        if self.task != "regression":
+            raise ValueError("predict_interval is for regression; for classification there is predict_set")
+        rule = self.calibration.conformal
+        if not isinstance(rule, ConformalIntervals):
+            raise ValueError("there are no intervals yet: conformal(data, coverage=0.9) fits them")
+        outputs = self.logits(x, batch_size)
+        low, high = rule.interval(outputs.mean(0), outputs.std(0, correction=0))
+        return self._like_targets(low), self._like_targets(high)
+
+    # Calibration ----------------------------------------------------------------------------------------------------
+
+    @property
+    def temperature(self) -> float:
+        """Of the mean of the members' probabilities; 1.0 where none was fitted.
+
+        One that is set counts for every combination rule, and drops the threshold and the conformal sets, which were
+        fitted at another; `calibrate(data, temperature=…)` refits them.
+        """
+        return self.calibration.temperature("mean")
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        temperatures = same_for_all_rules(checked_temperature(value))
+        self.calibration = Calibration(temperatures, paper_threshold=self.calibration.paper_threshold)
+
+    @property
+    def threshold(self) -> float | None:
+        """The entropy, after temperature, above which a prediction is better discarded."""
+        return self.calibration.threshold
+
+    @threshold.setter
+    def threshold(self, value: float | None) -> None:
+        self.calibration = replace(self.calibration, threshold=value, threshold_rule=None)
+
+    def calibrate(self, data: Data, split: SplitName = "validation", temperature: float | None = None) -> float:
+        """Fit the temperature of the combined prediction; returns that of the rule "mean" and keeps it.
+
+        Mean logits get one of their own. What depends on it is fitted again, on the same split: the threshold, by the
+        rule it had (`threshold_for`; keep=0.95 by default), and the sets of `conformal`, if there were some.
+
+        `train` and every method do this where there is a validation split. Training has chosen the best epoch by the
+        same samples, so that these look somewhat better than new ones will; one number fitted to them changes little
+        about that. For samples that nothing was chosen by, give data with such a split.
+
+        temperature: take this one instead of fitting it; 1.0 for none.
+        """
+        from structured_ensembles.calibration_fit import fit_calibration
+
+        temperature = None if temperature is None else checked_temperature(temperature)
+        self._check_classification("calibrate")
+        self.calibration = fit_calibration(self, data, split, temperature)
+        return self.temperature
+
+    def threshold_for(
+        self, data: Data, *, keep: float | None = None, risk: float | None = None, split: SplitName = "validation"
+    ) -> float:
+        """Fit the entropy above which predictions are discarded (see `keep`); returns it and keeps it.
+
+        keep: the share of the right predictions on the split that stay below it; or
+        risk: as many predictions stay as possible, while at most this share of them is wrong on the split. That is what
+            was found there, not a promise for new samples.
+        """
+        from structured_ensembles.calibration_fit import fit_threshold_on
+
+        if (keep is None) == (risk is None):
+            raise ValueError(f"give either keep, such as 0.95, or risk, such as 0.01, not keep={keep!r}, risk={risk!r}")
+        rule = checked_rule("keep", keep) if risk is None else checked_rule("risk", risk)
+        self._check_classification("threshold_for")
+        self.calibration, threshold = fit_threshold_on(self, data, split, rule)
+        return threshold
+
+    def conformal(
+        self,
+        data: Data,
+        coverage: float = 0.9,
+        method: Method = "thr",
+        *,
+        penalty: float = 0.01,
+        free_ranks: int = 5,
+        split: SplitName = "validation",
+    ) -> ConformalSets | ConformalIntervals:
+        """Fit the sets of `predict_set`, or for regression the intervals of `predict_interval`; returns and keeps them.
+
+        coverage: how often they hold the truth. method, penalty, free_ranks: see `ConformalSets`; intervals are scaled
+        by the members' spread, see `ConformalIntervals`. The promise is exact for samples that nothing was chosen by;
+        by the validation split the best epoch and the temperature were.
+        """
+        from structured_ensembles.calibration_fit import fit_conformal
+
+        check_conformal(coverage, method, penalty, free_ranks)
+        rule = fit_conformal(self, data, split, coverage, method, penalty, free_ranks)
+        self.calibration = replace(self.calibration, conformal=rule)
+        return rule
+
+    def _temperature(self, given: float | None, combine: Combine) -> float:
+        if given is None:
+            return self.calibration.temperature(combine)
+        temperature = checked_temperature(given)
+        if combine == "vote" and temperature != 1:
+            raise ValueError(f"temperature must be left out for combine='vote', which has none, not {given!r}")
+        return temperature
 
     def _outputs(self, x: Tensor) -> Tensor:
         """Of a batch (samples, …) such as it was trained on: (members, samples, …), on the CPU."""
@@ -216,32 +357,6 @@ def member_outputs(network: nn.Module, inputs: Tensor) -> Tensor:
     """
     outputs = one_tensor(network(inputs))
     return outputs if hasattr(network, "num_members") else outputs[None]
-
-
-def combined(logits: Tensor, combine: Combine = "mean") -> Tensor:
-    """Probabilities (samples, classes) of an ensemble from its members' logits (members, samples, classes)."""
-    if combine == "mean":
-        return logits.softmax(-1).mean(0)
-    if combine == "logits":
-        return logits.mean(0).softmax(-1)
-    return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype).mean(0)
-
-
-def uncertainty_of(logits: Tensor) -> Uncertainty:
-    """From the members' logits (members, samples, classes)."""
-    probabilities = logits.softmax(-1)
-    entropy = entropy_of(probabilities.mean(0))
-    members = len(logits)
-    votes = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)  # (samples, classes)
-    agreeing = (votes * (votes - 1)).sum(-1) / max(members * (members - 1), 1)
-    disagreement = 1 - agreeing if members > 1 else torch.zeros_like(entropy)
-    information = (entropy - entropy_of(probabilities).mean(0)).clamp_min(0)
-    return Uncertainty(entropy, information, disagreement)
-
-
-def entropy_of(probabilities: Tensor) -> Tensor:
-    """In nats, over the last dimension."""
-    return -torch.special.xlogy(probabilities, probabilities).sum(-1)
 
 
 def _batches(x: Any, size: int, ids: bool) -> Iterator[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from structured_ensembles.tables import text_table
@@ -18,6 +19,8 @@ class History:
 
     rows: list[Row] = field(default_factory=list)
     stopped: dict[int, str] = field(default_factory=dict)  # why a member stopped before the last epoch
+    engines: list[str] = field(default_factory=list)  # "graph" or "loop", in the order in which they computed epochs
+    fallbacks: list[str] = field(default_factory=list)  # what went another way than the fastest one, and why
 
     def __str__(self) -> str:
         members = sorted({int(row["member"] or 0) for row in self.rows})
@@ -27,7 +30,7 @@ class History:
             header = (*header, "stopped")
             rows = [(*row, self.stopped.get(member, "")) for member, row in zip(members, rows, strict=True)]
         table = text_table(header, rows)
-        return f"{table}\n{self.epochs} epochs in {self.seconds:.1f} s"
+        return f"{table}\n{self.epochs} epochs in {self.seconds:.1f} s, engine: {self.engine}"
 
     def _line(self, member: int) -> tuple[str, ...]:
         rows = self.of(member)
@@ -35,6 +38,17 @@ class History:
         accuracies = [row["validation_accuracy"] for row in rows if row["validation_accuracy"] is not None]
         figures = (rows[-1]["loss"], min(losses, default=None), max(accuracies, default=None))
         return str(member), str(len(rows)), *("–" if value is None else f"{value:.4f}" for value in figures)
+
+    @property
+    def engine(self) -> str:
+        """The engine that computed the epochs; "graph, then loop" if it was another one from some epoch on."""
+        return ", then ".join(self.engines) or "none"
+
+    def add_engine(self, name: str, fallbacks: Sequence[str]) -> None:
+        """Take down the engine of the next epoch, and the fallbacks so far."""
+        if self.engines[-1:] != [name]:
+            self.engines.append(name)
+        self.fallbacks += [message for message in fallbacks if message not in self.fallbacks]
 
     @property
     def epochs(self) -> int:

@@ -103,6 +103,8 @@ def close_run(folder: Path, ensemble: Ensemble, data: Data, seconds: float, stor
         "seconds": round(seconds, 3),
         "epochs": None if history is None else history.epochs,
         "stopped": {} if history is None else history.stopped,
+        "engine": None if history is None else history.engine,
+        "fallbacks": [] if history is None else history.fallbacks,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **machine(),
     }

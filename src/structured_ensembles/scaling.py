@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from structured_ensembles.channels import ChannelGraph, Output
 from structured_ensembles.checks import check_choice, check_whole
 from structured_ensembles.copying import dtype_of
+from structured_ensembles.data.drawing import stream
 from structured_ensembles.tables import text_table
 
 Initial = Literal["N(0,1)", "N(0,2)", "N(0,5)", "U(0,1)", "U(-1,1)"]
@@ -65,7 +66,7 @@ class Scales:
         check_choice("initial", initial, get_args(Initial))
         check_choice("placement", placement, get_args(Placement))
         check_prunable(graph)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(stream(seed, "scales"))
         first, second = (float(number) for number in initial[2:-1].split(","))
         vectors = {}
         for name, size in graph.prunable.items():

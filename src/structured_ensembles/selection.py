@@ -14,6 +14,7 @@ from torch import Tensor
 
 from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.checks import check_choice, check_share, check_type, check_whole, checked_seed
+from structured_ensembles.data.drawing import stream
 from structured_ensembles.saliency import Scores
 from structured_ensembles.scaling import check_prunable
 from structured_ensembles.tables import text_table
@@ -135,7 +136,7 @@ def _rankings(
         return [own.values for own in scores]
     if selection == "magnitude":
         return [graph.magnitudes] * members
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(stream(seed, "selection"))
     sizes = graph.prunable.items()
     return [{name: torch.rand(size, generator=generator) for name, size in sizes} for _ in range(members)]
 

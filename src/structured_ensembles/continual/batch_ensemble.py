@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from structured_ensembles.continual.fitting import derived
+from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.reweighting import Own, ReweightingLearner, tensors_but, weight_names
+from structured_ensembles.training import ParameterRule
 
 OUTPUTS, INPUTS = "#outputs", "#inputs"  # suffixes of the factors of a weight
 
@@ -23,6 +26,12 @@ class BatchEnsembleLearner(ReweightingLearner):
     """Factors start as random signs. Biases and normalisation, where there are any, are every task's own."""
 
     method = "batch-ensemble"
+
+    def __init__(self, backbone: nn.Module, **common: Unpack[Common]) -> None:
+        super().__init__(backbone, **common)
+        # Factors have no weight decay, as in the authors' code; here they are modules of a weight's parametrization.
+        rule = ParameterRule("*.parametrizations.weight.0.*", weight_decay=0.0)
+        self.recipe = replace(self.recipe, rules=(rule,))
 
     def _factor(self, name: str, weight: Tensor, number: int) -> nn.Module:
         return RankOne(weight.shape, derived(self.seed, number, 2, weight_names(self.backbone).index(name)))

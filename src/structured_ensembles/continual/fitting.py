@@ -18,6 +18,7 @@ from structured_ensembles.data.feeds import feed_for
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.progress import progress
 from structured_ensembles.training import Recipe
+from structured_ensembles.training.optimizers import optimizer_for, rate_factors
 
 
 def fit(
@@ -38,10 +39,8 @@ def fit(
     penalty: added to the loss.
     """
     cuda = device.type == "cuda"
-    optimizer = recipe.optimizer_for(network, captured=cuda)
-    if cuda:
-        for group in optimizer.param_groups:
-            group["lr"] = torch.tensor(recipe.rate, device=device)
+    rates = {factor: torch.tensor(recipe.rate * factor, device=device) for factor in rate_factors(recipe)}
+    optimizer = optimizer_for(recipe, network, rates if cuda else None)
     augmentation = (
         resolved(recipe.augmentation, data.shape, data.task) if isinstance(data.train, TensorSplit) else "none"
     )

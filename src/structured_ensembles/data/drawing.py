@@ -6,6 +6,8 @@ checkpoint, draws the same.
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,15 @@ def draw(seed: Seed, count: int, device: torch.device | str = "cpu") -> Tensor:
 def shuffled(index: Tensor, seed: Seed) -> Tensor:
     """The entries of `index`, shape (samples,), in random order."""
     return index[draw(seed, len(index), index.device).argsort(stable=True)]
+
+
+def stream(seed: int, purpose: str, *numbers: int) -> int:
+    """Derive a seed of 63 bits from a run's seed, a purpose and numbers such as a member's and an epoch's.
+
+    `stream(0, "order", member, epoch)`: no two runs, members, epochs or purposes share one. `seed + member` would let
+    member 1 of seed 0 draw what member 0 of seed 1 draws.
+    """
+    return fold((seed, zlib.crc32(purpose.encode()), *numbers))
 
 
 def fold(seed: Seed) -> int:

@@ -35,6 +35,7 @@ class TableFeed:
     """Of a split in memory: an order and the crops of a whole epoch, drawn on the device and cut by the counter.
 
     even: as many batches of nearly equal size, the first ones having one more; else the last one has what is left.
+    step: a counter that several feeds of the same split share; by default the feed has its own.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class TableFeed:
         augmentation: Augmentation,
         dtype: torch.dtype,
         even: bool = False,
+        step: Tensor | None = None,
     ) -> None:
         self.split, self.data, self.augmentation, self.dtype = split, data, augmentation, dtype
         self.batches = batch_sizes(len(split), size)
@@ -53,18 +55,23 @@ class TableFeed:
             self.batches = [least + (number < longer) for number in range(len(self.batches))]
         self.starts = torch.tensor([0, *accumulate(self.batches)], device=split.index.device)
         self.sizes: tuple[int, ...] = tuple(size for size, _ in Counter(self.batches).most_common())
-        self.step = torch.zeros(1, dtype=torch.int64, device=split.index.device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=split.index.device) if step is None else step
         self.order = split.index.clone()
         self.crops = self._crops(0)
 
     def epoch(self, seed: Seed | None) -> Iterator[int]:
         self.step.zero_()
         if seed is not None:
-            self.order.copy_(shuffled(self.split.index, seed))
-            crops = self._crops((*seed, 1) if isinstance(seed, tuple) else (seed, 1))
-            if self.crops is not None and crops is not None:
-                self.crops.copy_(crops)
+            self.shuffle(seed, (*seed, 1) if isinstance(seed, tuple) else (seed, 1))
         yield from self.batches
+
+    def shuffle(self, order: Seed, crops: Seed) -> None:
+        """Draw the order of an epoch and its crops, each from a seed."""
+        self.order.copy_(shuffled(self.split.index, order))
+        if self.crops is not None:
+            drawn = self._crops(crops)
+            assert drawn is not None
+            self.crops.copy_(drawn)
 
     def batch(self, size: int) -> Batch:
         places = self.starts[self.step] + torch.arange(size, device=self.step.device)

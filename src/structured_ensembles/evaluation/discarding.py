@@ -13,8 +13,19 @@ from structured_ensembles.evaluation.predictions import predictions
 
 
 def discard_threshold(ensemble: Ensemble, data: Data, percentile: float = 75.0) -> float:
-    """The percentile of the predictive entropy of correctly classified validation samples; above it, discard."""
-    logits, targets = predictions(ensemble, data.split("validation"))
+    """The paper's threshold: see `percentile_of_right`, on the validation split.
+
+    Whatever the network, it discards a quarter of what is right; the ensemble's own threshold is another one, see
+    `Ensemble.threshold_for`.
+    """
+    return percentile_of_right(*predictions(ensemble, data.split("validation")), percentile)
+
+
+def percentile_of_right(logits: Tensor, targets: Tensor, percentile: float = 75.0) -> float:
+    """The percentile of the entropy, without temperature, of right predictions; of all, where none is right.
+
+    logits: (members, samples, classes). targets: labels (samples,).
+    """
     probabilities = combined(logits)
     entropy = entropy_of(probabilities)
     correct = entropy[probabilities.argmax(-1) == targets]

@@ -13,6 +13,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.ensemble import COMBINE, Combine, Ensemble, combined, uncertainty_of
+from structured_ensembles.evaluation.calibrated import calibrated_figures, interval_figures
 from structured_ensembles.evaluation.calibration import brier_score, expected_calibration_error, negative_log_likelihood
 from structured_ensembles.evaluation.checks import check_request
 from structured_ensembles.evaluation.discarding import discarding
@@ -41,11 +42,15 @@ def evaluate(
     """Plain figures of an ensemble on a split of `data`; names have a family prefix. Shares are from 0 to 1.
 
     Always there, from one pass over the data:
-    cls/ accuracy, its members' mean and the Brier score; cal/ NLL and ECE with 30 and 15 bins; div/ how the members
-    differ, and the paper's diversity (0 to 100) of correctly (cc) and wrongly (wc) classified samples; unc/ what
-    discarding above the ensemble's threshold gives (the paper's A, FA, D), and the AUROC of the entropy for errors;
-    size/ members and parameters. For regression reg/ root mean squared error, its members' mean, and the mean spread
-    of the members. A figure that does not exist, such as the diversity of errors where there are none, is left out.
+    cls/ accuracy, its members' mean and the Brier score; cal/ NLL and ECE with 30 and 15 bins, as combined, and with
+    `_t` after the ensemble's temperature; div/ how the members differ, and the paper's diversity (0 to 100) of
+    correctly (cc) and wrongly (wc) classified samples; unc/ what discarding by the paper's rule gives (its A, FA, D),
+    the AUROC of the entropy for errors, and what `Ensemble.keep` does: the share kept, of all and of the right
+    (`kept`, `kept_right`), and how often the kept are right (`kept_accuracy`); conf/ how often conformal sets or
+    intervals hold the truth, and their mean size or width; size/ members and parameters. All but `_t`, `kept` and conf/
+    is without temperature, as in the paper. For regression reg/ root mean squared error, its members' mean, and the
+    mean spread of the members. A figure that does not exist, such as the diversity of errors where there are none, or
+    one after a temperature that was never fitted, is left out.
 
     On request:
     fgsm: adv/, accuracy and discarding under attacks of these strengths, in units of a pixel in [0,1].
@@ -62,7 +67,7 @@ def evaluate(
     names = check_request(data, fgsm, corruptions, severities, ood)
     logits, targets = predictions(ensemble, data.split(split), batch_size)
     if data.task == "regression":
-        figures = _regression(logits, targets)
+        figures = _regression(logits, targets) | interval_figures(ensemble, logits, targets)
     else:
         figures = _classification(ensemble, logits, targets, combine)
     if fgsm:
@@ -99,8 +104,8 @@ def _classification(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine
     unsure = uncertainty_of(logits)
     cc, wc = diversity_by_outcome(logits, correct)
     uncertain = {"accuracy": float(correct.double().mean()), "auroc": auroc(unsure.entropy, ~correct)}
-    if ensemble.threshold is not None:
-        uncertain |= vars(discarding(unsure.entropy, correct, ensemble.threshold))
+    if ensemble.calibration.paper_threshold is not None:
+        uncertain |= vars(discarding(unsure.entropy, correct, ensemble.calibration.paper_threshold))
     return {
         "cls/accuracy": float(correct.double().mean()),
         "cls/member_accuracy": float((logits.argmax(-1) == targets).double().mean()),
@@ -113,6 +118,7 @@ def _classification(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine
         "div/disagreement": float(unsure.disagreement.mean()),
         **_family("div", {"cc": cc, "wc": wc}),
         **_family("unc", uncertain),
+        **calibrated_figures(ensemble, logits, targets, combine),
     }
 
 

@@ -79,8 +79,8 @@ def _figures(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combi
         "accuracy": float(correct.double().mean()),
         "ece": expected_calibration_error(probabilities, targets),
     }
-    if ensemble.threshold is not None:
-        left = discarding(uncertainty_of(logits).entropy, correct, ensemble.threshold)
+    if ensemble.calibration.paper_threshold is not None:
+        left = discarding(uncertainty_of(logits).entropy, correct, ensemble.calibration.paper_threshold)
         found |= {"filtered_accuracy": left.filtered_accuracy, "discarded": left.discarded}
     return found
 

@@ -7,6 +7,7 @@ ever made: W (x ∘ s_i) ∘ r_i is the same, so that the rows of all members go
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,15 +17,21 @@ from torch import Tensor, nn
 from structured_ensembles.checks import check_choice, check_whole
 from structured_ensembles.copying import clone_of, copy_with, device_of
 from structured_ensembles.data import Data
+from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.origin import remember_origin
 from structured_ensembles.scaling import per_member
-from structured_ensembles.training import Recipe, train
+from structured_ensembles.training import ParameterRule, Recipe, train
+from structured_ensembles.training.recipe import usual
 
 Repeat = Literal["tile", "split"]
+# As in the authors' code (Edward2, ResNet-32x4): the factors have no weight decay and half the learning rate.
+FACTOR_RULES = tuple(
+    ParameterRule(f"*.{name}_factors", rate_factor=0.5, weight_decay=0.0) for name in ("input", "output")
+)
 VECTORS = ("input_factors", "output_factors", "biases")  # s, r and the biases, each (members, channels)
 
 
@@ -42,6 +49,8 @@ def batch_ensemble(
 ) -> Ensemble:
     """All members start from the model's own weights, times random signs. The model is not changed.
 
+    recipe: its weight decay does not apply to the factors, and they have half its learning rate, unless rules of the
+        recipe's own say otherwise.
     repeat: in training every member sees the whole batch ("tile"), or each row goes to one member ("split"), which
         costs no more than to train one network.
     """
@@ -52,6 +61,8 @@ def batch_ensemble(
     _check_rows(network, example)
     ensemble = Ensemble([network])
     checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
+    recipe = recipe or Recipe.named(usual(data.task))
+    recipe = replace(recipe, rules=(*FACTOR_RULES, *recipe.rules))
     train(ensemble, data, recipe, device, seed, checkpoint=checkpoint, quiet=quiet)
     return ensemble
 
@@ -72,7 +83,7 @@ class BatchEnsembleNetwork(nn.Module):
             raise ValueError("model has no linear layer or convolution that could get factors")
         self.network = clone_of(model)
         self.num_members, self.repeat, self.layers = members, repeat, tuple(layers)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(stream(seed, "factors"))
         for name in self.layers:
             _add_factors(layer_of(self.network, name), members, generator)
         remember_origin(self, model)

@@ -10,6 +10,7 @@ from structured_ensembles.channels import trace
 from structured_ensembles.checks import check_whole
 from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
+from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined
@@ -53,7 +54,7 @@ def magnitude_ensemble(
     for number in range(members):
         whole = clone_of(model)
         if number > 0:
-            draw_weights(whole, seed * 1000 + number)
+            draw_weights(whole, stream(seed, "weights", number))
         graph = trace(whole, data.example(), coupled=coupled)
         share = None if memory is None else memory / members
         chosen = select(

@@ -7,6 +7,7 @@ from torch import nn
 from structured_ensembles.checks import check_whole
 from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
+from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined
@@ -30,7 +31,7 @@ def deep_ensemble(
     data = examined(model, data, device)
     networks = [clone_of(model) for _ in range(members)]
     for number, network in enumerate(networks[1:], start=1):
-        draw_weights(network, seed * 1000 + number)
+        draw_weights(network, stream(seed, "weights", number))
     ensemble = Ensemble(networks)
     checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
     train(ensemble, data, recipe, device, seed, checkpoint=checkpoint, quiet=quiet)

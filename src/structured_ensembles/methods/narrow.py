@@ -9,6 +9,7 @@ from torch import nn
 
 from structured_ensembles.channels import trace
 from structured_ensembles.data import Data
+from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.extraction import extract
@@ -43,7 +44,8 @@ def narrow_ensemble(
     # Which channels is of no matter: only the sizes are used.
     subnets = select(graph, prune=prune, memory=memory, selection="random", members=members, round_to=round_to)
     networks = [
-        extract(model, graph, subnet, reinit=True, seed=seed * 1000 + number) for number, subnet in enumerate(subnets)
+        extract(model, graph, subnet, reinit=True, seed=stream(seed, "weights", number))
+        for number, subnet in enumerate(subnets)
     ]
     ensemble = Ensemble(networks)
     checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from torch import nn
 
+from structured_ensembles.calibration_fit import calibrate_trained
 from structured_ensembles.checks import check_whole
 from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.evaluation.discarding import discard_threshold
 from structured_ensembles.examination import examined
 from structured_ensembles.history import History
 from structured_ensembles.training import Recipe, train
@@ -57,20 +57,21 @@ def snapshot_ensemble(
         network = clone_of(networks[-1] if networks else model)
         checkpoint = None if folder is None else Path(folder) / f"checkpoint-{number + 1}.safetensors"
         alone = Ensemble([network], units=units)
-        own = train(alone, data, annealed, device, seed * 1000 + number, checkpoint=checkpoint, quiet=quiet)
+        own = train(alone, data, annealed, device, seed, numbers=[number], checkpoint=checkpoint, quiet=quiet)
         units = alone.units
         _append(history, own, number, cycle)
         networks.append(network)
     ensemble = Ensemble(networks, units=units)
     ensemble.adopt(data)
     ensemble.history = history
-    if data.validation is not None and data.task == "classification":
-        ensemble.threshold = discard_threshold(ensemble, data)
+    calibrate_trained(ensemble, data)
     return ensemble
 
 
 def _append(history: History, own: History, number: int, cycle: int) -> None:
     """The rows of cycle `number` as those of member `number`, with epochs counted through."""
     history.rows += [{**row, "epoch": number * cycle + int(row["epoch"] or 0), "member": number} for row in own.rows]
+    for engine in own.engines:
+        history.add_engine(engine, own.fallbacks)
     if own.stopped:
         history.stopped[number] = own.stopped[0]

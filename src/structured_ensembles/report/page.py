@@ -21,7 +21,8 @@ from structured_ensembles.report.figures import as_svg
 Draw = Callable[[Mapping[str, Sequence[Finished]]], list[Picture]]
 BROAD = 6.5  # inches from which a figure gets the whole width of the page
 SUMMARY = (
-    "cls/accuracy", "cal/nll", "cal/ece", "cls/brier", "div/cc", "div/wc", "div/disagreement", "unc/auroc",
+    "cls/accuracy", "cal/nll", "cal/ece", "cal/nll_t", "cal/ece_t", "conf/coverage", "conf/size", "conf/width",
+    "unc/kept", "unc/kept_accuracy", "cls/brier", "div/cc", "div/wc", "div/disagreement", "unc/auroc",
     "unc/filtered_accuracy", "unc/discarded", "reg/rmse", "reg/member_rmse", "reg/spread", "size/overhead",
     "size/file_bytes",
 )  # fmt: skip

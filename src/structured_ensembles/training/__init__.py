@@ -2,6 +2,6 @@
 
 from structured_ensembles.history import History
 from structured_ensembles.training.fleet import train
-from structured_ensembles.training.recipe import Recipe
+from structured_ensembles.training.recipe import ParameterRule, Recipe
 
-__all__ = ["History", "Recipe", "train"]
+__all__ = ["History", "ParameterRule", "Recipe", "train"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -12,12 +12,13 @@ from structured_ensembles.copying import clone_of
 
 
 @contextmanager
-def channels_last(networks: Iterable[nn.Module], example: Tensor) -> Iterator[None]:
+def channels_last(networks: Iterable[nn.Module], example: Tensor, tell: Callable[[str], None]) -> Iterator[None]:
     """While this lasts, weights lie channels last, except those of networks that cannot run so.
 
     What convolutions compute then lies channels last too, which a network that flattens by `view` does not take.
+    tell: gets a sentence on why a network cannot.
     """
-    weights = [weight for network in networks if _can(network, example) for weight in _weights(network)]
+    weights = [weight for network in networks if _can(network, example, tell) for weight in _weights(network)]
     try:
         _store(weights, torch.channels_last)
         yield
@@ -25,7 +26,7 @@ def channels_last(networks: Iterable[nn.Module], example: Tensor) -> Iterator[No
         _store(weights, torch.contiguous_format)
 
 
-def _can(network: nn.Module, example: Tensor) -> bool:
+def _can(network: nn.Module, example: Tensor, tell: Callable[[str], None]) -> bool:
     """Tried on a copy without hooks: the network might learn something from its first batch, a hook might count."""
     if not _weights(network):
         return False
@@ -39,7 +40,9 @@ def _can(network: nn.Module, example: Tensor) -> bool:
             trial.eval()(example)
         with torch.enable_grad():
             trial.train()(example).sum().backward()
-    except Exception:
+    except Exception as error:
+        reason = str(error).split("\n", 1)[0]
+        tell(f"weights of convolutions stay channels first, slower: with channels last the network fails: {reason}")
         return False
     return True
 

@@ -23,6 +23,10 @@ from structured_ensembles.training.halves import padded, part
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+class PaddingError(RuntimeError):
+    """Channels of zeros cannot be added, or would change what the network computes; the message says why."""
+
+
 def padded_shapes(
     network: nn.Module, example: Tensor, weights: Collection[str], norms: Collection[nn.Module]
 ) -> Shapes:
@@ -30,6 +34,7 @@ def padded_shapes(
 
     weights: the names of weights that may be of another shape than the network says.
     norms: normalisations that take more channels than they have, and give zeros for the others.
+    Raises `PaddingError` where it cannot be told.
     """
     layers = dict(network.named_modules())
     own = {
@@ -45,8 +50,8 @@ def padded_shapes(
         return {}
     try:
         graph = trace(network, example, coupled=True)
-    except Exception:  # it trains as it is
-        return {}
+    except Exception as error:
+        raise PaddingError(f"the network cannot be traced: {_first_line(error)}") from error
     able = set(own)
     for name, layer in layers.items():
         if isinstance(layer, nn.BatchNorm2d) and layer in norms:
@@ -64,29 +69,35 @@ def padded_shapes(
     return {name: shape for name, shape in shapes.items() if shape != tuple(own[name].shape)}
 
 
-def unnoticed(network: nn.Module, example: Tensor, shapes: Shapes, norms: Collection[nn.Module]) -> bool:
-    """Whether the network computes the same with weights of these shapes: tried, in double precision.
+def check_padding(network: nn.Module, example: Tensor, shapes: Shapes, norms: Collection[nn.Module]) -> None:
+    """Raise `PaddingError` unless the network computes the same with weights of these shapes: tried, in float64.
 
-    `trace` has seen it with fewer channels only. What looks at widths, or cannot bear zeros, is found out here.
+    `trace` has seen it with fewer channels only. What looks at widths, or changes channels of zeros, is found out here.
     """
     if hooked(network):
-        return False  # hooks would see the zeros
+        raise PaddingError("it has hooks, which would see the channels of zeros")
     names = [name for name, layer in network.named_modules() if isinstance(layer, nn.BatchNorm2d) and layer in norms]
+    results = []
     try:
         trial = clone_of(network).double().train()
         for layer in trial.modules():
             if isinstance(layer, _DropoutNd):
                 layer.eval()
         inputs = example.to(device_of(trial), torch.float64)
-        found = []
         for wide in ({}, shapes):
             values = {name: padded(own.detach(), wide.get(name)) for name, own in trial.named_parameters()}
             leaves = [value.requires_grad_() for value in values.values()]
             with faster([trial.get_submodule(name) for name in names], padded=True):
                 outputs = functional_call(trial, values, (inputs,), tie_weights=False)
-            slopes = torch.autograd.grad(outputs.square().sum(), leaves, allow_unused=True, materialize_grads=True)
+            gradients = torch.autograd.grad(outputs.square().sum(), leaves, allow_unused=True, materialize_grads=True)
             sizes = [own.shape for own in trial.parameters()]
-            found.append([outputs, *map(part, slopes, sizes)])
-        return all(torch.allclose(one, other, rtol=1e-6, atol=1e-9) for one, other in zip(*found, strict=True))
-    except Exception:  # it cannot be tried
-        return False
+            results.append([outputs, *map(part, gradients, sizes)])
+        same = all(torch.allclose(one, other, rtol=1e-6, atol=1e-9) for one, other in zip(*results, strict=True))
+    except Exception as error:
+        raise PaddingError(f"it fails with channels of zeros: {_first_line(error)}") from error
+    if not same:
+        raise PaddingError("it computes something else with channels of zeros")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0]

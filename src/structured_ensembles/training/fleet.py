@@ -1,8 +1,9 @@
-"""train(): all members of an ensemble at once, over one pass of the data.
+"""train(): all members of an ensemble at once.
 
-Every batch is drawn, augmented and normalised once, and every member takes its step on it. Randomness comes from the
-seed, the epoch and the step alone, never from the other members: a member of a fleet is the network trained alone. How
-the epochs are computed is the business of an engine, `loop` or `graph`; what an epoch means is written here.
+Every member has its own order of batches, its own crops, flips and dropout, from (seed, member, epoch), and nothing of
+what it draws depends on the other members: a member of a fleet is the network trained alone with the same seed and
+member number. Only data that are streamed (`Data.from_loaders`) are read once per epoch, and shared. How the epochs are
+computed is the business of an engine, `loop` or `graph`; what an epoch means is written here.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from structured_ensembles.calibration_fit import calibrate_trained
 from structured_ensembles.capture import CaptureError, ask_for_small_workspaces
-from structured_ensembles.checks import check_type, checked_seed
+from structured_ensembles.checks import check_list, check_type, check_whole, checked_seed
 from structured_ensembles.copying import dtype_of, tensors_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
@@ -29,22 +31,17 @@ from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.splits import TensorSplit, digest
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.evaluation.discarding import discard_threshold
 from structured_ensembles.examination import examined, warn_of_one_class
 from structured_ensembles.history import COLUMNS, History, Row
 from structured_ensembles.losses import Loss, loss_for
 from structured_ensembles.parallel import gather, rank
 from structured_ensembles.training.channels_last import channels_last
-from structured_ensembles.training.checkpoint import (
-    load_checkpoint,
-    optimizer_tensors,
-    restore_optimizer,
-    save_checkpoint,
-)
+from structured_ensembles.training.checkpoint import load_checkpoint, save_checkpoint
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.graph import GraphEngine
 from structured_ensembles.training.loop import LoopEngine
 from structured_ensembles.training.mesh import Mesh, collect_tensors, mesh_for, spread
+from structured_ensembles.training.optimizers import OptimizerState
 from structured_ensembles.training.plan import Engine, Member, Plan, Result
 from structured_ensembles.training.recipe import Recipe, check_recipe, usual
 from structured_ensembles.units import Units, units_for
@@ -57,14 +54,24 @@ def train(
     device: Device = "auto",
     seed: int = 0,
     *,
+    numbers: Sequence[int] | None = None,
     loss: Loss | None = None,
     checkpoint: str | Path | None = None,
     quiet: bool = False,
 ) -> History:
     """Train every member of `ensemble` in place; each ends with the weights of its best validation epoch.
 
+    Every member sees the data in its own order, with its own crops, flips and dropout, drawn from `seed` and its
+    number. The batches of `Data.from_loaders` are the loader's, and the same for all members.
+
+    Where there is a validation split, the ensemble ends calibrated on it: see `Ensemble.calibrate`, `threshold_for` and
+    `conformal`. The same samples have chosen the best epoch.
+
     recipe: by default `Recipe.named("modern")`, or "regression" for such data.
     device: "auto" takes a GPU if there is one; the ensemble stays on the device.
+    numbers: the members' numbers, by default 0, 1, …: to train some members of a larger ensemble, here or on another
+        machine, give theirs. The network trained alone as `numbers=[3]` is member 3 of the fleet. Members of the same
+        number see the same batches, crops and dropout.
     loss: a function of (outputs, targets) that averages over samples; by default the task's own. That of a regression
         is the squared error in units of the targets' variance: networks learn values of mean 0 and deviation 1, unless
         they give values as large as the targets already; the ensemble gives values as the targets are. With a loss of
@@ -76,6 +83,7 @@ def train(
     check_data(data)
     check_recipe(recipe)
     seed = checked_seed(seed)
+    numbers = _checked_numbers(numbers, len(ensemble.members))
     recipe = recipe or Recipe.named(usual(data.task))
     where = pick_device(device, ensemble)
     mesh = mesh_for(len(ensemble.members), where)
@@ -84,7 +92,7 @@ def train(
         ask_for_small_workspaces()  # before anything takes a large one
     data = _adopted(ensemble, data, where)
     path = None if checkpoint is None else Path(checkpoint)
-    identity = _identity(ensemble, data, recipe, seed, loss)
+    identity = _identity(ensemble, data, recipe, seed, numbers, loss)
     earlier = _earlier(path, identity)
     if earlier is not None:
         ensemble.units = Units.from_json(earlier[1].get("units"))
@@ -95,11 +103,12 @@ def train(
     cuda = [where] if where.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=cuda),
-        channels_last(ensemble.members, torch.zeros(2, *plan.shape, dtype=plan.dtype, device=where)),
+        channels_last(ensemble.members, torch.zeros(2, *plan.shape, dtype=plan.dtype, device=where), plan.tell),
         Display(len(ensemble.members), recipe.epochs, plan.steps, data.task, quiet or rank() > 0) as display,
     ):
-        networks = list(ensemble.members)
-        fleet = [Member(network, recipe.optimizer_for(network, captured), _copy(network)) for network in networks]
+        fleet = [
+            Member(network, number, _copy(network)) for network, number in zip(ensemble.members, numbers, strict=True)
+        ]
         history, first = _resume(earlier, fleet)
         units = None if ensemble.units is None else ensemble.units.to_json()
         engine: Engine = GraphEngine(plan) if captured else LoopEngine(plan)
@@ -110,9 +119,10 @@ def train(
             start = time.perf_counter()
             own = {number: member for number, member in active.items() if mesh.trains(number)}
             engine = _ready(engine, plan, list(own.values()))
+            history.add_engine(engine.name, plan.fallbacks)
             losses, results = _epoch(engine, list(own.values()), epoch, display)
-            seconds = time.perf_counter() - start
             rate = recipe.rate_at((epoch + 1) * plan.steps - 1, plan.steps)
+            seconds = time.perf_counter() - start
             rows = [
                 dict(zip(COLUMNS, (epoch, number, rate, cost, *result, seconds), strict=True))
                 for number, cost, result in zip(own, losses, results, strict=True)
@@ -127,10 +137,9 @@ def train(
             spread(list(member.best.values()), mesh.source(number))
             _restore(member.network, member.best)
             member.network.eval()
-    if data.validation is not None and data.task == "classification":
-        ensemble.threshold = discard_threshold(ensemble, data)
-        warn_of_one_class(ensemble, data, recipe.epochs)
     ensemble.history = history
+    calibrate_trained(ensemble, data)
+    warn_of_one_class(ensemble, data, recipe.epochs)
     return history
 
 
@@ -153,8 +162,9 @@ def _ready(engine: Engine, plan: Plan, active: Sequence[Member]) -> Engine:
     try:
         engine.take(active)
     except CaptureError as error:
-        warnings.warn(f"training goes on without a CUDA graph, slower: {error}", stacklevel=3)
-        return LoopEngine(plan)
+        plan.tell(f"training goes on without a CUDA graph, slower: {error}")
+        engine = LoopEngine(plan)
+        engine.take(active)
     return engine
 
 
@@ -206,6 +216,17 @@ def _plan(
     augmentation = "none" if streamed else resolved(recipe.augmentation, shape, data.task)
     steps = data.num_batches("train", recipe.batch_size)
     return Plan(data, recipe, loss, seed, device, augmentation, shape, steps, dtype, mesh)
+
+
+def _checked_numbers(numbers: Sequence[int] | None, members: int) -> list[int]:
+    if numbers is None:
+        return list(range(members))
+    check_list("numbers", numbers)
+    if len(numbers) != members:
+        raise ValueError(f"numbers must hold one for each of the {members} networks, not {list(numbers)!r}")
+    for number in numbers:
+        check_whole("each of numbers", number, least=0)
+    return [int(number) for number in numbers]
 
 
 def _judge(member: Member, number: int, row: Row, recipe: Recipe) -> None:
@@ -260,13 +281,15 @@ def _copy_into(copy: dict[str, Tensor], network: nn.Module) -> None:
         torch._foreach_copy_([copy[name] for name in names], [state[name] for name in names])
 
 
-def _identity(ensemble: Ensemble, data: Data, recipe: Recipe, seed: int, loss: Loss | None) -> str:
+def _identity(
+    ensemble: Ensemble, data: Data, recipe: Recipe, seed: int, numbers: Sequence[int], loss: Loss | None
+) -> str:
     """What a checkpoint must agree on with the run that goes on from it."""
     shapes = [[name, list(tensor.shape)] for name, tensor in tensors_of(ensemble).items()]
     what = {name: value for name, value in recipe.to_dict().items() if name not in ("engine", "compile", "streams")}
     name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
     normalization = None if data.normalization is None else data.normalization.to_json()
-    described = [shapes, data.name, digest(data.train), normalization, what, seed, name]
+    described = [shapes, data.name, digest(data.train), normalization, what, seed, list(numbers), name]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
@@ -279,12 +302,15 @@ def _save(
             continue
         tensors |= {f"{number}.now.{name}": tensor for name, tensor in _copy(member.network).items()}
         tensors |= {f"{number}.best.{name}": tensor for name, tensor in member.best.items()}
-        tensors |= optimizer_tensors(f"{number}.optimizer.", member.optimizer)
+        state = member.optimizer_state.tensors()
+        tensors |= {f"{number}.optimizer.{name}": tensor for name, tensor in state.items()}
     everything = collect_tensors(tensors)
     if everything is not None:
         members = [_standing(member) for member in fleet]
-        state = {**run, "epoch": next_epoch, "members": members, "rows": history.rows}
-        save_checkpoint(path, everything, state)
+        engines = {"engines": history.engines, "fallbacks": history.fallbacks}
+        save_checkpoint(
+            path, everything, {**run, "epoch": next_epoch, "members": members, "rows": history.rows, **engines}
+        )
 
 
 def _earlier(path: Path | None, identity: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -303,12 +329,12 @@ def _resume(earlier: tuple[dict[str, Tensor], dict[str, Any]] | None, fleet: lis
     if earlier is None:
         return History(), 0
     tensors, state = earlier
-    history = History(state["rows"])
+    history = History(state["rows"], engines=state.get("engines", []), fallbacks=state.get("fallbacks", []))
     for number, (member, kept) in enumerate(zip(fleet, state["members"], strict=True)):
         device = next(member.network.parameters()).device
         _restore(member.network, _named(tensors, f"{number}.now.", device))
         member.best = _named(tensors, f"{number}.best.", device)
-        restore_optimizer(f"{number}.optimizer.", member.optimizer, tensors)
+        member.optimizer_state = OptimizerState(_named(tensors, f"{number}.optimizer.", device))
         _take_standing(member, kept)
         if member.stopped:
             history.stopped[number] = member.stopped

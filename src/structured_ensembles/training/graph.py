@@ -1,11 +1,11 @@
 """The graph engine: a step of all members as one CUDA graph, a stream for each member.
 
-The batch, the forward and backward passes, and the optimizers of all members are captured once and replayed for every
-step. The host only says "again": the order of an epoch, its crops and rates lie in tables on the device, a counter
-there says which row is next, and losses are summed up there. Members may have different widths, for each has a stream
-of its own, and small networks, of which one alone leaves most of a GPU idle, run side by side. That takes the memory of
-as many sets of activations; `Recipe.streams` lets fewer run at a time, in less memory, and so does a GPU that has not
-enough of it.
+Every member draws its own batch, from (seed, member); that, the forward and backward passes, and the optimizers of all
+members are captured once and replayed for every step. The host only says "again": the order of an epoch, its crops and
+rates lie in tables on the device, a counter there says which row is next, and losses are summed up there. Members may
+have different widths, for each has a stream of its own, and small networks, of which one alone leaves most of a GPU
+idle, run side by side. That takes the memory of as many sets of activations; `Recipe.streams` lets fewer run at a time,
+in less memory, and so does a GPU that has not enough of it.
 
 Measured by benchmarks/fleet.py; recorded in benchmarks/results/fleet-h200.json.
 """
@@ -13,7 +13,6 @@ Measured by benchmarks/fleet.py; recorded in benchmarks/results/fleet-h200.json.
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,14 +22,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from structured_ensembles.capture import CaptureError, Step, all_captured, side_by_side, side_streams
-from structured_ensembles.data.drawing import fold
-from structured_ensembles.data.feeds import Feed, feed_for
-from structured_ensembles.data.splits import Batch
+from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.feeds import Feed, TableFeed, feed_for
+from structured_ensembles.data.splits import Batch, TensorSplit
 from structured_ensembles.ensemble import combined
 from structured_ensembles.losses import mean_loss
-from structured_ensembles.training.eights import Shapes, padded_shapes, unnoticed
+from structured_ensembles.training import batch as fused_batch
+from structured_ensembles.training.eights import PaddingError, Shapes, check_padding, padded_shapes
 from structured_ensembles.training.faster import faster, hooked, replaceable
 from structured_ensembles.training.halves import Halves, castable, copy_all, part
+from structured_ensembles.training.optimizers import optimizer_for, rate_factors
 from structured_ensembles.training.pending import Pending, Waiting
 from structured_ensembles.training.plan import Member, Plan, Result
 
@@ -38,12 +39,17 @@ from structured_ensembles.training.plan import Member, Plan, Result
 class GraphEngine:
     """Captures a step for each size of batch, and anew when a member has stopped."""
 
+    name = "graph"
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.rate = torch.zeros((), device=plan.device)
-        self.rates = torch.zeros(plan.steps, device=plan.device)
+        self.rate_tables = {factor: torch.zeros(plan.steps, device=plan.device) for factor in rate_factors(plan.recipe)}
+        self.rates = {factor: torch.zeros((), device=plan.device) for factor in self.rate_tables}
         data, size = plan.data, plan.recipe.batch_size
+        # Counts the steps. Of streamed data it gives the batches, too, the same to all members.
         self.training = feed_for(data.train, data, size, plan.device, augmentation=plan.augmentation, dtype=plan.dtype)
+        self.feeds: dict[int, TableFeed] = {}  # by the member's number
+        self.optimizers: dict[Member, torch.optim.Optimizer] = {}
         self.validation: Feed | None = None
         if data.validation is not None:
             self.validation = feed_for(data.validation, data, 512, plan.device, dtype=plan.dtype)
@@ -60,10 +66,11 @@ class GraphEngine:
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
         plan = self.plan
         rates = [plan.recipe.rate_at(epoch * plan.steps + step, plan.steps) for step in range(plan.steps)]
-        self.rates.copy_(torch.tensor(rates))
+        for factor, table in self.rate_tables.items():
+            table.copy_(torch.tensor(rates) * factor)
         for runner in self.runners:
-            runner.begin((plan.seed, epoch, 2))
-        for size in self.training.epoch((plan.seed, epoch)):
+            runner.begin(epoch)
+        for size in self.training.epoch(stream(plan.seed, "order", epoch) if self._streamed else None):
             step = self.steps.get(("train", size))
             if step is None:  # an odd batch of a loader
                 self._train_step(size)
@@ -71,6 +78,10 @@ class GraphEngine:
                 step()
             advance()
         return (torch.stack([runner.loss for runner in self.runners]) / plan.steps).tolist()
+
+    @property
+    def _streamed(self) -> bool:
+        return not isinstance(self.plan.data.train, TensorSplit)
 
     def validate(self, active: Sequence[Member]) -> list[Result]:
         if self.validation is None:
@@ -93,19 +104,23 @@ class GraphEngine:
             self._take(active)
             return
         except CaptureError as error:
-            ours = any(runner.faster for runner in self.runners)
+            ours = any(runner.faster or runner.fused_batch for runner in self.runners)
             if not ours or isinstance(error.__cause__, torch.OutOfMemoryError):
                 raise
             reason = str(error)
         # Perhaps it is our kernels that fail: Triton needs a C compiler, and more of some GPUs than they have.
         self.kernels, self.padded, self.proposals = False, {}, {}
         self._take(active)
-        warnings.warn(f"training goes on without our own kernels, slower: {reason}", stacklevel=4)
+        self.plan.tell(f"training goes on without our own kernels, slower: {reason}")
 
     def _take(self, active: Sequence[Member]) -> None:
         self.steps.clear()  # before anything new is made, so that its memory is free
         self.padded = {member: self._padded(member) for member in active}
-        self.runners = [Runner(member, self.plan, self.rate, self.padded[member], self.kernels) for member in active]
+        optimizers = [self._optimizer(member) for member in active]
+        self.runners = [
+            Runner(member, self.plan, optimizer, self._feed(member), self.padded[member], self.kernels)
+            for member, optimizer in zip(active, optimizers, strict=True)
+        ]
         kinds: list[tuple[str, Feed, Callable[[int], None]]] = [("train", self.training, self._train_step)]
         if self.validation is not None:
             kinds.append(("validate", self.validation, self._validation_step))
@@ -119,6 +134,28 @@ class GraphEngine:
             feed.step.zero_()
             steps |= {(kind, size): partial(function, size) for size in feed.sizes}
         self.steps = dict(zip(steps, self._captured(list(steps.values())), strict=True))
+        for runner in self.runners:  # only now, when nothing can fail any more
+            runner.member.optimizer_state.optimizer = self.optimizers[runner.member] = runner.optimizer
+
+    def _optimizer(self, member: Member) -> torch.optim.Optimizer:
+        """The optimizer of an earlier capture, or a new one with the state of the member's."""
+        if member in self.optimizers:
+            return self.optimizers[member]
+        optimizer = optimizer_for(self.plan.recipe, member.network, self.rates)
+        member.optimizer_state.load_into(optimizer)
+        return optimizer
+
+    def _feed(self, member: Member) -> TableFeed | None:
+        """The member's own batches, counted by the common counter; None where data are streamed."""
+        if not isinstance(self.training, TableFeed):
+            return None
+        if member.number not in self.feeds:
+            shared = self.training
+            self.feeds[member.number] = TableFeed(
+                shared.split, shared.data, self.plan.recipe.batch_size, shared.augmentation, shared.dtype,
+                step=shared.step,
+            )  # fmt: skip
+        return self.feeds[member.number]
 
     def _captured(self, steps: Sequence[Step]) -> list[Step]:
         """The steps as graphs: of all members at a time, or of as many as the GPU has memory for."""
@@ -139,10 +176,9 @@ class GraphEngine:
                     raise
             # Here the error is gone, and with it the activations that it held.
             self.most = (at_a_time + 1) // 2
-            warnings.warn(
+            self.plan.tell(
                 f"the GPU has not enough memory for {at_a_time} members at a time: it trains {self.most}, which "
-                f"Recipe(streams={self.most}) says from the start",
-                stacklevel=6,
+                f"Recipe(streams={self.most}) says from the start"
             )
             gc.collect()
             if device.type == "cuda":
@@ -154,13 +190,20 @@ class GraphEngine:
             return self.padded.get(member, {})
         network, norms = member.network, replaceable(member.network) if self.kernels else []
         key = (str(network), *((name, own.shape, own.requires_grad) for name, own in network.named_parameters()))
-        if key not in self.proposals:
-            self.proposals[key] = padded_shapes(network, self.example, castable(network), norms)
-        shapes = self.proposals[key]
-        return shapes if shapes and unnoticed(network, self.example, shapes, norms) else {}
+        try:
+            if key not in self.proposals:
+                self.proposals[key] = padded_shapes(network, self.example, castable(network), norms)
+            shapes = self.proposals[key]
+            if shapes:
+                check_padding(network, self.example, shapes, norms)
+        except PaddingError as error:
+            self.proposals.setdefault(key, {})
+            self.plan.tell(f"widths stay as they are, not padded to multiples of eight, slower: {error}")
+            return {}
+        return shapes
 
     def _state(self) -> Iterator[Tensor]:
-        yield self.rate
+        yield from self.rates.values()
         yield self.training.step
         if self.validation is not None:
             yield self.validation.step
@@ -170,11 +213,13 @@ class GraphEngine:
             yield from runner.state()
 
     def _train_step(self, size: int) -> None:
-        batch = self.training.batch(size)
+        batch = self.training.batch(size) if self._streamed else None
         # A loader may give more batches than it says.
-        self.rate.copy_(self.rates[self.training.step.clamp(max=self.plan.steps - 1)].squeeze(0))
+        step = self.training.step.clamp(max=self.plan.steps - 1) if self._streamed else self.training.step
+        for factor, table in self.rate_tables.items():
+            self.rates[factor].copy_(table[step].squeeze(0))
         compiled = self.plan.recipe.compile and size == self.training.sizes[0]
-        side_by_side([partial(runner.train_step, batch, compiled) for runner in self.runners], self.streams)
+        side_by_side([partial(runner.train_step, size, batch, compiled) for runner in self.runners], self.streams)
         self.training.step.add_(1)
 
     def _validation_step(self, size: int) -> None:
@@ -187,11 +232,18 @@ class GraphEngine:
 class Runner:
     """One member in the graph."""
 
-    def __init__(self, member: Member, plan: Plan, rate: Tensor, padded: Shapes, kernels: bool) -> None:
-        self.member, self.plan = member, plan
+    def __init__(
+        self,
+        member: Member,
+        plan: Plan,
+        optimizer: torch.optim.Optimizer,
+        feed: TableFeed | None,
+        padded: Shapes,
+        kernels: bool,
+    ) -> None:
+        self.member, self.plan, self.optimizer, self.feed = member, plan, optimizer, feed
+        self.fused_batch = kernels and feed is not None and fused_batch.fits(feed)
         network = member.network
-        for group in member.optimizer.param_groups:
-            group["lr"] = rate
         named = {name: own for name, own in network.named_parameters() if own.requires_grad}
         self.padded = bool(padded)
         self.halves = Halves(network, castable(network) if plan.halved else [], padded)
@@ -216,28 +268,39 @@ class Runner:
         """Whether the network draws random numbers (dropout)."""
         return self.generator is not None and self.generator.get_offset() > 0
 
-    def begin(self, seed: tuple[int, ...]) -> None:
+    def begin(self, epoch: int) -> None:
+        """Draw all that is random in an epoch, as the network trained alone would."""
         self.loss.zero_()
+        order, crops, dropout = (
+            self.plan.member_seed(purpose, self.member, epoch) for purpose in ("order", "crops", "dropout")
+        )
+        if self.feed is not None:
+            self.feed.shuffle(order, crops)
         if self.generator is not None:
-            self.generator.manual_seed(fold(seed))
+            self.generator.manual_seed(dropout)
 
     def state(self) -> Iterator[Tensor]:
         """All that a step changes."""
         yield from self.member.network.parameters()
         yield from self.member.network.buffers()
         yield from self.halves.whole.values()
-        for values in self.member.optimizer.state.values():
+        for values in self.optimizer.state.values():
             yield from (value for value in values.values() if isinstance(value, Tensor))
         yield self.loss
         yield self.totals
 
-    def train_step(self, batch: Batch, compiled: bool) -> None:
-        cost, derivatives = self._derived(batch, compiled)
+    def train_step(self, size: int, shared: Batch | None, compiled: bool) -> None:
+        """Take one step on a batch of `size` samples: the member's own, or the one that all share."""
+        cost, derivatives = self._derived(self._batch(size) if shared is None else shared, compiled)
         if any(own is not None for own in derivatives[len(self.leaves) :]):
             raise CaptureError("it reaches a layer's weights by another way than through the layer")
         with torch.no_grad():
             self._descend(derivatives[: len(self.leaves)])
             self.loss.add_(cost)
+
+    def _batch(self, size: int) -> Batch:
+        assert self.feed is not None
+        return fused_batch.drawn_batch(self.feed, size) if self.fused_batch else self.feed.batch(size)
 
     def _derived(self, batch: Batch, compiled: bool) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         """The loss, and what it is derived by. Sums and ReLUs join normalisations as long as the network bears it."""
@@ -246,12 +309,15 @@ class Runner:
             return self._passed(batch, compiled, waiting if self.joined else None)
         except torch.OutOfMemoryError:
             raise
-        except Exception:
+        except Exception as error:
             if not waiting.used:
                 raise
+            reason = str(error).split("\n", 1)[0]
         # Here the error is gone, and with it the activations that it held.
         self.joined = False
-        return self._passed(batch, compiled, None)
+        derived = self._passed(batch, compiled, None)
+        self.plan.tell(f"additions and ReLUs are not fused with the batch norm before them, slower: {reason}")
+        return derived
 
     def _passed(
         self, batch: Batch, compiled: bool, waiting: Waiting | None
@@ -278,8 +344,8 @@ class Runner:
                 whole.append(parameter.grad)
                 given.append(derivative)
         copy_all(whole, given)
-        self.member.optimizer.step()
-        self.member.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         self.halves.refresh()
 
     @torch.no_grad()

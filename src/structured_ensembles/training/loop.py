@@ -2,53 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from structured_ensembles.data.augmentation import augment, draw_crops
-from structured_ensembles.data.drawing import fold
+from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.splits import Batch, TensorSplit
 from structured_ensembles.ensemble import combined, member_outputs
 from structured_ensembles.losses import mean_loss
 from structured_ensembles.parallel import add_up, average_buffers
+from structured_ensembles.training.optimizers import optimizer_for, set_rate
 from structured_ensembles.training.plan import Member, Plan, Result
 
 
 class LoopEngine:
-    """Every batch is drawn, augmented and normalised once, and every member takes its step on it."""
+    """Step by step, every member draws, augments and normalises its batch and learns from it."""
+
+    name = "loop"
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.optimizers: dict[Member, torch.optim.Optimizer] = {}
 
     def take(self, active: Sequence[Member]) -> None:
-        """Nothing to get ready."""
+        for member in active:
+            if member not in self.optimizers:
+                optimizer = optimizer_for(self.plan.recipe, member.network)
+                member.optimizer_state.load_into(optimizer)
+                self.optimizers[member] = member.optimizer_state.optimizer = optimizer
 
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
-        plan, size = self.plan, self.plan.recipe.batch_size
+        plan = self.plan
         losses = torch.zeros(len(active), device=plan.device, dtype=plan.exact)
         for member in active:
             member.network.train()
-        crops = draw_crops(plan.augmentation, plan.shape, len(plan.data.train), (plan.seed, epoch, 1), plan.device)
-        for step, (stored, labels) in enumerate(plan.data.train.batches(size, (plan.seed, epoch), plan.device)):
-            own = None if crops is None else crops[step * size : step * size + len(stored)]
-            inputs, targets, part = self._part(plan.data.prepare(augment(stored, own), plan.dtype), labels)
+        for step, batches in enumerate(self._batches(active, epoch)):
             rate = plan.recipe.rate_at(epoch * plan.steps + step, plan.steps)
-            for index, member in enumerate(active):
-                # Dropout: the same draws for a member alone and in a fleet.
-                torch.manual_seed(fold((plan.seed, epoch, step, 2 + plan.mesh.data_place)))
-                for group in member.optimizer.param_groups:
-                    group["lr"] = rate
-                member.optimizer.zero_grad(set_to_none=True)
-                if part:
+            for index, (member, batch) in enumerate(zip(active, batches, strict=True)):
+                optimizer = self.optimizers[member]
+                inputs, targets, share = self._share(*batch)
+                torch.manual_seed(plan.member_seed("dropout", member, epoch, step, plan.mesh.data_place))
+                set_rate(optimizer, rate)
+                optimizer.zero_grad(set_to_none=True)
+                if share:
                     with plan.autocast():
                         outputs = member_outputs(member.network, inputs)
-                    cost = part * mean_loss(plan.loss, outputs.to(plan.exact), self._fitting(targets))
+                    cost = share * mean_loss(plan.loss, outputs.to(plan.exact), self._fitting(targets))
                     cost.backward()
                     losses[index] += cost.detach()
                 if plan.mesh.data_places > 1:
-                    add_up(_derivatives(member.network), plan.mesh.group)
-                member.optimizer.step()
+                    add_up(_gradients(member.network), plan.mesh.group)
+                optimizer.step()
             advance()
         if plan.mesh.data_places > 1:
             add_up([losses], plan.mesh.group)
@@ -56,11 +62,34 @@ class LoopEngine:
                 average_buffers(list(member.network.buffers()), plan.mesh.group)
         return (losses / plan.steps).tolist()
 
+    def _batches(self, active: Sequence[Member], epoch: int) -> Iterator[Sequence[Batch]]:
+        """Yield, for every step, the batch of each member as its network gets it.
+
+        Members draw their own; data that are streamed are read once, and all members share the batches.
+        """
+        plan, split = self.plan, self.plan.data.train
+        if isinstance(split, TensorSplit):
+            yield from zip(*(self._member_batches(split, member, epoch) for member in active), strict=True)
+            return
+        order = stream(plan.seed, "order", epoch)
+        for stored, targets in split.batches(plan.recipe.batch_size, order, plan.device):
+            yield [(plan.data.prepare(stored, plan.dtype), targets)] * len(active)
+
+    def _member_batches(self, split: TensorSplit, member: Member, epoch: int) -> Iterator[Batch]:
+        plan = self.plan
+        seed = plan.member_seed("crops", member, epoch)
+        crops = draw_crops(plan.augmentation, plan.shape, len(split), seed, plan.device)
+        first, order = 0, plan.member_seed("order", member, epoch)
+        for stored, targets in split.batches(plan.recipe.batch_size, order, plan.device):
+            batch_crops = None if crops is None else crops[first : first + len(stored)]
+            yield plan.data.prepare(augment(stored, batch_crops), plan.dtype), targets
+            first += len(stored)
+
     def _fitting(self, targets: Tensor) -> Tensor:
         return targets.to(self.plan.exact) if targets.is_floating_point() else targets
 
-    def _part(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
-        """What this process takes of a batch, and which share of the batch that is."""
+    def _share(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Cut out what this process takes of a batch; also returns which share of the batch that is."""
         mesh, whole = self.plan.mesh, len(inputs)
         if mesh.data_places == 1:
             return inputs, targets, 1.0
@@ -92,12 +121,12 @@ class LoopEngine:
         return [(cost, accuracy if classifying else None) for cost, accuracy in rows]
 
 
-def _derivatives(network: nn.Module) -> list[Tensor]:
-    """Those of all parameters that are trained; zeros where a process had nothing to learn from."""
-    found = []
+def _gradients(network: nn.Module) -> list[Tensor]:
+    """List the gradients of all parameters that are trained; zeros where a process had nothing to learn from."""
+    gradients = []
     for parameter in network.parameters():
         if parameter.requires_grad:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            found.append(parameter.grad)
-    return found
+            gradients.append(parameter.grad)
+    return gradients

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,9 +14,13 @@ from torch import Tensor, nn
 
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import Augmentation
+from structured_ensembles.data.drawing import stream
 from structured_ensembles.losses import Loss
 from structured_ensembles.training.mesh import Mesh
+from structured_ensembles.training.optimizers import OptimizerState
 from structured_ensembles.training.recipe import Recipe
+
+logger = logging.getLogger(__name__)
 
 Result = tuple[float | None, float | None]  # loss and accuracy on the validation split; None where there is none
 
@@ -34,6 +39,17 @@ class Plan:
     steps: int  # in an epoch
     dtype: torch.dtype = torch.float32  # of the networks, and so of their inputs
     mesh: Mesh = field(default_factory=Mesh)
+    fallbacks: list[str] = field(default_factory=list)  # what was told by `tell`
+
+    def tell(self, message: str) -> None:
+        """Log, once in a run, that something goes another way than the fastest one."""
+        if message not in self.fallbacks:
+            self.fallbacks.append(message)
+            logger.warning(message)
+
+    def member_seed(self, purpose: str, member: Member, *numbers: int) -> int:
+        """Derive the seed of something a member draws for itself: its "order", "crops" or "dropout"."""
+        return stream(self.seed, purpose, member.number, *numbers)
 
     @property
     def exact(self) -> torch.dtype:
@@ -57,8 +73,9 @@ class Member:
     """One network in training."""
 
     network: nn.Module
-    optimizer: torch.optim.Optimizer
+    number: int  # with the run's seed, it decides the order of its batches, its crops and its dropout
     best: dict[str, Tensor]  # a true copy of the weights of the best epoch
+    optimizer_state: OptimizerState = field(default_factory=OptimizerState)
     best_score: float = -math.inf
     best_epoch: int = -1  # the last one with that score
     rise: int = -1  # the last epoch that was better than all before
@@ -68,8 +85,13 @@ class Member:
 class Engine(Protocol):
     """How epochs are computed."""
 
+    name: str  # "loop" or "graph"
+
     def take(self, active: Sequence[Member]) -> None:
-        """Get ready for these members; raises `CaptureError` if it cannot, and has then changed nothing."""
+        """Get ready for these members, and give them optimizers of the engine's kind.
+
+        Raises `CaptureError` if it cannot; then nothing has changed, neither the members nor their optimizers.
+        """
         ...
 
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:

@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-import torch
-from torch import nn
-
-from structured_ensembles.checks import check_choice, check_list, check_number, check_share, check_whole, plain_number
+from structured_ensembles.checks import (
+    check_choice,
+    check_list,
+    check_number,
+    check_share,
+    check_type,
+    check_whole,
+    plain_number,
+)
 from structured_ensembles.data.augmentation import Augmentation
-from structured_ensembles.training.fused import can_be_fused, look_at_derivatives
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "step", "cosine"]
 Precision = Literal["auto", "float32", "bfloat16"]
 Keep = Literal["best", "last"]
 EngineName = Literal["auto", "loop", "graph"]
+
+
+@dataclass(frozen=True)
+class ParameterRule:
+    """How some parameters are trained otherwise: those whose qualified name fits `pattern`, such as "*.bias".
+
+    rate_factor: what their learning rate is multiplied with. weight_decay: theirs; None: the recipe's.
+    """
+
+    pattern: str
+    rate_factor: float = 1.0
+    weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pattern, str) or not self.pattern:
+            raise ValueError(f"pattern must be a name with wildcards, such as '*.bias', not {self.pattern!r}")
+        check_number("rate_factor", self.rate_factor)
+        if self.weight_decay is not None:
+            check_number("weight_decay", self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -35,6 +59,8 @@ class Recipe:
         the members one by one; "graph" captures a step of all of them in one CUDA graph; "auto" takes that on a GPU.
     compile: in the graph, run networks through torch.compile: some seconds more at the start. It pays for networks that
         have many small operations, and no batch normalisation, for which we have kernels. The loop does without.
+    rules: parameters that are trained otherwise, by the pattern of their names; of several that fit, the last counts.
+        `rules=(ParameterRule("*.bias", weight_decay=0.0),)` spares biases the weight decay.
     streams: how many members the graph runs at the same time, each with activations in memory; None: all of them, or
         as many as the GPU has memory for. With 1 it needs about the memory of the loop.
     """
@@ -54,6 +80,7 @@ class Recipe:
     keep: Keep = "best"
     augmentation: Augmentation = "auto"
     label_smoothing: float = 0.0
+    rules: tuple[ParameterRule, ...] = ()
     precision: Precision = "auto"
     engine: EngineName = "auto"
     compile: bool = False
@@ -81,6 +108,8 @@ class Recipe:
             check_choice(name, getattr(self, name), get_args(possible))
         check_list("milestones", self.milestones)
         object.__setattr__(self, "milestones", tuple(self.milestones))
+        check_list("rules", self.rules, "ParameterRule")
+        object.__setattr__(self, "rules", tuple(map(_rule, self.rules)))
 
     @classmethod
     def named(cls, name: str, **changes: Any) -> Recipe:
@@ -93,7 +122,7 @@ class Recipe:
         return replace(RECIPES[name], **changes)
 
     def rate_at(self, step: int, steps: int) -> float:
-        """The rate of step number `step`, with `steps` of them in an epoch."""
+        """Return the learning rate of step number `step`, with `steps` of them in an epoch."""
         epoch = step / steps
         if epoch < self.warmup:
             return self.rate * (step + 1) / math.ceil(self.warmup * steps)
@@ -104,31 +133,15 @@ class Recipe:
             return self.rate * (1 + math.cos(math.pi * min(done, 1.0))) / 2
         return self.rate
 
-    def optimizer_for(self, network: nn.Module, captured: bool = False) -> torch.optim.Optimizer:
-        """The optimizer of a network; one that can be `captured` in a CUDA graph takes its rate from a tensor."""
-        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        fused: dict[str, Any] = {"fused": True} if captured or all(map(can_be_fused, parameters)) else {}
-        rate = torch.tensor(self.rate) if captured else self.rate
-        optimizer: torch.optim.Optimizer
-        if self.optimizer == "sgd":
-            nesterov = self.nesterov and self.momentum > 0
-            optimizer = torch.optim.SGD(
-                parameters, rate, self.momentum, weight_decay=self.weight_decay, nesterov=nesterov, **fused
-            )
-            if fused and self.momentum:  # else all parameters must get their first derivative in the same step
-                for own in parameters:
-                    optimizer.state[own]["momentum_buffer"] = torch.zeros_like(own, requires_grad=False)
-        else:
-            if captured and parameters and parameters[0].is_cuda:
-                fused["capturable"] = True
-            kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-            optimizer = kind(parameters, rate, weight_decay=self.weight_decay, **fused)
-        if fused and not captured:
-            optimizer.register_step_pre_hook(look_at_derivatives)
-        return optimizer
-
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "milestones": list(self.milestones)}
+        return {**asdict(self), "milestones": list(self.milestones), "rules": [asdict(rule) for rule in self.rules]}
+
+
+def _rule(given: Any) -> ParameterRule:
+    if isinstance(given, Mapping):  # as a configuration file has it
+        return ParameterRule(**given)
+    check_type("each of rules", given, ParameterRule)
+    return given  # type: ignore[no-any-return]
 
 
 def check_recipe(recipe: Recipe | None) -> None:

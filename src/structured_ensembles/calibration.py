@@ -1,0 +1,231 @@
+"""Calibration on plain arrays: one temperature for a prediction, and the entropy above which to discard it.
+
+A temperature T turns probabilities p into p^(1/T), renormalised: the order of the classes stays, the confidence follows
+how often predictions are right on held-out samples (Guo et al. 2017). It is fitted to the combined prediction of an
+ensemble, not to each member: members that are calibrated one by one combine to a prediction that is unsure too often
+(Rahaman and Thiery 2021), and ensembles are comparable only after it (Ashukha et al. 2020).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from structured_ensembles.checks import check_choice
+from structured_ensembles.conformal import Conformal, conformal_from_json, conformal_to_json
+
+LOWEST, HIGHEST = 0.01, 100.0  # bounds of a fitted temperature
+RULES: tuple[Literal["mean", "logits"], ...] = (
+    "mean",
+    "logits",
+)  # combination rules that have a temperature; votes are counted, not weighed
+KEEP = 0.95  # share of the right predictions that the default threshold keeps
+NOTHING = -1.0  # a threshold below any entropy
+
+ThresholdRule = tuple[Literal["keep", "risk"], float]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What an ensemble has learned from held-out samples.
+
+    temperatures: by combination rule; one that is not there is 1.
+    threshold: the entropy of the combined prediction, after temperature, above which it is better discarded.
+    threshold_rule: how the threshold was fitted; None for a number given by hand.
+    paper_threshold: the paper's, on the entropy before temperature; for its tables.
+    conformal: prediction sets, or intervals of a regression.
+    """
+
+    temperatures: Mapping[str, float] = field(default_factory=dict)
+    threshold: float | None = None
+    threshold_rule: ThresholdRule | None = None
+    paper_threshold: float | None = None
+    conformal: Conformal | None = None
+
+    @property
+    def fitted(self) -> bool:
+        """Whether anything here was fitted, rather than given as a number."""
+        return bool(self.temperatures or self.threshold_rule or self.conformal)
+
+    def temperature(self, combine: str) -> float:
+        return self.temperatures.get(combine, 1.0)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "temperatures": dict(self.temperatures),
+            "threshold": self.threshold,
+            "threshold_rule": None if self.threshold_rule is None else list(self.threshold_rule),
+            "paper_threshold": self.paper_threshold,
+            "conformal": None if self.conformal is None else conformal_to_json(self.conformal),
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Calibration:
+        """Restore what `to_json` wrote; a ValueError says what cannot be."""
+        fields = ("temperatures", "threshold", "threshold_rule", "paper_threshold", "conformal")
+        if not isinstance(value, dict) or set(value) != set(fields):
+            raise ValueError(f"calibration must have the entries {', '.join(fields)}, not {value!r}")
+        temperatures, rule, conformal = value["temperatures"], value["threshold_rule"], value["conformal"]
+        if not isinstance(temperatures, dict) or not set(temperatures) <= set(RULES):
+            raise ValueError(f"temperatures must be of {' and '.join(RULES)}, not {temperatures!r}")
+        for name in ("threshold", "paper_threshold"):
+            if value[name] is not None and not _is_finite(value[name]):
+                raise ValueError(f"{name} must be a finite number, not {value[name]!r}")
+        if rule is not None and not (isinstance(rule, list) and len(rule) == 2):
+            raise ValueError(f"threshold_rule must be a name and a share, not {rule!r}")
+        return cls(
+            {name: checked_temperature(own) for name, own in temperatures.items()},
+            value["threshold"],
+            None if rule is None else checked_rule(*rule),
+            value["paper_threshold"],
+            None if conformal is None else conformal_from_json(conformal),
+        )
+
+
+# Temperature --------------------------------------------------------------------------------------------------------
+
+
+def checked_temperature(given: Any) -> float:
+    """A temperature as a float; a ValueError unless it is a finite number above 0."""
+    if not _is_finite(given) or given <= 0:
+        raise ValueError(f"temperature must be a finite number above 0 (1.0 turns it off), not {given!r}")
+    return float(given)
+
+
+def same_for_all_rules(temperature: float) -> dict[str, float]:
+    """The temperatures of every combination rule, by name; none for 1.0."""
+    return {} if temperature == 1 else dict.fromkeys(RULES, temperature)
+
+
+def fit_temperature(scores: Any, targets: Any) -> float:
+    """Return the temperature T that minimises the mean negative log-likelihood of softmax(scores / T).
+
+    scores: logits or log-probabilities (samples, classes); the log of a probability of zero, -inf, counts as the
+        smallest positive float32. targets: labels (samples,).
+
+    The likelihood is convex in 1/T, so the minimum is exact (to 1e-10), between 0.01 and 100. Where every sample is
+    right it has no minimum: it would make every prediction certain. T is then the one whose mean confidence is
+    (n+1)/(n+2), as much as n right ones of n tell (Laplace's rule of succession), and at most 1.
+    """
+    values, labels = _checked_samples(scores, targets)
+    logs = _finite_logs(values.log_softmax(-1))
+    chosen = logs.gather(-1, labels[:, None]).squeeze(-1)
+    if bool((chosen == logs.amax(-1)).all()):
+        return _supported_temperature(logs)
+
+    def gradient(inverse: float) -> tuple[float, float]:
+        """First and second derivative of the mean negative log-likelihood by 1/T."""
+        weights = (inverse * logs).softmax(-1)
+        mean = (weights * logs).sum(-1)
+        variance = (weights * (logs - mean[:, None]).square()).sum(-1)
+        return float((mean - chosen).mean()), float(variance.mean())
+
+    return 1 / _increasing_root(gradient, 1 / HIGHEST, 1 / LOWEST)
+
+
+def apply_temperature(probabilities: Tensor, temperature: float) -> Tensor:
+    """Return probabilities (…, classes) to the power 1/T, renormalised; zeros stay zeros."""
+    if temperature == 1:
+        return probabilities
+    return (probabilities.log() / temperature).softmax(-1)
+
+
+def _supported_temperature(logs: Tensor) -> float:
+    supported = (len(logs) + 1) / (len(logs) + 2)
+
+    def excess(inverse: float) -> tuple[float, float]:
+        return float((inverse * logs).softmax(-1).amax(-1).mean()) - supported, math.nan
+
+    return 1 / _increasing_root(excess, 1.0, 1 / LOWEST)
+
+
+def _increasing_root(function: Callable[[float], tuple[float, float]], low: float, high: float) -> float:
+    """Return where an increasing function of x > 0 is zero, or the bound that is nearest to it.
+
+    function: its value and its derivative, NaN where that is not known. Newton's method; a step that leaves the bracket
+    or is not half as long as the one before becomes a bisection.
+    """
+    if function(low)[0] >= 0:
+        return low
+    if function(high)[0] <= 0:
+        return high
+    x, last = min(max(1.0, low), high), math.inf
+    for _ in range(200):
+        value, slope = function(x)
+        low, high = (x, high) if value < 0 else (low, x)
+        following = x - value / slope if slope > 0 else math.nan
+        if not (low < following < high and abs(following - x) < last / 2):
+            following = math.sqrt(low * high)
+        last = abs(following - x)
+        x = following
+        if last <= 1e-11 * x:
+            break
+    return x
+
+
+def _checked_samples(scores: Any, targets: Any) -> tuple[Tensor, Tensor]:
+    values, labels = torch.as_tensor(scores).detach().double(), torch.as_tensor(targets).detach()
+    if values.dim() != 2 or labels.dim() != 1 or len(values) != len(labels):
+        given = f"{tuple(values.shape)} and {tuple(labels.shape)}"
+        raise ValueError(f"scores must be (samples, classes) and targets (samples,), not {given}")
+    if len(values) == 0:
+        raise ValueError("there are no samples to fit a temperature to")
+    if bool((values.isnan() | (values == math.inf)).any()) or bool((values == -math.inf).all(-1).any()):
+        raise ValueError("scores must be finite (-inf for a probability of zero), but some are NaN or infinite")
+    labels = labels.long()
+    if int(labels.min()) < 0 or int(labels.max()) >= values.shape[1]:
+        found = f"from {int(labels.min())} to {int(labels.max())}"
+        raise ValueError(f"targets must be labels from 0 to {values.shape[1] - 1}, not {found}")
+    return values, labels
+
+
+def _finite_logs(logs: Tensor) -> Tensor:
+    """Log-probabilities with those of zeros replaced: never above another one of the sample."""
+    zero = logs == -math.inf
+    if not bool(zero.any()):
+        return logs
+    smallest = logs.masked_fill(zero, 0).amin(-1, keepdim=True)
+    tiny = smallest.clamp_max(math.log(torch.finfo(torch.float32).tiny))
+    return torch.where(zero, tiny, logs)
+
+
+# Threshold ----------------------------------------------------------------------------------------------------------
+
+
+def checked_rule(name: Any, share: Any) -> ThresholdRule:
+    """The rule of a threshold; a ValueError unless there is such a one."""
+    check_choice("the rule of a threshold", name, ("keep", "risk"))
+    above = 0 if name == "risk" else math.ulp(0.0)
+    if not _is_finite(share) or not above <= share <= 1:
+        possible = "at least 0 and at most 1" if name == "risk" else "above 0 and at most 1"
+        raise ValueError(f"{name} must be a share {possible}, not {share!r}")
+    return name, float(share)
+
+
+def fit_threshold(entropy: Tensor, correct: Tensor, rule: ThresholdRule) -> float:
+    """Return the threshold of a rule; a prediction is kept if its entropy is at most the threshold.
+
+    entropy: of predictions, (samples,). correct: whether they are right, booleans (samples,).
+    ("keep", share): the smallest threshold that keeps at least this share of the right predictions (of all, where none
+        is right).
+    ("risk", share): the one that keeps most predictions while at most this share of the kept is wrong; -1, which keeps
+        none, where the surest ones are wrong too often.
+    """
+    name, share = rule
+    values = entropy.double()
+    if name == "keep":
+        right = (values[correct] if bool(correct.any()) else values).sort().values
+        return float(right[max(math.ceil(share * len(right) - 1e-9), 1) - 1])
+    distinct, index, counts = values.unique(return_inverse=True, return_counts=True)  # ties are kept together
+    wrong = torch.zeros_like(distinct).index_add_(0, index, (~correct).double())
+    good = wrong.cumsum(0) <= share * counts.cumsum(0) + 1e-9
+    return float(distinct[good.nonzero().max()]) if bool(good.any()) else NOTHING
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

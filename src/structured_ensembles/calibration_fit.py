@@ -1,0 +1,128 @@
+"""Fit an ensemble's calibration on a split: one pass over its samples, then the plain functions on what comes out."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from structured_ensembles.calibration import (
+    KEEP,
+    NOTHING,
+    RULES,
+    Calibration,
+    ThresholdRule,
+    fit_temperature,
+    fit_threshold,
+    same_for_all_rules,
+)
+from structured_ensembles.combination import combined, combined_logs, entropy_of
+from structured_ensembles.conformal import Conformal, ConformalSets, Method, fit_intervals, fit_sets, samples_needed
+from structured_ensembles.data import Data
+from structured_ensembles.data.dataset import SplitName, check_data
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.evaluation.discarding import percentile_of_right
+from structured_ensembles.evaluation.predictions import predictions
+
+COVERAGE = 0.9  # of the sets and intervals that training leaves behind
+
+
+def calibrate_trained(ensemble: Ensemble, data: Data) -> None:
+    """Fit all that a validation split allows: temperature, thresholds, and conformal sets or intervals of 90 %.
+
+    Outputs that are no finite logits of the data's classes, or not as many values as targets have, are left alone.
+    """
+    if data.validation is None:
+        return
+    outputs, targets = predictions(ensemble, data.validation)
+    enough = len(targets) >= samples_needed(COVERAGE)
+    if not bool(outputs.isfinite().all()):
+        warnings.warn(
+            "the ensemble stays uncalibrated: some of its outputs for the validation split are NaN or infinite",
+            stacklevel=3,
+        )
+    elif data.task == "regression":
+        if enough and outputs[0].numel() == targets.numel():
+            intervals = fit_intervals(*_moments(outputs), targets, COVERAGE)
+            ensemble.calibration = replace(ensemble.calibration, conformal=intervals)
+    elif outputs.dim() == 3:
+        found = _fitted(outputs, targets, Calibration(), None)
+        if enough:
+            probabilities = combined(outputs.double(), "mean", found.temperature("mean"))
+            found = replace(found, conformal=fit_sets(probabilities, targets, COVERAGE))
+        ensemble.calibration = found
+
+
+def fit_calibration(ensemble: Ensemble, data: Data, split: SplitName, temperature: float | None) -> Calibration:
+    """Fit temperatures (or take the given one), and on their scale again what the ensemble had: see `calibrate`."""
+    check_data(data)
+    logits, targets = predictions(ensemble, data.split(split))
+    return _fitted(logits, targets, ensemble.calibration, temperature)
+
+
+def fit_threshold_on(
+    ensemble: Ensemble, data: Data, split: SplitName, rule: ThresholdRule
+) -> tuple[Calibration, float]:
+    """Fit the threshold at the ensemble's temperature, kept and by itself; see `threshold_for`."""
+    check_data(data)
+    logits, targets = predictions(ensemble, data.split(split))
+    threshold = _threshold(ensemble.calibration, logits, targets, rule)
+    return replace(ensemble.calibration, threshold=threshold, threshold_rule=rule), threshold
+
+
+def fit_conformal(
+    ensemble: Ensemble,
+    data: Data,
+    split: SplitName,
+    coverage: float,
+    method: Method,
+    penalty: float,
+    free_ranks: int,
+) -> Conformal:
+    """Fit sets, or intervals, at the ensemble's temperature; see `conformal`."""
+    check_data(data)
+    if data.task == "regression" and method != "thr":
+        raise ValueError(f"method must be left out for a regression, whose intervals have only one, not {method!r}")
+    outputs, targets = predictions(ensemble, data.split(split))
+    if data.task == "regression":
+        return fit_intervals(*_moments(outputs), targets, coverage)
+    probabilities = combined(outputs.double(), "mean", ensemble.temperature)
+    return fit_sets(probabilities, targets, coverage, method, penalty, free_ranks)
+
+
+def _fitted(logits: Tensor, targets: Tensor, before: Calibration, temperature: float | None) -> Calibration:
+    """logits: (members, samples, classes)."""
+    exact = logits.double()
+    if temperature is None:
+        temperatures = {str(rule): fit_temperature(combined_logs(exact, rule), targets) for rule in RULES}
+    else:
+        temperatures = same_for_all_rules(temperature)
+    found = replace(before, temperatures=temperatures, paper_threshold=percentile_of_right(logits, targets))
+    rule: ThresholdRule = before.threshold_rule or ("keep", KEEP)
+    found = replace(found, threshold=_threshold(found, logits, targets, rule), threshold_rule=rule)
+    sets = before.conformal
+    if isinstance(sets, ConformalSets):
+        probabilities = combined(exact, "mean", found.temperature("mean"))
+        refitted = fit_sets(probabilities, targets, sets.coverage, sets.method, sets.penalty, sets.free_ranks)
+        found = replace(found, conformal=refitted)
+    return found
+
+
+def _threshold(own: Calibration, logits: Tensor, targets: Tensor, rule: ThresholdRule) -> float:
+    entropy = entropy_of(combined(logits, "mean", own.temperature("mean")))
+    correct = combined(logits).argmax(-1) == targets
+    threshold = fit_threshold(entropy, correct, rule)
+    if threshold == NOTHING:
+        warnings.warn(
+            f"no threshold has a risk of at most {rule[1]:g} on these samples: its surest predictions are wrong more "
+            "often, so that none is kept",
+            stacklevel=4,
+        )
+    return threshold
+
+
+def _moments(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and spread (samples, …) of the members' values."""
+    return torch.mean(outputs, 0), outputs.std(0, correction=0)

@@ -1,0 +1,60 @@
+"""What an ensemble's calibration is worth: figures after temperature, of what it keeps, of its conformal sets."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from structured_ensembles.combination import Combine, combined, entropy_of
+from structured_ensembles.conformal import ConformalIntervals, ConformalSets
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
+
+
+def calibrated_figures(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine) -> dict[str, float]:
+    """Return the figures of all that was fitted: logits (members, samples, classes), targets (samples,).
+
+    The temperature is that of `combine`; threshold and conformal sets are of the rule "mean", as `keep` and
+    `predict_set` are.
+    """
+    calibration, figures = ensemble.calibration, {}
+    if combine in calibration.temperatures:
+        probabilities = combined(logits, combine, calibration.temperature(combine))
+        figures["cal/nll_t"] = negative_log_likelihood(probabilities, targets)
+        figures["cal/ece_t"] = expected_calibration_error(probabilities, targets, bins=30)
+        figures["cal/ece15_t"] = expected_calibration_error(probabilities, targets, bins=15)
+    if calibration.threshold is not None:
+        entropy = entropy_of(combined(logits, "mean", ensemble.temperature))
+        figures |= _kept(entropy.double() <= calibration.threshold, combined(logits).argmax(-1) == targets)
+    if isinstance(calibration.conformal, ConformalSets):
+        sets = calibration.conformal.sets(combined(logits.double(), "mean", ensemble.temperature))
+        figures["conf/coverage"] = float(sets.gather(-1, targets[:, None]).double().mean())
+        figures["conf/size"] = float(sets.double().sum(-1).mean())
+    return figures
+
+
+def interval_figures(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """Return coverage and mean width of a regression's intervals: outputs (members, samples, …), targets (samples, …).
+
+    Of several values of a target each counts by itself.
+    """
+    rule = ensemble.calibration.conformal
+    if not isinstance(rule, ConformalIntervals):
+        return {}
+    lower, upper = rule.interval(outputs.mean(0), outputs.std(0, correction=0))
+    truth = targets.view_as(lower)
+    width = float((upper - lower).double().mean())
+    figures = {"conf/coverage": float(((lower <= truth) & (truth <= upper)).double().mean())}
+    return figures if math.isinf(width) else {**figures, "conf/width": width}
+
+
+def _kept(kept: Tensor, correct: Tensor) -> dict[str, float]:
+    """kept, correct: booleans (samples,)."""
+    right, sure = correct.double(), kept.double()
+    figures = {
+        "unc/kept": float(sure.mean()),
+        "unc/kept_right": float(sure[correct].mean()),
+        "unc/kept_accuracy": float(right[kept].mean()),
+    }
+    return {name: value for name, value in figures.items() if not math.isnan(value)}

@@ -1,0 +1,101 @@
+"""Build the optimizer of a network as a recipe says, for the engine that will run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from structured_ensembles.training.checkpoint import optimizer_tensors, restore_optimizer
+from structured_ensembles.training.fused import can_be_fused, look_at_derivatives
+from structured_ensembles.training.recipe import ParameterRule, Recipe
+
+
+def optimizer_for(
+    recipe: Recipe, network: nn.Module, rates: Mapping[float, Tensor] | None = None
+) -> torch.optim.Optimizer:
+    """Build the optimizer of a network: one parameter group for each rule of the recipe that applies to it.
+
+    Every group holds its `rate_factor`; its learning rate is the recipe's times that (see `set_rate`).
+    rates: for a step that is captured in a CUDA graph, which cannot take a new number each time: tensors that hold the
+        learning rate of each rate factor (see `rate_factors`).
+    """
+    captured = rates is not None
+    groups = _groups(recipe, network)
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    for group in groups:
+        group["lr"] = rates[group["rate_factor"]] if rates is not None else recipe.rate * group["rate_factor"]
+    fused: dict[str, Any] = {"fused": True} if captured or all(map(can_be_fused, parameters)) else {}
+    optimizer: torch.optim.Optimizer
+    if recipe.optimizer == "sgd":
+        nesterov = recipe.nesterov and recipe.momentum > 0
+        optimizer = torch.optim.SGD(groups, recipe.rate, recipe.momentum, nesterov=nesterov, **fused)
+        if fused and recipe.momentum:  # else all parameters must get their first gradient in the same step
+            for parameter in parameters:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+    else:
+        if captured and parameters and parameters[0].is_cuda:
+            fused["capturable"] = True
+        kind = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
+        optimizer = kind(groups, recipe.rate if rates is None else torch.tensor(recipe.rate), **fused)
+    if fused and not captured:
+        optimizer.register_step_pre_hook(look_at_derivatives)
+    return optimizer
+
+
+def rate_factors(recipe: Recipe) -> set[float]:
+    """What the recipe's learning rate is multiplied with in some parameter group."""
+    return {1.0, *(rule.rate_factor for rule in recipe.rules)}
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of each parameter group: `rate` times the group's factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["rate_factor"]
+
+
+def _groups(recipe: Recipe, network: nn.Module) -> list[dict[str, Any]]:
+    """Sort the parameters that are trained into groups: the last rule whose pattern fits a name counts."""
+    by_rule: dict[ParameterRule | None, list[nn.Parameter]] = {}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            fitting = [rule for rule in recipe.rules if fnmatchcase(name, rule.pattern)]
+            by_rule.setdefault(fitting[-1] if fitting else None, []).append(parameter)
+    rest = ParameterRule("*")
+    return [
+        {
+            "params": parameters,
+            "weight_decay": recipe.weight_decay if (rule or rest).weight_decay is None else (rule or rest).weight_decay,
+            "rate_factor": (rule or rest).rate_factor,
+        }
+        for rule, parameters in by_rule.items()
+    ]
+
+
+class OptimizerState:
+    """The state of a member's optimizer, which outlives the engine that it was built for.
+
+    A run may go on from a checkpoint, or leave a CUDA graph for the plain loop: the new engine builds an optimizer of
+    its own kind and loads the state of the one before.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.loaded = dict(tensors or {})  # from a checkpoint; counts until there is an optimizer
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Momentum and the like, by name."""
+        return self.loaded if self.optimizer is None else optimizer_tensors("", self.optimizer)
+
+    def load_into(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give another optimizer of the same network this state; it stays as it was built where there is none yet."""
+        tensors = self.tensors()
+        if not tensors:
+            return
+        rates = [group["lr"] for group in optimizer.param_groups]  # loading replaces tensors that hold a rate
+        restore_optimizer("", optimizer, tensors)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
