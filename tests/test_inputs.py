@@ -92,6 +92,20 @@ def test_ids_out_of_range_are_named(method: str, tmp_path: Path) -> None:
             own.predict(np.zeros((2, 13), dtype=int))  # more positions than it has
 
 
+def test_data_with_ids_that_the_model_does_not_know_are_refused_before_any_work() -> None:
+    ids = rng.integers(0, 40, (60, 10))
+    for x in (ids + 20, np.where(ids == 39, 50, ids), ids - 1):
+        data = se.Data.from_arrays(x, ids[:, 0] % 2, ids=True)
+        low, high = x[data.train.index].min(), x[data.train.index].max()
+        for call in (
+            lambda data: se.structured_ensemble(Text(), data, 2, **SETTINGS),
+            lambda data: se.train(se.Ensemble([Text()]), data, se.Recipe(epochs=0), "cpu", quiet=True),
+        ):
+            message = f"knows the ids from 0 to 49, but those of the train split reach from {low} to {high}"
+            with pytest.raises(ValueError, match=message):
+                call(data)
+
+
 def test_other_errors_stay_as_they_are() -> None:
     class Failing(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -372,6 +372,9 @@ def test_wrong_data() -> None:
     for choice in ((0.5, 0.5), ["none"], {"ids": "none"}):
         with pytest.raises(ValueError, match=r"normalization of several inputs must be a word, .* a list of 2 choices"):
             se.Data.from_arrays((ids, ids != 0), labels, normalization=choice)
+    unknown = se.Data.from_arrays((ids + 5, ids != 0), labels)
+    with pytest.raises(ValueError, match=r"embedding knows the ids from 0 to 11, .* reach from 5 to 16"):
+        se.structured_ensemble(new(Masked), unknown, 2, quiet=True)
     with pytest.raises(TypeError, match="different structures"):
         se.Data.from_datasets([({"a": ids[0]}, 0), ({"b": ids[0]}, 1)])  # type: ignore[arg-type]
 

@@ -218,8 +218,8 @@ class Ensemble(nn.Module):
         if not isinstance(rule, ConformalIntervals):
             raise ValueError("there are no intervals yet: conformal(data, coverage=0.9) fits them")
         outputs = self.logits(x, batch_size)
-        lower, upper = rule.interval(outputs.mean(0), outputs.std(0, correction=0))
-        return self._like_targets(lower), self._like_targets(upper)
+        low, high = rule.interval(outputs.mean(0), outputs.std(0, correction=0))
+        return self._like_targets(low), self._like_targets(high)
 
     # Calibration ----------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.splits import some_samples
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.inputs import check_data_ids
 from structured_ensembles.pretrained import fitted_normalization
 from structured_ensembles.several import Inputs, call, moved
 
@@ -23,9 +24,13 @@ RESHAPING = ("View", "Reshape", "Squeeze", "Unsqueeze", "Clone", "Copy", "Alias"
 
 
 def examined(model: nn.Module, data: Data, device: Device = "auto") -> Data:
-    """The data as the model takes it, see `fitted_normalization`; warns of outputs that cannot be meant. Once only."""
+    """The data as the model takes it, see `fitted_normalization`; warns of outputs that cannot be meant. Once only.
+
+    Ids that the model does not know are an error.
+    """
     if data.examined:
         return data
+    check_data_ids(model, data)
     data = replace(fitted_normalization(model, data, device), examined=True)
     warn_of_probabilities(model, data)
     return data

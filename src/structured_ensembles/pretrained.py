@@ -48,9 +48,8 @@ def fitted_normalization(model: nn.Module, data: Data, device: Device = "auto") 
         return replace(data, normalization_settled=True)
     choice, normalization, told = found
     if rank() == 0:
-        where = "" if data.normalization is None else " with the data's own"
         warnings.warn(
-            f"the model was trained on inputs as {choice} gives them ({told}{where}): it gets such inputs. Give Data "
+            f"the model was trained on inputs as {choice} gives them ({told}): it gets such inputs. Give Data "
             f"{choice}, or another choice, to decide it yourself",
             stacklevel=4,
         )
@@ -82,7 +81,7 @@ def _found(model: nn.Module, data: Data, device: torch.device) -> tuple[str, Nor
     except Exception:  # a model that does not fit the data: the walk itself says it better
         return None
     measure = "samples right" if data.task == "classification" else "variance explained"
-    return name, others[name], f"{best:.1%} of {measure}, {own:.1%}"
+    return name, others[name], f"{best:.1%} of {measure}, otherwise {own:.1%}"
 
 
 def _looked_at(data: Data) -> Batch:

@@ -139,15 +139,9 @@ def train(
             _restore(member.network, member.best)
             member.network.eval()
     ensemble.history = history
-    _settle(ensemble, data, recipe.epochs)
-    return history
-
-
-def _settle(ensemble: Ensemble, data: Data, epochs: int) -> None:
-    """Set what a trained ensemble learns from the validation split; says if it has learned nothing."""
     calibrate_trained(ensemble, data)
-    if data.validation is not None and data.task == "classification":
-        warn_of_one_class(ensemble, data, epochs)
+    warn_of_one_class(ensemble, data, recipe.epochs)
+    return history
 
 
 def _adopted(ensemble: Ensemble, data: Data, device: torch.device) -> Data:
