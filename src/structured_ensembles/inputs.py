@@ -96,7 +96,7 @@ def embedding_size(network: nn.Module, data: Data) -> int | None:
             if alike and torch.equal(given.unique(), values):
                 sizes.append(table.num_embeddings)
 
-        bystander = bystander_of(network).cpu()  # where an id that is too large leaves more than a broken GPU behind
+        bystander = bystander_of(network).cpu()  # an id out of range would break the CUDA context
         for table in bystander.modules():
             if isinstance(table, TABLES):
                 table.register_forward_pre_hook(look)
