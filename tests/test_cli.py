@@ -1,6 +1,7 @@
 """`sens`, as a user runs it."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -117,10 +118,14 @@ def test_what_evaluations_find_is_kept_together(run: Path, capsys: pytest.Captur
     ensemble = se.Ensemble.load(run / "ensemble.safetensors")
     assert found()["size/overhead"] == pytest.approx(ensemble.overhead(se.zoo.mlp(64)))
     assert main(["evaluate", str(run), "--corruptions"]) == 0
-    assert len([name for name in found() if name.startswith("cor/") and name.endswith("@5")]) == 18 + 1
+    assert len([name for name in found() if name.startswith("cor/") and name.endswith("@5")]) == 18 + 2
+    assert "photographs" in capsys.readouterr().out  # that frost's are not ours to ship
     mean = found()["cor/mean@5"]
     every = [found()[f"cor/{name}@5"] for name in se.evaluation.CORRUPTIONS if f"cor/{name}@5" in found()]
-    assert mean == pytest.approx(sum(every) / 18)
+    assert mean == pytest.approx(sum(every[:15]) / 15)  # the standard ones
+    assert found()["cor/extra_mean@5"] == pytest.approx(sum(every[15:]) / 3)  # without saturate: digits are grey
+    assert main(["evaluate", str(run), "--corruptions", "spatter", "--severities", "5"]) == 0
+    assert found()["cor/extra_mean@5"] == pytest.approx(sum(every[15:]) / 3)
     assert main(["evaluate", str(run), "--corruptions", "fog", "--severities", "5"]) == 0
     assert found()["cor/mean@5"] == mean  # over all that are listed, as before
     assert main(["evaluate", str(run), "--corruptions", "fog", "snow", "--severities", "4"]) == 0
@@ -234,8 +239,17 @@ def test_predict(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     row = next(line for line in shown.splitlines() if "right.png" in line).split()
     assert row[1] == str(int(probabilities.argmax()))
     assert float(row[2]) == pytest.approx(100 * float(probabilities.max()), abs=0.06)
-    entropy = float(ensemble.uncertainty(data.test.inputs[:1]).entropy)
-    assert ("discard" if entropy > ensemble.threshold else "keep") in row
+    unsure = ensemble.uncertainty(data.test.inputs[:1])
+    assert ("keep" if ensemble.keep(data.test.inputs[:1]) else "discard") in row
+    header = next(line for line in shown.splitlines() if "probability" in line)
+    line = next(line for line in shown.splitlines() if "right.png" in line)
+    cells = dict(zip(re.split(r"  +", header.strip()), re.split(r"  +", line.strip()), strict=False))
+    assert float(cells["entropy"]) == pytest.approx(float(unsure.entropy), abs=6e-4)
+    assert float(cells["mutual information"]) == pytest.approx(float(unsure.mutual_information), abs=6e-4)
+    assert float(cells["disagreement"].removesuffix("%")) == pytest.approx(100 * float(unsure.disagreement), abs=0.6)
+    classes = ensemble.predict_set(data.test.inputs[:1])[0].nonzero().flatten().tolist()
+    assert cells["set"] == "{" + ", ".join(map(str, classes)) + "}" or len(classes) > 5
+    assert "which keeps 95 % of what it gets right" in shown
     assert "resized from 32×32 to 8×8" in next(line for line in shown.splitlines() if "large.jpg" in line)
     assert main(["predict", str(run / "ensemble.safetensors"), str(tmp_path / "broken.png"), pictures[0]]) == 1
     captured = capsys.readouterr()
@@ -351,6 +365,14 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )
+    data = se.load_data("digits")
+    loaded = {name: se.Ensemble.load(tmp_path / f"{name}.safetensors") for name in ("single", "deep", "structured")}
+    figures = {name: se.evaluate(ensemble, data) for name, ensemble in loaded.items()}
+    for own in figures.values():  # before and after temperature, and the sets, of every method
+        assert f"<td>{100 * own['cal/ece']:.2f} %</td><td>{100 * own['cal/ece_t']:.2f} %</td>" in page
+        assert f"<td>{own['cal/nll']:.4f}</td><td>{own['cal/nll_t']:.4f}</td>" in page
+        assert f"<td>{100 * own['conf/coverage']:.1f} %</td><td>{own['conf/size']:.2f}</td>" in page
+    assert figures["structured"]["cal/ece_t"] <= figures["single"]["cal/ece"]
     one, five = (se.Ensemble.load(tmp_path / f"{name}.safetensors") for name in ("single", "structured-int8"))
     assert (tmp_path / "structured-int8.safetensors").stat().st_size < (tmp_path / "single.safetensors").stat().st_size
     assert (len(one), len(five)) == (1, 5)

@@ -78,14 +78,15 @@ def test_evaluate_puts_it_together() -> None:
         se.evaluate(ensemble, se.Data.from_arrays(x, y))
 
 
-def test_the_threshold_is_a_percentile_of_the_entropy_of_what_is_right() -> None:
+def test_the_papers_threshold_is_a_percentile_of_the_entropy_of_what_is_right() -> None:
     data = se.load_data("digits")
     torch.manual_seed(0)
     ensemble = se.Ensemble([se.zoo.mlp(64)])
     se.train(ensemble, data, se.Recipe(epochs=3), quiet=True)
     x, y = data.validation.inputs[data.validation.index], data.validation.targets[data.validation.index]
-    entropy = ensemble.uncertainty(x).entropy[ensemble.predict(x) == y]
-    assert ensemble.threshold == pytest.approx(float(np.percentile(entropy.double().numpy(), 75)), rel=1e-6)
+    entropy = ensemble.uncertainty(x, temperature=1.0).entropy[ensemble.predict(x) == y]
+    expected = float(np.percentile(entropy.double().numpy(), 75))
+    assert ensemble.calibration.paper_threshold == pytest.approx(expected, rel=1e-6)
     assert discard_threshold(ensemble, data, 0) == pytest.approx(float(entropy.min()), rel=1e-6)
 
 
@@ -108,8 +109,9 @@ def test_cheap_figures_come_from_one_pass(
     figures = se.evaluate(ensemble, data)
     assert sum(seen) == len(data.test)
     x, y = data.test.inputs, data.test.targets
-    correct, entropy = ensemble.predict(x) == y, ensemble.uncertainty(x).entropy
-    kept = [bool(right) for right, value in zip(correct, entropy.double(), strict=True) if value <= ensemble.threshold]
+    correct, entropy = ensemble.predict(x) == y, ensemble.uncertainty(x, temperature=1.0).entropy
+    threshold = ensemble.calibration.paper_threshold
+    kept = [bool(right) for right, value in zip(correct, entropy.double(), strict=True) if value <= threshold]
     assert figures["unc/accuracy"] == figures["cls/accuracy"]
     assert figures["unc/filtered_accuracy"] == pytest.approx(np.mean(kept))
     assert figures["unc/discarded"] == pytest.approx(1 - len(kept) / len(y))
@@ -145,17 +147,18 @@ def test_expensive_figures_on_request(trained: tuple[se.Ensemble, se.Data]) -> N
             assert figures[f"cor/{name}@{severity}"] == pytest.approx(accuracy(images), abs=1.1 / len(y))
         both = figures[f"cor/fog@{severity}"], figures[f"cor/snow@{severity}"]
         assert figures[f"cor/mean@{severity}"] == pytest.approx(np.mean(both))
+        threshold = ensemble.calibration.paper_threshold
         discarded = [
-            (ensemble.uncertainty(own).entropy > ensemble.threshold).double().mean() for own in changed.values()
+            (ensemble.uncertainty(own, temperature=1.0).entropy > threshold).double().mean() for own in changed.values()
         ]
         assert figures[f"cor/mean@{severity}/discarded"] == pytest.approx(float(np.mean(discarded)), abs=1.1 / len(y))
-    scores = torch.cat((ensemble.uncertainty(x).entropy, ensemble.uncertainty(noise).entropy))
+    scores = torch.cat([ensemble.uncertainty(own, temperature=1.0).entropy for own in (x, noise)])
     assert figures["ood/entropy_auroc"] == pytest.approx(roc_auc_score([0] * len(x) + [1] * 50, scores.numpy()))
     assert figures["size/overhead"] == pytest.approx(3.0)
     assert figures["size/file_bytes"] > 4 * figures["size/parameters"]
     assert figures["size/peak_bytes"] > 0
     plain = se.evaluate(ensemble, data)
-    assert set(plain) == {name for name in figures if name.split("/")[0] in ("cls", "cal", "div", "unc")} | {
+    assert set(plain) == {name for name in figures if name.split("/")[0] in ("cls", "cal", "div", "unc", "conf")} | {
         *("size/members", "size/parameters")
     }
 
@@ -164,8 +167,17 @@ def test_all_corruptions_of_grey_images_leave_saturation_out(trained: tuple[se.E
     ensemble, data = trained
     figures = se.evaluate(ensemble, data, corruptions=True, severities=[2])
     names = {name.removeprefix("cor/").removesuffix("@2") for name in figures if name.startswith("cor/")}
-    others = {"mean", *(f"mean@2/{kind}" for kind in ("ece", "filtered_accuracy", "discarded"))}
-    assert names - others == set(se.evaluation.CORRUPTIONS) - {"saturate"}
+    means = ("mean", "extra_mean")
+    others = {f"{mean}@2/{kind}" for mean in means for kind in ("ece", "filtered_accuracy", "discarded")}
+    assert names - others - set(means) == set(se.evaluation.CORRUPTIONS) - {"saturate"}
+    extra = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+    standard = [figures[f"cor/{name}@2"] for name in se.evaluation.CORRUPTIONS if name not in extra]
+    assert len(standard) == 15
+    assert figures["cor/mean@2"] == pytest.approx(np.mean(standard))
+    assert figures["cor/extra_mean@2"] == pytest.approx(np.mean([figures[f"cor/{name}@2"] for name in extra[:3]]))
+    some = se.evaluate(ensemble, data, corruptions=["spatter", "speckle_noise"], severities=[2])
+    assert "cor/mean@2" not in some
+    assert some["cor/extra_mean@2"] == pytest.approx((some["cor/spatter@2"] + some["cor/speckle_noise@2"]) / 2)
 
 
 def test_figures_that_do_not_exist_are_left_out() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from structured_ensembles.checks import check_choice
+from structured_ensembles.checks import check_choice, plain_number
 from structured_ensembles.conformal import Conformal, conformal_from_json, conformal_to_json
 
 LOWEST, HIGHEST = 0.01, 100.0  # bounds of a fitted temperature
@@ -49,8 +49,8 @@ class Calibration:
 
     @property
     def fitted(self) -> bool:
-        """Whether anything here was fitted, rather than given as a number."""
-        return bool(self.temperatures or self.threshold_rule or self.conformal)
+        """Whether there is more here than one threshold, given as a number or by a file of an earlier version."""
+        return self != Calibration(threshold=self.threshold, paper_threshold=self.threshold)
 
     def temperature(self, combine: str) -> float:
         return self.temperatures.get(combine, 1.0)
@@ -73,16 +73,13 @@ class Calibration:
         temperatures, rule, conformal = value["temperatures"], value["threshold_rule"], value["conformal"]
         if not isinstance(temperatures, dict) or not set(temperatures) <= set(RULES):
             raise ValueError(f"temperatures must be of {' and '.join(RULES)}, not {temperatures!r}")
-        for name in ("threshold", "paper_threshold"):
-            if value[name] is not None and not _is_finite(value[name]):
-                raise ValueError(f"{name} must be a finite number, not {value[name]!r}")
         if rule is not None and not (isinstance(rule, list) and len(rule) == 2):
             raise ValueError(f"threshold_rule must be a name and a share, not {rule!r}")
         return cls(
             {name: checked_temperature(own) for name, own in temperatures.items()},
-            value["threshold"],
+            checked_threshold(value["threshold"]),
             None if rule is None else checked_rule(*rule),
-            value["paper_threshold"],
+            checked_threshold(value["paper_threshold"], "paper_threshold"),
             None if conformal is None else conformal_from_json(conformal),
         )
 
@@ -92,9 +89,10 @@ class Calibration:
 
 def checked_temperature(given: Any) -> float:
     """A temperature as a float; a ValueError unless it is a finite number above 0."""
-    if not _is_finite(given) or given <= 0:
+    number = plain_number(given)
+    if not _is_finite(number) or number <= 0:
         raise ValueError(f"temperature must be a finite number above 0 (1.0 turns it off), not {given!r}")
-    return float(given)
+    return float(number)
 
 
 def same_for_all_rules(temperature: float) -> dict[str, float]:
@@ -205,6 +203,14 @@ def checked_rule(name: Any, share: Any) -> ThresholdRule:
         possible = "at least 0 and at most 1" if name == "risk" else "above 0 and at most 1"
         raise ValueError(f"{name} must be a share {possible}, not {share!r}")
     return name, float(share)
+
+
+def checked_threshold(given: Any, argument: str = "threshold") -> float | None:
+    """A threshold as a float, or None; a ValueError unless it is a finite number."""
+    number = plain_number(given)
+    if number is not None and not _is_finite(number):
+        raise ValueError(f"{argument} must be a finite number, or None, not {given!r}")
+    return None if number is None else float(number)
 
 
 def fit_threshold(entropy: Tensor, correct: Tensor, rule: ThresholdRule) -> float:

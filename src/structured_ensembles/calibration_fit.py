@@ -18,13 +18,14 @@ from structured_ensembles.calibration import (
     fit_threshold,
     same_for_all_rules,
 )
-from structured_ensembles.combination import combined, combined_logs, entropy_of
+from structured_ensembles.combination import PART, Combine, combined, combined_logs, entropy_of, exact_probabilities
 from structured_ensembles.conformal import Conformal, ConformalSets, Method, fit_intervals, fit_sets, samples_needed
 from structured_ensembles.data import Data
-from structured_ensembles.data.dataset import SplitName, check_data
+from structured_ensembles.data.dataset import SplitName, Task, check_data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.discarding import percentile_of_right
 from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.gaussian import mean_and_spread
 
 COVERAGE = 0.9  # of the sets and intervals that training leaves behind
 
@@ -32,33 +33,35 @@ COVERAGE = 0.9  # of the sets and intervals that training leaves behind
 def calibrate_trained(ensemble: Ensemble, data: Data) -> None:
     """Fit all that a validation split allows: temperature, thresholds, and conformal sets or intervals of 90 %.
 
-    Outputs that are no finite logits of the data's classes, or not as many values as targets have, are left alone.
+    Outputs that it cannot be fitted to, such as those of a loss of one's own, get a warning: training must not fail in
+    the end.
     """
     if data.validation is None:
         return
     outputs, targets = predictions(ensemble, data.validation)
+    try:
+        ensemble.calibration = _fitted_all(ensemble.calibration, outputs, targets, data.task, ensemble.gaussian)
+    except ValueError as error:
+        warnings.warn(f"the ensemble stays uncalibrated: {error}", stacklevel=3)
+
+
+def _fitted_all(before: Calibration, outputs: Tensor, targets: Tensor, task: Task, gaussian: bool) -> Calibration:
     enough = len(targets) >= samples_needed(COVERAGE)
-    if not bool(outputs.isfinite().all()):
-        warnings.warn(
-            "the ensemble stays uncalibrated: some of its outputs for the validation split are NaN or infinite",
-            stacklevel=3,
-        )
-    elif data.task == "regression":
-        if enough and outputs[0].numel() == targets.numel():
-            intervals = fit_intervals(*_moments(outputs), targets, COVERAGE)
-            ensemble.calibration = replace(ensemble.calibration, conformal=intervals)
-    elif outputs.dim() == 3:
-        found = _fitted(outputs, targets, Calibration(), None)
-        if enough:
-            probabilities = combined(outputs.double(), "mean", found.temperature("mean"))
-            found = replace(found, conformal=fit_sets(probabilities, targets, COVERAGE))
-        ensemble.calibration = found
+    if task == "regression":
+        mean, spread = mean_and_spread(outputs, gaussian)
+        if not enough or mean.numel() != targets.numel():
+            return before
+        return replace(before, conformal=fit_intervals(mean, spread, targets, COVERAGE, floored=not gaussian))
+    found = _fitted(outputs, targets, Calibration(), None)
+    if not enough:
+        return found
+    probabilities = exact_probabilities(outputs, found.temperature("mean"))
+    return replace(found, conformal=fit_sets(probabilities, targets, COVERAGE))
 
 
 def fit_calibration(ensemble: Ensemble, data: Data, split: SplitName, temperature: float | None) -> Calibration:
     """Fit temperatures (or take the given one), and on their scale again what the ensemble had: see `calibrate`."""
-    check_data(data)
-    logits, targets = predictions(ensemble, data.split(split))
+    logits, targets = _checked_predictions(ensemble, data, split)
     return _fitted(logits, targets, ensemble.calibration, temperature)
 
 
@@ -66,8 +69,7 @@ def fit_threshold_on(
     ensemble: Ensemble, data: Data, split: SplitName, rule: ThresholdRule
 ) -> tuple[Calibration, float]:
     """Fit the threshold at the ensemble's temperature, kept and by itself; see `threshold_for`."""
-    check_data(data)
-    logits, targets = predictions(ensemble, data.split(split))
+    logits, targets = _checked_predictions(ensemble, data, split)
     threshold = _threshold(ensemble.calibration, logits, targets, rule)
     return replace(ensemble.calibration, threshold=threshold, threshold_rule=rule), threshold
 
@@ -82,21 +84,32 @@ def fit_conformal(
     free_ranks: int,
 ) -> Conformal:
     """Fit sets, or intervals, at the ensemble's temperature; see `conformal`."""
-    check_data(data)
-    if data.task == "regression" and method != "thr":
+    if ensemble.task == "regression" and method != "thr":
         raise ValueError(f"method must be left out for a regression, whose intervals have only one, not {method!r}")
-    outputs, targets = predictions(ensemble, data.split(split))
+    outputs, targets = _checked_predictions(ensemble, data, split)
     if data.task == "regression":
-        return fit_intervals(*_moments(outputs), targets, coverage)
-    probabilities = combined(outputs.double(), "mean", ensemble.temperature)
+        mean, spread = mean_and_spread(outputs, ensemble.gaussian)
+        return fit_intervals(mean, spread, targets, coverage, floored=not ensemble.gaussian)
+    probabilities = exact_probabilities(outputs, ensemble.temperature)
     return fit_sets(probabilities, targets, coverage, method, penalty, free_ranks)
+
+
+def _checked_predictions(ensemble: Ensemble, data: Data, split: SplitName) -> tuple[Tensor, Tensor]:
+    check_data(data)
+    if data.task != ensemble.task:
+        raise ValueError(
+            f"data are for {data.task}, but the ensemble is for {ensemble.task}: Ensemble(…, task={data.task!r})"
+        )
+    return predictions(ensemble, data.split(split))
 
 
 def _fitted(logits: Tensor, targets: Tensor, before: Calibration, temperature: float | None) -> Calibration:
     """logits: (members, samples, classes)."""
-    exact = logits.double()
+    if logits.dim() != 3:
+        given = f"{tuple(logits.shape[2:])} for each sample"
+        raise ValueError(f"a temperature needs members that give one logit for each class, but they give {given}")
     if temperature is None:
-        temperatures = {str(rule): fit_temperature(combined_logs(exact, rule), targets) for rule in RULES}
+        temperatures = {str(rule): fit_temperature(_exact_logs(logits, rule), targets) for rule in RULES}
     else:
         temperatures = same_for_all_rules(temperature)
     found = replace(before, temperatures=temperatures, paper_threshold=percentile_of_right(logits, targets))
@@ -104,7 +117,7 @@ def _fitted(logits: Tensor, targets: Tensor, before: Calibration, temperature: f
     found = replace(found, threshold=_threshold(found, logits, targets, rule), threshold_rule=rule)
     sets = before.conformal
     if isinstance(sets, ConformalSets):
-        probabilities = combined(exact, "mean", found.temperature("mean"))
+        probabilities = exact_probabilities(logits, found.temperature("mean"))
         refitted = fit_sets(probabilities, targets, sets.coverage, sets.method, sets.penalty, sets.free_ranks)
         found = replace(found, conformal=refitted)
     return found
@@ -123,6 +136,5 @@ def _threshold(own: Calibration, logits: Tensor, targets: Tensor, rule: Threshol
     return threshold
 
 
-def _moments(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and spread (samples, …) of the members' values."""
-    return torch.mean(outputs, 0), outputs.std(0, correction=0)
+def _exact_logs(logits: Tensor, rule: Combine) -> Tensor:
+    return torch.cat([combined_logs(part.double(), rule) for part in logits.split(PART, dim=1)])

@@ -83,6 +83,7 @@ class ChannelGraph:
     parameters: which names in `axes` are parameters (the others are buffers).
     magnitudes: mean absolute weight of every channel of the prunable groups, when traced.
     output_shape: of the network's (first) output for the example.
+    unnormalized: the layers whose output meets no normalisation before the next layer or the network's output.
     """
 
     groups: tuple[ChannelGroup, ...]
@@ -91,6 +92,7 @@ class ChannelGraph:
     parameters: frozenset[str] = field(repr=False)
     magnitudes: Mapping[str, Tensor] = field(repr=False, compare=False)
     output_shape: tuple[int, ...]
+    unnormalized: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def prunable(self) -> dict[str, int]:
@@ -131,13 +133,15 @@ def trace(model: nn.Module, example: Any, coupled: bool = False) -> ChannelGraph
 
     model: any module that `torch.export` can follow. It is not changed, whatever its mode, device or dtype; it is
         traced as it runs in evaluation mode (and in training mode too where that uses further parameters).
-    example: an input batch such as the model takes, a tuple of them if it takes several; only shapes and dtypes matter.
+    example: an input batch such as the model takes; if it takes several, a tuple of positional or a dict of keyword
+        arguments. Only shapes and dtypes matter.
     coupled: also offer the groups that residual sums couple; their producers then share one scaling vector.
     """
     check_type("model", model, nn.Module)
-    inputs = example if isinstance(example, tuple) else (example,)
+    inputs = example if isinstance(example, tuple | dict) else (example,)
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)):
-        raise TypeError(f"example must be a tensor or a tuple of what the model takes, not {type(example).__name__}")
+        kind = type(example).__name__
+        raise TypeError(f"example must be a tensor, or a tuple or dict of what the model takes, not {kind}")
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         raise ValueError("model has lazy layers without weights: run it once before tracing")
     check_copyable(model)
@@ -260,6 +264,7 @@ def _graph_of(walk: Walk, model: nn.Module, coupled: bool) -> tuple[dict[Channel
         parameters=frozenset(name for name, _ in model.named_parameters()),
         magnitudes=_magnitudes(model, outputs),
         output_shape=walk.output_shape or (),
+        unnormalized=frozenset(producer.module for producer in walk.producers if not producer.normalized),
     )
     return offered, graph
 

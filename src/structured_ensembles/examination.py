@@ -16,6 +16,7 @@ from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.inputs import check_data_ids
 from structured_ensembles.pretrained import fitted_normalization
+from structured_ensembles.several import Inputs, call, moved
 
 LOOKED_AT = 512  # validation samples
 TRAINED = 5  # epochs after which a network should tell classes apart
@@ -42,7 +43,8 @@ def warn_of_probabilities(network: nn.Module, data: Data) -> None:
     ending = None
     with suppress(Exception):  # a network that does not fit the data: the walk itself says it better
         inputs, _ = some_samples(data.train, 8)
-        ending = _ending(bystander_of(network), data.prepare(inputs.to(device_of(network)), dtype_of(network)))
+        inputs = moved(inputs, device_of(network))
+        ending = _ending(bystander_of(network), data.prepare(inputs, dtype_of(network)))
     if ending is not None:
         warnings.warn(
             f"the model ends in a {ending}, but its outputs are taken for logits: the loss and `predict_proba` apply a "
@@ -52,13 +54,14 @@ def warn_of_probabilities(network: nn.Module, data: Data) -> None:
         )
 
 
-def _ending(network: nn.Module, example: Tensor) -> str | None:
+def _ending(network: nn.Module, example: Inputs) -> str | None:
     """Whether a network ends in a softmax or a sigmoid, by its outputs for an example, and their last operation."""
-    cuda = [example.device] if example.is_cuda else []
+    device = device_of(network)
+    cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
         for parameter in network.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
-        outputs = network(example)
+        outputs: Tensor = call(network, example)
         values = outputs.detach().double()
         tolerance = 1e-4 if outputs.dtype in (torch.float32, torch.float64) else 2e-2
         if values.shape[-1] > 1 and bool((values >= 0).all() & ((values.sum(-1) - 1).abs() < tolerance).all()):

@@ -24,6 +24,7 @@ from structured_ensembles.data.splits import Batch, some_samples
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.initialization import draw_weights
 from structured_ensembles.parallel import gather, rank
+from structured_ensembles.several import Inputs, call, moved, pieces
 
 LOOKED_AT = 512  # samples
 BATCH = 128
@@ -98,6 +99,8 @@ def _candidates(data: Data) -> Iterator[tuple[str, Normalization | None]]:
     if data.ids:
         return
     inputs, _ = some_samples(data.train, 1)
+    if not isinstance(inputs, Tensor):  # of several inputs, each is as its type says
+        return
     if inputs.dtype == torch.uint8:
         yield "normalization='none'", normalization_for("none", inputs)
         yield "normalization=(0.5, 0.5)", normalization_for((0.5, 0.5), inputs)
@@ -110,10 +113,10 @@ def _candidates(data: Data) -> Iterator[tuple[str, Normalization | None]]:
 
 
 @torch.no_grad()
-def _outputs(network: nn.Module, data: Data, inputs: Tensor) -> Tensor:
+def _outputs(network: nn.Module, data: Data, inputs: Inputs) -> Tensor:
     """What a network, or several as one, makes of stored inputs (samples, …): (samples, …), on the CPU."""
     device, dtype = device_of(network), dtype_of(network)
-    parts = [network(data.prepare(part.to(device), dtype)) for part in inputs.split(BATCH)]
+    parts = [call(network, data.prepare(moved(part, device), dtype)) for part in pieces(inputs, BATCH)]
     outputs = torch.cat(parts, dim=1).mean(0) if hasattr(network, "num_members") else torch.cat(parts)
     return outputs.double().cpu()
 

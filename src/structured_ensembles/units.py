@@ -20,6 +20,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.splits import Batch, Split, TensorSplit
 from structured_ensembles.devices import constant
 from structured_ensembles.parallel import gather
+from structured_ensembles.several import Inputs, call, moved, rows_of
 
 LOOKED_AT = 64  # samples that tell what units a network's outputs have
 STREAMED = 512  # samples of a loader that tell what the targets are like
@@ -57,19 +58,22 @@ class Units:
         return None if value is None else cls(tuple(map(float, value[0])), float(value[1]))
 
 
-def units_for(networks: Sequence[nn.Module], data: Data) -> Units | None:
+def units_for(networks: Sequence[nn.Module], data: Data, gaussian: bool = False) -> Units | None:
     """The units of a regression's training targets; None where the networks have those of the targets already.
 
+    gaussian: whether the networks have Gaussian heads, whose means are in these units.
     Of several processes, which may have drawn other weights, the first decides.
     """
-    return gather(_units(networks, data))[0]  # type: ignore[no-any-return]
+    return gather(_units(networks, data, gaussian))[0]  # type: ignore[no-any-return]
 
 
-def _units(networks: Sequence[nn.Module], data: Data) -> Units | None:
+def _units(networks: Sequence[nn.Module], data: Data, gaussian: bool) -> Units | None:
     if data.task != "regression":
         return None
     inputs, targets = _looked_at(data.train)
     outputs = _outputs(networks, data, inputs)
+    if gaussian and outputs.dim():
+        outputs = outputs.chunk(2, -1)[0]
     by_value = targets.dim() == 2 and outputs.shape[1:] == targets.shape[1:]
     mean = targets.mean(0) if by_value else targets.mean().expand(1)
     deviation = float((targets - mean).square().mean().sqrt())
@@ -81,16 +85,16 @@ def _units(networks: Sequence[nn.Module], data: Data) -> Units | None:
     return None if _distance(units.standard(outputs)) < _distance(outputs) + WORTHWHILE else units
 
 
-def _looked_at(split: Split) -> tuple[Tensor, Tensor]:
+def _looked_at(split: Split) -> tuple[Inputs, Tensor]:
     """Inputs of a few samples, and targets: of all samples in memory, or of those that a loader gives first."""
     if isinstance(split, TensorSplit):
-        return split.inputs[split.index[:LOOKED_AT]], split.targets[split.index].double()
+        return rows_of(split.inputs, split.index[:LOOKED_AT]), split.targets[split.index].double()
     batches: list[Batch] = []
     for batch in split.batches(STREAMED, seed=(0,)):
         batches.append(batch)
         if sum(len(targets) for _, targets in batches) >= STREAMED:
             break
-    return batches[0][0][:LOOKED_AT], torch.cat([targets for _, targets in batches]).double()
+    return rows_of(batches[0][0], slice(LOOKED_AT)), torch.cat([targets for _, targets in batches]).double()
 
 
 def _distance(values: Tensor) -> float:
@@ -102,12 +106,12 @@ def _distance(values: Tensor) -> float:
 
 
 @torch.no_grad()
-def _outputs(networks: Sequence[nn.Module], data: Data, inputs: Tensor) -> Tensor:
+def _outputs(networks: Sequence[nn.Module], data: Data, inputs: Inputs) -> Tensor:
     """Of all networks, shape (networks * samples, …)."""
     found = []
     for network in networks:
         with evaluation_mode(network):
-            outputs = network(data.prepare(inputs.to(device_of(network)), dtype_of(network)))
+            outputs = call(network, data.prepare(moved(inputs, device_of(network)), dtype_of(network)))
         if isinstance(outputs, Tensor):
             found.append(outputs.flatten(0, 1) if hasattr(network, "num_members") else outputs)
     return torch.cat(found).double() if found else torch.zeros(0)

@@ -10,9 +10,14 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from structured_ensembles.combination import combined, exact_probabilities, uncertainty_of
+from structured_ensembles.conformal import ConformalSets
 from structured_ensembles.data.arrays import image_tensor
-from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.several import is_several
 from structured_ensembles.tables import text_table
+
+MOST_NAMED = 5  # classes of a set that are listed
 
 
 def predict(run: Path, images: list[Path], trust_code: bool = False) -> int:
@@ -26,7 +31,7 @@ def predict(run: Path, images: list[Path], trust_code: bool = False) -> int:
     """
     ensemble = Ensemble.load(run / "ensemble.safetensors" if run.is_dir() else run, trust_code=trust_code)
     shape = ensemble.input_shape
-    if ensemble.task != "classification" or shape is None or len(shape) != 3:
+    if ensemble.task != "classification" or shape is None or is_several(shape) or len(shape) != 3:
         raise ValueError(f"{run} does not classify pictures: its inputs have the shape {shape}")
     rows, unreadable = [], 0
     for path in images:
@@ -36,21 +41,57 @@ def predict(run: Path, images: list[Path], trust_code: bool = False) -> int:
             print(f"sens: {path} cannot be read: {error}", file=sys.stderr)
             unreadable += 1
             continue
-        logits = ensemble.logits(pixels[None])
-        probability, label = combined(logits)[0].max(-1)
-        unsure = uncertainty_of(logits)
-        entropy, information = float(unsure.entropy[0]), float(unsure.mutual_information[0])
-        verdict = "keep" if ensemble.threshold is None or entropy <= ensemble.threshold else "discard"
-        name = ensemble.classes[int(label)] if ensemble.classes else str(int(label))
-        figures = (f"{100 * float(probability):.1f} %", f"{entropy:.3f}", f"{information:.3f}")
-        rows.append((str(path), name, *figures, verdict, note))
+        rows.append((str(path), *_cells(ensemble, ensemble.logits(pixels[None])), note))
     if rows:
-        print(text_table(("picture", "class", "probability", "entropy", "disagreement", "verdict", ""), rows))
-    if rows and ensemble.threshold is not None:
-        print(
-            f"\ndiscard: the entropy is above {ensemble.threshold:.3f}, where it is for a quarter of what it gets right"
-        )
+        sets = ("set",) if _sets(ensemble) else ()
+        columns = ("class", "probability", "entropy", "mutual information", "disagreement", *sets, "verdict")
+        print(text_table(("picture", *columns, ""), rows))
+        print("".join(f"\n{line}" for line in _legend(ensemble)))
     return 1 if unreadable else 0
+
+
+def _cells(ensemble: Ensemble, logits: Tensor) -> tuple[str, ...]:
+    """What is said of one picture, from its members' logits (members, 1, classes)."""
+    probability, label = combined(logits, "mean", ensemble.temperature)[0].max(-1)
+    unsure = uncertainty_of(logits, ensemble.temperature)
+    entropy, information, differing = (float(own[0]) for own in unsure.to_dict().values())
+    verdict = "keep" if ensemble.threshold is None or entropy <= ensemble.threshold else "discard"
+    figures = (f"{100 * float(probability):.1f} %", f"{entropy:.3f}", f"{information:.3f}", f"{100 * differing:.0f} %")
+    rule = _sets(ensemble)
+    sets: tuple[str, ...] = ()
+    if rule is not None:
+        chosen = rule.sets(exact_probabilities(logits, ensemble.temperature))[0].nonzero().flatten()
+        names = [_name(ensemble, int(own)) for own in chosen[:MOST_NAMED]]
+        more = [f"{len(chosen) - MOST_NAMED} more"] if len(chosen) > MOST_NAMED else []
+        sets = ("{" + ", ".join(names + more) + "}",)
+    return _name(ensemble, int(label)), *figures, *sets, verdict
+
+
+def _legend(ensemble: Ensemble) -> list[str]:
+    """What the columns mean for this ensemble."""
+    lines = [
+        f"probability: at a temperature of {ensemble.temperature:.3g}; entropy and mutual information: in nats; "
+        "disagreement: pairs of members that name different classes"
+    ]
+    if rule := _sets(ensemble):
+        lines.append(f"set: holds the right class for {100 * rule.coverage:g} % of pictures such as those of training")
+    if ensemble.threshold is not None:
+        name, share = ensemble.calibration.threshold_rule or ("", 0.0)
+        why = {
+            "keep": f", which keeps {100 * share:g} % of what it gets right on held-out pictures",
+            "risk": f", below which at most {100 * share:g} % are wrong on held-out pictures",
+        }.get(name, "")
+        lines.append(f"discard: the entropy is above {ensemble.threshold:.3f}{why}")
+    return lines
+
+
+def _sets(ensemble: Ensemble) -> ConformalSets | None:
+    rule = ensemble.calibration.conformal
+    return rule if isinstance(rule, ConformalSets) else None
+
+
+def _name(ensemble: Ensemble, label: int) -> str:
+    return ensemble.classes[label] if ensemble.classes else str(label)
 
 
 def read_picture(path: Path, shape: tuple[int, ...]) -> tuple[Tensor, str]:

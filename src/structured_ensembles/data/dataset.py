@@ -21,8 +21,10 @@ from structured_ensembles.data.arrays import (
     warn_of_many_classes,
 )
 from structured_ensembles.data.drawing import Seed
+from structured_ensembles.data.kinds import Kind, Kinds, Normalizations, kinds_of, normalizations_for, parts_of
 from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
-from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, hold_out
+from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, as_batch, hold_out
+from structured_ensembles.several import Inputs, Shape, batch_size, each, rows_of
 
 Task = Literal["classification", "regression"]
 SplitName = Literal["train", "validation", "test"]
@@ -33,7 +35,8 @@ class Data:
     """A data set for one task; made by `from_arrays`, `from_datasets`, `from_loaders` or `load_data`.
 
     Pixels are stored as uint8 and reach a network as floats in [0,1], normalised; columns of floats standardised; other
-    floats as they are; ids, such as those of tokens, as whole numbers.
+    floats as they are; ids, such as those of tokens, as whole numbers. A network of several inputs gets a tuple as
+    positional arguments, a dict as keyword arguments, each input as its type says: see `from_arrays`.
 
     normalization: applied to inputs on their way to a network; None: pixels in [0,1], floats as they are.
     normalization_settled: whether it was chosen by the user, or for a network; else a network that was trained on
@@ -46,7 +49,7 @@ class Data:
     train: Split
     validation: Split | None
     test: Split | None
-    normalization: Normalization | None = None
+    normalization: Normalization | Normalizations | None = None
     name: str = "arrays"
     ids: bool = False
     normalization_settled: bool = False
@@ -56,7 +59,8 @@ class Data:
         what = f"{self.num_classes} classes" if self.classes else self.task
         named = {name: getattr(self, name) for name in ("train", "validation", "test")}
         splits = ", ".join(f"{name}: {split}" for name, split in named.items() if split is not None)
-        columns = isinstance(self.train, TensorSplit) and self.train.inputs.dim() == 2 and not self.ids
+        stored = self.train.inputs if isinstance(self.train, TensorSplit) else None
+        columns = isinstance(stored, Tensor) and stored.dim() == 2 and not self.ids
         standardized = ", columns standardised" if columns and self.normalization is not None else ""
         return f"Data({self.name}, {what}, {splits}{standardized})"
 
@@ -79,7 +83,8 @@ class Data:
         """Arrays or tensors: inputs (samples, …) and targets (samples,), or (samples, values) for regression.
 
         inputs: uint8 arrays are pixels, (samples, channels, height, width) if they are images; other numbers become
-            floats.
+            floats. A tuple or a dict of arrays are the inputs of a network that takes several: of these, whole numbers
+            (ids) and booleans (masks) stay such.
         targets: whole numbers are class labels, floats make it a regression, unless `task` says otherwise.
         validation: the share of the training samples to hold out, drawn with `seed` and, for classification, the same
             share of every class; or a pair of arrays.
@@ -95,6 +100,8 @@ class Data:
             "auto": "standard" for uint8 images, "unit" for other pixels; float columns (samples, columns) are
             standardised by the training samples, unless they nearly are already; other floats stay as they are. If a
             network turns out to be trained on inputs of another normalisation, it gets that one, and a warning says so.
+            Several inputs of pixels or floats: one of these words for all, or a dict (for a tuple of inputs, a list)
+            with a choice for each.
         standardize: False leaves float columns as they are.
         """
         x, y = as_inputs("inputs", inputs, ids), as_targets("targets", targets, task)
@@ -122,9 +129,9 @@ class Data:
         kept, held_out = hold_out(y if task == "classification" else torch.zeros(len(y)), share, seed)
         if len(held_out):
             given["validation"] = TensorSplit(x, y, held_out)
-        moments = None if ids else normalization_for(normalization, x, kept, standardize)
+        moments = _normalization(normalization, x, ids, kept, standardize)
         splits = TensorSplit(x, y, kept), given.get("validation"), given.get("test")
-        return cls(task, names, *splits, moments, name, ids, normalization_settled=not _is_auto(normalization))
+        return cls(task, names, *splits, moments, name, ids, normalization_settled=_is_settled(normalization, x))
 
     @classmethod
     def from_datasets(
@@ -143,6 +150,7 @@ class Data:
     ) -> Data:
         """Map-style datasets of (input, target): images, arrays or tensors. They are read once, into memory.
 
+        An input may be a tuple or a dict of several; a dict with "labels" is an input and its target.
         Images (PIL, or uint8 arrays) become pixels (channels, height, width); random transforms would be frozen, so
         leave augmentation to the recipe. The other arguments are those of `from_arrays`.
         """
@@ -177,7 +185,8 @@ class Data:
         """DataLoaders of (inputs, targets), streamed: for data that do not fit in memory.
 
         Batch size, order, augmentation are the loaders' own. `classes` may be left out for regression (float targets),
-        and where the loader's dataset has an attribute `classes`.
+        and where the loader's dataset has an attribute `classes`. Inputs may be a tuple or dict of tensors; a dict with
+        "labels" is inputs and targets.
 
         normalization: as in `from_arrays`, but for "standard", which would need a pass over the data: "auto" leaves
             floats, also columns, as they are and brings pixels to [0,1].
@@ -185,7 +194,7 @@ class Data:
         for label, loader in (("train", train), ("validation", validation), ("test", test)):
             if loader is not None:
                 _check_loader(label, loader)
-        inputs, targets = next(iter(train))
+        inputs, targets = as_batch(next(iter(train)))
         if targets.is_floating_point():
             task: Task = "regression"
             names: tuple[str, ...] = ()
@@ -199,8 +208,8 @@ class Data:
             names = _class_names(known, targets)
             check_labels("targets of train", targets, len(names))
         held_out, tested = (None if loader is None else StreamedSplit(loader) for loader in (validation, test))
-        moments = None if ids else normalization_for(normalization, inputs)
-        settled = not _is_auto(normalization)
+        moments = _normalization(normalization, inputs, ids)
+        settled = _is_settled(normalization, inputs)
         return cls(task, names, StreamedSplit(train), held_out, tested, moments, name, ids, settled)
 
     @property
@@ -208,9 +217,15 @@ class Data:
         return len(self.classes)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one input."""
-        return tuple(self.example(1).shape[1:])
+    def shape(self) -> Any:
+        """The shape of one input; of several, a tuple or dict of shapes."""
+        shape: Shape = each(lambda own: tuple(own.shape[1:]), self.example(1))
+        return shape
+
+    @property
+    def kinds(self) -> Kinds | None:
+        """What each of several inputs holds; None for one input."""
+        return kinds_of(next(iter(self.train.batches(1)))[0], self.ids)
 
     @property
     def target_shape(self) -> tuple[int, ...]:
@@ -221,10 +236,10 @@ class Data:
             return tuple(self.train.targets.shape[1:])
         return tuple(next(iter(self.train.batches(1, seed=0)))[1].shape[1:])
 
-    def example(self, batch: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A batch as a network gets it, shape (batch, …), such as `trace` wants."""
+    def example(self, batch: int = 2, dtype: torch.dtype = torch.float32) -> Any:
+        """A batch as a network gets it, shape (batch, …), such as `trace` wants; a tuple or dict of several inputs."""
         inputs, _ = next(iter(self.train.batches(batch)))
-        return self.prepare(inputs[torch.arange(batch) % len(inputs)], dtype)
+        return self.prepare(rows_of(inputs, torch.arange(batch) % batch_size(inputs)), dtype)
 
     def split(self, name: SplitName) -> Split:
         check_choice("split", name, get_args(SplitName))
@@ -249,7 +264,7 @@ class Data:
     def num_batches(self, split: SplitName, size: int) -> int:
         return self.split(split).num_batches(size)
 
-    def prepare(self, inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def prepare(self, inputs: Inputs, dtype: torch.dtype = torch.float32) -> Any:
         """Stored inputs as a network gets them: pixels become floats in [0,1] and are normalised."""
         return prepared(inputs, dtype, self.normalization, self.ids)
 
@@ -259,8 +274,24 @@ class Data:
         return replace(self, **{label: split.to(device) for label, split in splits.items() if split is not None})
 
 
-def prepared(inputs: Tensor, dtype: torch.dtype, normalization: Normalization | None, ids: bool) -> Tensor:
-    """Inputs (batch, …) as a network gets them: floats, normalised; or ids. No copy from or to the host."""
+def prepared(
+    inputs: Inputs,
+    dtype: torch.dtype,
+    normalization: Normalization | Normalizations | None,
+    ids: bool,
+    kinds: Kinds | None = None,
+) -> Any:
+    """Inputs (batch, …) as a network gets them: floats, normalised; or ids. No copy from or to the host.
+
+    kinds: what each of several inputs was in training; by default what its type says.
+    """
+    if not isinstance(inputs, Tensor):
+
+        def one_of_several(own: Tensor, kind: Kind, moments: Normalization | None) -> Any:
+            return own.bool() if kind == "mask" else prepared(own, dtype, moments, kind == "whole numbers")
+
+        return each(one_of_several, inputs, kinds or kinds_of(inputs, ids), parts_of(normalization, inputs))
+    assert not isinstance(normalization, Normalizations)
     if ids:
         return inputs.long()
     if normalization is None:
@@ -278,16 +309,23 @@ def as_floats(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return plain.to(dtype) / 255 if inputs.dtype == torch.uint8 else plain.to(dtype)
 
 
-def _given_split(label: str, pair: Iterable[Any], like: Tensor, task: Task, ids: bool) -> TensorSplit:
+def _normalization(
+    choice: Choice, inputs: Inputs, ids: bool, rows: Tensor | None = None, standardize: bool = True
+) -> Normalization | Normalizations | None:
+    """What a choice means for inputs as they are stored, see `normalization_for`."""
+    if not isinstance(inputs, Tensor):
+        return normalizations_for(choice, inputs, ids, rows, standardize)
+    return None if ids else normalization_for(choice, inputs, rows, standardize)
+
+
+def _given_split(label: str, pair: Iterable[Any], like: Inputs, task: Task, ids: bool) -> TensorSplit:
     inputs, targets = pair
     x, y = as_inputs(f"{label} inputs", inputs, ids), as_targets(f"{label} targets", targets, task)
     check_pair(f"{label} inputs", x, f"{label} targets", y)
-    if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
-        raise ValueError(
-            f"{label} inputs are {x.dtype} of shape {tuple(x.shape[1:])} each, "
-            f"but the training inputs {like.dtype} of shape {tuple(like.shape[1:])}"
-        )
-    return TensorSplit(x, y, torch.arange(len(x)))
+    given, expected = (each(lambda own: f"{own.dtype} of shape {tuple(own.shape[1:])}", part) for part in (x, like))
+    if given != expected:
+        raise ValueError(f"{label} inputs are {given} each, but the training inputs {expected}")
+    return TensorSplit(x, y, torch.arange(len(y)))
 
 
 def check_data(data: Any, argument: str = "data") -> None:
@@ -304,13 +342,18 @@ def _check_loader(label: str, loader: DataLoader[Any]) -> None:
         raise ValueError(f"{label} is empty")
     with torch.random.fork_rng(devices=[]):
         batch = next(iter(loader))
-    pair = isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
-    if not pair:
-        raise TypeError(f"{label} must give pairs of tensors (inputs, targets), not a {type(batch).__name__} of others")
+    try:
+        as_batch(batch)
+    except TypeError as error:
+        raise TypeError(
+            f"{label} must give pairs of tensors (inputs, targets), not {error}. Several inputs come in a tuple or a "
+            'dict, as in ((a, b), targets), or in a dict with "labels"'
+        ) from error
 
 
-def _is_auto(normalization: Choice) -> bool:
-    return isinstance(normalization, str) and normalization == "auto"
+def _is_settled(normalization: Choice, inputs: Inputs) -> bool:
+    """Whether the user has chosen; of several inputs, "auto" stays what it is, too."""
+    return not (isinstance(normalization, str) and normalization == "auto") or not isinstance(inputs, Tensor)
 
 
 def _class_names(classes: Sequence[str] | int | None, labels: Tensor) -> tuple[str, ...]:

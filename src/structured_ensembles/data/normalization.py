@@ -89,7 +89,7 @@ class Normalization:
 
 RAW_PIXELS = Normalization((0.0,), (1 / 255,))  # from 0 to 255
 IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-Choice = str | Normalization | tuple[Any, Any] | None
+Choice = str | Normalization | tuple[Any, Any] | list[Any] | dict[str, Any] | None  # the last two of several inputs
 
 
 def normalization_for(

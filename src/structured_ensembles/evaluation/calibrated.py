@@ -6,10 +6,11 @@ import math
 
 from torch import Tensor
 
-from structured_ensembles.combination import Combine, combined, entropy_of
+from structured_ensembles.combination import Combine, combined, entropy_of, exact_probabilities
 from structured_ensembles.conformal import ConformalIntervals, ConformalSets
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
+from structured_ensembles.gaussian import mean_and_spread
 
 
 def calibrated_figures(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine) -> dict[str, float]:
@@ -28,7 +29,7 @@ def calibrated_figures(ensemble: Ensemble, logits: Tensor, targets: Tensor, comb
         entropy = entropy_of(combined(logits, "mean", ensemble.temperature))
         figures |= _kept(entropy.double() <= calibration.threshold, combined(logits).argmax(-1) == targets)
     if isinstance(calibration.conformal, ConformalSets):
-        sets = calibration.conformal.sets(combined(logits.double(), "mean", ensemble.temperature))
+        sets = calibration.conformal.sets(exact_probabilities(logits, ensemble.temperature))
         figures["conf/coverage"] = float(sets.gather(-1, targets[:, None]).double().mean())
         figures["conf/size"] = float(sets.double().sum(-1).mean())
     return figures
@@ -42,7 +43,7 @@ def interval_figures(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> di
     rule = ensemble.calibration.conformal
     if not isinstance(rule, ConformalIntervals):
         return {}
-    lower, upper = rule.interval(outputs.mean(0), outputs.std(0, correction=0))
+    lower, upper = rule.interval(*mean_and_spread(outputs, ensemble.gaussian))
     truth = targets.view_as(lower)
     width = float((upper - lower).double().mean())
     figures = {"conf/coverage": float(((lower <= truth) & (truth <= upper)).double().mean())}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from structured_ensembles.checks import check_list
+from structured_ensembles.checks import check_list, check_type
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import check_data
+from structured_ensembles.ensemble import Combine, Ensemble
 from structured_ensembles.evaluation.attacks import check_epsilon
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS
 from structured_ensembles.evaluation.corruptions.corrupt import check_name, check_severity
+from structured_ensembles.several import is_several
 
 
 def check_request(
@@ -23,6 +25,8 @@ def check_request(
     """The names of the corruptions to do; raises a ValueError that says what cannot be done."""
     if data.task == "regression" and (fgsm or corruptions or ood is not None):
         raise ValueError("fgsm, corruptions and ood must be left out for a regression: there are no classes")
+    if (fgsm or corruptions) and is_several(data.shape):
+        raise ValueError("fgsm and corruptions are for images alone, not for data of several inputs")
     check_list("severities", severities)
     for epsilon in fgsm:
         check_epsilon(epsilon)
@@ -36,6 +40,17 @@ def check_request(
         for severity in severities:
             check_severity(severity)
     return names
+
+
+def check_deep(deep: Ensemble, data: Data, combine: Combine) -> None:
+    """A ValueError says why there can be no comparison with a deep ensemble."""
+    check_type("deep", deep, Ensemble, "methods.deep_ensemble trains one")
+    if data.task != "classification":
+        raise ValueError("deep must be left out for a regression: the comparison is by the NLL of classes")
+    if data.validation is None:
+        raise ValueError("deep needs data with a validation split, which temperatures are fitted on")
+    if combine == "vote":
+        raise ValueError("deep needs combine='mean' or 'logits': votes have no temperature")
 
 
 def _corruption_names(data: Data, corruptions: bool | Sequence[str] | CorruptedData) -> Sequence[str]:

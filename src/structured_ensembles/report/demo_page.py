@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-import torch
 from jinja2 import Environment
 from PIL import Image
 from torch import Tensor
 
 from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.combination import combined, uncertainty_of
 from structured_ensembles.data import Data
-from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
+from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.files import write_text
 from structured_ensembles.report.figures import as_svg, entropy_histogram, kept_neurons, reliability
+from structured_ensembles.several import joined
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,21 @@ class Outcome:
 
 
 def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[Outcome]) -> Path:
-    """One self-contained HTML file: the comparison, what members keep, calibration, and the digits it is unsure of."""
+    """One self-contained HTML file: the comparison, what members keep, calibration, and the digits it is unsure of.
+
+    outcomes: ensembles with a temperature, a threshold and conformal sets.
+    """
     test = data.split("test")
-    inputs = torch.cat([inputs for inputs, _ in test.batches(512)])
+    inputs = joined([inputs for inputs, _ in test.batches(512)])
     structured = next(outcome.ensemble for outcome in outcomes if outcome.ensemble.subnets is not None)
     logits, targets = predictions(structured, test)
-    probabilities, unsure = combined(logits), uncertainty_of(logits)
+    probabilities = combined(logits, "mean", structured.temperature)
+    unsure = uncertainty_of(logits, structured.temperature)
     correct = probabilities.argmax(-1) == targets
     trained = [outcome for outcome in outcomes if outcome.seconds]
-    curves = [(outcome.title, combined(outcome.ensemble.logits(test)), targets) for outcome in trained]
-    discarded = unsure.entropy > (structured.threshold if structured.threshold is not None else float("inf"))
+    curves = [(outcome.title, outcome.ensemble.predict_proba(test), targets) for outcome in trained]
+    sets = structured.predict_set(test)
+    figures = next(outcome.figures for outcome in outcomes if outcome.ensemble is structured)
     template = Environment(autoescape=True).from_string(
         files("structured_ensembles.report").joinpath("demo.html").read_text(encoding="utf-8")
     )
@@ -61,13 +67,14 @@ def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[O
                 "truth": data.classes[int(targets[index])],
                 "guess": data.classes[int(probabilities[index].argmax())],
                 "probability": float(probabilities[index].max()),
+                "set": ", ".join(data.classes[own] for own in sets[index].nonzero().flatten().tolist()),
                 "entropy": float(unsure.entropy[index]),
             }
             for index in unsure.entropy.argsort(descending=True)[:12].tolist()
         ],
-        discarded=float(discarded.double().mean()),
-        accuracy_kept=float(correct[~discarded].double().mean()) if bool((~discarded).any()) else 1.0,
-        accuracy=float(correct.double().mean()),
+        figures=figures,
+        conformal=structured.calibration.conformal,
+        held_out=len(data.split("validation")),
         graph=str(graph),
     )
     write_text(path, text)

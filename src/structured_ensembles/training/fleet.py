@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from structured_ensembles.calibration_fit import calibrate_trained
 from structured_ensembles.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.checks import check_list, check_type, check_whole, checked_seed
-from structured_ensembles.copying import dtype_of, tensors_of
+from structured_ensembles.copying import dtype_of, tensors_of, without_nested_tensors
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
 from structured_ensembles.data.dataset import check_data
@@ -33,7 +33,7 @@ from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined, warn_of_one_class
 from structured_ensembles.history import COLUMNS, History, Row
-from structured_ensembles.losses import Loss, loss_for
+from structured_ensembles.losses import Loss, learned_units, loss_for
 from structured_ensembles.parallel import gather, rank
 from structured_ensembles.training.channels_last import channels_last
 from structured_ensembles.training.checkpoint import load_checkpoint, save_checkpoint
@@ -44,7 +44,7 @@ from structured_ensembles.training.mesh import Mesh, collect_tensors, mesh_for, 
 from structured_ensembles.training.optimizers import OptimizerState
 from structured_ensembles.training.plan import Engine, Member, Plan, Result
 from structured_ensembles.training.recipe import Recipe, check_recipe, usual
-from structured_ensembles.units import Units, units_for
+from structured_ensembles.units import Units
 
 
 def train(
@@ -75,7 +75,9 @@ def train(
     loss: a function of (outputs, targets) that averages over samples; by default the task's own. That of a regression
         is the squared error in units of the targets' variance: networks learn values of mean 0 and deviation 1, unless
         they give values as large as the targets already; the ensemble gives values as the targets are. With a loss of
-        your own, networks that are trained for the first time learn the targets as they are.
+        your own, networks that are trained for the first time learn the targets as they are. `gaussian_nll` is for
+        networks that give a mean and a variance for every value: targets are standardised as by default, and the
+        ensemble predicts distributions; see `Ensemble.distribution`.
     checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
         weights.
     """
@@ -90,20 +92,21 @@ def train(
     captured = _captured(recipe, where, mesh)
     if captured:
         ask_for_small_workspaces()  # before anything takes a large one
-    data = _adopted(ensemble, data, where)
+    data, loss = _adopted(ensemble, data, loss, where)
     path = None if checkpoint is None else Path(checkpoint)
     identity = _identity(ensemble, data, recipe, seed, numbers, loss)
     earlier = _earlier(path, identity)
     if earlier is not None:
         ensemble.units = Units.from_json(earlier[1].get("units"))
-    elif loss is None and ensemble.units is None:
-        ensemble.units = units_for(list(ensemble.members), data)
+    elif ensemble.units is None:
+        ensemble.units = learned_units(list(ensemble.members), data, loss)
     cost = _loss(data, recipe, loss, ensemble.units)
     plan = _plan(data.to(where), recipe, cost, seed, where, dtype_of(ensemble), mesh)
     cuda = [where] if where.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=cuda),
-        channels_last(ensemble.members, torch.zeros(2, *plan.shape, dtype=plan.dtype, device=where), plan.tell),
+        without_nested_tensors(ensemble),
+        channels_last(ensemble.members, plan.example(torch.zeros), plan.tell),
         Display(len(ensemble.members), recipe.epochs, plan.steps, data.task, quiet or rank() > 0) as display,
     ):
         fleet = [
@@ -143,12 +146,12 @@ def train(
     return history
 
 
-def _adopted(ensemble: Ensemble, data: Data, device: torch.device) -> Data:
-    """The data as the networks take it; the ensemble then knows of it, and is on the device."""
+def _adopted(ensemble: Ensemble, data: Data, loss: Loss | None, device: torch.device) -> tuple[Data, Loss | None]:
+    """The data as the networks take it, and the loss to train with; the ensemble then knows of both, on the device."""
     data = examined(ensemble.members[0], data, device)
-    ensemble.adopt(data)
+    loss = ensemble.adopt(data, loss)
     ensemble.to(device)
-    return data
+    return data, loss
 
 
 def _epoch(engine: Engine, active: Sequence[Member], epoch: int, display: Display) -> tuple[list[float], list[Result]]:

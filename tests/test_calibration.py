@@ -1,0 +1,544 @@
+"""Temperature, threshold and what an ensemble keeps of them: by hand, against SciPy and against loops."""
+
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq, minimize_scalar
+from scipy.special import log_softmax, softmax
+from torch import Tensor, nn
+
+import structured_ensembles as se
+from structured_ensembles.artifact import FORMAT
+from structured_ensembles.calibration import Calibration, apply_temperature, fit_temperature, fit_threshold
+from structured_ensembles.combination import combined, combined_logs, uncertainty_of
+from structured_ensembles.container import read_container, write_container
+from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
+from structured_ensembles.evaluation.discarding import discard_threshold
+
+
+def samples(seed: int, sharpness: float, number: int = 300, classes: int = 5) -> tuple[Tensor, Tensor]:
+    """Logits (samples, classes) that are `sharpness` times as large as the labels deserve."""
+    rng = np.random.default_rng(seed)
+    honest = 2 * rng.standard_normal((number, classes))
+    labels = [rng.choice(classes, p=row) for row in softmax(honest, -1)]
+    return torch.from_numpy(sharpness * honest), torch.tensor(labels)
+
+
+class Table(nn.Module):
+    """Gives row x of its logits."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(logits.float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows[x[:, 0].long()]
+
+
+def table_ensemble(seed: int = 0, sharpness: float = 3.0, members: int = 3) -> tuple[se.Ensemble, se.Data]:
+    """Overconfident members that see the same truth through noise; 300 validation and 300 test samples."""
+    logits, labels = samples(seed, sharpness, 600)
+    noise = torch.randn(members, 600, 5, generator=torch.Generator().manual_seed(seed))
+    x = torch.arange(600.0)[:, None]
+    data = se.Data.from_arrays(
+        x, labels, validation=(x[:300], labels[:300]), test=(x[300:], labels[300:]), classes=5, name="table"
+    )
+    ensemble = se.Ensemble([Table(logits + 2 * own) for own in noise], classes=data.classes)
+    ensemble.input_shape = (1,)
+    return ensemble.eval(), data
+
+
+@pytest.fixture
+def calibrated() -> tuple[se.Ensemble, se.Data]:
+    ensemble, data = table_ensemble()
+    ensemble.calibrate(data)
+    return ensemble, data
+
+
+# Temperature --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sharpness", [0.2, 1.0, 3.0, 20.0])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_temperature_is_scipys(seed: int, sharpness: float) -> None:
+    logits, labels = samples(seed, sharpness)
+    values, truth = logits.numpy(), labels.numpy()
+
+    def cost(inverse: float) -> float:
+        return -float(np.mean(log_softmax(inverse * values, -1)[np.arange(len(truth)), truth]))
+
+    def gradient(inverse: float) -> float:
+        weights = softmax(inverse * values, -1)
+        return float(np.mean((weights * values).sum(-1) - values[np.arange(len(truth)), truth]))
+
+    found = fit_temperature(logits, labels)
+    assert 1 / found == pytest.approx(brentq(gradient, 0.01, 100, xtol=1e-15, rtol=1e-14), rel=1e-9)
+    assert 1 / found == pytest.approx(minimize_scalar(cost, bounds=(0.01, 20), method="bounded").x, rel=1e-3)
+    assert found == pytest.approx(sharpness, rel=0.25)  # what the labels were drawn with
+    assert fit_temperature(logits.log_softmax(-1), labels) == pytest.approx(found)  # probabilities will do
+    assert fit_temperature(values, truth.tolist()) == found
+
+
+def test_a_fitted_temperature_follows_the_scale() -> None:
+    logits, labels = samples(0, 1.0)
+    one = fit_temperature(logits, labels)
+    assert fit_temperature(7 * logits, labels) == pytest.approx(7 * one)
+
+
+def test_where_all_are_right_confidence_is_what_so_many_samples_support() -> None:
+    logits = torch.randn(40, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = logits.argmax(-1)
+    found = fit_temperature(logits, labels)
+    assert float((logits / found).softmax(-1).amax(-1).mean()) == pytest.approx(41 / 42)
+    assert fit_temperature(100 * logits, labels) == 1  # surer than that already: left alone
+    assert fit_temperature(1e-4 * logits, labels) == pytest.approx(0.01)  # the lowest there is
+    assert fit_temperature(torch.zeros(5, 1), torch.zeros(5, dtype=torch.long)) == 1
+
+
+def test_where_all_are_wrong_the_temperature_is_the_highest_there_is() -> None:
+    logits = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    assert fit_temperature(logits, logits.argmin(-1)) == pytest.approx(100)
+
+
+def test_probabilities_of_zero() -> None:
+    sure = torch.tensor([[1.0, 0.0, 0.0]] * 98 + [[0.0, 0.9, 0.1]] + [[0.0, 0.0, 1.0]], dtype=torch.float64)
+    labels = torch.tensor([0] * 98 + [1, 0])  # the last one is wrong, and was certain
+    found = fit_temperature(sure.log(), labels)
+    assert 10 < found < 30
+    tiny = float(np.finfo(np.float32).tiny)
+    assert found == pytest.approx(fit_temperature(sure.clamp_min(tiny).log(), labels), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scores", "targets", "message"),
+    [
+        (torch.zeros(3, 2), torch.zeros(4), r"not \(3, 2\) and \(4,\)"),
+        (torch.zeros(0, 2), torch.zeros(0), "no samples"),
+        (torch.full((3, 2), math.nan), torch.zeros(3), "NaN or infinite"),
+        (torch.full((3, 2), -math.inf), torch.zeros(3), "NaN or infinite"),
+        (torch.zeros(3, 2), torch.tensor([0, 1, 2]), "labels from 0 to 1, not from 0 to 2"),
+    ],
+)
+def test_what_no_temperature_can_be_fitted_to(scores: Tensor, targets: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit_temperature(scores, targets)
+
+
+def test_apply_temperature_by_hand() -> None:
+    found = apply_temperature(torch.tensor([[0.8, 0.2, 0.0], [0.2, 0.3, 0.5]]), 2.0)
+    assert found[0].tolist() == pytest.approx([2 / 3, 1 / 3, 0])  # the root of 4 is 2
+    roots = [math.sqrt(own) for own in (0.2, 0.3, 0.5)]
+    assert found[1].tolist() == pytest.approx([own / sum(roots) for own in roots])
+
+
+def test_the_combined_prediction_is_tempered_and_not_its_members() -> None:
+    logits = 4 * torch.randn(3, 20, 5, generator=torch.Generator().manual_seed(0))
+    for rule in ("mean", "logits"):
+        expected = apply_temperature(combined(logits, rule), 1.7)
+        torch.testing.assert_close(combined(logits, rule, 1.7), expected)
+        torch.testing.assert_close(combined_logs(logits, rule).exp(), combined(logits, rule))
+        assert not torch.allclose(combined(logits / 1.7), combined(logits, "mean", 1.7), atol=1e-2)
+    assert torch.equal(combined(logits, "vote", 1.7), combined(logits, "vote"))
+    assert torch.equal(combined(logits, "mean", 1.0), logits.softmax(-1).mean(0))
+
+
+def test_calibrated_probabilities_can_be_exported() -> None:
+    class Calibrated(nn.Module):
+        def forward(self, logits: Tensor) -> list[Tensor]:
+            probabilities = [combined(logits, rule, 1.7) for rule in ("mean", "logits", "vote")]
+            return [*probabilities, *uncertainty_of(logits, 1.7).to_dict().values()]
+
+    logits = torch.randn(3, 8, 5)
+    program = torch.export.export(Calibrated(), (logits,))
+    other = torch.randn(3, 8, 5)
+    for found, expected in zip(program.module()(other), Calibrated()(other), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_uncertainty_at_a_temperature_by_hand() -> None:
+    def entropy(p: np.ndarray) -> float:
+        return -float(np.sum(p * np.log(p)))
+
+    logits = np.array([[2.0, 0, 0], [0, 3, 0]])
+    found = uncertainty_of(torch.tensor(logits)[:, None], 2.0)
+    mean = softmax(logits, -1).mean(0)
+    assert float(found.entropy) == pytest.approx(entropy(np.sqrt(mean) / np.sqrt(mean).sum()))
+    members = softmax(logits / 2, -1)
+    information = entropy(members.mean(0)) - (entropy(members[0]) + entropy(members[1])) / 2
+    assert float(found.mutual_information) == pytest.approx(information)
+    assert float(found.disagreement) == 1
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**31), st.floats(0.05, 20), st.floats(0.1, 30))
+def test_mutual_information_is_never_negative(seed: int, temperature: float, size: float) -> None:
+    logits = size * torch.randn(4, 30, 6, generator=torch.Generator().manual_seed(seed))
+    found = uncertainty_of(logits, temperature)
+    assert float(found.mutual_information.min()) >= 0
+    assert float(found.mutual_information.max()) <= math.log(4) + 1e-5  # of four members
+    assert float(uncertainty_of(logits[:1].expand(4, -1, -1), temperature).mutual_information.max()) < 1e-5
+
+
+# Threshold ----------------------------------------------------------------------------------------------------------
+
+PREDICTIONS = st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=50)  # few values: many ties
+
+
+@settings(deadline=None)
+@given(PREDICTIONS, st.sampled_from([0.01, 0.5, 0.75, 0.9, 0.95, 1.0]))
+def test_keep_is_the_smallest_threshold_that_keeps_enough(found: list[tuple[int, bool]], share: float) -> None:
+    entropy, correct = torch.tensor([float(e) for e, _ in found]), torch.tensor([c for _, c in found])
+    right = [e for e, c in found if c] or [e for e, _ in found]
+    enough = [t for t in sorted(set(right)) if sum(e <= t for e in right) >= share * len(right) - 1e-9]
+    assert fit_threshold(entropy, correct, ("keep", share)) == enough[0]
+
+
+@settings(deadline=None)
+@given(PREDICTIONS, st.sampled_from([0.0, 0.01, 0.1, 0.25, 0.5, 1.0]))
+def test_risk_keeps_as_many_as_possible(found: list[tuple[int, bool]], share: float) -> None:
+    entropy, correct = torch.tensor([float(e) for e, _ in found]), torch.tensor([c for _, c in found])
+
+    def risk(threshold: int) -> float:
+        kept = [c for e, c in found if e <= threshold]
+        return 1 - sum(kept) / len(kept)
+
+    good = [t for t in sorted({e for e, _ in found}) if risk(t) <= share + 1e-9]
+    assert fit_threshold(entropy, correct, ("risk", share)) == (good[-1] if good else -1)
+
+
+def test_a_sure_ensemble_keeps_what_it_is_asked_to(calibrated: tuple[se.Ensemble, se.Data]) -> None:
+    ensemble, data = calibrated
+    x, y = data.validation.inputs, data.validation.targets
+    correct = ensemble.predict(x) == y
+    for share in (0.95, 0.5):
+        threshold = ensemble.threshold_for(data, keep=share)
+        assert threshold == ensemble.threshold
+        kept = ensemble.keep(x)
+        assert torch.equal(kept, ensemble.uncertainty(x).entropy.double() <= threshold)
+        assert float(kept[correct].double().mean()) == pytest.approx(share, abs=1 / int(correct.sum()))
+        assert float(kept[correct].double().mean()) >= share
+    threshold = ensemble.threshold_for(data, risk=0.1)
+    kept = ensemble.keep(x)
+    assert 0 < float(1 - correct[kept].double().mean()) <= 0.1
+    larger = ensemble.uncertainty(x).entropy[~kept].double().sort().values
+    risks = [float((~correct[ensemble.uncertainty(x).entropy <= own]).double().mean()) for own in larger]
+    assert min(risks) > 0.1  # none keeps more
+
+
+def test_thresholds_that_cannot_be(calibrated: tuple[se.Ensemble, se.Data]) -> None:
+    ensemble, data = calibrated
+    for wrong in ({}, {"keep": 0.9, "risk": 0.1}):
+        with pytest.raises(ValueError, match=r"give either keep, such as 0\.95, or risk"):
+            ensemble.threshold_for(data, **wrong)
+    for wrong in ({"keep": 0.0}, {"keep": 95}, {"risk": -0.1}, {"risk": math.nan}, {"keep": True}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be a share"):
+            ensemble.threshold_for(data, **wrong)
+    with pytest.raises(ValueError, match="there is no threshold yet"):
+        table_ensemble()[0].keep(data.test.inputs)
+    wrong_labels = 4 - ensemble.predict(data.validation.inputs).clamp(0, 4)
+    wrong_labels[wrong_labels == 2] = 3
+    x = data.validation.inputs
+    confused = se.Data.from_arrays(x, wrong_labels, validation=(x, wrong_labels), classes=5)
+    with pytest.warns(UserWarning, match="so that none is kept"):
+        ensemble.threshold_for(confused, risk=0.01)
+    assert not ensemble.keep(x).any()
+
+
+# An ensemble's own --------------------------------------------------------------------------------------------------
+
+
+def test_calibrate_fits_each_rule_and_prediction_applies_it() -> None:
+    ensemble, data = table_ensemble()
+    x, y = data.validation.inputs, data.validation.targets
+    logits = ensemble.logits(x).double()
+    before = ensemble.predict_proba(x)
+    assert ensemble.temperature == 1
+    found = ensemble.calibrate(data)
+    assert found == ensemble.temperature == fit_temperature(logits.softmax(-1).mean(0).log(), y)
+    fitted = {rule: ensemble.calibration.temperature(rule) for rule in ("mean", "logits", "vote")}
+    assert fitted == {
+        "mean": found,
+        "logits": pytest.approx(fit_temperature(logits.mean(0), y)),
+        "vote": 1,
+    }
+    assert fitted["logits"] > 1.05 * fitted["mean"] > 1.05  # the mean of probabilities is less sure already
+    for rule, temperature in fitted.items():
+        off, on = ensemble.predict_proba(x, rule, temperature=1.0), ensemble.predict_proba(x, rule)
+        torch.testing.assert_close(on, off if rule == "vote" else apply_temperature(off, temperature))
+        torch.testing.assert_close(ensemble.predict_proba(x, rule, temperature=temperature), on)
+        assert torch.equal(ensemble.predict(x, rule), off.argmax(-1))
+        if rule != "vote":
+            assert negative_log_likelihood(on, y) < negative_log_likelihood(off, y) - 0.01
+            assert expected_calibration_error(on, y) < expected_calibration_error(off, y) - 0.03
+    assert torch.equal(ensemble.predict_proba(x, temperature=1.0), before)
+    assert torch.equal(ensemble.uncertainty(x).entropy, uncertainty_of(ensemble.logits(x), found).entropy)
+    assert torch.equal(ensemble.uncertainty(x, temperature=1.0).entropy, uncertainty_of(ensemble.logits(x)).entropy)
+    with pytest.raises(ValueError, match="must be left out for combine='vote'"):
+        ensemble.predict_proba(x, "vote", temperature=2.0)
+    for wrong in (0, -1.0, math.inf, math.nan, "1"):
+        with pytest.raises(ValueError, match="temperature must be a finite number above 0"):
+            ensemble.predict_proba(x, temperature=wrong)
+
+
+def test_what_depends_on_the_temperature_is_fitted_again(calibrated: tuple[se.Ensemble, se.Data]) -> None:
+    ensemble, data = calibrated
+    assert ensemble.calibration.threshold_rule == ("keep", 0.95)
+    ensemble.threshold_for(data, risk=0.1)
+    ensemble.conformal(data, 0.8, "raps", penalty=0.05, free_ranks=2)
+    fitted = ensemble.calibration
+    assert ensemble.calibrate(data, temperature=2.5) == 2.5
+    other = ensemble.calibration
+    assert other.temperatures == {"mean": 2.5, "logits": 2.5}
+    assert other.threshold_rule == ("risk", 0.1)
+    assert other.threshold != fitted.threshold
+    assert other.conformal != fitted.conformal
+    alone = table_ensemble()[0]
+    alone.temperature = 2.5
+    assert alone.threshold_for(data, risk=0.1) == other.threshold
+    assert alone.conformal(data, 0.8, "raps", penalty=0.05, free_ranks=2) == other.conformal
+    ensemble.calibrate(data)
+    assert ensemble.calibration == fitted
+    ensemble.temperature = 1.0  # nothing to fit them to: what was fitted at another temperature is gone
+    assert (ensemble.temperature, ensemble.threshold, ensemble.calibration.conformal) == (1, None, None)
+    ensemble.calibrate(data)
+    ensemble.adopt(data)  # as before training: other weights will come
+    assert ensemble.calibration == Calibration()
+
+
+def test_a_threshold_of_ones_own(calibrated: tuple[se.Ensemble, se.Data]) -> None:
+    ensemble, data = calibrated
+    ensemble.threshold = 0.25
+    assert ensemble.calibration.threshold_rule is None
+    x = data.test.inputs
+    assert torch.equal(ensemble.keep(x), ensemble.uncertainty(x).entropy <= 0.25)
+
+
+@pytest.mark.parametrize("wrong", ["high", math.nan, math.inf, [0.5]])
+def test_a_threshold_is_a_number(wrong: object) -> None:
+    with pytest.raises(ValueError, match="threshold must be a finite number"):
+        se.Ensemble([nn.Linear(2, 2)], threshold=wrong)
+    ensemble = se.Ensemble([nn.Linear(2, 2)], threshold=np.float32(0.5))
+    with pytest.raises(ValueError, match="threshold must be a finite number"):
+        ensemble.threshold = wrong
+    assert ensemble.threshold == 0.5
+
+
+def test_regression_has_none_of_it() -> None:
+    x = torch.rand(40, 3)
+    data = se.Data.from_arrays(x, x.sum(1), validation=0.5)
+    ensemble = se.Ensemble([nn.Linear(3, 1)], task="regression")
+    for method, arguments in (("calibrate", {}), ("threshold_for", {"keep": 0.9})):
+        with pytest.raises(ValueError, match=f"{method} is for classification"):
+            getattr(ensemble, method)(data, **arguments)
+    with pytest.raises(ValueError, match="data are for regression, but the ensemble is for classification"):
+        se.Ensemble([nn.Linear(3, 1)]).calibrate(data)
+    with pytest.raises(ValueError, match="temperature must be left out for a regression"):
+        se.structured_ensemble(se.zoo.mlp(3, 1), data, temperature=2.0)
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[se.Ensemble, se.Data]:
+    data = se.load_data("digits")
+    torch.manual_seed(0)
+    ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(3)])
+    se.train(ensemble, data, se.Recipe(epochs=3), quiet=True)
+    return ensemble, data
+
+
+def test_training_ends_with_a_calibrated_ensemble(digits: tuple[se.Ensemble, se.Data]) -> None:
+    ensemble, data = digits
+    trained = ensemble.calibration
+    assert trained.temperatures["mean"] != 1
+    assert trained.threshold_rule == ("keep", 0.95)
+    assert (trained.conformal.method, trained.conformal.coverage) == ("thr", 0.9)
+    assert trained.paper_threshold == pytest.approx(discard_threshold(ensemble, data))
+    assert ensemble.calibrate(data) == trained.temperatures["mean"]
+    assert ensemble.calibration == trained
+    unseen = se.Data.from_arrays(data.train.inputs, data.train.targets, validation=0.0)
+    again = se.Ensemble(list(ensemble.members))
+    again.temperature = 3.0
+    se.train(again, unseen, se.Recipe(epochs=1, rate=1e-9), quiet=True)
+    assert again.calibration == Calibration()  # what was fitted to other weights is gone, and nothing to fit it to
+
+
+def test_the_paper_discards_a_quarter_of_what_is_right_and_the_product_does_not(
+    digits: tuple[se.Ensemble, se.Data],
+) -> None:
+    ensemble, data = digits
+    figures = se.evaluate(ensemble, data, split="validation")
+    rows = data.validation.index
+    x, y = data.validation.inputs[rows], data.validation.targets[rows]
+    correct, entropy = ensemble.predict(x) == y, ensemble.uncertainty(x, temperature=1.0).entropy.double()
+    kept = entropy <= np.percentile(entropy[correct].numpy(), 75)
+    assert figures["unc/discarded"] == pytest.approx(float((~kept).double().mean()))
+    assert figures["unc/filtered_accuracy"] == pytest.approx(float(correct[kept].double().mean()))
+    assert figures["unc/kept_right"] == pytest.approx(0.95, abs=0.01)
+    kept = ensemble.keep(x)
+    assert figures["unc/kept"] == pytest.approx(float(kept.double().mean()))
+    assert figures["unc/kept_accuracy"] == pytest.approx(float(correct[kept].double().mean()))
+
+
+@pytest.mark.parametrize("rule", ["mean", "logits", "vote"])
+def test_evaluate_gives_both(digits: tuple[se.Ensemble, se.Data], rule: str) -> None:
+    ensemble, data = digits
+    figures = se.evaluate(ensemble, data, combine=rule)
+    x, y = data.test.inputs, data.test.targets
+    for suffix, temperature in (("", 1.0), ("_t", None)):
+        probabilities = ensemble.predict_proba(x, rule, temperature=temperature)
+        if suffix and rule == "vote":
+            assert not {"cal/nll_t", "cal/ece_t", "cal/ece15_t"} & set(figures)
+            continue
+        assert figures[f"cal/nll{suffix}"] == pytest.approx(negative_log_likelihood(probabilities, y))
+        assert figures[f"cal/ece{suffix}"] == pytest.approx(expected_calibration_error(probabilities, y, 30))
+        assert figures[f"cal/ece15{suffix}"] == pytest.approx(expected_calibration_error(probabilities, y, 15))
+    sets = ensemble.predict_set(x)
+    assert figures["conf/coverage"] == pytest.approx(float(sets[torch.arange(len(y)), y].double().mean()))
+    assert figures["conf/size"] == pytest.approx(float(sets.sum(-1).double().mean()))
+    plain = se.evaluate(se.Ensemble(list(ensemble.members), normalization=ensemble.normalization), data, combine=rule)
+    assert plain == {
+        name: value
+        for name, value in figures.items()
+        if not name.startswith(("conf/", "unc/kept", "unc/filtered", "unc/discarded")) and not name.endswith("_t")
+    }
+
+
+def test_outputs_that_are_not_finite_leave_it_uncalibrated() -> None:
+    class Broken(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if self.training else super().forward(x) * math.nan
+
+    x = torch.rand(60, 4)
+    data = se.Data.from_arrays(x, torch.arange(60) % 2, validation=0.5)
+    ensemble = se.Ensemble([Broken(4, 2)])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        se.train(ensemble, data, se.Recipe(epochs=1), quiet=True)
+    assert any("stays uncalibrated" in str(own.message) for own in warned)
+    assert ensemble.calibration == Calibration()
+
+
+def test_outputs_that_are_no_logits_of_the_classes_leave_it_uncalibrated() -> None:
+    """Such as one number for two classes, which a loss of one's own may take: training must not fail in the end."""
+    x = torch.rand(60, 4)
+    data = se.Data.from_arrays(x, torch.arange(60) % 2, validation=0.5)
+    ensemble = se.Ensemble([nn.Linear(4, 1)])
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], targets.float())
+
+    with pytest.warns(UserWarning, match="stays uncalibrated: targets must be labels from 0 to 0, not from 0 to 1"):
+        se.train(ensemble, data, se.Recipe(epochs=1), loss=loss, quiet=True)
+    assert ensemble.calibration == Calibration()
+
+
+def test_one_can_do_without(digits: tuple[se.Ensemble, se.Data]) -> None:
+    data = digits[1]
+    torch.manual_seed(0)
+    model = se.zoo.mlp(64)
+    quick = {"members": 2, "recipe": se.Recipe(epochs=1), "selection": "random", "quiet": True}
+    fitted = se.structured_ensemble(model, data, **quick)
+    off = se.structured_ensemble(model, data, temperature=1.0, **quick)
+    fixed = se.structured_ensemble(model, data, temperature=1.5, **quick)
+    assert fitted.temperature != 1
+    assert (off.temperature, off.calibration.temperatures, fixed.temperature) == (1, {}, 1.5)
+    assert "cal/ece_t" not in se.evaluate(off, data)
+    x = data.test.inputs
+    assert torch.equal(off.predict_proba(x), fitted.predict_proba(x, temperature=1.0))
+    assert off.threshold == pytest.approx(off.threshold_for(data, keep=0.95))
+    with pytest.raises(ValueError, match="temperature must be a finite number above 0"):
+        se.structured_ensemble(model, data, temperature=0)
+
+
+# Storage ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(digits: tuple[se.Ensemble, se.Data]) -> se.Ensemble:
+    ensemble = deepcopy(digits[0])
+    ensemble.threshold_for(digits[1], risk=0.02)
+    ensemble.conformal(digits[1], 0.98, "aps")
+    return ensemble
+
+
+def test_the_file_keeps_it_all(kept: se.Ensemble, digits: tuple[se.Ensemble, se.Data], tmp_path: Path) -> None:
+    ensemble, x = kept, digits[1].test.inputs
+    ensemble.save(tmp_path / "file")
+    loaded = se.Ensemble.load(tmp_path / "file")
+    assert loaded.calibration == ensemble.calibration
+    for method in ("predict_proba", "keep", "predict_set"):
+        assert torch.equal(getattr(loaded, method)(x), getattr(ensemble, method)(x))
+    assert torch.equal(loaded.uncertainty(x).entropy, ensemble.uncertainty(x).entropy)
+    loaded.save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "file").read_bytes()
+    loaded.temperature = 1.0
+    loaded.save(tmp_path / "off")
+    assert se.Ensemble.load(tmp_path / "off").calibration == Calibration(
+        paper_threshold=kept.calibration.paper_threshold
+    )
+
+
+def test_a_state_dict_keeps_it_all(kept: se.Ensemble) -> None:
+    other = se.Ensemble([se.zoo.mlp(64) for _ in range(3)])
+    other.load_state_dict(kept.state_dict())
+    assert other.calibration == kept.calibration
+    plain = se.Ensemble([se.zoo.mlp(64) for _ in range(3)])
+    assert "calibration" not in plain.state_dict()
+    other.load_state_dict(plain.state_dict())
+    assert other.calibration == Calibration()
+
+
+def test_files_of_earlier_versions_have_the_papers_threshold(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ensemble = se.Ensemble([se.zoo.mlp(64)], threshold=0.7)
+    ensemble.save(tmp_path / "file")
+    structure, tensors = read_container(tmp_path / "file", FORMAT, 1, "an ensemble")
+    assert "calibration" not in structure  # earlier versions can read it
+    write_container(tmp_path / "file", FORMAT, 1, structure, tensors)
+    loaded = se.Ensemble.load(tmp_path / "file")
+    assert loaded.calibration == Calibration(threshold=0.7, paper_threshold=0.7)
+    assert loaded.temperature == 1
+
+
+def odd_values() -> Iterator[tuple[str, object, str]]:
+    yield "temperatures", {"mean": 0}, "temperature must be"
+    yield "temperatures", {"mean": None}, "temperature must be"
+    yield "temperatures", {"vote": 2.0}, "temperatures must be of mean and logits"
+    yield "temperatures", [1.0], "temperatures must be"
+    yield "threshold", "high", "threshold must be"
+    yield "threshold", math.nan, "threshold must be"
+    yield "paper_threshold", [], "paper_threshold must be"
+    yield "threshold_rule", ["keep"], "threshold_rule must be"
+    yield "threshold_rule", ["hope", 0.5], "must be one of"
+    yield "threshold_rule", ["keep", 95], "keep must be"
+    yield "conformal", {}, "conformal must be"
+    yield "conformal", {"coverage": 0.9, "limits": [1.0, 2.0], "floors": [1.0]}, "limits and floors"
+    yield "conformal", {"coverage": 0.9, "limits": [-1.0], "floors": [1.0]}, "a limit must be"
+    sets = {"method": "thr", "coverage": 0.9, "limit": 0.5, "penalty": 0.01, "free_ranks": 5}
+    for name, value in (("method", "magic"), ("coverage", 1), ("limit", "all"), ("penalty", -1), ("free_ranks", 0.5)):
+        yield "conformal", {**sets, name: value}, name
+    yield "more", 1, "must have the entries"
+
+
+def test_odd_values_in_a_file_are_told(kept: se.Ensemble, tmp_path: Path) -> None:
+    kept.save(tmp_path / "file")
+    structure, tensors = read_container(tmp_path / "file", FORMAT, 99, "an ensemble")
+    for number, (name, value, message) in zip(count(), odd_values(), strict=False):
+        path = tmp_path / f"odd-{number}"
+        odd = json.loads(json.dumps(structure))
+        odd["calibration"][name] = value
+        write_container(path, FORMAT, 4, odd, tensors)
+        with pytest.raises(se.ArtifactError, match=f"odd-{number} has a calibration that cannot be: .*{message}"):
+            se.Ensemble.load(path)
+    write_container(tmp_path / "odd", FORMAT, 4, {**structure, "calibration": [1]}, tensors)
+    with pytest.raises(se.ArtifactError, match="must have the entries"):
+        se.Ensemble.load(tmp_path / "odd")
