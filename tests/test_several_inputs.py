@@ -18,7 +18,7 @@ from structured_ensembles.artifact import FORMAT, VERSION
 from structured_ensembles.container import read_container
 from structured_ensembles.copying import shadow_of
 from structured_ensembles.data.kinds import Normalizations, normalization_from_json
-from structured_ensembles.data.normalization import RAW_PIXELS, Normalization
+from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.methods import METHODS
 from structured_ensembles.scaling import rows_stay_apart
 from structured_ensembles.several import arguments, batch_from, call, each, pieces, rows_of
@@ -272,7 +272,7 @@ def test_a_normalisation_for_each_input() -> None:
     torch.testing.assert_close(example["b"], expected, rtol=1e-3, atol=1e-3)
     kept = normalization_from_json(json.loads(json.dumps(data.normalization.to_json())))  # type: ignore[union-attr]
     assert kept == data.normalization
-    assert kept.parts["a"] == RAW_PIXELS  # type: ignore[union-attr, call-overload, index]
+    assert kept.parts["a"] == Normalization((0.0,) * 3, (1 / 255,) * 3)  # type: ignore[union-attr, call-overload, index]
     plain = se.Data.from_arrays((pictures, columns), labels, validation=0, standardize=False, normalization="unit")
     assert plain.normalization is None
     assert torch.equal(plain.example(8)[0], pictures / 255)

@@ -149,7 +149,7 @@ def embedding_size(network: nn.Module, data: Data) -> Any:
                 sizes[number] += [table.num_embeddings] * alike
 
     with suppress(Exception), torch.no_grad():  # a network that does not fit the data says so when it is trained
-        bystander = bystander_of(network).cpu()  # where an id that is too large leaves more than a broken GPU behind
+        bystander = bystander_of(network).cpu()  # an id out of range would break the CUDA context
         for table in bystander.modules():
             if isinstance(table, TABLES):
                 table.register_forward_pre_hook(look)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.copying import bystander_of, clone_of, device_of, dtype_of
 from structured_ensembles.data import Data, Normalization
-from structured_ensembles.data.normalization import IMAGENET, RAW_PIXELS, SYMMETRIC
+from structured_ensembles.data.normalization import normalization_for
 from structured_ensembles.data.splits import Batch, some_samples
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.initialization import draw_weights
@@ -86,7 +86,10 @@ def _found(model: nn.Module, data: Data, device: torch.device) -> tuple[str, Nor
 
 def _looked_at(data: Data) -> Batch:
     """Validation samples; if these are few, training samples with them: a network is trained if it knows either."""
-    parts = [some_samples(split, LOOKED_AT) for split in (data.validation, data.train) if split is not None]
+    held_out = None if data.validation is None else some_samples(data.validation, LOOKED_AT)
+    if held_out is not None and len(held_out[1]) == LOOKED_AT:
+        return held_out
+    parts = [*([] if held_out is None else [held_out]), some_samples(data.train, LOOKED_AT)]
     inputs, targets = (torch.cat(own)[:LOOKED_AT] for own in zip(*parts, strict=True))
     return inputs, targets
 
@@ -99,12 +102,12 @@ def _candidates(data: Data) -> Iterator[tuple[str, Normalization | None]]:
     if not isinstance(inputs, Tensor):  # of several inputs, each is as its type says
         return
     if inputs.dtype == torch.uint8:
-        yield "normalization='none'", RAW_PIXELS
-        yield "normalization=(0.5, 0.5)", SYMMETRIC
+        yield "normalization='none'", normalization_for("none", inputs)
+        yield "normalization=(0.5, 0.5)", normalization_for((0.5, 0.5), inputs)
         if data.normalization is not None:
             yield "normalization='unit'", None
         if inputs.dim() == 4 and inputs.shape[1] == 3:
-            yield "normalization='imagenet'", IMAGENET
+            yield "normalization='imagenet'", normalization_for("imagenet", inputs)
     elif data.normalization is not None:
         yield "standardize=False", None
 
@@ -123,6 +126,8 @@ def _score(outputs: Tensor, targets: Tensor) -> float:
     if not targets.is_floating_point():
         return float((outputs.argmax(-1) == targets.cpu()).double().mean())
     values, truth = (own.double().reshape(len(own), -1) for own in (outputs, targets.cpu()))
+    if values.shape != truth.shape:  # such as those of a Gaussian head
+        return 0.0
     values, truth = values - values.mean(0), truth - truth.mean(0)
     scale = (values.square().sum(0) * truth.square().sum(0)).sqrt()
     correlation = ((values * truth).sum(0) / scale).nan_to_num(0).clamp(0, 1)

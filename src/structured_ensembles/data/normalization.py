@@ -88,7 +88,6 @@ class Normalization:
 
 
 RAW_PIXELS = Normalization((0.0,), (1 / 255,))  # from 0 to 255
-SYMMETRIC = Normalization((0.5,), (0.5,))  # from -1 to 1
 IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 Choice = str | Normalization | tuple[Any, Any] | list[Any] | dict[str, Any] | None  # the last two of several inputs
 
@@ -116,7 +115,7 @@ def normalization_for(
             return Normalization.of(inputs) if images else None
         return _standardized(inputs, rows) if standardize and inputs.dim() == 2 else None
     if choice in ("none", None):
-        return RAW_PIXELS if pixels else None
+        return _fitting(RAW_PIXELS, inputs) if pixels else None
     if choice == "unit":
         return None
     if choice == "standard":
@@ -166,10 +165,12 @@ def _all_finite(values: Iterable[float]) -> bool:
 
 
 def _fitting(normalization: Normalization, inputs: Tensor) -> Normalization:
+    """With one mean and deviation for each channel or column of inputs (samples, channels, …)."""
     sizes = {len(normalization.mean), len(normalization.deviation)}
     if inputs.dim() < 2 or sizes not in ({1}, {inputs.shape[1]}):
         raise ValueError(
             f"normalization has {max(sizes)} means and deviations, but inputs of shape {tuple(inputs.shape[1:])} each "
             f"need one for all, or {inputs.shape[1] if inputs.dim() > 1 else 1}: one for each channel or column"
         )
-    return normalization
+    repeats = inputs.shape[1] if sizes == {1} else 1
+    return Normalization(normalization.mean * repeats, normalization.deviation * repeats)
