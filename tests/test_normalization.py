@@ -59,13 +59,6 @@ def test_pixels_reach_a_network_as_chosen(choice: Any, mean: Any, deviation: Any
             torch.testing.assert_close(own.logits(x)[0], outputs, rtol=1e-3, atol=1e-4)
 
 
-def test_one_mean_for_all_channels_is_one_for_each() -> None:
-    """As the kernel that draws batches on a GPU reads one for each."""
-    for choice in ("none", (0.5, 0.25)):
-        data = se.Data.from_arrays(IMAGES, LABELS, normalization=choice)
-        assert len(data.normalization.mean) == len(data.normalization.deviation) == 3
-
-
 def test_floats_are_left_alone_unless_one_says_so() -> None:
     floats = IMAGES.astype(np.float32)
     for choice, mean, deviation in (

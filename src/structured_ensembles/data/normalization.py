@@ -115,7 +115,7 @@ def normalization_for(
             return Normalization.of(inputs) if images else None
         return _standardized(inputs, rows) if standardize and inputs.dim() == 2 else None
     if choice in ("none", None):
-        return _fitting(RAW_PIXELS, inputs) if pixels else None
+        return RAW_PIXELS if pixels else None
     if choice == "unit":
         return None
     if choice == "standard":
@@ -165,12 +165,10 @@ def _all_finite(values: Iterable[float]) -> bool:
 
 
 def _fitting(normalization: Normalization, inputs: Tensor) -> Normalization:
-    """With one mean and deviation for each channel or column of inputs (samples, channels, …)."""
     sizes = {len(normalization.mean), len(normalization.deviation)}
     if inputs.dim() < 2 or sizes not in ({1}, {inputs.shape[1]}):
         raise ValueError(
             f"normalization has {max(sizes)} means and deviations, but inputs of shape {tuple(inputs.shape[1:])} each "
             f"need one for all, or {inputs.shape[1] if inputs.dim() > 1 else 1}: one for each channel or column"
         )
-    repeats = inputs.shape[1] if sizes == {1} else 1
-    return Normalization(normalization.mean * repeats, normalization.deviation * repeats)
+    return normalization
