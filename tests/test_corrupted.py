@@ -3,7 +3,7 @@
 import hashlib
 import io
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +14,12 @@ from PIL import Image
 from torch import nn
 
 import structured_ensembles as se
+from structured_ensembles.cli.main import main
 from structured_ensembles.data import corrupted
-from structured_ensembles.data.corrupted import CORRUPTED_SETS, load_corrupted
+from structured_ensembles.data.corrupted import CORRUPTED_SETS, has_corrupted, load_corrupted
+from structured_ensembles.evaluation.corruptions import STANDARD
+from structured_ensembles.experiment import measure_experiment, read_figures
+from structured_ensembles.paper.studies import EVERYTHING
 from test_sources import picture, tiny_imagenet
 
 SAMPLES = 4
@@ -200,3 +204,49 @@ def test_evaluate_on_official_images(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ValueError, match=r"corruptions have images of shape \(3, 32, 32\), but the data of \(1, 8, 8\)"
     ):
         se.evaluate(ensemble, digits, corruptions=official)
+
+
+def official_digits(root: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str] = STANDARD) -> None:
+    """Put official images of digits into a data folder, as CIFAR-10-C has them: noise, with the labels 0 to 9."""
+    rng = np.random.default_rng(0)
+    arrays = {f"{name}.npy": rng.integers(0, 256, (100, 8, 8, 1), dtype=np.uint8) for name in (*names, "spatter")}
+    arrays["labels.npy"] = np.arange(100) % 10
+    unpack(root / "DIGITS-C", {name: npy(array) for name, array in arrays.items()})
+    archive = replace(CORRUPTED_SETS["cifar10-c"].archive, url="http://127.0.0.1:9/DIGITS-C.tar")
+    info = replace(CORRUPTED_SETS["cifar10-c"], name="digits-c", shape=(1, 8, 8), samples=20, archive=archive)
+    monkeypatch.setitem(CORRUPTED_SETS, "digits-c", info)
+
+
+def test_reproduce_takes_official_images_where_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("structured_ensembles.paper.reproduce.pictures", lambda runs: [])  # which take long to draw
+    root, out = tmp_path / "data", tmp_path / "out"
+    command = ["reproduce", "table-uncertainty", "--smoke", "--method", "single", "--seeds", "0", "--quiet"]
+    command += ["--root", str(root), "--out", str(out), "--backend", "sequential"]
+    page = out / "smoke" / "table-uncertainty" / "report.md"
+
+    def row() -> str:
+        return next(line for line in page.read_text().splitlines() if line.startswith("| single"))
+
+    assert main(command) == 0
+    (run,) = (out / "smoke" / "runs").iterdir()
+    ours = read_figures(run / "evaluation-test-mean.json")
+    assert f"{100 * ours['cor/mean@3']:.2f}" in row()
+    assert "The ice of frost is ours too" in page.read_text()
+    assert "official" not in page.read_text()
+
+    official_digits(root, monkeypatch, STANDARD[1:])  # not all of them: ours again
+    assert not has_corrupted("digits-c", root, STANDARD)
+    official_digits(root, monkeypatch)
+    assert has_corrupted("digits-c", root, STANDARD)
+    assert main(command) == 0
+    figures = read_figures(run / "evaluation-test-mean.json")
+    accuracies = [figures[f"official/{name}@3"] for name in STANDARD]
+    assert figures["official/mean@3"] == pytest.approx(np.mean(accuracies))
+    assert figures["official/extra_mean@3"] == figures["official/spatter@3"]
+    assert figures["cor/mean@3"] == ours["cor/mean@3"] != figures["official/mean@3"]
+    assert f"{100 * figures['official/mean@3']:.2f}" in row()
+    assert "For digits they are of the official corrupted images." in page.read_text()
+    assert "The ice of frost is ours too" not in page.read_text()
+    assert not measure_experiment(run, EVERYTHING, root=root)[1]  # nothing is measured again
+    assert not has_corrupted("mnist-c", root, STANDARD)
+    assert not has_corrupted("cifar10-c", root, STANDARD)

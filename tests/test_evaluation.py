@@ -167,8 +167,17 @@ def test_all_corruptions_of_grey_images_leave_saturation_out(trained: tuple[se.E
     ensemble, data = trained
     figures = se.evaluate(ensemble, data, corruptions=True, severities=[2])
     names = {name.removeprefix("cor/").removesuffix("@2") for name in figures if name.startswith("cor/")}
-    others = {"mean", *(f"mean@2/{kind}" for kind in ("ece", "filtered_accuracy", "discarded"))}
-    assert names - others == set(se.evaluation.CORRUPTIONS) - {"saturate"}
+    means = ("mean", "extra_mean")
+    others = {f"{mean}@2/{kind}" for mean in means for kind in ("ece", "filtered_accuracy", "discarded")}
+    assert names - others - set(means) == set(se.evaluation.CORRUPTIONS) - {"saturate"}
+    extra = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+    standard = [figures[f"cor/{name}@2"] for name in se.evaluation.CORRUPTIONS if name not in extra]
+    assert len(standard) == 15
+    assert figures["cor/mean@2"] == pytest.approx(np.mean(standard))
+    assert figures["cor/extra_mean@2"] == pytest.approx(np.mean([figures[f"cor/{name}@2"] for name in extra[:3]]))
+    some = se.evaluate(ensemble, data, corruptions=["spatter", "speckle_noise"], severities=[2])
+    assert "cor/mean@2" not in some
+    assert some["cor/extra_mean@2"] == pytest.approx((some["cor/spatter@2"] + some["cor/speckle_noise@2"]) / 2)
 
 
 def test_figures_that_do_not_exist_are_left_out() -> None:

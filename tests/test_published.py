@@ -141,7 +141,7 @@ def test_cells_said_to_be_repeats_really_are() -> None:
 
 def test_these_cells_are_suspicious_and_no_others() -> None:
     assert doubted(published("accuracy")) == {
-        *((method, "cifar10/vgg11") for method in ("single", "deep", "batch-ensemble", "mc-dropout")),
+        *((method, "cifar10/vgg11") for method in ("single", "deep", "batch-ensemble", "mc-dropout", "snapshot")),
         ("structured", "cifar10/resnet20"),
     }
     assert doubted(published("ece")) == {
@@ -154,8 +154,27 @@ def test_these_cells_are_suspicious_and_no_others() -> None:
         ("N(0,1)", "cls/accuracy"),
         *((row, metric) for row in ("N(0,1)", "N(0,2)") for metric in shared),
     }
-    others = set(table_names()) - {"accuracy", "ece", "pruning", "initialization"}
-    assert not any(doubted(published(name)) for name in others)
+    uncertainty = published("uncertainty")
+    attacks = [column for column in uncertainty.columns if column.startswith("fgsm")]
+    assert len(attacks) == 6
+    assert doubted(uncertainty) == {(row, column) for row in uncertainty.rows for column in attacks}
+    assert doubted(published("continual-memory-bits")) == {("batch-ensemble", "lenet5/size/bits_per_task")}
+    known = {"accuracy", "ece", "pruning", "initialization", "uncertainty", "continual-memory-bits"}
+    assert not any(doubted(published(name)) for name in set(table_names()) - known)
+
+
+def test_reasons_follow_from_the_numbers() -> None:
+    accuracy = published("accuracy")
+    vgg, resnet = (accuracy["snapshot", f"cifar10/{model}"] for model in ("vgg11", "resnet20"))
+    assert percent(resnet) - percent(vgg) == pytest.approx(1)  # one digit
+    assert vgg.deviation == resnet.deviation
+    factors = [
+        sum(parameter.shape[:2])  # one number per input and output channel
+        for parameter in zoo.lenet5_backbone().parameters()
+        if parameter.ndim == 4
+    ]
+    cell = published("continual-memory-bits")["batch-ensemble", "lenet5/size/bits_per_task"]
+    assert (sum(factors), cell.value / 64) == (165, 164)
 
 
 def test_doubted_cells_and_bounds_are_no_targets(table: Table) -> None:

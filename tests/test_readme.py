@@ -112,6 +112,28 @@ def test_the_sentences_about_memory() -> None:
         assert own["ours, graph"]["allocated_MiB"] <= 1.3 * own["ours, loop"]["allocated_MiB"]
 
 
+def test_the_sentence_about_own_and_shared_batches() -> None:
+    means: dict[tuple[str, str, str], str] = {}
+    for arm in ("deep-modern", "deep-paper", "structured-modern"):
+        for batches in ("own", "shared"):
+            figures = [
+                row["figures"]
+                for row in recorded("batches-h200")
+                if row["arm"] == arm and row["batches"] == batches and row["seed"] in (0, 1, 2)
+            ]
+            assert len(figures) == 3
+            means[arm, batches, "nll"] = f"{statistics.mean(own['cal/nll'] for own in figures):.3f}".removeprefix("0")
+            means[arm, batches, "accuracy"] = f"{100 * statistics.mean(own['cls/accuracy'] for own in figures):.1f}"
+
+    def both(arm: str, figure: str) -> str:
+        return f"{means[arm, 'own', figure]} and {means[arm, 'shared', figure]}"
+
+    assert f"an NLL of {both('deep-modern', 'nll')} (deep ×4, `modern`), {both('deep-paper', 'nll')} (deep ×4," in TEXT
+    assert f"`paper`), {both('structured-modern', 'nll')} (structured ×5, `modern`)" in TEXT
+    listed = ", ".join(f"{both(arm, 'accuracy')} %" for arm in ("deep-modern", "deep-paper", "structured-modern"))
+    assert f"accuracies of {listed}: no clear difference" in TEXT
+
+
 def test_growth_is_straight() -> None:
     """Through the origin for images; for members a line that the points leave by a tenth at most; flat for pruning."""
     by_kind: dict[str, list[tuple[float, float]]] = {}

@@ -17,17 +17,19 @@ from structured_ensembles.experiment import Experiment, Request, measure_experim
 from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.reproduce import is_complete
 from structured_ensembles.paper.studies import Part, figure_of
-from structured_ensembles.report.collected import Finished, front_points, pictures, read_run
+from structured_ensembles.report.collected import Finished, _of_all, front_points, pictures, read_run
 from structured_ensembles.report.page import grouped
 
+STRUCTURED = ("structured, layer", "structured, network")
 SMOKE = Part(seeds=(0,), smoke=True)
 
 
 def test_every_cell_of_the_paper_has_its_runs() -> None:
     accuracy = study("table-accuracy", Part())
-    assert set(accuracy.paper) == {key for key in accuracy.sources if key[0] not in ("random", "magnitude", "narrow")}
+    published_rows = {"single", "deep", "snapshot", "batch-ensemble", "mc-dropout", *STRUCTURED}
+    assert set(accuracy.paper) == {key for key in accuracy.sources if key[0] in published_rows}
     assert {"random", "magnitude", "narrow"} <= set(accuracy.rows)
-    runs, figure = accuracy.sources["structured", "svhn/vgg11"]
+    runs, figure = accuracy.sources["structured, layer", "svhn/vgg11"]
     assert figure == "cls/accuracy"
     assert [run.seed for run in runs] == [0, 1, 2]
     assert runs[0].recipe == "paper"
@@ -37,9 +39,39 @@ def test_every_cell_of_the_paper_has_its_runs() -> None:
     assert snapshot[0].method_arguments == {"cycle": 50}
     pruning = study("table-pruning", Part())
     assert pruning.paper["0.3, layer", "size/overhead"] == pruning.paper["0.3, network", "size/overhead"]
-    assert {dict(run.method_arguments)["scope"] for run in pruning.experiments} == {"layer", "network"}
     initial = study("table-initialization", Part())
-    assert len(initial.experiments) == 15
+    for found in (pruning, initial):
+        assert {run.method_arguments.get("scope", "layer") for run in found.experiments} == {"layer", "network"}
+        assert len(found.experiments) == 30
+        assert found.rules == ("mean", "logits")
+    # The same setting is one run, whatever table it is in.
+    main = accuracy.sources["structured, layer", "cifar10/resnet20"][0]
+    assert pruning.sources["0.5, layer", "cal/ece"][0] == initial.sources["N(0,1), layer", "cal/ece"][0] == main
+
+
+def test_main_tables_have_both_scopes_and_both_rules() -> None:
+    for name in ("table-accuracy", "table-ece", "table-diversity", "table-uncertainty"):
+        found = study(name, Part())
+        assert found.rules == ("mean", "logits")
+        column = next(column for row, column in found.paper if row == "structured, layer")
+        layer, network = (found.sources[row, column][0][0].method_arguments for row in STRUCTURED)
+        assert {**layer, "scope": "network"} == network == {"prune": 0.5, "scope": "network"}
+        assert found.paper[STRUCTURED[0], column] is found.paper[STRUCTURED[1], column]
+
+
+def test_tables_of_vgg_also_have_rescaled_members() -> None:
+    found = study("table-accuracy", Part())
+    rescaled = [row for row in found.rows if row.endswith(", rescaled")]
+    assert rescaled == [f"{row}, rescaled" for row in (*STRUCTURED, "random", "magnitude")]
+    for row in rescaled:
+        plain = row.removesuffix(", rescaled")
+        columns = {column for own, column in found.sources if own == row}
+        assert columns == {column for column in found.columns if "vgg" in column}
+        one, other = (found.sources[own, "cifar100/vgg11"][0][0] for own in (plain, row))
+        assert {**one.method_arguments, "rescale": True} == other.method_arguments
+    assert not any(row in rescaled for row, _ in found.paper)
+    assert not any("rescaled" in row for row in study("table-ece", Part()).rows)  # of ResNets
+    assert any("rescaled" in row for row in study("table-diversity", Part(models=("vgg11",))).rows)
 
 
 def test_studies_share_their_runs() -> None:
@@ -51,7 +83,8 @@ def test_studies_share_their_runs() -> None:
 def test_parts_of_a_study() -> None:
     part = Part(datasets=("cifar10",), models=("resnet20",), methods=("structured",), seeds=(4,), epochs=7, limit=500)
     found = study("table-accuracy", part)
-    (run,) = found.experiments
+    assert found.rows == STRUCTURED
+    run, _ = found.experiments
     assert (run.dataset, run.model, run.seed, run.changes["epochs"], run.limit) == ("cifar10", "resnet20", 4, 7, 500)
     elsewhere = study("table-accuracy", Part(datasets=("mnist",), models=("lenet5",), seeds=(0,)))
     assert elsewhere.columns == ("mnist/lenet5",)
@@ -76,14 +109,21 @@ def test_every_experiment_has_a_folder_of_its_own() -> None:
 
 def test_what_is_missing_of_a_request() -> None:
     request = Request(fgsm=(0.02, 0.5), corruptions=True, severities=(3, 5))
-    three, five = ({f"cor/{name}@{own}": 0.4 for name in ["mean", *CORRUPTIONS]} for own in (3, 5))
+    names = ["mean", "extra_mean", *CORRUPTIONS]
+    three, five = ({f"cor/{name}@{own}": 0.4 for name in names} for own in (3, 5))
     figures = {"adv/fgsm@0.02": 0.5, **three}
     assert request.missing(figures) == Request((0.5,), True, (5,))
     assert request.missing({**figures, "adv/fgsm@0.5": 0.1, **five}) == Request((), False, ())
     some = {"adv/fgsm@0.5": 0.1, "cor/fog@5": 0.1, "cor/mean@5": 0.1}  # sens evaluate --corruptions fog
     assert request.missing({**figures, **some}) == Request((), True, (5,))
     del five["cor/saturate@5"]  # grey images have no saturation
-    assert request.missing({**figures, "adv/fgsm@0.5": 0.1, **five}) == Request((), False, ())
+    whole = {**figures, "adv/fgsm@0.5": 0.1, **five}
+    assert request.missing(whole) == Request((), False, ())
+    assert request.missing(whole, official=True) == Request((), True, (3, 5))
+    official = {name.replace("cor/", "official/"): value for name, value in whole.items()}
+    assert request.missing(official, official=True) == request.missing(official) == Request((), False, ())
+    del five["cor/extra_mean@5"]  # of an earlier version, whose mean was over all nineteen
+    assert request.missing({**figures, "adv/fgsm@0.5": 0.1, **five}) == Request((), True, (5,))
 
 
 def test_the_figure_of_corruptions_shows_means_over_all_of_them(reproduced: Path) -> None:
@@ -96,6 +136,11 @@ def test_the_figure_of_corruptions_shows_means_over_all_of_them(reproduced: Path
         for figures in (whole.figures, some)
     ]
     assert drawn[0] - drawn[1] == {"corruptions"}
+    official = {name.replace("cor/", "official/"): own for name, own in whole.figures.items()}
+    for figures, origin in ((whole.figures, "The ice of frost is ours too"), (official, "The official corrupted")):
+        curves = _of_all({"deep": [Finished(run, whole.config, whole.result, figures)]})[-1]
+        assert (curves.name, "15 standard corruptions" in curves.caption) == ("corruptions", True)
+        assert origin in curves.caption
 
 
 def test_limit_takes_fewer_training_samples() -> None:
@@ -127,7 +172,8 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_study_ends_in_tables_and_figures(reproduced: Path) -> None:
     folder = reproduced / "table-uncertainty"
     text = (folder / "report.md").read_text()
-    assert text.count("\n| structured") == 1
+    assert text.count("\n| structured, layer") == text.count("\n| structured, network") == 2  # one for each rule
+    assert "Trained in float32." in text
     assert "±" in text
     page = (folder / "report.html").read_text()
     assert page.count("<svg") >= 7
@@ -137,15 +183,53 @@ def test_a_study_ends_in_tables_and_figures(reproduced: Path) -> None:
 
 
 def test_numbers_in_the_table_are_those_of_the_runs(reproduced: Path) -> None:
-    runs = study("table-uncertainty", Part(methods=("structured",), seeds=(0, 1), smoke=True)).experiments
-    values = [read_run(reproduced / "runs" / run.folder).figures["adv/fgsm@0.02"] for run in runs]
-    mean, spread = 50 * sum(values), 100 * abs(values[0] - values[1]) / 2**0.5
-    row = next(
-        line
-        for line in (reproduced / "table-uncertainty" / "report.md").read_text().splitlines()
-        if line.startswith("| structured")
-    )
-    assert f"{mean:.2f} ± {spread:.2f}" in row.replace("**", "")
+    found = study("table-uncertainty", Part(methods=("structured",), seeds=(0, 1), smoke=True))
+    runs, figure = found.sources["structured, network", "fgsm-0.02/unc/filtered_accuracy"]
+    text = (reproduced / "table-uncertainty" / "report.md").read_text()
+    tables = text.partition("\n## Figures")[0].split("\n## ")[1:]
+    assert [table.splitlines()[0].partition(",")[0] for table in tables] == [
+        "Combined by the mean of probabilities",
+        "Combined by the softmax of the mean logits",
+    ]
+    shown = []
+    for rule, table in zip(("mean", "logits"), tables, strict=True):
+        values = [read_run(reproduced / "runs" / run.folder).combined_by(rule)[figure] for run in runs]
+        mean, spread = 50 * sum(values), 100 * abs(values[0] - values[1]) / 2**0.5
+        row = next(line for line in table.splitlines() if line.startswith("| structured, network"))
+        shown.append(f"{mean:.2f} ± {spread:.2f}")
+        assert shown[-1] in row.replace("**", "")
+    assert shown[0] != shown[1]
+
+
+def test_both_rules_of_a_run_come_from_one_pass(reproduced: Path) -> None:
+    """Each file is what `evaluate` gives for its rule alone, the thresholds of attacks and corruptions included."""
+    part = Part(methods=("structured",), seeds=(0,), smoke=True)
+    run = study("table-uncertainty", part).sources["structured, layer", "fgsm-0.02/cls/accuracy"][0][0]
+    folder = reproduced / "runs" / run.folder
+    ensemble, data = se.Ensemble.load(folder / "ensemble.safetensors"), read_data("digits", None, 0)
+    for rule in ("mean", "logits"):
+        figures = read_figures(folder / f"evaluation-test-{rule}.json")
+        alone = se.evaluate(ensemble, data, combine=rule, fgsm=(0.02,))
+        assert {name: figures[name] for name in alone} == pytest.approx(alone)
+        assert "cor/mean@5/discarded" in figures
+        assert "size/overhead" in figures
+    assert is_complete(run, folder, Request(fgsm=(0.02,)))
+
+
+def test_runs_of_earlier_versions_get_the_second_rule(reproduced: Path, tmp_path: Path) -> None:
+    run = study("table-uncertainty", Part(methods=("deep",), seeds=(1,), smoke=True)).experiments[0]
+    folder = tmp_path / run.folder
+    shutil.copytree(reproduced / "runs" / run.folder, folder)
+    path = folder / "evaluation-test-logits.json"
+    before = read_figures(path)
+    path.unlink()
+    assert read_run(folder).combined_by("logits") == {}
+    assert not is_complete(run, folder, Request())
+    assert measure_experiment(folder, Request(), device="cpu")[1]
+    assert is_complete(run, folder, Request())
+    assert not is_complete(run, folder, Request(fgsm=(0.02,)))  # known of the mean alone
+    found = read_figures(path)
+    assert found == pytest.approx({name: before[name] for name in found})
 
 
 def test_a_second_call_does_nothing_new(reproduced: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +268,7 @@ def test_the_front_has_every_number_of_members(reproduced: Path) -> None:
         read_run(reproduced / "runs" / run.folder)
         for run in study(
             "table-uncertainty", Part(methods=("single", "structured"), seeds=(0,), smoke=True)
-        ).experiments
+        ).experiments[:2]
     ]
     points = front_points({run.label: [run] for run in runs}, "parameters")
     single = [point for point in points if point.method == "single"]
@@ -287,6 +371,19 @@ def test_continual_studies() -> None:
     ablation = study("table-continual-ablation", Part())
     found, _ = ablation.sources["network-soft", "cifar10/half-vgg11"]
     assert found[0].method_arguments == {"scope": "network", "extraction": "soft"}
+    overhead = study("table-continual-overhead", Part())
+    assert overhead.rows == ("single", "supsup", "pruning", "batch-ensemble", "structured")
+    # (M - 1)·b floats; M·b binary values; 165 and 2,499 factors, 142 and 1,376 neurons per task
+    expected = {
+        "single": (-1, 1, 0, -1, 1, 0),
+        "supsup": (0, 0, 1, 0, 0, 1),
+        "pruning": (0, 0, 1, 0, 0, 1),
+        "batch-ensemble": (0, 165 / 50_550, 0, 0, 2_499 / 2_304_864, 0),
+        "structured": (0, 0, 142 / 50_550, 0, 0, 1_376 / 2_304_864),
+    }
+    for row, values in expected.items():
+        assert [overhead.counted[row, column][0] for column in overhead.columns] == pytest.approx(values)
+    assert overhead.paper["structured", "half-vgg11/size/binaries_per_task"].below
     memory = study("table-continual-memory", Part())
     assert not memory.experiments
     differing = {key for key, cell in memory.paper.items() if memory.counted[key] != [cell.value]}
@@ -302,5 +399,7 @@ def test_continual_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert {"digits-lenet5-memory", "digits-lenet5-matrix-naive", "digits-lenet5-capacity"} <= names
     assert main(["reproduce", "table-continual", "--method", "structured", "naive", "--epochs", "1", *options]) == 0
     assert "nothing new to run" in capsys.readouterr().out
+    assert main(["reproduce", "table-continual-overhead", *options]) == 0
+    assert "lenet5 binary values per task / b" in capsys.readouterr().out
     assert main(["reproduce", "table-continual-memory", *options]) == 0
-    assert "10,560 (10,496)" in capsys.readouterr().out
+    assert "10,560 (10,496¹)" in capsys.readouterr().out

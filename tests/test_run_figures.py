@@ -20,7 +20,7 @@ from structured_ensembles.report.run_figures import (
     learning_curves,
     overhead_bars,
 )
-from structured_ensembles.report.style import STYLE
+from structured_ensembles.report.style import STYLE, wrapped
 
 LONG = "structured ensemble of five members with the modern recipe, p=0.8, stored as int8"
 
@@ -141,6 +141,16 @@ def test_corruption_curves_have_means_and_ranges() -> None:
     one_seed = corruption_curves({"single": {0: [0.9], 1: [0.8]}})
     assert not one_seed.axes[0].collections
     assert one_seed.legends[0].get_title().get_text() == ""
+
+
+def test_variants_of_a_method_have_lines_of_their_own() -> None:
+    names = ["structured", "structured, scope=network", "structured, scope=network, rescale=True", "deep"]
+    figure = corruption_curves({name: {0: [0.9], 3: [0.5]} for name in names})
+    lines = {own.get_label(): own.lines[0] for own in figure.axes[0].containers}
+    drawn = {name: (lines[wrapped(name)].get_linestyle(), lines[wrapped(name)].get_color()) for name in names}
+    assert drawn["structured"][0] == drawn["deep"][0] == "-"
+    assert len(set(drawn.values())) == 4
+    assert len({colour for _, colour in drawn.values()}) == 2
 
 
 def test_learning_curves_of_every_member() -> None:

@@ -132,5 +132,5 @@ def test_detection_figures() -> None:
     assert figures["mutual_information_auroc"] == 1
     assert figures["mutual_information_fpr95"] == 0
     assert set(figures) == {
-        f"{name}_{kind}" for name in ("entropy", "mutual_information") for kind in ("auroc", "fpr95")
+        f"{name}_{kind}" for name in ("entropy", "mutual_information") for kind in ("auroc", "fpr95", "fpr95_foreign")
     }

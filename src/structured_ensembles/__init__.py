@@ -20,6 +20,7 @@ from structured_ensembles.diversity import mmd2
 from structured_ensembles.ensemble import Ensemble, Uncertainty
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.extraction import extract
+from structured_ensembles.gaussian import Gaussians, gaussian_nll
 from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Scales
 from structured_ensembles.search import learn_scales
@@ -34,6 +35,7 @@ __all__ = [
     "ChannelGroup",
     "Data",
     "Ensemble",
+    "Gaussians",
     "History",
     "Normalization",
     "ParameterRule",
@@ -46,6 +48,7 @@ __all__ = [
     "evaluate",
     "evaluation",
     "extract",
+    "gaussian_nll",
     "learn_scales",
     "load_corrupted",
     "load_data",

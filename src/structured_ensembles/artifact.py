@@ -28,9 +28,9 @@ from structured_ensembles.shrinking import set_sizes
 from structured_ensembles.units import Units
 
 FORMAT = "structured-ensembles"
-# Files with a calibration are written as 4, those with units as 3, with conversions as 2; others as 1, which earlier
-# versions read.
-VERSION = 4
+# Files with Gaussian heads are written as 5, those with a calibration as 4, with units as 3, with conversions as 2;
+# others as 1, which earlier versions read.
+VERSION = 5
 CONVERSIONS: dict[str, Callable[..., nn.Module]] = {
     "batch_ensemble": BatchEnsembleNetwork,
     "mc_dropout": DropoutNetwork,
@@ -75,6 +75,8 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         version, structure["units"] = 3, ensemble.units.to_json()
     if ensemble.calibration.fitted:
         version, structure["calibration"] = 4, ensemble.calibration.to_json()
+    if ensemble.gaussian:
+        version, structure["gaussian"] = 5, True
     return write_container(path, FORMAT, version, structure, tensors)
 
 
@@ -104,6 +106,7 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
             task=structure["task"],
             normalization=None if moments is None else Normalization(*map(tuple, moments)),
             units=Units.from_json(structure.get("units")),
+            gaussian=structure.get("gaussian", False),
         )
         ensemble.calibration = calibration
         ensemble.ids = structure.get("ids", False)

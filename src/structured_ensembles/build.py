@@ -19,7 +19,7 @@ from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.extraction import extract
+from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
 from structured_ensembles.files import write_text
 from structured_ensembles.losses import Loss
 from structured_ensembles.parallel import rank
@@ -49,6 +49,7 @@ def structured_ensemble(
     initial: Initial = "N(0,1)",
     placement: Placement = "output",
     reinit: bool = False,
+    rescale: bool = False,
     loss: Loss | None = None,
     temperature: float | None = None,
     device: Device = "auto",
@@ -79,6 +80,7 @@ def structured_ensemble(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that requires gradients: there is nothing to train")
     check_recipe(recipe)
+    check_rescale(rescale, reinit)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     chosen = partial(
         select, graph, prune=prune, memory=memory, scope=scope, members=members, seed=seed, round_to=round_to
@@ -109,8 +111,10 @@ def structured_ensemble(
         subnets = chosen(scores, selection=selection)
         if where is not None and rank() == 0:
             write_text(where / "subnets.json", json.dumps([json.loads(subnet.to_json()) for subnet in subnets]))
+    if not (reinit or rescale):
+        warn_of_faint_members(model, graph, subnets)
     networks = [
-        extract(model, graph, subnet, reinit=reinit, seed=stream(seed, "weights", number))
+        extract(model, graph, subnet, reinit=reinit, seed=stream(seed, "weights", number), rescale=rescale)
         for number, subnet in enumerate(subnets)
     ]
     ensemble = Ensemble(networks, subnets=subnets)

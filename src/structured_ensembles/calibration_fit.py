@@ -26,6 +26,7 @@ from structured_ensembles.data.dataset import SplitName, Task, check_data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.discarding import percentile_of_right
 from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.gaussian import mean_and_spread
 
 COVERAGE = 0.9  # of the sets and intervals that training leaves behind
 
@@ -40,16 +41,18 @@ def calibrate_trained(ensemble: Ensemble, data: Data) -> None:
         return
     outputs, targets = predictions(ensemble, data.validation)
     try:
-        ensemble.calibration = _all_of_it(ensemble.calibration, outputs, targets, data.task)
+        ensemble.calibration = _fitted_all(ensemble.calibration, outputs, targets, data.task, ensemble.gaussian)
     except ValueError as error:
         warnings.warn(f"the ensemble stays uncalibrated: {error}", stacklevel=3)
 
 
-def _all_of_it(before: Calibration, outputs: Tensor, targets: Tensor, task: Task) -> Calibration:
+def _fitted_all(before: Calibration, outputs: Tensor, targets: Tensor, task: Task, gaussian: bool) -> Calibration:
     enough = len(targets) >= samples_needed(COVERAGE)
     if task == "regression":
-        fits = enough and outputs[0].numel() == targets.numel()
-        return replace(before, conformal=fit_intervals(*_moments(outputs), targets, COVERAGE)) if fits else before
+        mean, spread = mean_and_spread(outputs, gaussian)
+        if not enough or mean.numel() != targets.numel():
+            return before
+        return replace(before, conformal=fit_intervals(mean, spread, targets, COVERAGE, floored=not gaussian))
     found = _fitted(outputs, targets, Calibration(), None)
     if not enough:
         return found
@@ -86,7 +89,8 @@ def fit_conformal(
         raise ValueError(f"method must be left out for a regression, whose intervals have only one, not {method!r}")
     outputs, targets = _checked_predictions(ensemble, data, split)
     if data.task == "regression":
-        return fit_intervals(*_moments(outputs), targets, coverage)
+        mean, spread = mean_and_spread(outputs, ensemble.gaussian)
+        return fit_intervals(mean, spread, targets, coverage, floored=not ensemble.gaussian)
     probabilities = exact_probabilities(outputs, ensemble.temperature)
     return fit_sets(probabilities, targets, coverage, method, penalty, free_ranks)
 
@@ -135,8 +139,3 @@ def _threshold(own: Calibration, logits: Tensor, targets: Tensor, rule: Threshol
 
 def _exact_logs(logits: Tensor, rule: Combine) -> Tensor:
     return torch.cat([combined_logs(part.double(), rule) for part in logits.split(PART, dim=1)])
-
-
-def _moments(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and spread (samples, …) of the members' values."""
-    return torch.mean(outputs, 0), outputs.std(0, correction=0)

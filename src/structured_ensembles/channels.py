@@ -83,6 +83,7 @@ class ChannelGraph:
     parameters: which names in `axes` are parameters (the others are buffers).
     magnitudes: mean absolute weight of every channel of the prunable groups, when traced.
     output_shape: of the network's (first) output for the example.
+    unnormalized: the layers whose output meets no normalisation before the next layer or the network's output.
     """
 
     groups: tuple[ChannelGroup, ...]
@@ -91,6 +92,7 @@ class ChannelGraph:
     parameters: frozenset[str] = field(repr=False)
     magnitudes: Mapping[str, Tensor] = field(repr=False, compare=False)
     output_shape: tuple[int, ...]
+    unnormalized: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def prunable(self) -> dict[str, int]:
@@ -260,6 +262,7 @@ def _graph_of(walk: Walk, model: nn.Module, coupled: bool) -> tuple[dict[Channel
         parameters=frozenset(name for name, _ in model.named_parameters()),
         magnitudes=_magnitudes(model, outputs),
         output_shape=walk.output_shape or (),
+        unnormalized=frozenset(producer.module for producer in walk.producers if not producer.normalized),
     )
     return offered, graph
 

@@ -65,8 +65,11 @@ def exact_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
     return torch.cat([combined(part.double(), "mean", temperature) for part in logits.split(PART, dim=1)])
 
 
-def uncertainty_of(logits: Tensor, temperature: float = 1.0) -> Uncertainty:
-    """From the members' logits (members, samples, classes); temperature: of the combined prediction."""
+def uncertainty_of(logits: Tensor, temperature: float = 1.0, combine: Combine = "mean") -> Uncertainty:
+    """From the members' logits (members, samples, classes); temperature: of the combined prediction.
+
+    combine: "logits" takes the entropy of the softmax of mean logits; the other rules that of the mean probabilities.
+    """
     probabilities = (logits / temperature).softmax(-1)
     mean_entropy = entropy_of(probabilities.mean(0))
     entropy = mean_entropy if temperature == 1 else entropy_of(combined(logits, "mean", temperature))
@@ -75,6 +78,8 @@ def uncertainty_of(logits: Tensor, temperature: float = 1.0) -> Uncertainty:
     agreeing = (votes * (votes - 1)).sum(-1) / max(members * (members - 1), 1)
     disagreement = 1 - agreeing if members > 1 else torch.zeros_like(entropy)
     information = (mean_entropy - entropy_of(probabilities).mean(0)).clamp_min(0)  # not for rounding errors
+    if combine == "logits":
+        entropy = entropy_of(combined(logits, combine, temperature))
     return Uncertainty(entropy, information, disagreement)
 
 

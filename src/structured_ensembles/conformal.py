@@ -58,7 +58,8 @@ class ConformalIntervals:
 
     limits: of |target - mean| / (spread + floor); infinite where there were too few samples.
     floors: the mean spread of the members on the held-out samples, so that members which happen to agree give no
-        interval of no width; 1 where there is no spread, as of a single network, whose intervals all have one width.
+        interval of no width; 1 where there is no spread, as of a single network, whose intervals all have one width;
+        0 for Gaussian heads, whose spread is that of the targets.
     """
 
     coverage: float
@@ -89,8 +90,13 @@ def fit_sets(
     return ConformalSets(method, float(coverage), _limit(scores, coverage), float(penalty), int(free_ranks))
 
 
-def fit_intervals(mean: Tensor, spread: Tensor, targets: Tensor, coverage: float = 0.9) -> ConformalIntervals:
-    """Fit intervals to the members' mean and spread on held-out samples and their targets, all (samples, …)."""
+def fit_intervals(
+    mean: Tensor, spread: Tensor, targets: Tensor, coverage: float = 0.9, floored: bool = True
+) -> ConformalIntervals:
+    """Fit intervals to the members' mean and spread on held-out samples and their targets, all (samples, …).
+
+    floored: False for a spread that is a deviation of the targets themselves, as of Gaussian heads, and never zero.
+    """
     check_conformal(coverage)
     if mean.numel() != targets.numel():
         raise ValueError(
@@ -99,7 +105,7 @@ def fit_intervals(mean: Tensor, spread: Tensor, targets: Tensor, coverage: float
         )
     rows, spreads = (own.double().reshape(len(own), -1) for own in (mean, spread))
     floors = spreads.mean(0)
-    floors = torch.where(floors > 0, floors, torch.ones_like(floors))
+    floors = torch.where(floors > 0, floors, torch.ones_like(floors)) if floored else torch.zeros_like(floors)
     scores = (targets.double().reshape(rows.shape) - rows).abs() / (spreads + floors)
     limits = tuple(_limit(own, coverage) for own in scores.unbind(1))
     return ConformalIntervals(float(coverage), limits, tuple(floors.tolist()))

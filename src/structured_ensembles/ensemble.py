@@ -35,7 +35,9 @@ from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.arrays import as_inputs, stack_samples
 from structured_ensembles.data.dataset import SplitName, Task, prepared
+from structured_ensembles.gaussian import Gaussians, gaussian_nll, mean_and_spread, moments
 from structured_ensembles.history import History
+from structured_ensembles.losses import Loss
 from structured_ensembles.replays import Replays
 from structured_ensembles.scaling import one_tensor
 from structured_ensembles.selection import Subnet
@@ -64,6 +66,8 @@ class Ensemble(nn.Module):
     calibration: that threshold, the temperature and the conformal sets; see `calibrate`.
     units: of a regression's members, which may give values of mean 0 and deviation 1; what the ensemble gives is always
         as the targets are. `train` decides.
+    gaussian: whether members of a regression have Gaussian heads: a mean and a raw variance for every value, see
+        `gaussian_nll`. `train(…, loss=gaussian_nll)` says so too.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Ensemble(nn.Module):
         normalization: Normalization | None = None,
         threshold: float | None = None,
         units: Units | None = None,
+        gaussian: bool = False,
     ) -> None:
         super().__init__()
         if isinstance(networks, nn.Module) and not isinstance(networks, nn.ModuleList):
@@ -95,6 +100,7 @@ class Ensemble(nn.Module):
         threshold = checked_threshold(threshold)
         self.calibration = Calibration(threshold=threshold, paper_threshold=threshold)
         self.units = units
+        self.gaussian = gaussian
         self.input_shape: tuple[int, ...] | None = None  # of one input
         self.ids = False  # whether inputs are whole numbers, such as tokens
         self.history: History | None = None  # of its training
@@ -106,18 +112,26 @@ class Ensemble(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Inputs as users have them, pixels in [0,1] or uint8, (batch, …), to outputs (members, batch, classes).
 
+        With Gaussian heads outputs are (members, batch, 2 * values): means, then deviations, both as the targets are.
         On a GPU, without gradients, members run side by side, and shapes that come often do so as a CUDA graph.
         """
         outputs = self.replays.outputs(self, x)
         if outputs is None:
             prepared = self.prepare(x)
             outputs = torch.cat([member_outputs(member, prepared) for member in self.members])
+        if self.gaussian:
+            means, deviations = moments(outputs)
+            if self.units is not None:
+                means, deviations = self.units.restored(means), deviations * self.units.deviation
+            return torch.cat((means, deviations), -1)
         return outputs if self.units is None else self.units.restored(outputs)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.units is not None:
             destination[f"{prefix}units"] = torch.tensor([self.units.deviation, *self.units.mean], dtype=torch.double)
+        if self.gaussian:
+            destination[f"{prefix}gaussian"] = torch.tensor(True)
         if self.calibration.fitted:
             text = json.dumps(self.calibration.to_json()).encode()
             destination[f"{prefix}calibration"] = torch.tensor(list(text), dtype=torch.uint8)
@@ -125,6 +139,7 @@ class Ensemble(nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         found = state_dict.pop(f"{prefix}units", None)
         self.units = None if found is None else Units(tuple(found[1:].tolist()), float(found[0]))
+        self.gaussian = bool(state_dict.pop(f"{prefix}gaussian", False))
         text = state_dict.pop(f"{prefix}calibration", None)
         if text is not None:
             self.calibration = Calibration.from_json(json.loads(bytes(text.tolist())))
@@ -141,17 +156,22 @@ class Ensemble(nn.Module):
         """Inputs as the members get them: floats, normalised; or ids."""
         return prepared(x, dtype_of(self), self.normalization, self.ids)
 
-    def adopt(self, data: Data) -> None:
+    def adopt(self, data: Data, loss: Loss | None = None) -> Loss | None:
         """Take over what a saved ensemble must know of its data: classes, task, normalisation, shape.
 
         A calibration that was fitted to other data is dropped.
+        loss: what it is trained with, which tells whether it has Gaussian heads. Returns the loss to train with: if
+        none is given, ensembles with Gaussian heads have theirs.
         """
         if self.calibration.fitted:
             self.calibration = Calibration()
         self.classes, self.task, self.normalization = data.classes, data.task, data.normalization
         self.input_shape, self.ids = data.shape, data.ids
         if data.task != "regression":
-            self.units = None
+            self.units, self.gaussian = None, False
+        elif loss is not None:
+            self.gaussian = loss is gaussian_nll
+        return gaussian_nll if self.gaussian else loss
 
     # Prediction -----------------------------------------------------------------------------------------------------
 
@@ -175,9 +195,9 @@ class Ensemble(nn.Module):
         return combined(self.logits(x, batch_size), combine, temperature)
 
     def predict(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
-        """Labels (samples,); for regression the mean of the members' values (samples, …)."""
+        """Labels (samples,); for regression the mean of the members' values (samples, …), or of their means."""
         if self.task == "regression":
-            return self.logits(x, batch_size).mean(0)
+            return mean_and_spread(self.logits(x, batch_size), self.gaussian)[0]
         return self.predict_proba(x, combine, batch_size, temperature=1.0).argmax(-1)  # which changes no label
 
     def uncertainty(self, x: Any, batch_size: int = 512, temperature: float | None = None) -> Uncertainty:
@@ -187,8 +207,20 @@ class Ensemble(nn.Module):
         return uncertainty_of(self.logits(x, batch_size), temperature)
 
     def spread(self, x: Any, batch_size: int = 512) -> Tensor:
-        """For regression: the standard deviation of the members' values (samples, …)."""
-        return self.logits(x, batch_size).std(0, correction=0)
+        """For regression: the standard deviation of the members' values (samples, …).
+
+        With Gaussian heads it is the deviation of a target, noise included; `distribution` has its parts.
+        """
+        return mean_and_spread(self.logits(x, batch_size), self.gaussian)[1]
+
+    def distribution(self, x: Any, batch_size: int = 512) -> Gaussians:
+        """For Gaussian heads: mean, deviation with its aleatoric and epistemic part, likelihoods and intervals."""
+        if not self.gaussian:
+            raise ValueError(
+                "distribution needs networks that give a mean and a variance, trained with loss=gaussian_nll; "
+                "this ensemble has predict and spread"
+            )
+        return Gaussians(*self.logits(x, batch_size).chunk(2, -1))
 
     def keep(self, x: Any, batch_size: int = 512) -> Tensor:
         """Whether each prediction is sure enough to be kept: booleans (samples,), entropy at most `threshold`."""
@@ -212,8 +244,7 @@ class Ensemble(nn.Module):
         rule = self.calibration.conformal
         if not isinstance(rule, ConformalIntervals):
             raise ValueError("there are no intervals yet: conformal(data, coverage=0.9) fits them")
-        outputs = self.logits(x, batch_size)
-        return rule.interval(outputs.mean(0), outputs.std(0, correction=0))
+        return rule.interval(*mean_and_spread(self.logits(x, batch_size), self.gaussian))
 
     # Calibration ----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,15 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.artifact import Storage
-from structured_ensembles.data import Data, load_data
+from structured_ensembles.data import Data, load_corrupted, load_data
+from structured_ensembles.data.corrupted import has_corrupted
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.devices import pick_device
-from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
+from structured_ensembles.ensemble import Combine, Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation import corrupt, evaluate
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
+from structured_ensembles.evaluation.corruptions import STANDARD
+from structured_ensembles.evaluation.deep_equivalent import calibrated_nlls
 from structured_ensembles.evaluation.diversity import disagreement_matrix
 from structured_ensembles.evaluation.predictions import predictions
-from structured_ensembles.evaluation.robustness import is_over_all
+from structured_ensembles.evaluation.robustness import is_over_all, mean_of
+from structured_ensembles.evaluation.rules import figures_by_rule
 from structured_ensembles.files import write_tensors, write_text
 from structured_ensembles.methods import METHODS
 from structured_ensembles.models import build_model, find_function
@@ -39,6 +44,8 @@ from structured_ensembles.runs import (
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.mesh import processes
 from structured_ensembles.training.recipe import usual
+
+RULES: tuple[Combine, ...] = ("mean", "logits")  # of combination: ours, and that of the published figures
 
 
 @dataclass(frozen=True)
@@ -85,11 +92,22 @@ class Request:
     corruptions: bool = False
     severities: tuple[int, ...] = (3, 5)
 
-    def missing(self, figures: Mapping[str, float]) -> Request:
-        """What of it is not among the figures yet."""
+    def missing(self, figures: Mapping[str, float], official: bool = False) -> Request:
+        """What of it is not among the figures yet; corruptions of ours do not count where there are official images."""
+        kinds = ("official",) if official else ("official", "cor")
         attacks = tuple(epsilon for epsilon in self.fgsm if f"adv/fgsm@{epsilon:g}" not in figures)
-        severities = tuple(own for own in self.severities if self.corruptions and not is_over_all(figures, own))
+        severities = tuple(
+            own
+            for own in self.severities
+            if self.corruptions and not any(is_over_all(figures, own, kind) for kind in kinds)
+        )
         return Request(attacks, bool(severities), severities)
+
+    def __or__(self, other: Request) -> Request:
+        """What either of them asks for."""
+        fgsm = tuple(dict.fromkeys((*self.fgsm, *other.fgsm)))
+        severities = tuple(sorted({*self.severities, *other.severities}))
+        return Request(fgsm, self.corruptions or other.corruptions, severities)
 
 
 def train_experiment(
@@ -132,7 +150,8 @@ def train_experiment(
                 drop_run_without_progress(folder)
             raise
         if rank() == 0:
-            done = close_run(folder, ensemble, data, time.perf_counter() - start, experiment.storage)
+            precision = recipe.precision_on(pick_device(device, network))
+            done = close_run(folder, ensemble, data, time.perf_counter() - start, experiment.storage, precision)
         return gather(done)[0], True
 
 
@@ -141,34 +160,71 @@ def measure_experiment(
 ) -> tuple[dict[str, float], bool]:
     """The figures of a trained run on the test split; what is known already is not measured again.
 
-    Beside `evaluation-test-mean.json` it leaves `samples.safetensors`, what figures of single samples need: their
-    confidence, entropy and whether they are right, shapes (samples,), the members' disagreement (members, members), and
-    the entropy under strong noise.
+    Both rules of combination are measured in one pass, in `evaluation-test-mean.json` (whose figures are returned) and
+    `evaluation-test-logits.json`, the rule of the published figures. Beside them it leaves `samples.safetensors`, what
+    figures of single samples need: their confidence, entropy and whether they are right, shapes (samples,), the
+    members' disagreement (members, members), and the entropy under strong noise. Corruptions are the official images
+    where they are in the data folder, and our own otherwise.
     """
-    path, samples = folder / "evaluation-test-mean.json", read_samples(folder)
-    known = read_figures(path)
-    wanted = request.missing(known)
-    complete = "size/overhead" in known and samples and not (wanted.fgsm or wanted.corruptions)
-    if complete and (not request.corruptions or "noisy" in samples):
-        return known, False
     config = read_config(folder)
+    official = request.corruptions and has_official(config["dataset"], root)
+    wanted = unmeasured(folder, request, official)
+    if wanted is None:
+        return read_figures(evaluation_path(folder)), False
     ensemble = Ensemble.load(folder / "ensemble.safetensors", trust_code=trust_code)
     ensemble.to(pick_device(device, ensemble))
     data = read_data(config["dataset"], root, config["seed"], config.get("limit"))
     figures = evaluate(
         ensemble,
         data,
+        combine=RULES,
         fgsm=wanted.fgsm,
-        corruptions=wanted.corruptions,
+        corruptions=load_corrupted(f"{config['dataset']}-c", root)
+        if official and wanted.corruptions
+        else wanted.corruptions,
         severities=wanted.severities or (3,),
         base=base_network(config, data, trust_code),
     )
     if data.task == "classification":
         logits, targets = predictions(ensemble, data.split("test"))
         figures |= _first_members(logits, targets)
+        if data.validation is not None:
+            nlls = calibrated_nlls(predictions(ensemble, data.validation), (logits, targets))
+            figures |= {f"first/{number}/nll_t": nll for number, nll in enumerate(nlls, start=1)}
         _write_samples(folder / SAMPLES, ensemble, data, logits, targets, noisy=request.corruptions)
     figures["size/file_bytes"] = float((folder / "ensemble.safetensors").stat().st_size)
-    return merge_figures(path, figures, {"split": "test", "combine": "mean", **machine()}), True
+    rules = RULES if data.task == "classification" else RULES[:1]
+    found = {
+        rule: merge_figures(evaluation_path(folder, rule), own, {"split": "test", "combine": rule, **machine()})
+        for rule, own in figures_by_rule(figures, rules).items()
+    }
+    return found["mean"], True
+
+
+def evaluation_path(folder: Path, rule: Combine = "mean") -> Path:
+    """Where the figures of a run on the test split are kept."""
+    return folder / f"evaluation-test-{rule}.json"
+
+
+def has_official(dataset: str, root: Path | None) -> bool:
+    """Whether the data folder holds the official corrupted images of a data set."""
+    return has_corrupted(f"{dataset}-c", root, STANDARD)
+
+
+def unmeasured(folder: Path, request: Request, official: bool = False) -> Request | None:
+    """What of a request is still to be measured of a run; None if nothing is, and what is always measured is known."""
+    samples, known = read_samples(folder), {rule: read_figures(evaluation_path(folder, rule)) for rule in RULES}
+    regression = bool(known["mean"]) and "cls/accuracy" not in known["mean"]
+    if regression:
+        del known["logits"]  # there is nothing to combine in two ways, and no figure of single samples
+    nothing = Request((), False, ())
+    wanted = nothing
+    for figures in known.values():
+        wanted |= request.missing(figures, official)
+    whole = all("size/overhead" in figures for figures in known.values()) and (samples or regression)
+    if wanted != nothing or not whole:
+        return wanted
+    return wanted if request.corruptions and "noisy" not in samples else None
 
 
 def read_data(dataset: str, root: Path | None, seed: int, limit: int | None = None) -> Data:
@@ -233,16 +289,16 @@ def _without_partial_means(
 ) -> dict[str, float]:
     """Of the means over corruptions (`cor/mean@3`, …), those that are over all that the merged figures list."""
 
-    def listed(own: Mapping[str, float], kind: str, severity: str) -> set[str]:
-        names = (name for name in own if name.startswith(f"{kind}/") and name.endswith(f"@{severity}"))
-        return {name for name in names if not name.startswith(f"{kind}/mean@")}
+    def listed(own: Mapping[str, float], kind: str, mean: str, severity: str) -> set[str]:
+        names = {name.removeprefix(f"{kind}/").partition("@")[0] for name in own if name.startswith(f"{kind}/")}
+        own_names = {name for name in names - {"mean", "extra_mean"} if mean_of(name) == mean}
+        return {name for name in own_names if f"{kind}/{name}@{severity}" in own}
 
     result = dict(merged)
-    for name in [name for name in merged if "/mean@" in name]:
-        kind, _, rest = name.partition("/mean@")
-        severity = rest.partition("/")[0]
-        everything = listed(merged, kind, severity)
-        whole = [own for own in (figures, known) if name in own and listed(own, kind, severity) == everything]
+    for name in [name for name in merged if "mean@" in name]:
+        kind, mean, severity = re.split("[/@]", name)[:3]
+        everything = listed(merged, kind, mean, severity)
+        whole = [own for own in (figures, known) if name in own and listed(own, kind, mean, severity) == everything]
         if whole:
             result[name] = whole[0][name]
         elif everything:

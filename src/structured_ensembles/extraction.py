@@ -1,26 +1,48 @@
 """extract(): cut a sub-network out of a network."""
 
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+
+import torch
 from torch import nn
 
 from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.checks import check_type, checked_seed
 from structured_ensembles.initialization import draw_weights
 from structured_ensembles.selection import Subnet
-from structured_ensembles.shrinking import shrink
+from structured_ensembles.shrinking import kept_size, shrink
+
+FAINT = 0.1  # members whose outputs are expected to start below this share of the full network's get a warning
 
 
-def extract(model: nn.Module, graph: ChannelGraph, subnet: Subnet, *, reinit: bool = False, seed: int = 0) -> nn.Module:
+def extract(
+    model: nn.Module,
+    graph: ChannelGraph,
+    subnet: Subnet,
+    *,
+    reinit: bool = False,
+    seed: int = 0,
+    rescale: bool = False,
+) -> nn.Module:
     """The network that has only the channels of `subnet`: an ordinary module with weights of its own.
 
-    Its outputs are those of `model` with the outgoing weights of every other channel set to zero. The model is not
-    changed.
+    Its outputs are those of `model` with the outgoing weights of every other channel set to zero, unless `rescale`. The
+    model is not changed.
 
     reinit: draw new weights instead of inheriting the model's: by its own `reset_parameters()` if it has one, else by
         that of each layer; with `seed`.
+    rescale: multiply the inherited weights of every linear layer and convolution that lost inputs by
+        √(full fan-in / kept fan-in); biases and normalisation stay as they are. Weights were drawn for the full fan-in:
+        without normalisation, activations shrink from layer to layer (logits of a VGG11 at prune=0.8 from a deviation
+        of 5 to 0.0009), and training starts far behind a network of that size with weights of its own.
     """
     check_type("model", model, nn.Module)
     check_type("graph", graph, ChannelGraph, "trace(model, example) gives one")
     seed = checked_seed(seed)
+    check_rescale(rescale, reinit)
     check_type("subnet", subnet, Subnet, "select(graph, …) gives a list of them")
     for name, size, kept in subnet.groups:
         if graph.prunable.get(name) != size:
@@ -36,4 +58,55 @@ def extract(model: nn.Module, graph: ChannelGraph, subnet: Subnet, *, reinit: bo
     small = shrink(model, graph.axes, subnet.kept)
     if reinit:
         draw_weights(small, seed)
+    if rescale:
+        with torch.no_grad():
+            for name, share in kept_fan_in(model, graph, subnet.counts).items():
+                small.get_submodule(name).weight.mul_(share**-0.5)  # type: ignore[operator, union-attr]
     return small
+
+
+def kept_fan_in(model: nn.Module, graph: ChannelGraph, counts: Mapping[str, int]) -> dict[str, float]:
+    """The kept share of the fan-in of every linear layer and convolution that loses inputs, by its name.
+
+    counts: how many channels of each group are left. A depthwise convolution loses filters, but no inputs of a filter.
+    """
+    shares = {}
+    for name, module in model.named_modules():
+        axes = graph.axes.get(f"{name}.weight" if name else "weight")
+        if axes is None or not isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+            continue
+        read = axes[0 if isinstance(module, nn.modules.conv._ConvTransposeNd) else 1]
+        share = kept_size(read, counts) / kept_size(read, {})
+        if share < 1:
+            shares[name] = share
+    return shares
+
+
+def check_rescale(rescale: bool, reinit: bool) -> None:
+    """Raise if `rescale` is no bool, or if there are no inherited weights to rescale."""
+    check_type("rescale", rescale, bool)
+    if rescale and reinit:
+        raise ValueError(
+            "rescale=True must not be given together with reinit=True: it is for inherited weights, and new ones are "
+            "drawn for the fan-in that is left"
+        )
+
+
+def warn_of_faint_members(model: nn.Module, graph: ChannelGraph, subnets: Sequence[Subnet]) -> None:
+    """Warn, once for all members, if inherited weights make their outputs start far below the full network's.
+
+    Every layer that keeps a share of its inputs, and meets no normalisation, is expected to lose the root of it.
+    """
+    found = [_expected_scale(model, graph, subnet.counts) for subnet in subnets]
+    if min(found) < FAINT:
+        warnings.warn(
+            "the members inherit weights that were drawn for more inputs, and no normalisation follows the layers that "
+            f"were cut: their outputs start at about {min(found):.1g} of the full network's. rescale=True makes up for "
+            "it, reinit=True draws new weights",
+            stacklevel=3,
+        )
+
+
+def _expected_scale(model: nn.Module, graph: ChannelGraph, counts: Mapping[str, int]) -> float:
+    shares = kept_fan_in(model, graph, counts)
+    return math.prod(share**0.5 for name, share in shares.items() if name in graph.unnormalized)

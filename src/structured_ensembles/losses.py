@@ -1,13 +1,14 @@
 """The loss of a task: what a batch of outputs costs, averaged over its samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.data import Data
-from structured_ensembles.units import Units
+from structured_ensembles.gaussian import gaussian_nll
+from structured_ensembles.units import Units, units_for
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -16,15 +17,22 @@ def loss_for(data: Data, loss: Loss | None, units: Units | None = None) -> Loss:
     """The user's `loss(outputs, targets)` (a mean over the samples), or the one of the data's task.
 
     units: those of the network's outputs, if they are not the targets'. The user's loss sees outputs as the targets
-        are; the squared error sees both as the network gives them.
+        are; the squared error and `gaussian_nll` see both as the network gives them.
     """
+    if loss is gaussian_nll and data.task != "regression":
+        raise ValueError("loss=gaussian_nll is for a regression: the targets of data are classes")
     if loss is None and data.task == "classification":
         return F.cross_entropy
-    if loss is None:
-        if units is None:
-            return mean_squared_error
-        return lambda outputs, targets: mean_squared_error(outputs, units.standard(targets))
+    if loss is None or loss is gaussian_nll:
+        own = mean_squared_error if loss is None else loss
+        return own if units is None else lambda outputs, targets: own(outputs, units.standard(targets))
     return loss if units is None else _InUnits(loss, units)
+
+
+def learned_units(networks: Sequence[nn.Module], data: Data, loss: Loss | None) -> Units | None:
+    """The units in which networks learn the targets; None for those of the targets, as with a loss of the user's."""
+    ours = loss is None or loss is gaussian_nll
+    return units_for(networks, data, gaussian=loss is gaussian_nll) if ours else None
 
 
 class _InUnits(nn.Module):

@@ -81,9 +81,12 @@ def read_samples(folder: Path) -> dict[str, Tensor]:
         return {}
 
 
-def close_run(folder: Path, ensemble: Ensemble, data: Data, seconds: float, storage: Storage) -> dict[str, Any]:
+def close_run(
+    folder: Path, ensemble: Ensemble, data: Data, seconds: float, storage: Storage, precision: str
+) -> dict[str, Any]:
     """Write the results of a run and drop its checkpoints; `result.json` comes last and says that it is done.
 
+    precision: what training computed in, see `Recipe.precision_on`.
     The figures are those of the file: if it stores less than float32, what that cost is told beside them.
     """
     history = ensemble.history
@@ -103,6 +106,7 @@ def close_run(folder: Path, ensemble: Ensemble, data: Data, seconds: float, stor
         "seconds": round(seconds, 3),
         "epochs": None if history is None else history.epochs,
         "stopped": {} if history is None else history.stopped,
+        "precision": precision,
         "engine": None if history is None else history.engine,
         "fallbacks": [] if history is None else history.fallbacks,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -18,13 +18,12 @@ from structured_ensembles.copying import dtype_of, shadow_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.devices import Device, pick_device
-from structured_ensembles.losses import Loss, loss_for, member_losses
+from structured_ensembles.losses import Loss, learned_units, loss_for, member_losses
 from structured_ensembles.parallel import add_up, rank, world
 from structured_ensembles.progress import progress
 from structured_ensembles.scaling import Scales, rows_stay_apart, scaled
 from structured_ensembles.search import check_task, check_walk
 from structured_ensembles.tables import text_table
-from structured_ensembles.units import units_for
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def saliency(
     device = pick_device(device, model)
     members = scales.members
     shadow = shadow_of(model).to(device).eval()
-    own_loss = loss_for(data, loss, units_for([shadow], data) if loss is None else None)
+    own_loss = loss_for(data, loss, learned_units([shadow], data, loss))
     for name, buffer in shadow.named_buffers():
         if name in scales.statistics:
             buffer.copy_(scales.statistics[name])

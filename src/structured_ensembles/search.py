@@ -21,11 +21,10 @@ from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.dealing import deal
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penalty, terms_for
-from structured_ensembles.losses import Loss, loss_for, member_losses
+from structured_ensembles.losses import Loss, learned_units, loss_for, member_losses
 from structured_ensembles.parallel import add_up, average_buffers, rank, world
 from structured_ensembles.progress import progress
 from structured_ensembles.scaling import Initial, Placement, Scales, rows_stay_apart, scaled
-from structured_ensembles.units import units_for
 
 
 def learn_scales(
@@ -80,7 +79,7 @@ def learn_scales(
     }
     penalty = diversity if members > 1 else None
     together = rows_stay_apart(shadow, graph, placement, data.example(dtype=dtype).to(device))
-    units = units_for([shadow], data) if loss is None else None
+    units = learned_units([shadow], data, loss)
     search = _Search(shadow, vectors, loss_for(data, loss, units), members, strength, penalty, terms, rate)
     training = feed_for(data.train, data, batch_size, device, dtype=dtype)
     validation = None

@@ -57,19 +57,22 @@ class Units:
         return None if value is None else cls(tuple(map(float, value[0])), float(value[1]))
 
 
-def units_for(networks: Sequence[nn.Module], data: Data) -> Units | None:
+def units_for(networks: Sequence[nn.Module], data: Data, gaussian: bool = False) -> Units | None:
     """The units of a regression's training targets; None where the networks have those of the targets already.
 
+    gaussian: whether the networks have Gaussian heads, whose means are in these units.
     Of several processes, which may have drawn other weights, the first decides.
     """
-    return gather(_units(networks, data))[0]  # type: ignore[no-any-return]
+    return gather(_units(networks, data, gaussian))[0]  # type: ignore[no-any-return]
 
 
-def _units(networks: Sequence[nn.Module], data: Data) -> Units | None:
+def _units(networks: Sequence[nn.Module], data: Data, gaussian: bool) -> Units | None:
     if data.task != "regression":
         return None
     inputs, targets = _looked_at(data.train)
     outputs = _outputs(networks, data, inputs)
+    if gaussian and outputs.dim():
+        outputs = outputs.chunk(2, -1)[0]
     by_value = targets.dim() == 2 and outputs.shape[1:] == targets.shape[1:]
     mean = targets.mean(0) if by_value else targets.mean().expand(1)
     deviation = float((targets - mean).square().mean().sqrt())

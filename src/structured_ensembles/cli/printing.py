@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from structured_ensembles.tables import text_table
 
-PERCENT = ("accuracy", "ece", "disagreement", "discarded", "auroc", "fpr95", "kept", "coverage", "@")
+PERCENT = ("accuracy", "ece", "disagreement", "discarded", "auroc", "aurc", "fpr95", "kept", "coverage", "@")
 
 
 def figures_table(columns: Mapping[str, Mapping[str, float]]) -> str:

@@ -9,6 +9,7 @@ from typing import Literal
 from structured_ensembles.paper.catalogue import study_names
 from structured_ensembles.paper.reproduce import reproduce as carry_out
 from structured_ensembles.paper.studies import SEEDS, Part
+from structured_ensembles.report.page import FIGURES
 
 
 def reproduce(
@@ -32,8 +33,8 @@ def reproduce(
 
     Args:
         name: table-accuracy, figure-memory, table-ece, table-diversity, table-uncertainty, table-pruning,
-            table-initialization, front, table-continual, table-continual-memory, table-continual-ablation,
-            figure-continual-pruning, or all
+            table-initialization, front, table-continual, table-continual-overhead, table-continual-memory,
+            table-continual-ablation, figure-continual-pruning, or all
         dataset: only these data sets
         model: only these networks
         method: only these methods; also package.module:function
@@ -69,7 +70,7 @@ def reproduce(
         failures += len(found.failed)
         news = f"{found.new} runs trained or measured, {found.known} known"
         news = news if found.new or found.failed else "nothing new to run"
-        print((found.page.parent / "report.md").read_text(encoding="utf-8").partition("\n## ")[0].rstrip())
+        print((found.page.parent / "report.md").read_text(encoding="utf-8").partition(f"\n{FIGURES}")[0].rstrip())
         print(f"\n{own}: {news}; see {found.page}\n")
         for run, error in found.failed.items():
             print(f"sens: {run} failed: {error}", file=sys.stderr)

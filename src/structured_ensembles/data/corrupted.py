@@ -7,7 +7,7 @@ compressed, and so read in place: nothing is unpacked, and of several gigabytes 
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,6 +108,19 @@ def load_corrupted(name: str, root: str | Path | None = None) -> CorruptedData:
     if info.clean is not None:
         identifiers = read_identifiers(fetch_archives([info.clean], folder / "downloads")[0])
     return CorruptedData(info, tuple(names), files, tuple(identifiers))
+
+
+def has_corrupted(name: str, root: str | Path | None, corruptions: Iterable[str]) -> bool:
+    """Whether the folder of the data sets holds these official corruptions already, so that nothing is downloaded."""
+    if name not in CORRUPTED_SETS:
+        return False
+    info, folder = CORRUPTED_SETS[name], data_folder(root)
+    place, downloads = folder / info.folder, folder / "downloads"
+    if info.clean is not None and not (downloads / info.clean.file).exists():
+        return False
+    if place.is_dir():
+        return set(corruptions) <= set(info.corruptions(files_in_folder(place)))
+    return (downloads / info.archive.file).exists()
 
 
 def _array_names(files: Files) -> list[str]:

@@ -10,6 +10,7 @@ from structured_ensembles.combination import Combine, combined, entropy_of, exac
 from structured_ensembles.conformal import ConformalIntervals, ConformalSets
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
+from structured_ensembles.gaussian import mean_and_spread
 
 
 def calibrated_figures(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine) -> dict[str, float]:
@@ -42,7 +43,7 @@ def interval_figures(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> di
     rule = ensemble.calibration.conformal
     if not isinstance(rule, ConformalIntervals):
         return {}
-    lower, upper = rule.interval(outputs.mean(0), outputs.std(0, correction=0))
+    lower, upper = rule.interval(*mean_and_spread(outputs, ensemble.gaussian))
     truth = targets.view_as(lower)
     width = float((upper - lower).double().mean())
     figures = {"conf/coverage": float(((lower <= truth) & (truth <= upper)).double().mean())}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from structured_ensembles.checks import check_list
+from structured_ensembles.checks import check_list, check_type
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import check_data
+from structured_ensembles.ensemble import Combine, Ensemble
 from structured_ensembles.evaluation.attacks import check_epsilon
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS
 from structured_ensembles.evaluation.corruptions.corrupt import check_name, check_severity
@@ -36,6 +37,17 @@ def check_request(
         for severity in severities:
             check_severity(severity)
     return names
+
+
+def check_deep(deep: Ensemble, data: Data, combine: Combine) -> None:
+    """A ValueError says why there can be no comparison with a deep ensemble."""
+    check_type("deep", deep, Ensemble, "methods.deep_ensemble trains one")
+    if data.task != "classification":
+        raise ValueError("deep must be left out for a regression: the comparison is by the NLL of classes")
+    if data.validation is None:
+        raise ValueError("deep needs data with a validation split, which temperatures are fitted on")
+    if combine == "vote":
+        raise ValueError("deep needs combine='mean' or 'logits': votes have no temperature")
 
 
 def _corruption_names(data: Data, corruptions: bool | Sequence[str] | CorruptedData) -> Sequence[str]:

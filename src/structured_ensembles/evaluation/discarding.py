@@ -8,27 +8,27 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.data import Data
-from structured_ensembles.ensemble import Ensemble, combined, entropy_of
+from structured_ensembles.ensemble import Combine, Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.evaluation.ranking import mean_over_ties
 
 
-def discard_threshold(ensemble: Ensemble, data: Data, percentile: float = 75.0) -> float:
+def discard_threshold(ensemble: Ensemble, data: Data, percentile: float = 75.0, combine: Combine = "mean") -> float:
     """The paper's threshold: see `percentile_of_right`, on the validation split.
 
     Whatever the network, it discards a quarter of what is right; the ensemble's own threshold is another one, see
     `Ensemble.threshold_for`.
     """
-    return percentile_of_right(*predictions(ensemble, data.split("validation")), percentile)
+    return percentile_of_right(*predictions(ensemble, data.split("validation")), percentile, combine)
 
 
-def percentile_of_right(logits: Tensor, targets: Tensor, percentile: float = 75.0) -> float:
+def percentile_of_right(logits: Tensor, targets: Tensor, percentile: float = 75.0, combine: Combine = "mean") -> float:
     """The percentile of the entropy, without temperature, of right predictions; of all, where none is right.
 
     logits: (members, samples, classes). targets: labels (samples,).
     """
-    probabilities = combined(logits)
-    entropy = entropy_of(probabilities)
-    correct = entropy[probabilities.argmax(-1) == targets]
+    entropy = uncertainty_of(logits, combine=combine).entropy
+    correct = entropy[combined(logits, combine).argmax(-1) == targets]
     return float((correct if len(correct) else entropy).double().quantile(percentile / 100))
 
 
@@ -55,5 +55,34 @@ def discarding_curve(entropy: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     """
     values, index, counts = entropy.double().unique(return_inverse=True, return_counts=True)
     right = torch.zeros_like(values).index_add_(0, index, correct.double())
-    kept = counts.cumsum(0)
+    kept = counts.cumsum(0).double()
     return (1 - kept / len(entropy)).flip(0), (right.cumsum(0) / kept).flip(0)
+
+
+def risk_coverage_area(uncertainty: Tensor, correct: Tensor) -> float:
+    """AURC: the area under the error rate of the surest samples, over the share of samples that these are.
+
+    uncertainty: (samples,), low for the surest, such as the negative confidence. correct: booleans (samples,).
+    As in torch-uncertainty: trapezoids between coverages of 1/n and 1, divided by that range; NaN for less than two
+    samples. Samples of the same uncertainty are taken in every order, on average, where there the order of the
+    sorting decides.
+    """
+    samples = len(uncertainty)
+    if samples < 2:
+        return float("nan")
+    scores = uncertainty.double()
+    errors = mean_over_ties(scores, 1 - correct.double())[scores.argsort(stable=True)]
+    risks = errors.cumsum(0) / torch.arange(1, samples + 1, device=errors.device)
+    return float((risks[1:] + risks[:-1]).sum() / 2 / (samples - 1))
+
+
+def coverage_at_risk(uncertainty: Tensor, correct: Tensor, risk: float = 0.05) -> float:
+    """The largest share of samples, the surest first, whose error rate is at most `risk`; NaN if there is none.
+
+    uncertainty, correct: (samples,), as above. As in torch-uncertainty (`CovAtxRisk`), except that samples of the same
+    uncertainty are kept or discarded together, as no threshold can tell them apart.
+    """
+    discarded, accuracy = discarding_curve(uncertainty, correct)
+    # Counts are whole numbers: 1 error in 20 is a risk of 0.05, whatever the rounding.
+    allowed = 1 - discarded[(1 - accuracy) <= risk + 1e-12]
+    return float(allowed.max()) if len(allowed) else float("nan")

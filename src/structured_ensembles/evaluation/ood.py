@@ -5,18 +5,23 @@ import torch
 from structured_ensembles.data import Split
 from structured_ensembles.ensemble import Ensemble, Uncertainty, uncertainty_of
 from structured_ensembles.evaluation.predictions import predictions
-from structured_ensembles.evaluation.ranking import auroc, false_acceptance
+from structured_ensembles.evaluation.ranking import auroc, false_acceptance, false_alarms
 
 SCORES = ("entropy", "mutual_information")
 
 
 def detection_figures(own: Uncertainty, foreign: Uncertainty) -> dict[str, float]:
-    """For entropy and mutual information: AUROC, and FPR95, the foreign share accepted when 95 % of its own are."""
+    """For entropy and mutual information: AUROC and FPR95, in both conventions.
+
+    fpr95: the foreign share accepted when 95 % of its own are (ODIN). fpr95_foreign: the share of its own that is
+    rejected when 95 % of the foreign ones are (OpenOOD, torch-uncertainty).
+    """
     figures = {}
     for name in SCORES:
         is_foreign = torch.cat((torch.zeros(len(own[name])), torch.ones(len(foreign[name])))).bool()
         figures[f"{name}_auroc"] = auroc(torch.cat((own[name], foreign[name])), is_foreign)
         figures[f"{name}_fpr95"] = false_acceptance(own[name], foreign[name])
+        figures[f"{name}_fpr95_foreign"] = false_alarms(own[name], foreign[name])
     return figures
 
 

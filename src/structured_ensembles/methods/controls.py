@@ -13,7 +13,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.extraction import extract
+from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
 from structured_ensembles.initialization import draw_weights
 from structured_ensembles.selection import Scope, select
 from structured_ensembles.training import Recipe, train
@@ -39,13 +39,15 @@ def magnitude_ensemble(
     scope: Scope = "layer",
     coupled: bool = False,
     round_to: int = 1,
+    rescale: bool = False,
 ) -> Ensemble:
     """The neurons with the largest weights, which a member inherits.
 
     In one network these are the same for all members. So each is cut out of a network of its own: the model, and copies
-    whose weights are drawn anew, as in a deep ensemble. The arguments are those of `select`.
+    whose weights are drawn anew, as in a deep ensemble. The arguments are those of `select` and `extract`.
     """
     check_whole("members", members)
+    check_rescale(rescale, reinit=False)
     if prune is None and memory is None:
         prune = 0.5
     networks, subnets = [], []
@@ -58,8 +60,10 @@ def magnitude_ensemble(
         chosen = select(
             graph, prune=prune, memory=share, scope=scope, selection="magnitude", members=1, round_to=round_to
         )
-        networks.append(extract(whole, graph, chosen[0]))
+        networks.append(extract(whole, graph, chosen[0], rescale=rescale))
         subnets += chosen
+    if not rescale:
+        warn_of_faint_members(model, graph, subnets)
     ensemble = Ensemble(networks, subnets=subnets)
     checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
     train(ensemble, data, recipe, device, seed, checkpoint=checkpoint, quiet=quiet)

@@ -1,6 +1,8 @@
 """Independent narrow networks: as many and as small as the members of a structured ensemble, which they control for.
 
-What Packed-Ensembles (Laurent et al. 2023) amounts to, trained side by side instead of in one grouped network.
+With `coupled=True` these are the members of Packed-Ensembles (Laurent et al. 2023), trained side by side instead of in
+one grouped network: there every hidden layer is narrow, the residual stream too. By default the residual stream keeps
+its full width, as in the structured ensembles that this controls for: that is not Packed-Ensembles.
 """
 
 from pathlib import Path
@@ -36,7 +38,8 @@ def narrow_ensemble(
 
     prune: by how much each layer is narrower, by default a half: the sizes are those of `select`; or
     memory: how much all members together may weigh, in networks.
-    coupled, round_to: as in `trace` and `select`; `coupled` narrows the residual stream too.
+    coupled: narrow the residual stream too, as Packed-Ensembles does; otherwise only the layers inside its blocks.
+    round_to: as in `select`.
     """
     if prune is None and memory is None:
         prune = 0.5

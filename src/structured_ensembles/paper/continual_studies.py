@@ -100,8 +100,31 @@ def _memory(part: Part) -> Study:
     )
 
 
+def _overhead(part: Part) -> Study:
+    """Counted, not run: what M tasks add to a backbone of b floats, `floats + floats_per_task·M` and binary values.
+
+    The paper has one formula for all backbones; ours is worked out for each of its two.
+    """
+    table = published("continual-memory")
+    counted: dict[tuple[str, str], list[float]] = {}
+    for model in ("lenet5", "half-vgg11"):
+        backbone = getattr(zoo, f"{model.replace('-', '_')}_backbone")()
+        one, two = (paper_memory(backbone, tasks) for tasks in (1, 2))
+        base = one["naive"].backbone
+        for row in table.rows:
+            floats = (two[row].factors - one[row].factors) / base
+            counted[row, f"{model}/size/floats"] = [one[row].factors / base - floats]
+            counted[row, f"{model}/size/floats_per_task"] = [floats]
+            counted[row, f"{model}/size/binaries_per_task"] = [(two[row].masks - one[row].masks) / base]
+    columns = tuple(dict.fromkeys(column for _, column in counted))
+    metrics = {column: column.partition("/")[2] for column in columns}
+    cells = {key: table.cells[key[0], metrics[key[1]]] for key in counted}
+    return Study("table-continual-overhead", table.title, table.rows, columns, metrics, {}, cells, counted=counted)
+
+
 CONTINUAL_STUDIES: dict[str, Callable[[Part], Study]] = {
     "table-continual": _accuracy,
+    "table-continual-overhead": _overhead,
     "table-continual-memory": _memory,
     "table-continual-ablation": _ablation,
     "figure-continual-pruning": _pruning,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from statistics import fmean, stdev
@@ -40,18 +40,20 @@ def markdown_table(
     ours: Mapping[Key, Sequence[float]],
     paper: Mapping[Key, Cell] | None = None,
     titles: Mapping[str, str] | None = None,
+    blank: Collection[Key] = (),
 ) -> str:
     """A Markdown table, and footnotes for the numbers of the paper that cannot be trusted.
 
     metrics: the metric of each column, which decides its unit and what is best. The best of a column is bold if every
-        row has a figure of ours.
+        row that is not blank there has a figure of ours.
     ours: by (row, column) one value per seed, in the unit of `evaluate()`; shown as mean ± sample deviation.
     paper: the published cells by (row, column), as `published(name).cells`.
     titles: what to write for a row or a column instead of its name.
+    blank: the cells that are not meant to have a figure, and stay empty; others without one show a dash.
 
     For a published table: `markdown_table(table.rows, table.columns, table.metrics, ours, table.cells)`.
     """
-    layout = _lay_out(rows, columns, metrics, ours, paper or {}, titles or {})
+    layout = _lay_out(rows, columns, metrics, ours, paper or {}, titles or {}, blank)
     lines = [layout.header, ("---", *("---:" for _ in columns))]
     lines += [(title, *map(_markdown_cell, cells)) for title, cells in layout.lines]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -66,9 +68,10 @@ def html_table(
     ours: Mapping[Key, Sequence[float]],
     paper: Mapping[Key, Cell] | None = None,
     titles: Mapping[str, str] | None = None,
+    blank: Collection[Key] = (),
 ) -> str:
     """The same as an HTML `<table>` with its footnotes; the paper's numbers have the class `paper`, or `suspicious`."""
-    layout = _lay_out(rows, columns, metrics, ours, paper or {}, titles or {})
+    layout = _lay_out(rows, columns, metrics, ours, paper or {}, titles or {}, blank)
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in layout.header)
     body = "\n".join(
         f'<tr><th scope="row">{escape(title)}</th>{"".join(f"<td>{_html_cell(cell)}</td>" for cell in cells)}</tr>'
@@ -88,10 +91,12 @@ def _lay_out(
     ours: Mapping[Key, Sequence[float]],
     paper: Mapping[Key, Cell],
     titles: Mapping[str, str],
+    blank: Collection[Key],
 ) -> _Layout:
     _check(rows, columns, metrics, ours)
     kinds = {column: metric_of(metrics[column]) for column in columns}
-    best = {key for column in columns for key in _best(rows, column, kinds[column], ours)}
+    rivals = {column: [row for row in rows if (row, column) not in blank] for column in columns}
+    best = {key for column in columns for key in _best(rivals[column], column, kinds[column], ours)}
     notes: list[str] = []
     lines = []
     for row in rows:
@@ -103,7 +108,7 @@ def _lay_out(
                 notes.append(reason)
             cells.append(
                 _Shown(
-                    _ours(ours.get((row, column), ()), kinds[column]),
+                    "" if (row, column) in blank else _ours(ours.get((row, column), ()), kinds[column]),
                     None if cell is None else ("< " if cell.below else "") + kinds[column].shown(cell.value),
                     None if reason is None else notes.index(reason) + 1,
                     (row, column) in best,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,17 +10,31 @@ from structured_ensembles.checks import check_choice
 from structured_ensembles.continual import LEARNERS
 from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
 from structured_ensembles.data.sources import data_sets
-from structured_ensembles.experiment import Experiment, Request, measure_experiment, read_figures, train_experiment
+from structured_ensembles.ensemble import Combine
+from structured_ensembles.evaluation.corruptions import ORIGIN
+from structured_ensembles.evaluation.robustness import best_source
+from structured_ensembles.experiment import (
+    Experiment,
+    Request,
+    has_official,
+    measure_experiment,
+    train_experiment,
+    unmeasured,
+)
 from structured_ensembles.grid import Job, run_grid
 from structured_ensembles.methods import METHODS
 from structured_ensembles.models import find_function, find_model
 from structured_ensembles.paper.catalogue import study
-from structured_ensembles.paper.studies import Part, Study
+from structured_ensembles.paper.studies import RESCALED, Part, Study
 from structured_ensembles.report.collected import Finished, pictures, read_run
 from structured_ensembles.report.continual_collected import continual_pictures, read_continual_run
 from structured_ensembles.report.page import Lines, write_report
-from structured_ensembles.runs import read_samples
 from structured_ensembles.workers import Backend
+
+RULE_TITLES: dict[Combine, str] = {
+    "mean": "Combined by the mean of probabilities, our default",
+    "logits": "Combined by the softmax of the mean logits, as the published figures are",
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,7 @@ def reproduce(
     for own in wanted.experiments:
         _check_names(own)
     folder = out / "runs"
-    missing = [own for own in wanted.experiments if not is_complete(own, folder / own.folder, wanted.request)]
+    missing = [own for own in wanted.experiments if not is_complete(own, folder / own.folder, wanted.request, root)]
     settings = {"request": wanted.request, "root": root, "device": device}
     jobs = [
         Job(own.folder, carry_out, {"experiment": own, "folder": folder / own.folder, **settings}) for own in missing
@@ -66,8 +80,10 @@ def reproduce(
     }
     where = out / name
     draw = continual_pictures if "continual" in name else pictures
-    lines = [_lines(wanted, done)]
-    page = write_report(where, wanted.title, _intro(wanted, part), lines, list(done.values()), draw)
+    official = _official_datasets(wanted, done)
+    lines = [_lines(wanted, done, rule, official) for rule in wanted.rules]
+    intro = _intro(wanted, part) + _corruption_notes(wanted, official)
+    page = write_report(where, wanted.title, intro, lines, list(done.values()), draw)
     return Reproduced(page, len(wanted.experiments) - len(jobs), len(jobs) - len(failed), failed)
 
 
@@ -83,17 +99,14 @@ def carry_out(
     measure_experiment(folder, request, root=root, device=device, trust_code=trusted)
 
 
-def is_complete(experiment: Experiment | ContinualExperiment, folder: Path, request: Request) -> bool:
+def is_complete(
+    experiment: Experiment | ContinualExperiment, folder: Path, request: Request, root: Path | None = None
+) -> bool:
     """Whether a run is trained, and all that is asked for is measured."""
     if isinstance(experiment, ContinualExperiment):
         return (folder / "result.json").exists()
-    if not (folder / "result.json").exists():
-        return False
-    samples = read_samples(folder)
-    figures = read_figures(folder / "evaluation-test-mean.json")
-    if not samples or request.missing(figures) != Request((), False, ()):
-        return False
-    return not request.corruptions or "noisy" in samples
+    official = request.corruptions and has_official(experiment.dataset, root)
+    return (folder / "result.json").exists() and unmeasured(folder, request, official) is None
 
 
 def _check_names(experiment: Experiment | ContinualExperiment) -> None:
@@ -111,24 +124,62 @@ def _read(experiment: Experiment | ContinualExperiment) -> Callable[[Path], Fini
     return read_continual_run if isinstance(experiment, ContinualExperiment) else read_run
 
 
-def _lines(wanted: Study, done: dict[str, Finished]) -> Lines:
+def _official_datasets(wanted: Study, done: dict[str, Finished]) -> set[str]:
+    """Data sets whose runs were all measured on the official corrupted images."""
+    if not wanted.request.corruptions:
+        return set()
+    figures: dict[str, list[Mapping[str, float]]] = {}
+    for run in done.values():
+        figures.setdefault(run.config["dataset"], []).append(run.figures)
+    severities = wanted.request.severities
+    return {name for name, own in figures.items() if all(best_source(own, at) == "official" for at in severities)}
+
+
+def _lines(wanted: Study, done: dict[str, Finished], rule: Combine, official: set[str]) -> Lines:
+    """The table under one rule of combination; official: data sets shown with their official corrupted images."""
     ours = {key: list(values) for key, values in wanted.counted.items()}
     for key, (experiments, figure) in wanted.sources.items():
         runs = [done[own.folder] for own in experiments if own.folder in done]
-        values = [run.figures[figure] for run in runs if figure in run.figures]
+        measured = experiments[0].dataset in official and figure.startswith("cor/")
+        shown = f"official/{figure.removeprefix('cor/')}" if measured else figure
+        values = [found[shown] for run in runs if shown in (found := run.combined_by(rule))]
         if values:
             ours[key] = values
-    return Lines("", wanted.rows, wanted.columns, wanted.metrics, ours, wanted.paper)
+    filled = wanted.sources.keys() | wanted.counted.keys()
+    blank = {(row, column) for row in wanted.rows for column in wanted.columns if (row, column) not in filled}
+    title = RULE_TITLES[rule] if len(wanted.rules) > 1 else ""
+    return Lines(title, wanted.rows, wanted.columns, wanted.metrics, ours, wanted.paper, blank)
 
 
 def _intro(wanted: Study, part: Part) -> list[str]:
     if wanted.counted:
-        return ["Counted for the paper's backbones; in brackets what the paper printed."]
+        lines = ["Counted for the paper's backbones; in brackets what the paper printed."]
+        if wanted.name == "table-continual-overhead":
+            lines.append(
+                "b: the floats of the backbone. The paper's bound for structured learners, 0.001·b binary values per "
+                "task, holds for half-VGG11; LeNet-5 has more neurons for its size."
+            )
+        return lines
     seeds = ", ".join(map(str, part.seeds))
     lines = [
         f"Ours: mean ± standard deviation over seeds {seeds}. In brackets what the paper printed; struck through where "
         "it cannot be trusted."
     ]
+    if len(wanted.rules) > 1:
+        lines.append(
+            "Predictions of the members are combined in two ways, one table each: the published numbers come from the "
+            "softmax of the mean logits. Plots are of the mean of probabilities."
+        )
+    if any(row.partition(f", {RESCALED}")[0].endswith((", layer", ", network")) for row in wanted.rows):
+        lines.append(
+            "layer, network: neurons ranked in each layer, or in the whole network at once. The paper's text says the "
+            "first, its overheads can only come from the second; its numbers stand beside both."
+        )
+    if any(RESCALED in row for row in wanted.rows):
+        lines.append(
+            "rescaled: inherited weights × √(full fan-in / kept fan-in), for networks without normalisation, whose "
+            "activations shrink otherwise. The paper does not do it."
+        )
     if part.smoke:
         lines.append("A trial run on digits for three epochs: it shows that everything works, and nothing else.")
     elif part.recipe != "paper" or part.epochs is not None or part.limit is not None:
@@ -138,6 +189,16 @@ def _intro(wanted: Study, part: Part) -> list[str]:
             + (f", {part.limit} training samples" if part.limit is not None else "")
             + "."
         )
-    if wanted.name in ("table-uncertainty",):
-        lines.append("Corruptions are computed by our own code; severities are close to CIFAR-10-C's, not equal.")
+    return lines
+
+
+def _corruption_notes(wanted: Study, official: set[str]) -> list[str]:
+    """Say which corrupted images the figures are of, and what their mean is over."""
+    if not wanted.request.corruptions:
+        return []
+    lines = ["Figures under corruptions are means over the 15 standard ones."]
+    if official:
+        lines.append(f"For {', '.join(sorted(official))} they are of the official corrupted images.")
+    if {own.dataset for own in wanted.experiments} - official:
+        lines.append(("Elsewhere: " if official else "") + ORIGIN)
     return lines

@@ -6,15 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from structured_ensembles.experiment import Experiment, Request
+from structured_ensembles.ensemble import Combine
+from structured_ensembles.experiment import RULES, Experiment, Request
 from structured_ensembles.paper.published import Cell, published
 
 Key = tuple[str, str]  # row, column
+Rows = Mapping[str, tuple[str, Mapping[str, Any]]]  # by label, a method and its arguments
 
 SEEDS = (0, 1, 2)
 RIVALS = ("single", "deep", "snapshot", "batch-ensemble", "mc-dropout", "structured")  # in the paper
 CONTROLS = ("random", "magnitude", "narrow")  # ours: what the learned selection is worth
 PRUNED = ("structured", "random", "magnitude", "narrow")
+INHERITING = ("structured", "random", "magnitude")  # members have weights of the full network
+SCOPES = ("layer", "network")
+RESCALED = "rescaled"
+USUAL = {"scope": "layer", "initial": "N(0,1)"}  # left out of a run's arguments, so that tables share runs
 SPREAD = ("div/disagreement", "div/mutual_information")  # beside the paper's diversity, see the notes on it
 NOTHING_MORE = Request()
 EVERYTHING = Request(fgsm=(0.02, 0.5), corruptions=True, severities=(3, 5))
@@ -43,6 +49,7 @@ class Study:
     """A table: for every cell the experiments (one per seed) and the figure of theirs that it shows.
 
     paper: the published cells. request: what to measure of every run. counted: cells that need no run.
+    rules: how predictions are combined: one table each.
     """
 
     name: str
@@ -54,6 +61,7 @@ class Study:
     paper: Mapping[Key, Cell]
     request: Request = NOTHING_MORE
     counted: Mapping[Key, Sequence[float]] = field(default_factory=dict)
+    rules: tuple[Combine, ...] = RULES[:1]
 
     @property
     def experiments(self) -> list[Any]:
@@ -67,7 +75,7 @@ class Study:
 def _runs(part: Part, dataset: str, model: str, method: str, **arguments: Any) -> tuple[Experiment, ...]:
     """One experiment per seed, as the paper sets it up."""
     changes: dict[str, Any] = {}
-    own = dict(arguments)
+    own = {name: value for name, value in arguments.items() if USUAL.get(name) != value}
     members = own.pop("members", 5)
     if part.recipe == "paper":
         changes |= {"rate": 0.01} if model.startswith("vgg") else {}
@@ -90,6 +98,39 @@ def _runs(part: Part, dataset: str, model: str, method: str, **arguments: Any) -
 def _methods(part: Part) -> tuple[str, ...]:
     """The paper's and our controls; or those asked for, which may be somebody's own `package.module:function`."""
     return part.methods if part.methods is not None else (*RIVALS, *CONTROLS)
+
+
+def _method_rows(part: Part) -> Rows:
+    """One row per method, and one per scope of the structured ensemble.
+
+    The text says layer-wise, but its overheads can only come from one threshold for the whole network.
+    """
+    rows: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for method in _methods(part):
+        if method == "structured":
+            rows |= {f"{method}, {scope}": (method, {"scope": scope}) for scope in SCOPES}
+        else:
+            rows[method] = (method, {})
+    return rows
+
+
+def _with_rescaled(rows: Rows, model: str) -> Rows:
+    """For VGG, which has no normalisation, every row that inherits weights also with them rescaled."""
+    if "vgg" not in model:
+        return rows
+    found = {}
+    for row, (method, arguments) in rows.items():
+        found[row] = (method, arguments)
+        if method in INHERITING:
+            found[f"{row}, {RESCALED}"] = (method, {**arguments, "rescale": True})
+    return found
+
+
+def published_row(row: str) -> str:
+    """The row of a published table that a row of ours stands beside: the paper has one for both scopes."""
+    for scope in SCOPES:
+        row = row.removesuffix(f", {scope}")
+    return row
 
 
 def places_of(part: Part, columns: Sequence[str]) -> list[tuple[str, str]]:
@@ -116,28 +157,31 @@ def _by_place(name: str, part: Part) -> Study:
     """Methods against data sets: accuracy, ECE."""
     table = published(name)
     places = places_of(part, table.columns)
-    rows = _methods(part)
     columns = tuple("/".join(place) for place in places)
     metric = next(iter(table.metrics.values()))
-    sources = {(row, "/".join(place)): (_runs(part, *place, row), metric) for row in rows for place in places}
-    cells = {key: cell for key, cell in table.cells.items() if key in sources}
-    return Study(f"table-{name}", table.title, rows, columns, dict.fromkeys(columns, metric), sources, cells)
+    sources = {
+        (row, "/".join(place)): (_runs(part, *place, method, **arguments), metric)
+        for place in places
+        for row, (method, arguments) in _with_rescaled(_method_rows(part), place[1]).items()
+    }
+    rows = tuple(row for row in _with_rescaled(_method_rows(part), "vgg") if any(own == row for own, _ in sources))
+    known = {key: table.cells.get((published_row(key[0]), key[1])) for key in sources}
+    cells = {key: cell for key, cell in known.items() if cell is not None}
+    metrics = dict.fromkeys(columns, metric)
+    return Study(f"table-{name}", table.title, rows, columns, metrics, sources, cells, rules=RULES)
 
 
 def _by_figure(
     name: str,
     part: Part,
-    rows: Mapping[str, tuple[str, Mapping[str, Any]]],
+    rows: Rows,
     more: Sequence[str] = (),
     request: Request = NOTHING_MORE,
     title: str | None = None,
     kind: str = "table",
-    twins: Mapping[str, str] | None = None,
+    rules: tuple[Combine, ...] = RULES,
 ) -> Study:
-    """Settings against figures, on one data set and network.
-
-    rows: the method and its arguments of each row. twins: the published row that belongs to a row of another name.
-    """
+    """Settings against figures, on one data set and network."""
     table = published(name)
     places = places_of(part, [f"{table.dataset}/{table.model}"])
     columns = (*table.columns, *more)
@@ -146,15 +190,15 @@ def _by_figure(
     cells = {}
     several = len(places) > 1
     for place in places:
-        for row, (method, arguments) in rows.items():
+        for row, (method, arguments) in _with_rescaled(rows, place[1]).items():
             label = f"{row}, {'/'.join(place)}" if several else row
             for column in columns:
                 sources[label, column] = (_runs(part, *place, method, **arguments), figure_of(column))
-                cell = table.cells.get(((twins or {}).get(row, row), column))
+                cell = table.cells.get((published_row(row), column))
                 if cell is not None and not part.smoke and place == (table.dataset, table.model):
                     cells[label, column] = cell
     labels = tuple(dict.fromkeys(row for row, _ in sources))
-    return Study(f"{kind}-{name}", title or table.title, labels, columns, metrics, sources, cells, request)
+    return Study(f"{kind}-{name}", title or table.title, labels, columns, metrics, sources, cells, request, rules=rules)
 
 
 def figure_of(column: str) -> str:
@@ -167,24 +211,22 @@ def figure_of(column: str) -> str:
     return name if metric == "cls/accuracy" else f"{name}/{metric.partition('/')[2]}"
 
 
-def _all_methods(part: Part) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    return {method: (method, {}) for method in _methods(part)}
-
-
 def _pruning(part: Part) -> Study:
-    """Both scopes: the text says layer-wise, but its overheads can only come from the network-wide threshold."""
     shares = ("0.5", "0.8") if part.smoke else published("pruning").rows
     rows = {
-        f"{share}, {kind}": ("structured", {"prune": float(share), "scope": kind})
-        for kind in ("layer", "network")
+        f"{share}, {scope}": ("structured", {"prune": float(share), "scope": scope})
+        for scope in SCOPES
         for share in shares
     }
-    twins = {row: row.partition(",")[0] for row in rows}
-    return _by_figure("pruning", part, rows, more=("cal/nll",), twins=twins)
+    return _by_figure("pruning", part, rows, more=("cal/nll",))
 
 
 def _initialization(part: Part) -> Study:
-    rows = {own: ("structured", {"initial": own}) for own in published("initialization").rows}
+    rows = {
+        f"{initial}, {scope}": ("structured", {"initial": initial, "scope": scope})
+        for scope in SCOPES
+        for initial in published("initialization").rows
+    }
     return _by_figure("initialization", part, rows, more=("cal/nll",))
 
 
@@ -198,16 +240,16 @@ def _front(part: Part) -> Study:
         else:
             rows[method] = (method, {})
     more = ("cls/accuracy", "cal/nll", "cal/ece", "size/file_bytes")
-    found = _by_figure("memory", part, rows, more=more, title="Quality against memory")
+    found = _by_figure("memory", part, rows, more=more, title="Quality against memory", rules=RULES[:1])
     return replace(found, name="front", paper={})
 
 
 ENSEMBLE_STUDIES: dict[str, Callable[[Part], Study]] = {
     "table-accuracy": lambda part: _by_place("accuracy", part),
-    "figure-memory": lambda part: _by_figure("memory", part, _all_methods(part), kind="figure"),
+    "figure-memory": lambda part: _by_figure("memory", part, _method_rows(part), kind="figure", rules=RULES[:1]),
     "table-ece": lambda part: _by_place("ece", part),
-    "table-diversity": lambda part: _by_figure("diversity", part, _all_methods(part), more=SPREAD),
-    "table-uncertainty": lambda part: _by_figure("uncertainty", part, _all_methods(part), request=EVERYTHING),
+    "table-diversity": lambda part: _by_figure("diversity", part, _method_rows(part), more=SPREAD),
+    "table-uncertainty": lambda part: _by_figure("uncertainty", part, _method_rows(part), request=EVERYTHING),
     "table-pruning": _pruning,
     "table-initialization": _initialization,
     "front": _front,

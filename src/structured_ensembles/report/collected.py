@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,11 @@ from typing import Any
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from structured_ensembles.ensemble import Combine
+from structured_ensembles.evaluation.corruptions import ORIGIN, SEVERITIES
 from structured_ensembles.evaluation.discarding import discarding_curve
-from structured_ensembles.evaluation.robustness import is_over_all
+from structured_ensembles.evaluation.robustness import best_source, is_over_all
+from structured_ensembles.experiment import RULES, evaluation_path, read_figures
 from structured_ensembles.report.figures import kept_neurons, reliability_of
 from structured_ensembles.report.run_figures import (
     FrontPoint,
@@ -32,12 +35,16 @@ from structured_ensembles.selection import Subnet
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that is done: its configuration, its figures, and what is known of single samples."""
+    """A run that is done: its configuration, its figures, and what is known of single samples.
+
+    figures: of the members' mean probabilities. by_logits: of the softmax of their mean logits, where measured.
+    """
 
     folder: Path
     config: Mapping[str, Any]
     result: Mapping[str, Any]
     figures: Mapping[str, float]
+    by_logits: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def samples(self) -> dict[str, Tensor]:
@@ -51,6 +58,15 @@ class Finished:
             f"{name}={value}" for name, value in settings if name not in HIDDEN and (name, value) != ("prune", 0.5)
         ]
         return ", ".join([self.config["method"], *shown])
+
+    def combined_by(self, rule: Combine) -> Mapping[str, float]:
+        """Its figures under a rule of combination, "mean" or "logits"."""
+        return self.by_logits if rule == "logits" else self.figures
+
+    @property
+    def precision(self) -> str:
+        """What it was trained in."""
+        return str(self.result.get("precision", "a precision that was not recorded"))
 
     @property
     def place(self) -> str:
@@ -72,11 +88,8 @@ HIDDEN = ("epochs", "search_epochs", "cycle", "head", "optimizer", "rate", "batc
 def read_run(folder: Path) -> Finished:
     """A folder that `sens train` or `sens reproduce` has filled."""
     config, result = read_config(folder), read_result(folder)
-    figures = dict(result["figures"])
-    evaluation = folder / "evaluation-test-mean.json"
-    if evaluation.exists():
-        figures |= json.loads(evaluation.read_text(encoding="utf-8"))["figures"]
-    return Finished(folder, config, result, figures)
+    mean, logits = (read_figures(evaluation_path(folder, rule)) for rule in RULES)
+    return Finished(folder, config, result, {**result["figures"], **mean}, logits)
 
 
 def pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
@@ -99,11 +112,13 @@ def _of_all(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
         if points := front_points(runs, memory):
             text = f"Quality against memory ({caption}, one network is 1): the first 1, 2, … members of every ensemble."
             found.append(Picture(f"front-{memory}", front(points, memory), text))
-    curves = {label: _severities(own) for label, own in runs.items()}
+    every = [run.figures for own in runs.values() for run in own]
+    kind = "official" if any(best_source(every, severity) == "official" for severity in SEVERITIES) else "cor"
+    curves = {label: _severities(own, kind) for label, own in runs.items()}
     if known_curves := {label: curve for label, curve in curves.items() if len(curve) > 1}:
-        found.append(
-            Picture("corruptions", corruption_curves(known_curves), "Mean accuracy over all corruptions; 0 is clean.")
-        )
+        origin = "The official corrupted images." if kind == "official" else ORIGIN
+        text = f"Mean accuracy over the 15 standard corruptions; 0 is clean. {origin}"
+        found.append(Picture("corruptions", corruption_curves(known_curves), text))
     return found
 
 
@@ -174,11 +189,12 @@ def front_points(runs: Mapping[str, Sequence[Finished]], memory: str) -> list[Fr
     return points
 
 
-def _severities(runs: Sequence[Finished]) -> dict[int, list[float]]:
+def _severities(runs: Sequence[Finished], kind: str) -> dict[int, list[float]]:
+    """The mean accuracies at each severity; kind: "cor", computed by our code, or "official"."""
     found = {0: _values(runs, "cls/accuracy")}
-    for severity in range(1, 6):
-        whole = [run for run in runs if is_over_all(run.figures, severity)]
-        if values := _values(whole, f"cor/mean@{severity}"):
+    for severity in SEVERITIES:
+        whole = [run for run in runs if is_over_all(run.figures, severity, kind)]
+        if values := _values(whole, f"{kind}/mean@{severity}"):
             found[severity] = values
     return found
 

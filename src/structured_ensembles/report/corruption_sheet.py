@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from structured_ensembles.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from structured_ensembles.evaluation.corruptions import CORRUPTIONS, ORIGIN, SEVERITIES, corrupt
 
 GAP = 1 / 16  # of an image
-LABELS = 1.5  # inches
+LABELS, HEADER, FOOTER = 1.5, 0.3, 0.6  # inches
 
 
 def corruption_sheet(image: Tensor, names: Sequence[str] = tuple(CORRUPTIONS), seed: int = 0) -> Figure:
-    """A row per corruption, a column per severity, the original first.
+    """Draw a row per corruption, a column per severity, the original first; below, where they come from.
 
     image: (1 or 3 channels, height, width), pixels as floats in [0,1].
     """
@@ -27,8 +28,14 @@ def corruption_sheet(image: Tensor, names: Sequence[str] = tuple(CORRUPTIONS), s
         for column, picture in enumerate(images):
             place = sheet[row * tall : row * tall + height, column * wide : column * wide + width]
             place.copy_(picture.expand(3, -1, -1).permute(1, 2, 0))
-    figure = Figure(figsize=(len(rows[0]) + LABELS, len(rows) * tall / wide + 0.3))  # an inch per image
-    axis = figure.add_axes((LABELS / (len(rows[0]) + LABELS), 0, len(rows[0]) / (len(rows[0]) + LABELS), 0.97))
+    # An inch per image.
+    pictures_height, total_width = len(rows) * tall / wide, len(rows[0]) + LABELS
+    total_height = HEADER + pictures_height + FOOTER
+    figure = Figure(figsize=(total_width, total_height))
+    axis = figure.add_axes(
+        (LABELS / total_width, FOOTER / total_height, len(rows[0]) / total_width, pictures_height / total_height)
+    )
+    figure.text(0.1 / total_width, 0.1 / total_height, "\n".join(wrap(ORIGIN, 115)), fontsize=8, va="bottom")
     axis.imshow(sheet.cpu().numpy(), interpolation="nearest", aspect="equal")
     axis.set_anchor("W")
     axis.set_xticks(

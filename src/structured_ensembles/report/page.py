@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -16,22 +17,25 @@ from structured_ensembles.paper.layout import Key, html_table, markdown_table
 from structured_ensembles.paper.published import Cell
 from structured_ensembles.report.collected import Finished, Picture, pictures, read_run
 from structured_ensembles.report.continual_collected import continual_pictures, is_continual, read_continual_run
+from structured_ensembles.report.deep_equivalents import EXPLANATION, deep_equivalents
 from structured_ensembles.report.figures import as_svg
 
 Draw = Callable[[Mapping[str, Sequence[Finished]]], list[Picture]]
+FIGURES = "## Figures:"  # a heading, with the data set and network
 BROAD = 6.5  # inches from which a figure gets the whole width of the page
 SUMMARY = (
-    "cls/accuracy", "cal/nll", "cal/ece", "cal/nll_t", "cal/ece_t", "conf/coverage", "conf/size", "conf/width",
+    "cls/accuracy", "cal/nll", "cal/ece", "cal/nll_t", "cal/ece_t", "cal/deep_equivalent", "conf/coverage",
+    "conf/size", "conf/width",
     "unc/kept", "unc/kept_accuracy", "cls/brier", "div/cc", "div/wc", "div/disagreement", "unc/auroc",
-    "unc/filtered_accuracy", "unc/discarded", "reg/rmse", "reg/member_rmse", "reg/spread", "size/overhead",
-    "size/file_bytes",
+    "unc/aurc", "unc/coverage_at_5_risk", "unc/filtered_accuracy", "unc/discarded", "reg/rmse", "reg/member_rmse",
+    "reg/spread", "reg/nll", "reg/coverage_at_90", "size/overhead", "size/file_bytes",
 )  # fmt: skip
 CONTINUAL_SUMMARY = ("cl/accuracy", "cl/final_accuracy", "cl/forgetting", "cl/accuracy_without_identity")
 
 
 @dataclass(frozen=True)
 class Lines:
-    """A table: figures per seed by (row, column), and the paper's cells beside them."""
+    """A table: figures per seed by (row, column), the paper's cells beside them, and the cells that stay empty."""
 
     title: str
     rows: Sequence[str]
@@ -39,6 +43,7 @@ class Lines:
     metrics: Mapping[str, str]
     ours: Mapping[Key, Sequence[float]]
     paper: Mapping[Key, Cell]
+    blank: Collection[Key] = ()
 
 
 def write_report(
@@ -53,6 +58,7 @@ def write_report(
 
     draw: the pictures of the runs on one data set and network, by label.
     """
+    intro = [*intro, *precisions(runs)]
     places = {place: draw(labelled) for place, labelled in grouped(runs).items()}
     written: dict[str, list[dict[str, Any]]] = {}
     for place, shown in places.items():
@@ -81,7 +87,7 @@ def report_runs(folders: Sequence[Path], out: Path) -> Path:
         (CONTINUAL_SUMMARY, read_continual_run, continual_pictures) if kinds.pop() else (SUMMARY, read_run, pictures)
     )
     runs = [read(folder) for folder in folders]
-    tables, number = [], 0
+    tables, number, explained = [], 0, False
     for place, labelled in grouped(runs).items():
         number += sum(map(len, labelled.values()))
         ours = {
@@ -89,11 +95,25 @@ def report_runs(folders: Sequence[Path], out: Path) -> Path:
             for label, own in labelled.items()
             for name in summary
         }
+        if equivalents := deep_equivalents(labelled):
+            ours |= {(label, "cal/deep_equivalent"): [value] for label, value in equivalents.items()}
+            explained = True
         columns = [name for name in summary if any(ours[label, name] for label in labelled)]
         shown = {key: values for key, values in ours.items() if values and key[1] in columns}
         tables.append(Lines(place, list(labelled), columns, dict(zip(columns, columns, strict=True)), shown, {}))
-    intro = (f"{number} run{'s' * (number > 1)}, mean ± deviation over seeds.",)
+    intro = [f"{number} run{'s' * (number > 1)}, mean ± deviation over seeds.", *[EXPLANATION] * explained]
+    if summary is SUMMARY:
+        intro.append("Predictions of the members are combined by the mean of their probabilities.")
     return write_report(out, "Comparison of runs", intro, tables, runs, draw)
+
+
+def precisions(runs: Sequence[Finished]) -> list[str]:
+    """A sentence that says in which precision the runs were computed; none if there are no runs."""
+    counts = Counter(run.precision for run in runs)
+    if len(counts) <= 1:
+        return [f"Trained in {own}." for own in counts]
+    shown = [f"{own} ({number} run{'s' * (number > 1)})" for own, number in sorted(counts.items())]
+    return [f"Trained in {', '.join(shown)}."]
 
 
 def grouped(runs: Sequence[Finished]) -> dict[str, dict[str, list[Finished]]]:
@@ -129,7 +149,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _cells(own: Lines) -> tuple[Any, ...]:
-    return own.rows, own.columns, own.metrics, own.ours, own.paper
+    return own.rows, own.columns, own.metrics, own.ours, own.paper, {}, own.blank
 
 
 def _markdown(
@@ -140,7 +160,7 @@ def _markdown(
         parts += [f"## {own.title}"] if own.title else []
         parts.append(markdown_table(*_cells(own)).rstrip())
     for place, shown in places.items():
-        parts.append(f"## {place}")
+        parts.append(f"{FIGURES} {place}")
         parts += [f"![{picture.caption}](figures/{_plain(place)}-{picture.name}.svg)" for picture in shown]
     return "\n\n".join(parts) + "\n"
 

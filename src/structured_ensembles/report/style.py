@@ -74,8 +74,12 @@ def over_seeds(values: Iterable[float | None], unit: float = 1.0) -> Seeds | Non
 
 
 def plot_seeds(axis: Axes, name: str, style: Style, points: Sequence[tuple[float, Seeds]]) -> None:
-    """A line through the means at the given x, with bars over the range where there are several seeds."""
+    """A line through the means at the given x, with bars over the range where there are several seeds.
+
+    Full for a method, broken for its variants, which share its colour.
+    """
     colour, marker = style
+    line = LINES[1 + OTHER_MARKERS.index(marker) % (len(LINES) - 1)] if marker in OTHER_MARKERS else LINES[0]
     places, seeds = [x for x, _ in points], [own for _, own in points]
     ranges = [[own.mean - own.low for own in seeds], [own.high - own.mean for own in seeds]]
     axis.errorbar(
@@ -84,6 +88,7 @@ def plot_seeds(axis: Axes, name: str, style: Style, points: Sequence[tuple[float
         ranges if any(own.number > 1 for own in seeds) else None,
         color=colour,
         marker=marker,
+        linestyle=line,
         markersize=6,
         markeredgecolor="white",
         markeredgewidth=0.5,

@@ -21,12 +21,16 @@ LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 @dataclass
 class Producer:
-    """A layer that computes channels: the layout of its output dimension, and the norm that alone reads it, if any."""
+    """A layer that computes channels: the layout of its output dimension, and the norm that alone reads it, if any.
+
+    normalized: whether its output passes a normalisation before the next layer or the network's output.
+    """
 
     module: str
     channels: Layout
     dim: int  # of the output, counted from the end: the batch dimension may be missing
     norm: str | None
+    normalized: bool
 
 
 @dataclass
@@ -153,7 +157,7 @@ class _Layers:
         norm = _norm_after(self.node)
         if norm is not None and not isinstance(self.walk.model.get_submodule(norm), nn.modules.batchnorm._BatchNorm):
             norm = None
-        self.walk.producers.append(Producer(owner, channels, dim, norm))
+        self.walk.producers.append(Producer(owner, channels, dim, norm, _is_normalized(self.node)))
         for channel_set in channel_sets(channels):
             channel_set.heads = channel_set.heads | {number}
 
@@ -250,8 +254,32 @@ def _norm_after(node: fx.Node) -> str | None:
     users = list(node.users)
     if len(users) != 1:
         return None
-    schema = getattr(users[0].target, "_schema", None)
-    return module_of(users[0]) if schema is not None and "batch_norm" in schema.name else None
+    return module_of(users[0]) if "batch_norm" in _operation_name(users[0]) else None
+
+
+# Parts of the names of operations
+NORMS = ("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm")
+PRODUCTS = ("linear", "conv", "addmm", "bmm", "matmul", "einsum", "scaled_dot_product")
+
+
+def _is_normalized(node: fx.Node) -> bool:
+    """Whether every way from `node` to the next layer, or to the network's output, passes a normalisation."""
+    waiting, seen = list(node.users), set()
+    while waiting:
+        user = waiting.pop()
+        name = _operation_name(user)
+        if user in seen or any(norm in name for norm in NORMS):
+            continue
+        if user.op == "output" or any(product in name for product in PRODUCTS):
+            return False
+        seen.add(user)
+        waiting += user.users
+    return True
+
+
+def _operation_name(node: fx.Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return "" if schema is None else schema.name.rpartition("::")[2]
 
 
 def _fix_all(value: Value, reason: str) -> None:

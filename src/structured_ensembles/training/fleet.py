@@ -32,7 +32,7 @@ from structured_ensembles.data.splits import TensorSplit, digest
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.history import COLUMNS, History, Row
-from structured_ensembles.losses import Loss, loss_for
+from structured_ensembles.losses import Loss, learned_units, loss_for
 from structured_ensembles.parallel import gather, rank
 from structured_ensembles.training.channels_last import channels_last
 from structured_ensembles.training.checkpoint import load_checkpoint, save_checkpoint
@@ -43,7 +43,7 @@ from structured_ensembles.training.mesh import Mesh, collect_tensors, mesh_for, 
 from structured_ensembles.training.optimizers import OptimizerState
 from structured_ensembles.training.plan import Engine, Member, Plan, Result
 from structured_ensembles.training.recipe import Recipe, check_recipe, usual
-from structured_ensembles.units import Units, units_for
+from structured_ensembles.units import Units
 
 
 def train(
@@ -74,7 +74,9 @@ def train(
     loss: a function of (outputs, targets) that averages over samples; by default the task's own. That of a regression
         is the squared error in units of the targets' variance: networks learn values of mean 0 and deviation 1, unless
         they give values as large as the targets already; the ensemble gives values as the targets are. With a loss of
-        your own, networks that are trained for the first time learn the targets as they are.
+        your own, networks that are trained for the first time learn the targets as they are. `gaussian_nll` is for
+        networks that give a mean and a variance for every value: targets are standardised as by default, and the
+        ensemble predicts distributions; see `Ensemble.distribution`.
     checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
         weights.
     """
@@ -89,15 +91,15 @@ def train(
     captured = _captured(recipe, where, mesh)
     if captured:
         ask_for_small_workspaces()  # before anything takes a large one
-    ensemble.adopt(data)
+    loss = ensemble.adopt(data, loss)
     ensemble.to(where)
     path = None if checkpoint is None else Path(checkpoint)
     identity = _identity(ensemble, data, recipe, seed, numbers, loss)
     earlier = _earlier(path, identity)
     if earlier is not None:
         ensemble.units = Units.from_json(earlier[1].get("units"))
-    elif loss is None and ensemble.units is None:
-        ensemble.units = units_for(list(ensemble.members), data)
+    elif ensemble.units is None:
+        ensemble.units = learned_units(list(ensemble.members), data, loss)
     cost = _loss(data, recipe, loss, ensemble.units)
     plan = _plan(data.to(where), recipe, cost, seed, where, dtype_of(ensemble), mesh)
     cuda = [where] if where.type == "cuda" else []

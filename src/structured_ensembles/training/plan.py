@@ -59,9 +59,7 @@ class Plan:
     @property
     def halved(self) -> bool:
         """Whether passes compute in bfloat16."""
-        if self.recipe.precision == "auto":
-            return self.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return self.recipe.precision == "bfloat16"
+        return self.recipe.precision_on(self.device) == "bfloat16"
 
     def autocast(self) -> AbstractContextManager[object]:
         # Without a cache of cast weights: in a graph it would hold on to those of the step that was captured.

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+import torch
+
 from structured_ensembles.checks import (
     check_choice,
     check_list,
@@ -120,6 +122,13 @@ class Recipe:
         if unknown := sorted(changes.keys() - set(possible)):
             raise ValueError(f"a recipe has no {', '.join(map(repr, unknown))}; it has {', '.join(possible)}")
         return replace(RECIPES[name], **changes)
+
+    def precision_on(self, device: torch.device) -> Literal["float32", "bfloat16"]:
+        """What the forward and backward passes compute in on a device: what "auto" means there."""
+        if self.precision != "auto":
+            return self.precision
+        halved = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bfloat16" if halved else "float32"
 
     def rate_at(self, step: int, steps: int) -> float:
         """Return the learning rate of step number `step`, with `steps` of them in an epoch."""

@@ -1,4 +1,4 @@
-"""What processing does to images. Severities are those published for CIFAR-10-C unless it is said otherwise."""
+"""What processing does to images. Severities are those published for CIFAR-10-C."""
 
 import torch
 import torch.nn.functional as F
@@ -10,45 +10,49 @@ from structured_ensembles.evaluation.corruptions.randomness import Draws
 
 
 def contrast(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Every channel is drawn towards its mean."""
+    """Draw every channel towards its mean."""
     share = (0.75, 0.5, 0.4, 0.3, 0.15)[severity - 1]
     mean = images.mean((2, 3), keepdim=True)
     return mean + share * (images - mean)
 
 
 def saturate(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Colours paler or stronger; what is grey has none, and stays as it is.
+    """Make colours paler at the first two severities, stronger at the others; grey images stay as they are.
 
-    The published settings in the order of how far they carry an image: a published 3 is our 1.
+    A grey pixel of a colour image counts as red of no saturation, as in the published generator: what is added to its
+    saturation turns it reddish.
     """
     if images.shape[1] != 3:
         return images
-    factor, added = ((1.5, 0.0), (0.3, 0.0), (0.1, 0.0), (2.0, 0.1), (2.5, 0.2))[severity - 1]
+    factor, added = ((0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2))[severity - 1]
     value = images.amax(1, keepdim=True)
     saturation = 1 - images.amin(1, keepdim=True) / value.clamp_min(1e-6)
     wanted = (factor * saturation + added).clamp_max(1.0)
     # The hue stays: all channels keep their distances to the largest, in proportion.
-    return value - (value - images) * (wanted / saturation.clamp_min(1e-6)) * (saturation > 1e-6)
+    changed = value - (value - images) * (wanted / saturation.clamp_min(1e-6))
+    red = value * (1 - wanted * torch.tensor([0.0, 1.0, 1.0]).to(images)[:, None, None])
+    return torch.where(saturation > 1e-6, changed, red)
 
 
 def pixelate(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Fewer, larger pixels: averaged over boxes, and enlarged again."""
+    """Make pixels fewer and larger: average over boxes, and enlarge again."""
     share = (0.95, 0.9, 0.85, 0.75, 0.65)[severity - 1] / max(1.0, length_scale(images)) ** 0.5
-    averages = (_averaging(size, min(int(size * share), size - 1)).to(images) for size in images.shape[-2:])
-    return filters.resampled(images, *averages)
+    rows, columns = (_averaging(size, min(int(size * share), size - 1)).to(images) for size in images.shape[-2:])
+    across = filters.eight_bits(images @ columns.T, rounded=True)  # Pillow goes across first, and rounds in between
+    return filters.eight_bits(rows @ across, rounded=True)
 
 
 def elastic_transform(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Stretched like rubber: an affine map of each image's own, and smooth random displacements.
+    """Stretch the image like rubber: by an affine map of its own, then by smooth random displacements.
 
-    The displacements are the published ones. The published affine maps grow smaller with the severity, so that images
-    come closer to the original; ours start smaller and end at the published one.
+    The published affine maps grow smaller with the severity, so that images come closer to the original. The image is
+    interpolated twice, as published.
     """
     amplitude, sigma, jitter = (
-        (0.0, 1.0, 0.64),
-        (1.6, 6.4, 0.80),
-        (2.56, 1.92, 0.96),
-        (3.2, 1.28, 0.96),
+        (0.0, 1.0, 2.56),
+        (1.6, 6.4, 2.24),
+        (2.56, 1.92, 1.92),
+        (3.2, 1.28, 1.60),
         (3.2, 0.96, 0.96),
     )[severity - 1]
     height, width = images.shape[-2:]
@@ -57,23 +61,39 @@ def elastic_transform(images: Tensor, severity: int, draws: Draws) -> Tensor:
         *(torch.arange(length, device=images.device, dtype=images.dtype) for length in (height, width)), indexing="ij"
     )
     grid = torch.stack((columns, rows), -1)  # (height, width, 2), as x and y
-    bumps = filters.smooth_noise(draws.uniform("bumps", (2, height, width), -1, 1), sigma, scale)
-    moves = _affine_displacement(grid, draws, min(height, width) // 3, scale * jitter)
-    places = grid + moves + scale * amplitude * bumps.permute(0, 2, 3, 1)
-    span = torch.tensor([width - 1, height - 1]).to(images)
-    return F.grid_sample(images, 2 * places / span - 1, padding_mode="reflection", align_corners=True)
+    corners = draws.uniform("corners", (3, 2), -scale * jitter, scale * jitter)
+    warped = _sampled(images, _affine_source(grid, corners, min(height, width) // 3), align_corners=True)
+    bumps = filters.smooth_noise(
+        draws.uniform("bumps", (2, height, width), -1, 1), sigma, scale, "symmetric", truncate=3.0
+    )
+    return _sampled(warped, grid + scale * amplitude * bumps.permute(0, 2, 3, 1), align_corners=False)
 
 
-def _affine_displacement(grid: Tensor, draws: Draws, reach: int, jitter: float) -> Tensor:
-    """How far (batch, height, width, 2) the affine map moves that moves three corners of the middle at random."""
-    centre = grid.flatten(0, 1).mean(0)
-    corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]]).to(grid) * reach  # (corner, xy) around the centre
-    moves = draws.uniform("corners", (3, 2), -jitter, jitter)
-    # moves = [corners, 1] @ coefficients: three corners settle the six numbers of an affine map.
-    known = torch.cat((corners, torch.ones_like(corners[:, :1])), 1)
-    coefficients = torch.linalg.solve(known, moves)  # (batch, 3, 2)
-    around = torch.cat(((grid - centre).flatten(0, 1), grid.new_ones(grid.shape[0] * grid.shape[1], 1)), 1)
-    return (around @ coefficients).unflatten(1, grid.shape[:2])
+def _sampled(images: Tensor, places: Tensor, *, align_corners: bool) -> Tensor:
+    """Images at `places` (batch, height, width, 2) in pixels, as x and y.
+
+    Beyond the edge they are mirrored: at the middle of the last pixel (`align_corners`), or at its rim.
+    """
+    size = torch.tensor([images.shape[-1], images.shape[-2]]).to(images)
+    inside = 2 * places / (size - 1) - 1 if align_corners else (2 * places + 1) / size - 1
+    return F.grid_sample(images, inside, padding_mode="reflection", align_corners=align_corners)
+
+
+def _affine_source(grid: Tensor, moves: Tensor, reach: int) -> Tensor:
+    """Where each pixel comes from (batch, height, width, 2), when an affine map moves three corners of the middle.
+
+    grid: (height, width, 2), as x and y. moves: (batch, 3, 2), of the corners (1, 1), (1, -1), (-1, -1) * reach.
+    """
+    centre = torch.tensor([grid.shape[1] // 2, grid.shape[0] // 2]).to(grid)
+    # A point at (x, y) from the centre moves by shift + x · along_x + y · along_y; here that is inverted.
+    shift = (moves[:, 0] + moves[:, 2]) / 2
+    along_x, along_y = (moves[:, 1] - moves[:, 2]) / (2 * reach), (moves[:, 0] - moves[:, 1]) / (2 * reach)
+    (xx, yx), (xy, yy) = (1 + along_x[:, 0], along_x[:, 1]), (along_y[:, 0], 1 + along_y[:, 1])
+    determinant = (xx * yy - xy * yx)[:, None, None]
+    x, y = ((grid - centre) - shift[:, None, None]).unbind(-1)
+    xx, yx, xy, yy = (own[:, None, None] for own in (xx, yx, xy, yy))
+    source = torch.stack(((yy * x - xy * y) / determinant, (xx * y - yx * x) / determinant), -1)
+    return source + centre
 
 
 def _averaging(size: int, boxes: int) -> Tensor:

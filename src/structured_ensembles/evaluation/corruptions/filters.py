@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from structured_ensembles.evaluation.corruptions.randomness import Draws
+
+Border = Literal["edge", "mirror", "symmetric"]  # aaa|abc, cb|abc, ba|abc
+WEIGHTLESS = 1e-6  # weights of a streak below this share of the largest are left out
 
 
 def length_scale(images: Tensor) -> float:
@@ -21,28 +24,34 @@ def length_scale(images: Tensor) -> float:
     return float((size / 32) ** (2 / 3 if size > 32 else 1 / 3))
 
 
-def gaussian_blur(images: Tensor, sigma: float) -> Tensor:
-    """Smooth images (…, height, width) with a Gaussian of this deviation in pixels."""
-    weights = _gaussian(sigma)
+def gaussian_blur(
+    images: Tensor, sigma: float, border: Border = "edge", radius: int | None = None, truncate: float = 4.0
+) -> Tensor:
+    """Smooth images (…, height, width) with a Gaussian of deviation `sigma` pixels.
+
+    border: how images go on beyond their edge. radius: of the kernel; by default `truncate` deviations, rounded.
+    """
+    weights = _gaussian(sigma, int(truncate * sigma + 0.5) if radius is None else radius)
     for axis in (-2, -1):
-        images = _weighted_shifts(images, weights, axis)
+        images = _weighted_shifts(images, weights, axis, border)
     return images
 
 
-def smooth_noise(noise: Tensor, sigma: float, scale: float) -> Tensor:
-    """Noise (…, height, width) smoothed over scale * sigma pixels, yet as strong as noise smoothed over sigma.
+def smooth_noise(noise: Tensor, sigma: float, scale: float, border: Border = "edge", truncate: float = 4.0) -> Tensor:
+    """Smooth noise (…, height, width) over scale * sigma pixels, keeping the strength of noise smoothed over sigma.
 
-    So that its bumps grow with the image and do not fade.
+    So bumps grow with the image and do not fade.
     """
-    strength = sum(weight**2 for weight in _gaussian(sigma)) / sum(weight**2 for weight in _gaussian(scale * sigma))
-    return strength * gaussian_blur(noise, scale * sigma)
+    before, after = (_gaussian(own, int(truncate * own + 0.5)) for own in (sigma, scale * sigma))
+    strength = sum(weight**2 for weight in before) / sum(weight**2 for weight in after)
+    return strength * gaussian_blur(noise, scale * sigma, border, truncate=truncate)
 
 
 def convolved(images: Tensor, kernel: Tensor) -> Tensor:
-    """Images (batch, channels, height, width) under one small kernel (odd, odd): a sum of shifted images."""
+    """Correlate images (batch, channels, height, width) with one small kernel (odd, odd): a sum of shifted images."""
     rows, columns = kernel.shape
     height, width = images.shape[-2:]
-    framed = _framed(images, rows // 2, columns // 2)
+    framed = framed_by(images, rows // 2, columns // 2, "mirror")
     result = torch.zeros_like(images)
     for row, column in kernel.nonzero().tolist():
         result.add_(framed[..., row : row + height, column : column + width], alpha=float(kernel[row, column]))
@@ -50,33 +59,44 @@ def convolved(images: Tensor, kernel: Tensor) -> Tensor:
 
 
 def streaked(images: Tensor, degrees: Tensor, sigma: float, radius: float) -> Tensor:
-    """Motion blur: every pixel is drawn out into half a Gaussian, in a direction of its image's own, shape (batch,).
+    """Blur by motion: every pixel becomes the mean of those along a line, with the weights of half a Gaussian.
 
-    images: (batch, channels, height, width). radius: where the streak ends, in pixels; sigma: how it fades.
+    images: (batch, channels, height, width). degrees: the direction of each image, (batch,). The line has
+    2·⌈radius⌉ + 1 pixels: ImageMagick, which the published images come from, takes that width for one side.
     """
     height, width = images.shape[-2:]
     rows = torch.arange(height, device=images.device)[None, :, None]
     columns = torch.arange(width, device=images.device)[None, None, :]
     angle = torch.deg2rad(degrees)[:, None, None]
-    steps = range(min(round(radius), math.ceil(3.5 * sigma)) + 1)
-    weights = [math.exp(-(step**2) / (2 * sigma**2)) for step in steps]
+    weights = [math.exp(-(step**2) / (2 * sigma**2)) for step in range(2 * math.ceil(radius) + 1)]
+    weights = [weight / sum(weights) for weight in weights if weight > WEIGHTLESS]
     flat, result = images.flatten(2), torch.zeros_like(images).flatten(2)
-    for step, weight in zip(steps, weights, strict=True):
-        down, right = (step * angle.sin()).round().long(), (step * angle.cos()).round().long()
+    for step, weight in enumerate(weights):
+        down, right = ((step * along - 0.5).ceil().long() for along in (angle.sin(), angle.cos()))
         source = (rows + down).clamp(0, height - 1) * width + (columns + right).clamp(0, width - 1)
         index = source.flatten(1)[:, None].expand_as(flat)
-        result.add_(flat.gather(2, index), alpha=weight / sum(weights))
+        result.add_(flat.gather(2, index), alpha=weight)
     return result.view_as(images)
 
 
-def magnified(images: Tensor, factor: float) -> Tensor:
-    """Zoom into the middle of images (…, height, width), with linear interpolation."""
-    return resampled(images, *(_magnification(size, factor).to(images) for size in images.shape[-2:]))
+def magnified(images: Tensor, *factors: float) -> Tensor:
+    """Zoom into images (…, height, width) by each factor, with linear interpolation, and add the results up.
 
-
-def resampled(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """New rows and columns as mixtures of the old: weights (new height, height) and (new width, width)."""
-    return rows @ images @ columns.T
+    As the published generator does: it crops whole pixels, stretches the crop to a whole number of pixels from its
+    first to its last, and cuts that to size. So the middle is up to half a pixel off, and the magnification not exactly
+    the factor. Sums of two products, not a product of matrices: the same for any batch.
+    """
+    height, width = images.shape[-2:]
+    planes = images.reshape(-1, height, width).permute(1, 2, 0).contiguous()  # images last: whole rows are copied
+    total = torch.zeros_like(planes)
+    for factor in factors:
+        zoomed = planes
+        for axis in (0, 1):
+            left, share = (own.to(images.device) for own in _positions(images.shape[axis - 2], factor))
+            share = share.to(images.dtype).view(-1, *[1] * (2 - axis))
+            zoomed = torch.lerp(zoomed.index_select(axis, left), zoomed.index_select(axis, left + 1), share)
+        total += zoomed
+    return total.permute(2, 0, 1).reshape(images.shape)
 
 
 def clouds(draws: Draws, stream: str, size: tuple[int, int], decay: float) -> Tensor:
@@ -100,7 +120,7 @@ def clouds(draws: Draws, stream: str, size: tuple[int, int], decay: float) -> Te
         field[:, ::step, half::step] = across + amplitude * noise[:, ::step, half::step]
         field[:, half::step, ::step] = along + amplitude * noise[:, half::step, ::step]
         step, amplitude = half, amplitude / decay
-    return stretched(field[:, : size[0], : size[1]])
+    return stretched(field)[:, : size[0], : size[1]]
 
 
 def stretched(fields: Tensor) -> Tensor:
@@ -109,37 +129,52 @@ def stretched(fields: Tensor) -> Tensor:
     return (fields - low) / (high - low).clamp_min(1e-6)
 
 
-def _gaussian(sigma: float) -> list[float]:
-    """Weights of the pixels within four deviations."""
-    radius = math.ceil(4 * sigma - 0.5)
+def framed_by(images: Tensor, rows: int, columns: int, border: Border) -> Tensor:
+    """Continue images (…, height, width) beyond their edges by this many rows and columns on each side."""
+    for axis, reach in ((-2, rows), (-1, columns)):
+        if reach:
+            images = images.index_select(axis, _continued(images.shape[axis], reach, border).to(images.device))
+    return images
+
+
+def eight_bits(images: Tensor, *, rounded: bool = False) -> Tensor:
+    """Cut pixels in [0,1] down to 256 levels, as a cast to uint8 does; or round them.
+
+    A ten-thousandth of a level is forgiven, so that a level reached in float32 counts as reached.
+    """
+    return (255 * images + (0.5001 if rounded else 0.0001)).floor() / 255
+
+
+def _gaussian(sigma: float, radius: int) -> list[float]:
+    """Weights of the pixels within `radius`, in all 1."""
     weights = [math.exp(-(offset**2) / (2 * sigma**2)) for offset in range(-radius, radius + 1)]
     return [weight / sum(weights) for weight in weights]
 
 
-def _weighted_shifts(images: Tensor, weights: list[float], axis: int) -> Tensor:
+def _weighted_shifts(images: Tensor, weights: list[float], axis: int, border: Border) -> Tensor:
     radius, size = len(weights) // 2, images.shape[axis]
-    framed = _framed(images, *((radius, 0) if axis == -2 else (0, radius)))
+    framed = framed_by(images, *((radius, 0) if axis == -2 else (0, radius)), border)
     result = framed.narrow(axis, 0, size) * weights[0]
     for offset, weight in enumerate(weights[1:], 1):
         result.add_(framed.narrow(axis, offset, size), alpha=weight)
     return result
 
 
-def _framed(images: Tensor, rows: int, columns: int) -> Tensor:
-    """Images (…, height, width) continued beyond their borders: mirrored, or where that is too little, by the edge."""
-    fits = rows < images.shape[-2] and columns < images.shape[-1]
-    batched = images.reshape(-1, 1, *images.shape[-2:])
-    framed = F.pad(batched, (columns, columns, rows, rows), mode="reflect" if fits else "replicate")
-    return framed.view(*images.shape[:-2], *framed.shape[-2:])
+def _continued(size: int, reach: int, border: Border) -> Tensor:
+    """Which pixels of a line of `size` stand at -reach … size - 1 + reach."""
+    places = torch.arange(-reach, size + reach)
+    if border == "edge":
+        return places.clamp(0, size - 1)
+    period = 2 * size - (2 if border == "mirror" else 0)  # mirrored at the middle of the last pixel, or at its rim
+    places = places.remainder(period)
+    return torch.where(places < size, places, period - places - (0 if border == "mirror" else 1))
 
 
-def _magnification(size: int, factor: float) -> Tensor:
-    """Weights (size, size) that enlarge the middle of a line of `size` pixels."""
-    centre = (size - 1) / 2
-    positions = (torch.arange(size, dtype=torch.float64) - centre) / factor + centre
-    left = positions.floor().clamp(0, size - 2).long()
-    share = positions - left
-    weights = torch.zeros(size, size, dtype=torch.float64)
-    weights[torch.arange(size), left] = 1 - share
-    weights[torch.arange(size), left + 1] += share
-    return weights
+def _positions(size: int, factor: float) -> tuple[Tensor, Tensor]:
+    """Where the pixels of a magnified line lie: the pixel left of each, int64 (size,), and the share of the next."""
+    crop = math.ceil(size / factor)
+    stretched_size = round(crop * factor)
+    first = torch.arange(size, dtype=torch.float64) + (stretched_size - size) // 2
+    places = first * (crop - 1) / max(1, stretched_size - 1)
+    left = places.floor().clamp(0, max(0, crop - 2)).long()
+    return left + (size - crop) // 2, places - left

@@ -1,0 +1,63 @@
+"""How far every corruption carries CIFAR-10's images: ours beside the published formulas, at severities 1 to 5.
+
+    python benchmarks/corruption_rmse.py [--images 1000] [--root FOLDER] [--frost FOLDER] [--json FILE]
+
+Root mean squared differences of pixels in [0,1] from the clean images, over all images and pixels. The published
+formulas are computed image by image in NumPy and SciPy (tests/published_corruptions.py). Of frost we have the published
+shares, and ice of our own; the published frost lays photographs over the image, which we may not ship: --frost is the
+folder ImageNet-C/create_c of github.com/hendrycks/robustness, which has them. Without it, frost has no published row.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import structured_ensembles as se
+from recording import arguments_of, record
+from structured_ensembles.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from structured_ensembles.tables import text_table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import published_corruptions as reference
+
+FROST = "ours: the published shares over ice of our own; published: over their photographs"
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__, images=1000, root="", frost="", seed=0)
+    test = se.load_data("cifar10", arguments.root or None).split("test")
+    images = next(iter(test.batches(arguments.images)))[0]
+    if arguments.frost:
+        reference.FORMULAS["frost"] = reference.frost(reference.read_pictures(Path(arguments.frost)))
+    found = {}
+    for name in CORRUPTIONS:
+        rows = {"ours": [distance_of_ours(images, name, severity, arguments.seed) for severity in SEVERITIES]}
+        if name in reference.FORMULAS:
+            rows["published"] = [distance_of_published(images, name, own, arguments.seed) for own in SEVERITIES]
+        found[name] = rows
+    shown = [
+        (name, kind, *(f"{value:.3f}" for value in values))
+        for name, rows in found.items()
+        for kind, values in rows.items()
+    ]
+    print(f"{len(images):,} images of CIFAR-10\n")
+    print(text_table(("corruption", "", *map(str, SEVERITIES)), shown))
+    print(f"\nfrost, {FROST}")
+    record(arguments, {name: rows | ({"note": FROST} if name == "frost" else {}) for name, rows in found.items()})
+
+
+def distance_of_ours(images: torch.Tensor, name: str, severity: int, seed: int) -> float:
+    changed = corrupt(images.float() / 255, name, severity, seed)
+    return reference.rmse((255 * changed).numpy(), images.numpy())
+
+
+def distance_of_published(images: torch.Tensor, name: str, severity: int, seed: int) -> float:
+    numbers = reference.Generated(seed)
+    changed = np.stack([reference.published(own, name, severity, numbers) for own in images.numpy()])
+    return reference.rmse(changed, images.numpy())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Deep-ensemble equivalent: how many networks of a deep ensemble it takes to be as good (Ashukha et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor
+
+from structured_ensembles.calibration import fit_temperature
+from structured_ensembles.combination import Combine, combined_logs
+from structured_ensembles.data import Data
+from structured_ensembles.data.dataset import SplitName
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.evaluation.calibration import negative_log_likelihood
+from structured_ensembles.evaluation.predictions import predictions
+
+Predicted = tuple[Tensor, Tensor]  # logits (members, samples, classes), targets (samples,)
+
+
+def deep_ensemble_equivalent(nll: float, deep_nlls: Sequence[float]) -> float:
+    """The least number of members, interpolated, whose deep ensemble has an NLL of at most `nll`.
+
+    deep_nlls: of deep ensembles of 1, 2, … members; linear in between, as in the paper. Both should be taken after
+    temperature, or they compare calibration. What is no better than one network counts as 1, as in the paper; what is
+    better than all of them is `math.inf`: more than were measured, nobody knows how many.
+    """
+    if not deep_nlls or any(math.isnan(value) for value in (nll, *deep_nlls)):
+        raise ValueError(f"deep_nlls must be the NLL of 1, 2, … members, and none NaN, not {nll!r}, {list(deep_nlls)}")
+    if nll >= deep_nlls[0]:
+        return 1.0
+    for members, (before, after) in enumerate(pairwise(deep_nlls), start=1):
+        if after <= nll:  # the first time, as more members are not always better on a test split
+            return members + (before - nll) / (before - after)
+    return math.inf
+
+
+def calibrated_nlls(validation: Predicted, test: Predicted, combine: Combine = "mean") -> list[float]:
+    """The NLL on the test split of the first 1, 2, … members, each with a temperature from the validation split.
+
+    The paper has no validation split: it fits each half of the test split's temperature on the other half.
+    """
+    (held_out, labels), (logits, targets) = validation, test
+    found = []
+    for number in range(1, len(logits) + 1):
+        temperature = fit_temperature(combined_logs(held_out[:number].double(), combine), labels)
+        probabilities = (combined_logs(logits[:number].double(), combine) / temperature).softmax(-1)
+        found.append(negative_log_likelihood(probabilities, targets))
+    return found
+
+
+def deep_equivalent(
+    ensemble: Ensemble, deep: Ensemble, data: Data, split: SplitName, combine: Combine, batch_size: int = 512
+) -> float:
+    """The same of an ensemble beside a deep ensemble, on a split of data that has a validation split too."""
+    own, theirs = (
+        calibrated_nlls(
+            predictions(one, data.split("validation"), batch_size),
+            predictions(one, data.split(split), batch_size),
+            combine,
+        )
+        for one in (ensemble, deep)
+    )
+    return deep_ensemble_equivalent(own[-1], theirs)

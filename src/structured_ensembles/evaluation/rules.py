@@ -1,0 +1,53 @@
+"""Several rules of combination in one evaluation: their thresholds, and the names of their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from structured_ensembles.checks import check_choice, check_list
+from structured_ensembles.data import Data
+from structured_ensembles.ensemble import COMBINE, Combine, Ensemble
+from structured_ensembles.evaluation.discarding import discard_threshold
+
+Rules = Mapping[Combine, float | None]  # by rule, the entropy above which it discards; None if it never does
+
+
+def checked_rules(combine: Combine | Sequence[Combine]) -> tuple[Combine, ...]:
+    """The rules asked for, each once."""
+    if isinstance(combine, str):
+        check_choice("combine", combine, COMBINE)
+        return (combine,)
+    check_list("combine", combine, "rules")
+    if not combine:
+        raise ValueError(f"combine must name at least one of {', '.join(map(repr, COMBINE))}")
+    for rule in combine:
+        check_choice("combine", rule, COMBINE)
+    return tuple(dict.fromkeys(combine))
+
+
+def with_thresholds(rules: Sequence[Combine], ensemble: Ensemble, data: Data) -> Rules:
+    """The paper's threshold of the ensemble; for the mean of logits, whose entropies are others, one of its own.
+
+    That comes from the validation split; without one there is none for the mean of logits.
+    """
+    threshold = ensemble.calibration.paper_threshold
+    found: dict[Combine, float | None] = dict.fromkeys(rules, threshold)
+    if "logits" in found and threshold is not None:
+        found["logits"] = None if data.validation is None else discard_threshold(ensemble, data, combine="logits")
+    return found
+
+
+def suffix_of(rule: Combine, rules: Rules) -> str:
+    """What the names of a rule's figures end in: nothing for the first one."""
+    return "" if rule == next(iter(rules)) else f"/{rule}"
+
+
+def figures_by_rule(figures: Mapping[str, float], rules: Sequence[Combine]) -> dict[Combine, dict[str, float]]:
+    """The figures of each rule under their plain names; those of sizes, which no rule changes, with every rule."""
+    others = tuple(f"/{rule}" for rule in rules[1:])
+    found = {rules[0]: {name: value for name, value in figures.items() if not name.endswith(others)}}
+    sizes = {name: value for name, value in figures.items() if name.startswith("size/")}
+    for rule in rules[1:]:
+        end = f"/{rule}"
+        found[rule] = {name.removesuffix(end): value for name, value in figures.items() if name.endswith(end)} | sizes
+    return found

@@ -1,0 +1,121 @@
+"""Gaussian heads: networks that give a mean and a variance for every value of a target, and ensembles of them.
+
+A network for targets of `values` numbers ends in `2 * values` outputs: the means first, then as many raw variances, of
+which softplus makes variances (Lakshminarayanan et al. 2017). `gaussian_nll` trains them; an ensemble of them is a
+mixture of Gaussians, whose variance has two parts: the noise that the members see in the targets (aleatoric), and the
+distance between their means, for want of data (epistemic).
+
+model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))            # targets (samples,): one value
+ensemble = se.structured_ensemble(model, data, loss=se.gaussian_nll)            # or se.train(…, loss=se.gaussian_nll)
+ensemble.predict(x), ensemble.spread(x)                                         # mean and deviation of a target
+found = ensemble.distribution(x)
+found.aleatoric, found.epistemic, found.nll(y), found.interval(0.9)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LEAST_VARIANCE = 1e-6  # in the units that networks learn in, so that no sample's likelihood is without bounds
+
+
+def moments(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and deviations, shapes (…, values), of a Gaussian head's raw outputs (…, 2 * values)."""
+    if outputs.shape[-1] % 2:
+        raise ValueError(
+            f"a Gaussian head gives a mean and a variance for every value, so an even number of outputs, not "
+            f"{outputs.shape[-1]}"
+        )
+    means, raw = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).chunk(2, -1)
+    return means, (F.softplus(raw) + LEAST_VARIANCE).sqrt()
+
+
+def gaussian_nll(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The negative log-likelihood of targets under a Gaussian head, in nats, the mean over samples and values.
+
+    outputs: (batch, 2 * values), the means first, then the raw variances. targets: (batch, values), or (batch,) for
+    one value. As `loss=` of `train` or `structured_ensemble` it makes an ensemble that predicts distributions.
+    """
+    if outputs.numel() != 2 * targets.numel():
+        raise ValueError(
+            f"the model gives {tuple(outputs.shape[1:])} for a sample, but gaussian_nll needs a mean and a variance "
+            f"for each value of a target {tuple(targets.shape[1:])}: twice as many outputs as values"
+        )
+    means, deviations = moments(outputs)
+    return negative_log_density(means, deviations, targets.view_as(means)).mean()
+
+
+def negative_log_density(means: Tensor, deviations: Tensor, targets: Tensor) -> Tensor:
+    """Of Gaussians at the targets, in nats; all of one shape, or such that broadcast to it."""
+    return 0.5 * ((targets - means) / deviations).square() + deviations.log() + 0.5 * math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """The prediction of an ensemble with Gaussian heads: a Gaussian of each member, mixed in equal parts.
+
+    means, deviations: (members, samples, values), as the targets are.
+    """
+
+    means: Tensor
+    deviations: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Of the mixture, (samples, values)."""
+        return self.means.mean(0)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The noise in the targets as a deviation: the root of the members' mean variance, (samples, values)."""
+        return self.deviations.square().mean(0).sqrt()
+
+    @property
+    def epistemic(self) -> Tensor:
+        """What the members do not know as a deviation: that of their means, (samples, values)."""
+        return self.means.std(0, correction=0)
+
+    @property
+    def deviation(self) -> Tensor:
+        """Of the mixture, (samples, values): its square is that of `aleatoric` plus that of `epistemic`."""
+        return (self.aleatoric.square() + self.epistemic.square()).sqrt()
+
+    def nll(self, targets: Tensor) -> Tensor:
+        """The mixture's negative log-likelihood of each value, in nats, (samples, values); targets alike."""
+        each = negative_log_density(self.means, self.deviations, self.fitting(targets))
+        return math.log(len(each)) - torch.logsumexp(-each, 0)
+
+    def matched_nll(self, targets: Tensor) -> Tensor:
+        """The same of the one Gaussian with the mixture's mean and deviation, as deep ensembles are often judged."""
+        return negative_log_density(self.mean, self.deviation, self.fitting(targets))
+
+    def fitting(self, targets: Tensor) -> Tensor:
+        """Targets (samples,) or (samples, values) in the shape of the mean; an error if they are others."""
+        if targets.numel() != self.means[0].numel():
+            raise ValueError(f"targets are {tuple(targets.shape)}, but predictions {tuple(self.means.shape[1:])}")
+        return targets.view_as(self.means[0])
+
+    def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Low and high ends (samples, values) that hold this share of the Gaussian with its mean and deviation."""
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage must be a share between 0 and 1, not {coverage!r}")
+        reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(coverage, dtype=torch.float64)))
+        mean, deviation = self.mean, self.deviation
+        return mean - reach * deviation, mean + reach * deviation
+
+
+def mean_and_spread(outputs: Tensor, gaussian: bool) -> tuple[Tensor, Tensor]:
+    """What a regression's ensemble predicts, and its deviation, (samples, …), from its outputs (members, samples, …).
+
+    Of plain values the deviation is that of the members. Of Gaussian heads, whose outputs are means and then deviations
+    (members, samples, 2 * values), it is that of the mixture.
+    """
+    if not gaussian:
+        return outputs.mean(0), outputs.std(0, correction=0)
+    mixture = Gaussians(*outputs.chunk(2, -1))
+    return mixture.mean, mixture.deviation

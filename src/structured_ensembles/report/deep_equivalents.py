@@ -1,0 +1,42 @@
+"""Deep-ensemble equivalents of the runs on a page, where a deep ensemble stands beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from structured_ensembles.evaluation.deep_equivalent import deep_ensemble_equivalent
+from structured_ensembles.report.collected import Finished
+
+FREE = ("method", "method_arguments", "members", "seed", "storage")  # settings that may differ from the deep ensemble's
+EXPLANATION = (
+    "Deep-ensemble equivalent: how many members of the deep ensemble have the same NLL, both with a temperature from "
+    "the validation split, both as means over seeds; inf: more than it has."
+)
+
+
+def deep_equivalents(labelled: Mapping[str, Sequence[Finished]]) -> dict[str, float]:
+    """By label, for runs on one data set and network; none without a deep ensemble trained in the same way."""
+    found = {}
+    for label, runs in labelled.items():
+        beside = [
+            own for own in labelled.values() if own[0].config["method"] == "deep" and _setting(own) == _setting(runs)
+        ]
+        curves = [curve for own in beside if len(curve := _calibrated(own)) > 1]
+        nlls = _calibrated(runs)
+        if curves and nlls:
+            found[label] = deep_ensemble_equivalent(nlls[-1], max(curves, key=len))
+    return found
+
+
+def _setting(runs: Sequence[Finished]) -> dict[str, Any]:
+    return {name: value for name, value in runs[0].config.items() if name not in FREE}
+
+
+def _calibrated(runs: Sequence[Finished]) -> list[float]:
+    """The NLL after temperature of the first 1, 2, … members, the mean over seeds; empty if it was not measured."""
+    members = int(runs[0].figures.get("size/members", 0))
+    names = [f"first/{number}/nll_t" for number in range(1, members + 1)]
+    known = [run.figures for run in runs if all(name in run.figures for name in names)]
+    return [fmean(figures[name] for figures in known) for name in names] if known else []
