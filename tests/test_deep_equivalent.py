@@ -62,7 +62,7 @@ def trained(data: se.Data, members: int, seed: int) -> se.Ensemble:
 
 
 def calibrated_nll(ensemble: se.Ensemble, data: se.Data, members: int) -> float:
-    """By SciPy: a temperature that minimises NLL and prior on the validation split, and the test split's NLL with it."""
+    """By SciPy: a temperature by NLL and prior on the validation split, and the NLL with it on the test split."""
 
     def logs(split: Any) -> tuple[np.ndarray, np.ndarray]:
         logits = ensemble.logits(split.inputs[split.index])[:members].double().numpy()
