@@ -48,7 +48,8 @@ def test_the_benchmarks_have_the_papers_sizes() -> None:
     for name, (tasks, classes) in names.items():
         info = se.data.sources.DATA_SETS[name]
         images = torch.zeros(info.num_classes, *info.shape, dtype=torch.uint8)
-        data = se.Data.from_arrays(images, torch.arange(info.num_classes), validation=0.0)
+        labels = torch.arange(info.num_classes)
+        data = se.Data.from_arrays(images, labels, validation=0.0, classes=info.num_classes)
         split = split_tasks(data, se.continual.tasks.BENCHMARKS[name].tasks)
         assert (len(split), {len(task.classes) for task in split}) == (tasks, {classes})
 

@@ -34,7 +34,8 @@ def test_pixels_are_normalised_floats_are_not() -> None:
 
 
 def test_batches_cover_the_split_in_an_order_that_the_seed_decides() -> None:
-    data = se.Data.from_arrays(np.arange(25, dtype=np.float32)[:, None], np.arange(25) % 5, validation=0.0)
+    x, y = np.arange(25, dtype=np.float32)[:, None], np.arange(25) % 5
+    data = se.Data.from_arrays(x, y, validation=0.0, standardize=False)
     orders = [torch.cat([x for x, _ in data.batches("train", 4, seed=seed)]).flatten() for seed in (None, 0, 0, (0, 1))]
     assert torch.equal(orders[0], torch.arange(25.0))
     assert torch.equal(orders[1], orders[2])
@@ -156,7 +157,8 @@ def test_data_can_be_printed() -> None:
 @pytest.mark.parametrize(("samples", "size"), [(259, 32), (9000, 128), (44929, 128), (5, 8), (7, 1), (64, 32)])
 @pytest.mark.parametrize("even", [False, True])
 def test_a_feed_gives_every_sample_once(samples: int, size: int, even: bool) -> None:
-    data = se.Data.from_arrays(torch.arange(samples)[:, None].float(), torch.zeros(samples).long(), validation=0.0)
+    x, y = torch.arange(samples)[:, None].float(), torch.zeros(samples).long()
+    data = se.Data.from_arrays(x, y, validation=0.0, standardize=False)
     feed = feed_for(data.train, data, size, torch.device("cpu"), even=even)
     seen, sizes = [], []
     for own in feed.epoch(0):

@@ -208,7 +208,7 @@ def test_a_layer_with_two_names_stays_whole(stepwise: Callable[[bool], None]) ->
     ensemble = se.Ensemble([TwoNames()])
     se.train(ensemble, few_digits(), se.Recipe(epochs=1, precision="bfloat16"), quiet=True)
     assert all(isinstance(own, nn.Parameter) for own in ensemble.members[0].parameters())
-    assert {tensor.dtype for tensor in ensemble.state_dict().values()} == {torch.float32}
+    assert {tensor.dtype for tensor in ensemble.members.state_dict().values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("besides", [False, True])

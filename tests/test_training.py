@@ -338,7 +338,7 @@ def test_regression_without_a_validation_split_and_from_loaders() -> None:
     ensemble = se.Ensemble([se.zoo.mlp(3, 1, hidden=(16,)) for _ in range(2)])
     se.train(ensemble, data, recipe, quiet=True)
     assert se.evaluate(ensemble, data)["reg/rmse"] < 0.3
-    assert ensemble.spread(x).shape == (200, 1)
+    assert ensemble.spread(x).shape == (200,)  # as the targets
 
     dataset = torch.utils.data.TensorDataset(x, (y > 0).long())
     loader = torch.utils.data.DataLoader(dataset, batch_size=50, shuffle=True)

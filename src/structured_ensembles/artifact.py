@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from structured_ensembles.calibration import Calibration
 from structured_ensembles.container import ArtifactError, build_named, named_network, read_container, write_container
 from structured_ensembles.copying import copy_with, tensors_of
-from structured_ensembles.data import Normalization
+from structured_ensembles.data.kinds import normalization_from_json
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
@@ -28,8 +28,8 @@ from structured_ensembles.shrinking import set_sizes
 from structured_ensembles.units import Units
 
 FORMAT = "structured-ensembles"
-# Files with Gaussian heads are written as 5, those with a calibration as 4, with units as 3, with conversions as 2;
-# others as 1, which earlier versions read.
+# 5 for files with Gaussian heads; 4 with a calibration, of several inputs or with normalised columns; 3 with units, 2
+# with conversions; others are written as 1, which earlier versions read.
 VERSION = 5
 CONVERSIONS: dict[str, Callable[..., nn.Module]] = {
     "batch_ensemble": BatchEnsembleNetwork,
@@ -60,10 +60,12 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         "model": named_network(ensemble.members[0]),
         "task": ensemble.task,
         "classes": list(ensemble.classes),
-        "normalization": None if normalization is None else [normalization.mean, normalization.deviation],
+        "normalization": None if normalization is None else normalization.to_json(),
         "threshold": ensemble.threshold,
-        "input_shape": None if ensemble.input_shape is None else list(ensemble.input_shape),
+        "input_shape": ensemble.input_shape,  # of several inputs, a list or object of shapes
         "ids": ensemble.ids,
+        "id_limit": ensemble.id_limit,
+        "target_shape": ensemble.target_shape,
         "subnets": None if ensemble.subnets is None else [json.loads(net.to_json()) for net in ensemble.subnets],
         "storage": dtype,
         "torch": torch.__version__,
@@ -75,6 +77,10 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         version, structure["units"] = 3, ensemble.units.to_json()
     if ensemble.calibration.fitted:
         version, structure["calibration"] = 4, ensemble.calibration.to_json()
+    if ensemble.input_kinds is not None:
+        version, structure["input_kinds"] = 4, ensemble.input_kinds
+    elif normalization is not None and ensemble.input_shape is not None and len(ensemble.input_shape) != 3:
+        version = 4  # earlier versions would take columns for channels of images
     if ensemble.gaussian:
         version, structure["gaussian"] = 5, True
     return write_container(path, FORMAT, version, structure, tensors)
@@ -104,16 +110,25 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
             subnets=None if subnets is None else [Subnet.from_json(json.dumps(subnet)) for subnet in subnets],
             classes=structure["classes"],
             task=structure["task"],
-            normalization=None if moments is None else Normalization(*map(tuple, moments)),
+            normalization=normalization_from_json(moments),
             units=Units.from_json(structure.get("units")),
             gaussian=structure.get("gaussian", False),
         )
         ensemble.calibration = calibration
-        ensemble.ids = structure.get("ids", False)
-        ensemble.input_shape = None if structure["input_shape"] is None else tuple(structure["input_shape"])
+        ensemble.ids, ensemble.id_limit = structure.get("ids", False), _tuples(structure.get("id_limit"))
+        ensemble.input_shape = _tuples(structure["input_shape"])
+        ensemble.input_kinds = _tuples(structure.get("input_kinds"))
+        ensemble.target_shape = _tuples(structure.get("target_shape"))  # files of earlier versions do not have it
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ArtifactError(f"{path} does not fit the base network: {error}") from error
     return ensemble.eval()
+
+
+def _tuples(value: Any) -> Any:
+    """What was a tuple, or one of several, before it was JSON."""
+    if isinstance(value, dict):
+        return {name: _tuples(own) for name, own in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _calibration(path: Path, structure: Mapping[str, Any]) -> Calibration:

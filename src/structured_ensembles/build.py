@@ -19,6 +19,7 @@ from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination import examined
 from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
 from structured_ensembles.files import write_text
 from structured_ensembles.losses import Loss
@@ -81,6 +82,7 @@ def structured_ensemble(
         raise ValueError("model has no parameter that requires gradients: there is nothing to train")
     check_recipe(recipe)
     check_rescale(rescale, reinit)
+    data = examined(model, data, device)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     chosen = partial(
         select, graph, prune=prune, memory=memory, scope=scope, members=members, seed=seed, round_to=round_to

@@ -133,13 +133,15 @@ def trace(model: nn.Module, example: Any, coupled: bool = False) -> ChannelGraph
 
     model: any module that `torch.export` can follow. It is not changed, whatever its mode, device or dtype; it is
         traced as it runs in evaluation mode (and in training mode too where that uses further parameters).
-    example: an input batch such as the model takes, a tuple of them if it takes several; only shapes and dtypes matter.
+    example: an input batch such as the model takes; if it takes several, a tuple of positional or a dict of keyword
+        arguments. Only shapes and dtypes matter.
     coupled: also offer the groups that residual sums couple; their producers then share one scaling vector.
     """
     check_type("model", model, nn.Module)
-    inputs = example if isinstance(example, tuple) else (example,)
+    inputs = example if isinstance(example, tuple | dict) else (example,)
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)):
-        raise TypeError(f"example must be a tensor or a tuple of what the model takes, not {type(example).__name__}")
+        kind = type(example).__name__
+        raise TypeError(f"example must be a tensor, or a tuple or dict of what the model takes, not {kind}")
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         raise ValueError("model has lazy layers without weights: run it once before tracing")
     check_copyable(model)

@@ -34,7 +34,35 @@ def copy_with(model: nn.Module, parameter: Replace, buffer: Replace) -> nn.Modul
         for value in _tensors_in(kept):
             if id(value) not in memo:
                 memo[id(value)] = value.detach().clone()
-    return copy.deepcopy(model, memo)  # looks into the memo before it copies anything
+    copied = copy.deepcopy(model, memo)  # looks into the memo before it copies anything
+    for encoder in _nesting(copied):
+        encoder.use_nested_tensor = False
+    return copied
+
+
+def _nesting(model: nn.Module) -> list[nn.TransformerEncoder]:
+    """The transformer encoders that would use nested tensors; copies of ours do not.
+
+    Given a padding mask, `nn.TransformerEncoder` turns to nested tensors in evaluation mode, without gradients, if the
+    padding is at the end: another computation than in training (padded places become zero), which no hook can scale
+    and no CUDA graph can hold, as the host has to look at the mask. The fused kernel of its layers stays on. It is an
+    attribute of the module: the user's model and torch's global switch for such kernels are left alone.
+    """
+    encoders = [module for module in model.modules() if isinstance(module, nn.TransformerEncoder)]
+    return [encoder for encoder in encoders if getattr(encoder, "use_nested_tensor", False)]
+
+
+@contextmanager
+def without_nested_tensors(model: nn.Module) -> Iterator[None]:
+    """Let a network that is no copy of ours do without nested tensors, too; afterwards it is as it was."""
+    encoders = _nesting(model)
+    try:
+        for encoder in encoders:
+            encoder.use_nested_tensor = False
+        yield
+    finally:
+        for encoder in encoders:
+            encoder.use_nested_tensor = True
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
@@ -79,6 +107,18 @@ def shadow_of(model: nn.Module) -> nn.Module:
     shadow = copy_with(model, parameter=lambda _, weight: weight, buffer=lambda _, value: value.clone())
     for weight in shadow.parameters():
         weight.requires_grad_(False)
+    return shadow
+
+
+def bystander_of(model: nn.Module) -> nn.Module:
+    """A shadow in evaluation mode and without hooks, to try a model on something that nobody counts or learns from.
+
+    Where hooks are part of what it computes, it computes something else.
+    """
+    shadow = shadow_of(model).eval()
+    for module in shadow.modules():
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
     return shadow
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
+from structured_ensembles.batching import batches_of
 from structured_ensembles.calibration import (
     Calibration,
     checked_rule,
@@ -33,14 +34,16 @@ from structured_ensembles.combination import (
 from structured_ensembles.conformal import ConformalIntervals, ConformalSets, Method, check_conformal
 from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
 from structured_ensembles.data import Data, Normalization
-from structured_ensembles.data.arrays import as_inputs, stack_samples
 from structured_ensembles.data.dataset import SplitName, Task, prepared
+from structured_ensembles.data.kinds import Kinds, Normalizations
 from structured_ensembles.gaussian import Gaussians, gaussian_nll, mean_and_spread, moments
 from structured_ensembles.history import History
+from structured_ensembles.inputs import check_ids, check_several, check_shape, embedding_size, shape_is_blamed
 from structured_ensembles.losses import Loss
 from structured_ensembles.replays import Replays
 from structured_ensembles.scaling import one_tensor
 from structured_ensembles.selection import Subnet
+from structured_ensembles.several import Inputs, batch_from, call, is_several, moved
 from structured_ensembles.units import Units
 
 __all__ = [
@@ -77,7 +80,7 @@ class Ensemble(nn.Module):
         subnets: Sequence[Subnet] | None = None,
         classes: Sequence[str] = (),
         task: Task = "classification",
-        normalization: Normalization | None = None,
+        normalization: Normalization | Normalizations | None = None,
         threshold: float | None = None,
         units: Units | None = None,
         gaussian: bool = False,
@@ -101,23 +104,28 @@ class Ensemble(nn.Module):
         self.calibration = Calibration(threshold=threshold, paper_threshold=threshold)
         self.units = units
         self.gaussian = gaussian
-        self.input_shape: tuple[int, ...] | None = None  # of one input
+        self.input_shape: Any = None  # of one input, a tuple of sizes; of several, a tuple or dict of such
+        self.input_kinds: Kinds | None = None  # what each of several inputs holds
         self.ids = False  # whether inputs are whole numbers, such as tokens
+        self.id_limit: Any = None  # they must be below; of several inputs, one or None for each
+        self.target_shape: tuple[int, ...] | None = None  # of one target of a regression
         self.history: History | None = None  # of its training
         self.replays = Replays()
 
     def __len__(self) -> int:
         return sum(getattr(member, "num_members", 1) for member in self.members)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *x: Any, **named: Any) -> Tensor:
         """Inputs as users have them, pixels in [0,1] or uint8, (batch, …), to outputs (members, batch, classes).
 
-        With Gaussian heads outputs are (members, batch, 2 * values): means, then deviations, both as the targets are.
+        Several inputs come as a tuple or a dict, or as the arguments that the members take. With Gaussian heads outputs
+        are (members, batch, 2 * values): means, then deviations, both as the targets are.
         On a GPU, without gradients, members run side by side, and shapes that come often do so as a CUDA graph.
         """
-        outputs = self.replays.outputs(self, x)
+        inputs = batch_from(x, named)
+        outputs = self.replays.outputs(self, inputs)
         if outputs is None:
-            prepared = self.prepare(x)
+            prepared = self.prepare(inputs)
             outputs = torch.cat([member_outputs(member, prepared) for member in self.members])
         if self.gaussian:
             means, deviations = moments(outputs)
@@ -152,12 +160,12 @@ class Ensemble(nn.Module):
         self.replays.clear()
         return super()._apply(fn, recurse)  # type: ignore[no-any-return]
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: Inputs) -> Any:
         """Inputs as the members get them: floats, normalised; or ids."""
-        return prepared(x, dtype_of(self), self.normalization, self.ids)
+        return prepared(x, dtype_of(self), self.normalization, self.ids, self.input_kinds)
 
     def adopt(self, data: Data, loss: Loss | None = None) -> Loss | None:
-        """Take over what a saved ensemble must know of its data: classes, task, normalisation, shape.
+        """Take over what a saved ensemble must know of its data: classes, task, normalisation, shapes, range of ids.
 
         A calibration that was fitted to other data is dropped.
         loss: what it is trained with, which tells whether it has Gaussian heads. Returns the loss to train with: if
@@ -166,7 +174,10 @@ class Ensemble(nn.Module):
         if self.calibration.fitted:
             self.calibration = Calibration()
         self.classes, self.task, self.normalization = data.classes, data.task, data.normalization
-        self.input_shape, self.ids = data.shape, data.ids
+        self.input_shape, self.ids, self.target_shape = data.shape, data.ids, data.target_shape
+        self.input_kinds = data.kinds if is_several(self.input_shape) else None
+        known = self.ids or self.input_kinds is not None
+        self.id_limit = embedding_size(self.members[0], data) if known else None
         if data.task != "regression":
             self.units, self.gaussian = None, False
         elif loss is not None:
@@ -176,10 +187,12 @@ class Ensemble(nn.Module):
     # Prediction -----------------------------------------------------------------------------------------------------
 
     def logits(self, x: Any, batch_size: int = 512) -> Tensor:
-        """Outputs (members, samples, classes) for arrays, tensors, datasets or loaders, in evaluation mode."""
-        device = device_of(self)
+        """Outputs (members, samples, classes) for arrays, tensors, datasets or loaders, in evaluation mode.
+
+        x: for networks of several inputs a tuple or dict of arrays, or a dataset or loader of such.
+        """
         with torch.inference_mode(), evaluation_mode(self):
-            outputs = [self(self._checked(batch).to(device)).cpu() for batch in _batches(x, batch_size, self.ids)]
+            outputs = [self._outputs(batch) for batch in batches_of(x, batch_size, self.ids, self.input_shape)]
         return torch.cat(outputs, dim=1).clone()
 
     def predict_proba(
@@ -195,9 +208,9 @@ class Ensemble(nn.Module):
         return combined(self.logits(x, batch_size), combine, temperature)
 
     def predict(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
-        """Labels (samples,); for regression the mean of the members' values (samples, …), or of their means."""
+        """Labels (samples,); for regression the mean of the members' values (or means), in the shape of the targets."""
         if self.task == "regression":
-            return mean_and_spread(self.logits(x, batch_size), self.gaussian)[0]
+            return self._like_targets(mean_and_spread(self.logits(x, batch_size), self.gaussian)[0])
         return self.predict_proba(x, combine, batch_size, temperature=1.0).argmax(-1)  # which changes no label
 
     def uncertainty(self, x: Any, batch_size: int = 512, temperature: float | None = None) -> Uncertainty:
@@ -207,11 +220,11 @@ class Ensemble(nn.Module):
         return uncertainty_of(self.logits(x, batch_size), temperature)
 
     def spread(self, x: Any, batch_size: int = 512) -> Tensor:
-        """For regression: the standard deviation of the members' values (samples, …).
+        """For regression: the standard deviation of the members' values, in the shape of the targets.
 
         With Gaussian heads it is the deviation of a target, noise included; `distribution` has its parts.
         """
-        return mean_and_spread(self.logits(x, batch_size), self.gaussian)[1]
+        return self._like_targets(mean_and_spread(self.logits(x, batch_size), self.gaussian)[1])
 
     def distribution(self, x: Any, batch_size: int = 512) -> Gaussians:
         """For Gaussian heads: mean, deviation with its aleatoric and epistemic part, likelihoods and intervals."""
@@ -238,13 +251,14 @@ class Ensemble(nn.Module):
         return rule.sets(exact_probabilities(self.logits(x, batch_size), self.temperature))
 
     def predict_interval(self, x: Any, batch_size: int = 512) -> tuple[Tensor, Tensor]:
-        """For regression: lower and upper ends (samples, …), by what `conformal` has fitted."""
+        """For regression: lower and upper ends, in the shape of the targets, by what `conformal` has fitted."""
         if self.task != "regression":
             raise ValueError("predict_interval is for regression; for classification there is predict_set")
         rule = self.calibration.conformal
         if not isinstance(rule, ConformalIntervals):
             raise ValueError("there are no intervals yet: conformal(data, coverage=0.9) fits them")
-        return rule.interval(*mean_and_spread(self.logits(x, batch_size), self.gaussian))
+        low, high = rule.interval(*mean_and_spread(self.logits(x, batch_size), self.gaussian))
+        return self._like_targets(low), self._like_targets(high)
 
     # Calibration ----------------------------------------------------------------------------------------------------
 
@@ -340,12 +354,21 @@ class Ensemble(nn.Module):
             raise ValueError(f"temperature must be left out for combine='vote', which has none, not {given!r}")
         return temperature
 
-    def _checked(self, x: Tensor) -> Tensor:
-        """Inputs such as it was trained on; images may be of another size."""
-        shape = self.input_shape
-        if shape is not None and (x.dim() != 1 + len(shape) or (len(shape) == 3 and x.shape[1] != shape[0])):
-            raise ValueError(f"x must be a batch of inputs of shape {shape}, not of {tuple(x.shape[1:])}")
-        return x
+    def _outputs(self, x: Any) -> Tensor:
+        """Of a batch (samples, …) such as it was trained on: (members, samples, …), on the CPU."""
+        if not isinstance(x, Tensor) or is_several(self.input_shape):
+            check_several(x, self.input_shape, self.input_kinds, self.id_limit)
+        else:
+            check_shape(x, self.input_shape, self.ids)
+        if self.ids and isinstance(x, Tensor):
+            check_ids(x, self.id_limit)
+        with shape_is_blamed(x, self.input_shape, self.ids):
+            return self(moved(x, device_of(self))).cpu()  # type: ignore[no-any-return]
+
+    def _like_targets(self, values: Tensor) -> Tensor:
+        """Values of samples (samples, …) in the shape that targets have, if they are as many."""
+        shape = None if self.target_shape is None else (len(values), *self.target_shape)
+        return values if shape is None or math.prod(shape) != values.numel() else values.reshape(shape)
 
     def _check_classification(self, method: str) -> None:
         if self.task != "classification":
@@ -381,25 +404,11 @@ class Ensemble(nn.Module):
         return load(path, model, trust_code)
 
 
-def member_outputs(network: nn.Module, inputs: Tensor) -> Tensor:
+def member_outputs(network: nn.Module, inputs: Inputs) -> Tensor:
     """What the members that `network` stands for make of inputs (batch, …): shape (members, batch, …).
 
     Most networks are one member. One that has a number `num_members` returns the outputs of all of them, stacked; in
     training it may return fewer, such as one, if that is how it learns.
     """
-    outputs = one_tensor(network(inputs))
+    outputs = one_tensor(call(network, inputs))
     return outputs if hasattr(network, "num_members") else outputs[None]
-
-
-def _batches(x: Any, size: int, ids: bool) -> Iterator[Tensor]:
-    if isinstance(x, DataLoader):
-        for batch in x:
-            yield batch[0] if isinstance(batch, list | tuple) else batch
-    elif hasattr(x, "batches"):  # a split of `Data`
-        for inputs, _ in x.batches(size):
-            yield inputs
-    else:
-        inputs = stack_samples("x", x)[0] if isinstance(x, Dataset) else as_inputs("x", x, ids)
-        if len(inputs) == 0:
-            raise ValueError("x has no samples")
-        yield from inputs.split(size)

@@ -41,6 +41,7 @@ from structured_ensembles.runs import (
     read_config,
     read_samples,
 )
+from structured_ensembles.several import is_several
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.mesh import processes
 from structured_ensembles.training.recipe import usual
@@ -247,6 +248,8 @@ def fitting_arguments(model: str, data: Data, given: Mapping[str, Any]) -> dict[
     if ":" in model:
         return dict(given)
     shape = data.shape
+    if is_several(shape):
+        raise ValueError(f"model {model!r} of the zoo takes one input, but the data have several: give one of your own")
     fitting: dict[str, Any] = {"num_classes": data.num_classes or 1}
     if model == "mlp":
         fitting["in_features"] = math.prod(shape)

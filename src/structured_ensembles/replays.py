@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.capture import CaptureError, Step, captured, side_by_side, side_streams
+from structured_ensembles.several import Inputs, each, tensors_in
 
 MOST_SHAPES = 8  # further ones run without a graph
 MANY = 64  # images: from here on convolutions are faster with the channels last
@@ -27,7 +28,7 @@ class Replays:
 
     def __init__(self) -> None:
         self.seen: Counter[Hashable] = Counter()
-        self.graphs: dict[Hashable, tuple[Tensor, list[Tensor], Step]] = {}
+        self.graphs: dict[Hashable, tuple[Inputs, list[Tensor], Step]] = {}
         self.print: Fingerprint | None = None  # of the ensemble that was captured
         self.possible = True
         self.lock = threading.Lock()  # a graph has one place for its inputs
@@ -43,16 +44,18 @@ class Replays:
         self.seen.clear()
         self.print = None
 
-    def outputs(self, ensemble: Any, x: Tensor) -> Tensor | None:
+    def outputs(self, ensemble: Any, x: Inputs) -> Tensor | None:
         """(members, batch, classes); None where a graph is not possible, or not worth its while."""
-        if not (x.is_cuda and self.possible and type(x) is Tensor) or torch.is_grad_enabled():
+        if not self.possible or torch.is_grad_enabled():
+            return None
+        if not all(type(own) is Tensor and own.is_cuda for own in tensors_in(x)):
             return None
         if torch.cuda.is_current_stream_capturing() or torch.compiler.is_compiling():
             return None
         with self.lock:
             return self._outputs(ensemble, x)
 
-    def _outputs(self, ensemble: Any, x: Tensor) -> Tensor | None:
+    def _outputs(self, ensemble: Any, x: Inputs) -> Tensor | None:
         if self.print is not None and not self.print.fits(ensemble):
             self.clear()
         own = self.print or Fingerprint(ensemble)
@@ -71,7 +74,7 @@ class Replays:
                 return None
             self.print = own
         place, results, replay = self.graphs[key]
-        place.copy_(x)
+        each(Tensor.copy_, place, x)
         replay()
         return torch.cat(results)
 
@@ -116,31 +119,32 @@ class Fingerprint:
         return not any(module.training or module._forward_hooks or module._forward_pre_hooks for module in self.modules)
 
 
-def _captured(ensemble: Any, x: Tensor) -> tuple[Tensor, list[Tensor], Step]:
+def _captured(ensemble: Any, x: Inputs) -> tuple[Inputs, list[Tensor], Step]:
     """A place for inputs like x, a place for the outputs of each network, and what computes these from that."""
     from structured_ensembles.ensemble import member_outputs
 
     # Tensors made in inference mode could not be written to outside of it.
     with torch.inference_mode(False), torch.no_grad():
-        place, results = x.clone(), [torch.empty(0)] * len(ensemble.members)
-        streams = side_streams(x.device, len(ensemble.members))
+        place, results = each(Tensor.clone, x), [torch.empty(0)] * len(ensemble.members)
+        device = tensors_in(x)[0].device
+        streams = side_streams(device, len(ensemble.members))
 
-        def run(number: int, member: nn.Module, prepared: Tensor) -> None:
+        def run(number: int, member: nn.Module, prepared: Inputs) -> None:
             results[number] = member_outputs(member, prepared)
 
         order = memory_order(ensemble, place)
 
         def step() -> None:
-            prepared = ensemble.prepare(place).contiguous(memory_format=order)
+            prepared = each(partial(Tensor.contiguous, memory_format=order), ensemble.prepare(place))
             members = enumerate(ensemble.members)
             side_by_side([partial(run, number, member, prepared) for number, member in members], streams)
 
-        return place, results, captured(step, x.device, list, modules=list(ensemble.members))
+        return place, results, captured(step, device, list, modules=list(ensemble.members))
 
 
-def memory_order(ensemble: Any, x: Tensor) -> torch.memory_format:
+def memory_order(ensemble: Any, x: Inputs) -> torch.memory_format:
     """Channels last for many images, if all members can take it: one that flattens by `view` cannot."""
-    if x.dim() == 4 and len(x) >= MANY:
+    if isinstance(x, Tensor) and x.dim() == 4 and len(x) >= MANY:
         few = ensemble.prepare(x[:2]).contiguous(memory_format=torch.channels_last)
         with suppress(Exception):
             for member in ensemble.members:
@@ -149,6 +153,9 @@ def memory_order(ensemble: Any, x: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def _key(x: Tensor) -> Hashable:
+def _key(x: Inputs) -> Hashable:
     casting = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    return (x.shape, x.dtype, x.device, casting, torch.cuda.current_stream(x.device))
+    tensors = tensors_in(x)
+    kinds = tuple((own.shape, own.dtype, own.device) for own in tensors)
+    names = tuple(x) if isinstance(x, dict) else None
+    return (kinds, names, casting, torch.cuda.current_stream(tensors[0].device))

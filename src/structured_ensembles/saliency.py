@@ -7,6 +7,7 @@ over the batches of the training split.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from structured_ensembles.parallel import add_up, rank, world
 from structured_ensembles.progress import progress
 from structured_ensembles.scaling import Scales, rows_stay_apart, scaled
 from structured_ensembles.search import check_task, check_walk
+from structured_ensembles.several import Inputs, each, moved, pieces
 from structured_ensembles.tables import text_table
 
 
@@ -74,7 +76,7 @@ def saliency(
     vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
     feed = feed_for(data.train, data, batch_size, device, dtype=dtype)
     number = data.num_batches("train", batch_size)
-    together = rows_stay_apart(shadow, graph, scales.placement, data.example(dtype=dtype).to(device))
+    together = rows_stay_apart(shadow, graph, scales.placement, moved(data.example(dtype=dtype), device))
     scoring = _Scoring(shadow, list(vectors.values()), own_loss, members)
     with (
         scaled(shadow, graph, vectors, scales.placement, together) as scoring.run,
@@ -82,11 +84,11 @@ def saliency(
     ):
         steps: dict[int, Step] = {}
         for batch, size in enumerate(feed.epoch(None)):
-            if size not in steps:
-                step = partial(scoring.score, feed, size)
+            step: Step = partial(scoring.score, feed, size)
+            if size not in steps and not feed.odd:
                 steps[size] = captured_if_possible(step, device, partial(scoring.state, feed), modules=[shadow])
             if batch % world() == rank():  # processes take turns
-                steps[size]()
+                (step if feed.odd else steps[size])()
             else:
                 feed.step.add_(1)
             advance()
@@ -107,7 +109,7 @@ class _Scoring:
 
     def __init__(self, shadow: nn.Module, leaves: list[Tensor], loss: Loss, members: int) -> None:
         self.leaves, self.loss, self.members = leaves, loss, members
-        self.run: Callable[[Tensor], Tensor] = shadow
+        self.run: Callable[[Inputs], Tensor] = shadow
         self.totals = [torch.zeros_like(leaf, requires_grad=False) for leaf in leaves]
 
     def state(self, feed: Feed) -> list[Tensor]:
@@ -120,16 +122,16 @@ class _Scoring:
         inputs, targets = feed.batch(size)
         share = -(-size // self.members)
         derivatives = [torch.zeros_like(leaf, requires_grad=False) for leaf in self.leaves]
-        for own_inputs, own_targets in zip(inputs.split(share), targets.split(share), strict=True):
+        for own_inputs, own_targets in zip(pieces(inputs, share), targets.split(share), strict=True):
             outputs = self.run(_tile(own_inputs, self.members))
             losses = member_losses(self.loss, outputs, _tile(own_targets, self.members), self.members)
-            part = losses.sum() * (len(own_inputs) / size)
+            part = losses.sum() * (len(own_targets) / size)
             found = torch.autograd.grad(part, self.leaves, allow_unused=True, materialize_grads=True)
             torch._foreach_add_(derivatives, found)
         torch._foreach_add_(self.totals, torch._foreach_abs(derivatives))
         feed.step.add_(1)
 
 
-def _tile(tensor: Tensor, members: int) -> Tensor:
+def _tile(batch: Any, members: int) -> Any:
     """The batch once for every member: (rows, …) gives (members * rows, …)."""
-    return tensor.repeat(members, *[1] * (tensor.dim() - 1))
+    return each(lambda tensor: tensor.repeat(members, *[1] * (tensor.dim() - 1)), batch)

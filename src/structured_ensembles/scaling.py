@@ -19,6 +19,7 @@ from structured_ensembles.channels import ChannelGraph, Output
 from structured_ensembles.checks import check_choice, check_whole
 from structured_ensembles.copying import dtype_of
 from structured_ensembles.data.drawing import stream
+from structured_ensembles.several import Inputs, batch_size, call, joined, pieces, tensors_in
 from structured_ensembles.tables import text_table
 
 Initial = Literal["N(0,1)", "N(0,2)", "N(0,5)", "U(0,1)", "U(-1,1)"]
@@ -80,7 +81,7 @@ class Scales:
 @contextmanager
 def scaled(
     model: nn.Module, graph: ChannelGraph, vectors: Mapping[str, Tensor], placement: Placement, together: bool = True
-) -> Iterator[Callable[[Tensor], Tensor]]:
+) -> Iterator[Callable[[Inputs], Tensor]]:
     """While this lasts, `model` runs under the vectors: its batches have the rows of member 0 first, then those of 1, …
 
     The number of rows must be a multiple of the number of members. Gradients reach the vectors. Gives the function that
@@ -102,12 +103,12 @@ def scaled(
 
         handles.append(model.get_submodule(site).register_forward_hook(scale))
 
-    def run(rows: Tensor) -> Tensor:
+    def run(rows: Inputs) -> Tensor:
         nonlocal turn
         if together:
             return _outputs(model, rows)
         parts = []
-        for member, own in enumerate(rows.chunk(members)):
+        for member, own in enumerate(pieces(rows, batch_size(rows) // members)):
             turn = slice(member, member + 1)
             parts.append(_outputs(model, own))
         turn = slice(None)
@@ -121,15 +122,15 @@ def scaled(
 
 
 @torch.no_grad()
-def rows_stay_apart(model: nn.Module, graph: ChannelGraph, placement: Placement, example: Tensor) -> bool:
+def rows_stay_apart(model: nn.Module, graph: ChannelGraph, placement: Placement, example: Inputs) -> bool:
     """Whether members can share a batch: in every scaled layer its rows come first, and in their order.
 
     A network that puts time before the batch, or runs two views of it one after the other, would mix up members.
     example: a few inputs (batch, …). Tried in evaluation mode; the model must be one that may be changed.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator, device = torch.Generator().manual_seed(0), tensors_in(example)[0].device
     vectors = {
-        name: (0.5 + torch.rand(2, size, generator=generator)).to(example.device, dtype_of(model))
+        name: (0.5 + torch.rand(2, size, generator=generator)).to(device, dtype_of(model))
         for name, size in graph.prunable.items()
     }
     model.eval()
@@ -137,7 +138,7 @@ def rows_stay_apart(model: nn.Module, graph: ChannelGraph, placement: Placement,
     for together in (True, False):
         with scaled(model, graph, vectors, placement, together) as run:
             try:
-                found.append(run(torch.cat([example, example])))
+                found.append(run(joined([example, example])))
             except RuntimeError:
                 if not together:
                     raise
@@ -146,8 +147,8 @@ def rows_stay_apart(model: nn.Module, graph: ChannelGraph, placement: Placement,
     return bool(difference <= 0.03 * size)  # rounding, in whatever precision; the vectors differ by half
 
 
-def _outputs(model: nn.Module, rows: Tensor) -> Tensor:
-    return one_tensor(model(rows))
+def _outputs(model: nn.Module, rows: Inputs) -> Tensor:
+    return one_tensor(call(model, rows))
 
 
 def one_tensor(outputs: Any) -> Tensor:

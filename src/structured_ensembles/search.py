@@ -25,6 +25,7 @@ from structured_ensembles.losses import Loss, learned_units, loss_for, member_lo
 from structured_ensembles.parallel import add_up, average_buffers, rank, world
 from structured_ensembles.progress import progress
 from structured_ensembles.scaling import Initial, Placement, Scales, rows_stay_apart, scaled
+from structured_ensembles.several import Inputs, moved, rows_of
 
 
 def learn_scales(
@@ -78,7 +79,7 @@ def learn_scales(
         name: terms_for(float(value.detach().abs().max()) + reach, value.shape[1]) for name, value in vectors.items()
     }
     penalty = diversity if members > 1 else None
-    together = rows_stay_apart(shadow, graph, placement, data.example(dtype=dtype).to(device))
+    together = rows_stay_apart(shadow, graph, placement, moved(data.example(dtype=dtype), device))
     units = learned_units([shadow], data, loss)
     search = _Search(shadow, vectors, loss_for(data, loss, units), members, strength, penalty, terms, rate)
     training = feed_for(data.train, data, batch_size, device, dtype=dtype)
@@ -124,7 +125,7 @@ class _Search:
         rate: float,
     ) -> None:
         self.shadow, self.vectors, self.loss, self.members = shadow, vectors, loss, members
-        self.run: Callable[[Tensor], Tensor] = shadow
+        self.run: Callable[[Inputs], Tensor] = shadow
         self.strength, self.diversity, self.terms = strength, diversity, terms
         self.device = next(iter(vectors.values())).device
         kernels: dict[str, Any] = {"fused": True, "capturable": True} if self.device.type == "cuda" else {}
@@ -141,12 +142,12 @@ class _Search:
         self.shadow.train(learn)
         batches = samples = 0
         for size in feed.epoch(seed):
-            if (learn, size) not in self.steps:
-                step = partial(self._learn if learn else self._measure, feed, size)
+            step: Step = partial(self._learn if learn else self._measure, feed, size)
+            if (learn, size) not in self.steps and not feed.odd:
                 alone = world() == 1  # a graph would have to hold the messages between processes
                 whole = partial(captured_if_possible, step, self.device, partial(self._state, feed))
                 self.steps[learn, size] = whole(modules=[self.shadow]) if alone else step
-            self.steps[learn, size]()
+            (step if feed.odd else self.steps[learn, size])()
             batches, samples = batches + 1, samples + size
             advance()
         if learn:
@@ -177,22 +178,23 @@ class _Search:
         """Mean loss over the members, each on its share of the batch."""
         inputs, targets = feed.batch(size)
         dealt = deal(size, self.members, feed.step, self.device).flatten()
-        self.total.add_(self._losses(inputs[dealt], targets[dealt]).mean() * size)
+        self.total.add_(self._losses(rows_of(inputs, dealt), targets[dealt]).mean() * size)
         feed.step.add_(1)
 
-    def _derive(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _derive(self, inputs: Inputs, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The cost of a batch that is dealt out to the members, and its derivatives.
 
         Where there are several processes, each takes its part of every member's share, and the derivatives add up. (The
         penalty "overlap" is then a mean over the processes: each sees the saliencies of its own part.)
         """
-        dealt = deal(len(inputs), self.members, self.turn, self.device)  # (members, share)
+        dealt = deal(len(targets), self.members, self.turn, self.device)  # (members, share)
         own = dealt[:, rank() :: world()]
         part = own.shape[1] / dealt.shape[1]
         leaves = list(self.vectors.values())
         cost = self._penalty() / world()
         if own.shape[1]:
-            losses = self._losses(inputs[own.flatten()], targets[own.flatten()])
+            dealt_to_members = own.flatten()
+            losses = self._losses(rows_of(inputs, dealt_to_members), targets[dealt_to_members])
             if self.diversity == "overlap" and self.strength:
                 slopes = torch.autograd.grad(losses.sum(), leaves, create_graph=True)
                 cost = cost + self.strength * part * overlap_penalty([slope.abs() for slope in slopes])
@@ -202,7 +204,7 @@ class _Search:
         add_up([cost, *derivatives])
         return cost, derivatives
 
-    def _losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _losses(self, inputs: Inputs, targets: Tensor) -> Tensor:
         """The loss of each member, shape (members,), on rows grouped by member."""
         return member_losses(self.loss, self.run(inputs), targets, self.members)
 

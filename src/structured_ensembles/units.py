@@ -20,6 +20,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.splits import Batch, Split, TensorSplit
 from structured_ensembles.devices import constant
 from structured_ensembles.parallel import gather
+from structured_ensembles.several import Inputs, call, moved, rows_of
 
 LOOKED_AT = 64  # samples that tell what units a network's outputs have
 STREAMED = 512  # samples of a loader that tell what the targets are like
@@ -79,36 +80,38 @@ def _units(networks: Sequence[nn.Module], data: Data, gaussian: bool) -> Units |
     if not math.isfinite(deviation) or deviation == 0:
         return None
     units = Units(tuple(mean.tolist()), deviation)
+    if not by_value:
+        outputs = outputs.reshape(-1, 1)
     return None if _distance(units.standard(outputs)) < _distance(outputs) + WORTHWHILE else units
 
 
-def _looked_at(split: Split) -> tuple[Tensor, Tensor]:
+def _looked_at(split: Split) -> tuple[Inputs, Tensor]:
     """Inputs of a few samples, and targets: of all samples in memory, or of those that a loader gives first."""
     if isinstance(split, TensorSplit):
-        return split.inputs[split.index[:LOOKED_AT]], split.targets[split.index].double()
+        return rows_of(split.inputs, split.index[:LOOKED_AT]), split.targets[split.index].double()
     batches: list[Batch] = []
     for batch in split.batches(STREAMED, seed=(0,)):
         batches.append(batch)
         if sum(len(targets) for _, targets in batches) >= STREAMED:
             break
-    return batches[0][0][:LOOKED_AT], torch.cat([targets for _, targets in batches]).double()
+    return rows_of(batches[0][0], slice(LOOKED_AT)), torch.cat([targets for _, targets in batches]).double()
 
 
 def _distance(values: Tensor) -> float:
-    """How far values are from mean 0 and deviation 1."""
-    mean, deviation = float(values.mean()), float(values.std(correction=0))
-    if not deviation > 0 or not math.isfinite(mean):
+    """How far the columns of values (samples, values) are from mean 0 and deviation 1, on average."""
+    mean, deviation = values.mean(0), values.std(0, correction=0)
+    if not bool((deviation > 0).all()) or not bool(mean.isfinite().all()):
         return math.inf  # a network that knows nothing yet
-    return mean**2 + math.log(deviation) ** 2
+    return float((mean.square() + deviation.log().square()).mean())
 
 
 @torch.no_grad()
-def _outputs(networks: Sequence[nn.Module], data: Data, inputs: Tensor) -> Tensor:
+def _outputs(networks: Sequence[nn.Module], data: Data, inputs: Inputs) -> Tensor:
     """Of all networks, shape (networks * samples, …)."""
     found = []
     for network in networks:
         with evaluation_mode(network):
-            outputs = network(data.prepare(inputs.to(device_of(network)), dtype_of(network)))
+            outputs = call(network, data.prepare(moved(inputs, device_of(network)), dtype_of(network)))
         if isinstance(outputs, Tensor):
             found.append(outputs.flatten(0, 1) if hasattr(network, "num_members") else outputs)
     return torch.cat(found).double() if found else torch.zeros(0)

@@ -14,6 +14,7 @@ from structured_ensembles.combination import combined, exact_probabilities, unce
 from structured_ensembles.conformal import ConformalSets
 from structured_ensembles.data.arrays import image_tensor
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.several import is_several
 from structured_ensembles.tables import text_table
 
 MOST_NAMED = 5  # classes of a set that are listed
@@ -30,7 +31,7 @@ def predict(run: Path, images: list[Path], trust_code: bool = False) -> int:
     """
     ensemble = Ensemble.load(run / "ensemble.safetensors" if run.is_dir() else run, trust_code=trust_code)
     shape = ensemble.input_shape
-    if ensemble.task != "classification" or shape is None or len(shape) != 3:
+    if ensemble.task != "classification" or shape is None or is_several(shape) or len(shape) != 3:
         raise ValueError(f"{run} does not classify pictures: its inputs have the shape {shape}")
     rows, unreadable = [], 0
     for path in images:

@@ -82,9 +82,9 @@ def fit(
         for epoch in range(recipe.epochs):
             total.zero_()
             for size in feed.epoch((*seed, epoch)):
-                if size not in steps:
+                if size not in steps and not feed.odd:
                     steps[size] = captured_if_possible(partial(step, size), device, state, modules=[network])
-                steps[size]()
+                (partial(step, size) if feed.odd else steps[size])()
                 advance()
             losses.append(float(total) / number)
             if not math.isfinite(losses[-1]):

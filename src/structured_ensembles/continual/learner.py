@@ -24,6 +24,7 @@ from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble, entropy_of
+from structured_ensembles.several import is_several
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.recipe import Optimizer
 
@@ -133,7 +134,8 @@ class Learner(ABC):
         head = new_head(self.head, features, data.num_classes, derived(self.seed, task.number, 1)).to(example)
         head, losses = self._learn(task.number, data, head)
         self.heads[task.number] = head.eval()
-        self.learned[task.number] = Learned(task.classes, data.classes, data.shape, data.normalization, tuple(losses))
+        normalization: Any = data.normalization
+        self.learned[task.number] = Learned(task.classes, data.classes, data.shape, normalization, tuple(losses))
 
     @abstractmethod
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
@@ -182,7 +184,9 @@ class Learner(ABC):
     def ensemble(self, task: int) -> Ensemble:
         """The task's network as an ensemble of one, such as `se.evaluate` takes."""
         known = self._check_known(task)
-        return Ensemble([self.network(task)], classes=known.names, normalization=known.normalization).eval()
+        ensemble = Ensemble([self.network(task)], classes=known.names, normalization=known.normalization).eval()
+        ensemble.input_shape = known.shape
+        return ensemble
 
     def logits(self, x: Any, task: int, batch_size: int = 512) -> Tensor:
         """Logits (samples, classes of the task) for arrays, tensors, datasets or loaders, pixels as users have them."""
@@ -240,6 +244,8 @@ class Learner(ABC):
             raise ValueError(f"task {task.number} has been learned already: {', '.join(map(str, self.learned))}")
         if task.data.task != "classification":
             raise ValueError(f"task {task.number} must be a classification, not a {task.data.task}")
+        if is_several(task.data.shape):
+            raise ValueError(f"task {task.number} must have one input: learners take no tuples or dicts of several")
         if task.data.ids:
             raise ValueError(f"task {task.number} must have images or other numbers as inputs, not ids")
         for name in SPLITS:

@@ -18,7 +18,7 @@ from structured_ensembles.devices import Device
 from structured_ensembles.shrinking import set_sizes
 
 FORMAT = "structured-ensembles-learner"
-VERSION = 1
+VERSION = 2  # of files with normalised columns; others are written as 1, which earlier versions read
 Kind = TypeVar("Kind", bound=Learner)
 
 
@@ -38,7 +38,8 @@ def save(learner: Learner, path: str | Path) -> int:
         "torch": torch.__version__,
     }
     stored = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-    return write_container(path, FORMAT, VERSION, structure, stored)
+    columns = any(known.normalization and len(known.shape) != 3 for known in learner.learned.values())
+    return write_container(path, FORMAT, 2 if columns else 1, structure, stored)
 
 
 def load(
@@ -108,17 +109,15 @@ def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _described(number: int, known: Learned) -> dict[str, Any]:
-    moments = known.normalization
-    normalization = None if moments is None else [moments.mean, moments.deviation]
+    normalization = None if known.normalization is None else known.normalization.to_json()
     return {**vars(known), "normalization": normalization, "number": number}
 
 
 def _learned(row: Mapping[str, Any]) -> Learned:
-    moments = row["normalization"]
     return Learned(
         classes=tuple(row["classes"]),
         names=tuple(row["names"]),
         shape=tuple(row["shape"]),
-        normalization=None if moments is None else Normalization(*map(tuple, moments)),
+        normalization=Normalization.from_json(row["normalization"]),
         losses=tuple(row["losses"]),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from torch import Tensor
 from structured_ensembles.data import Data, Split, load_data
 from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.data.splits import Batch, TensorSplit
+from structured_ensembles.several import joined, moved, rows_of
 
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
@@ -113,6 +114,10 @@ def _if_any(split: Split | None, classes: Tensor, within: Tensor) -> Split | Non
     return part if part is not None and len(part) else None
 
 
+def _joined(batches: Sequence[Batch]) -> Batch:
+    return joined([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
+
+
 @dataclass(frozen=True)
 class StreamedPart:
     """The samples of some classes of a streamed split, in batches of the size that is asked for.
@@ -142,16 +147,17 @@ class StreamedPart:
         waiting: list[Batch] = []
         for inputs, targets in self.split.batches(size, seed):
             chosen = torch.isin(targets, self.classes)
-            waiting.append((inputs[chosen], self.within[targets[chosen]]))
+            waiting.append((rows_of(inputs, chosen), self.within[targets[chosen]]))
             if sum(len(labels) for _, labels in waiting) >= size:
-                x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+                x, y = _joined(waiting)
                 whole = len(y) - len(y) % size
                 for start in range(0, whole, size):
-                    yield x[start : start + size].to(device), y[start : start + size].to(device)
-                waiting = [(x[whole:], y[whole:])]
-        x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+                    rows = slice(start, start + size)
+                    yield moved(rows_of(x, rows), device), y[rows].to(device)
+                waiting = [(rows_of(x, slice(whole, None)), y[whole:])]
+        x, y = _joined(waiting)
         if len(y):
-            yield x.to(device), y.to(device)
+            yield moved(x, device), y.to(device)
 
     def to(self, device: torch.device | str) -> StreamedPart:
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,24 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from structured_ensembles.data.kinds import stored
+from structured_ensembles.several import Inputs, each, tensors_in
 
-def as_inputs(argument: str, values: Any, ids: bool = False) -> Tensor:
-    """uint8 stays uint8 (pixels), everything else becomes float32; or int64, if they are `ids`."""
+MANY_CLASSES = 100  # of more, with fewer samples than
+FEW_SAMPLES = 10  # for each on average, whole numbers look like values
+
+
+def as_inputs(argument: str, values: Any, ids: bool = False) -> Inputs:
+    """uint8 stays uint8 (pixels), everything else becomes float32; or int64, if they are `ids`.
+
+    A tuple of arrays, or a dict, are several inputs: each is kept as `kinds.stored` says.
+    """
+    if _are_several(values):
+        named: Mapping[Any, Any] = values if isinstance(values, Mapping) else dict(enumerate(values))
+        if not named:
+            raise ValueError(f"{argument} must hold at least one input, not none")
+        found = {name: stored(_tensor(f"{argument}[{name!r}]", own), ids) for name, own in named.items()}
+        return found if isinstance(values, Mapping) else tuple(found.values())
     tensor = _tensor(argument, values)
     if ids and (tensor.is_floating_point() or tensor.dtype == torch.bool):
         raise TypeError(f"{argument} must be whole numbers, as they are ids, not {tensor.dtype}")
@@ -30,7 +47,23 @@ def as_targets(argument: str, values: Any, task: str | None) -> Tensor:
     return tensor.squeeze(-1).long() if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor.long()
 
 
-def check_pair(first: str, inputs: Tensor, second: str, targets: Tensor) -> None:
+def _are_several(values: Any) -> bool:
+    """A dict, or a tuple of arrays or pictures; numbers in tuples or lists are one array."""
+    pictured = isinstance(values, tuple) and any(
+        isinstance(own, Image.Image) or getattr(own, "ndim", 0) >= 1 for own in values
+    )
+    return isinstance(values, Mapping) or pictured
+
+
+def check_pair(first: str, inputs: Inputs, second: str, targets: Tensor) -> None:
+    if not isinstance(inputs, Tensor):
+        for own in tensors_in(inputs):
+            if own.dim() < 1 or len(own) != len(targets) or len(own) == 0:
+                raise ValueError(
+                    f"each of {first} must have the shape (samples, …), with as many samples as {second} "
+                    f"({len(targets)}), not {tuple(own.shape)}"
+                )
+        return
     if inputs.dim() < 2 or len(inputs) == 0:
         raise ValueError(
             f"{first} must have the shape (samples, …) with at least one sample, not {tuple(inputs.shape)}"
@@ -49,27 +82,66 @@ def check_labels(argument: str, labels: Tensor, classes: int) -> None:
         raise ValueError(f"{argument} must be labels from 0 to {classes - 1}, but reach from {low} to {high}")
 
 
-def stack_samples(argument: str, dataset: Any) -> tuple[Tensor, Tensor]:
-    """Read a map-style dataset of (input, target) into two tensors."""
+def warn_of_many_classes(targets: Tensor) -> None:
+    """Say so if targets (samples,) that would be labels look like the values of a regression."""
+    if targets.is_floating_point() or targets.numel() == 0:
+        return
+    classes = int(targets.max()) + 1
+    if classes > MANY_CLASSES and len(targets) < FEW_SAMPLES * classes:
+        warnings.warn(
+            f"targets are whole numbers up to {classes - 1:,}, so they are taken for {classes:,} classes, though there "
+            f"are only {len(targets):,} samples: if they are values, say task='regression'; if they are labels, "
+            "task='classification'",
+            stacklevel=3,
+        )
+
+
+def stack_samples(argument: str, dataset: Any) -> tuple[Inputs, Tensor]:
+    """Read a map-style dataset of (input, target) into tensors; an input may be a tuple or a dict of several."""
     if not hasattr(dataset, "__len__") or len(dataset) == 0:
         raise ValueError(f"{argument} must be a map-style dataset with at least one sample")
     inputs, targets = [], []
     for index in range(len(dataset)):
         given = dataset[index]
         try:
-            sample, target = given
-            inputs.append(image_tensor(sample) if isinstance(sample, Image.Image) else torch.as_tensor(sample))
+            sample, target = labelled(given) if isinstance(given, Mapping) else given
+            inputs.append(each(_sample_tensor, _structured(sample)))
             targets.append(torch.as_tensor(target))
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
-                f"{argument}[{index}] must be a pair (input, target) of numbers, the input an image perhaps: {error}"
+                f"{argument}[{index}] must be a pair (input, target) of numbers, the input an image, a tuple or a dict "
+                f"perhaps: {error}"
             ) from error
-    shapes = {tuple(item.shape) for item in inputs}
+    try:
+        return each(lambda *own: _stacked(argument, own), *inputs), torch.stack(targets)
+    except (KeyError, AttributeError, TypeError) as error:
+        raise TypeError(f"{argument} has inputs of different structures: {error}") from error
+
+
+def labelled(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """A dict with its "labels" apart, as tokenizers' collators give them."""
+    if "labels" not in batch or len(batch) == 1:
+        raise TypeError(f'a dict must have "labels" and inputs, not only {", ".join(map(repr, batch))}')
+    return {name: own for name, own in batch.items() if name != "labels"}, batch["labels"]
+
+
+def _structured(sample: Any) -> Any:
+    if not _are_several(sample):
+        return torch.as_tensor(sample) if isinstance(sample, tuple) else sample
+    return dict(sample) if isinstance(sample, Mapping) else sample
+
+
+def _sample_tensor(sample: Any) -> Tensor:
+    return image_tensor(sample) if isinstance(sample, Image.Image) else torch.as_tensor(sample)
+
+
+def _stacked(argument: str, samples: tuple[Tensor, ...]) -> Tensor:
+    shapes = {tuple(item.shape) for item in samples}
     if len(shapes) > 1:
         raise ValueError(
             f"{argument} has inputs of different shapes, such as {sorted(shapes)[0]} and {sorted(shapes)[-1]}"
         )
-    return torch.stack(inputs), torch.stack(targets)
+    return torch.stack(samples)
 
 
 def image_tensor(image: Image.Image) -> Tensor:

@@ -1,22 +1,27 @@
 """Random crops and flips, for a whole batch at once."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from structured_ensembles.data.drawing import Seed, draw
+from structured_ensembles.several import is_several
 
 Augmentation = Literal["auto", "crop", "crop+flip", "none"]
 
 
-def resolved(augmentation: Augmentation, shape: tuple[int, ...], task: str = "classification") -> Augmentation:
+def resolved(augmentation: Augmentation, shape: Any, task: str = "classification") -> Augmentation:
     """What "auto" means for inputs of `shape`: crops and flips for colour images of classes, nothing for anything else.
 
     Grey images are mostly characters, which a flip turns into others. The targets of a regression may be places in the
     image, or an image, and would not move along.
     """
+    if is_several(shape):
+        if augmentation not in ("auto", "none"):
+            raise ValueError(f"augmentation must be 'auto' or 'none' for data of several inputs, not {augmentation!r}")
+        return "none"
     if augmentation != "auto":
         return augmentation
     colour = len(shape) == 3 and shape[0] == 3 and min(shape[1:]) >= 16
@@ -24,7 +29,7 @@ def resolved(augmentation: Augmentation, shape: tuple[int, ...], task: str = "cl
 
 
 def draw_crops(
-    augmentation: Augmentation, shape: tuple[int, ...], samples: int, seed: Seed, device: torch.device | str = "cpu"
+    augmentation: Augmentation, shape: Any, samples: int, seed: Seed, device: torch.device | str = "cpu"
 ) -> Tensor | None:
     """For each of so many images of `shape`: how far down and right its crop lies, and whether it is flipped.
 
@@ -33,7 +38,7 @@ def draw_crops(
     """
     if augmentation == "none":
         return None
-    if len(shape) != 3:
+    if is_several(shape) or len(shape) != 3:
         raise ValueError(
             f"augmentation {augmentation!r} is for images (channels, height, width), not inputs of {shape}"
         )

@@ -12,10 +12,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from structured_ensembles.checks import check_choice, check_type
-from structured_ensembles.data.arrays import as_inputs, as_targets, check_labels, check_pair, stack_samples
+from structured_ensembles.data.arrays import (
+    as_inputs,
+    as_targets,
+    check_labels,
+    check_pair,
+    stack_samples,
+    warn_of_many_classes,
+)
 from structured_ensembles.data.drawing import Seed
-from structured_ensembles.data.normalization import Normalization
-from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, hold_out
+from structured_ensembles.data.kinds import Kind, Kinds, Normalizations, kinds_of, normalizations_for, parts_of
+from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
+from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, as_batch, hold_out
+from structured_ensembles.several import Inputs, Shape, batch_size, each, rows_of
 
 Task = Literal["classification", "regression"]
 SplitName = Literal["train", "validation", "test"]
@@ -25,8 +34,14 @@ SplitName = Literal["train", "validation", "test"]
 class Data:
     """A data set for one task; made by `from_arrays`, `from_datasets`, `from_loaders` or `load_data`.
 
-    Pixels are stored as uint8 and reach a network as floats in [0,1], normalised; other inputs as floats, as they are;
-    ids, such as those of tokens, as whole numbers.
+    Pixels are stored as uint8 and reach a network as floats in [0,1], normalised; columns of floats standardised; other
+    floats as they are; ids, such as those of tokens, as whole numbers. A network of several inputs gets a tuple as
+    positional arguments, a dict as keyword arguments, each input as its type says: see `from_arrays`.
+
+    normalization: applied to inputs on their way to a network; None: pixels in [0,1], floats as they are.
+    normalization_settled: whether it was chosen by the user, or for a network; else a network that was trained on
+        inputs of another normalisation gets that one, see `fitted_normalization`.
+    examined: whether a network was looked at with these data already, see `examination`.
     """
 
     task: Task
@@ -34,15 +49,20 @@ class Data:
     train: Split
     validation: Split | None
     test: Split | None
-    normalization: Normalization | None = None
+    normalization: Normalization | Normalizations | None = None
     name: str = "arrays"
     ids: bool = False
+    normalization_settled: bool = False
+    examined: bool = False
 
     def __repr__(self) -> str:
         what = f"{self.num_classes} classes" if self.classes else self.task
         named = {name: getattr(self, name) for name in ("train", "validation", "test")}
         splits = ", ".join(f"{name}: {split}" for name, split in named.items() if split is not None)
-        return f"Data({self.name}, {what}, {splits})"
+        stored = self.train.inputs if isinstance(self.train, TensorSplit) else None
+        columns = isinstance(stored, Tensor) and stored.dim() == 2 and not self.ids
+        standardized = ", columns standardised" if columns and self.normalization is not None else ""
+        return f"Data({self.name}, {what}, {splits}{standardized})"
 
     @classmethod
     def from_arrays(
@@ -57,20 +77,38 @@ class Data:
         seed: int = 0,
         name: str = "arrays",
         ids: bool = False,
+        normalization: Choice = "auto",
+        standardize: bool = True,
     ) -> Data:
         """Arrays or tensors: inputs (samples, …) and targets (samples,), or (samples, values) for regression.
 
-        inputs: uint8 arrays are pixels, (samples, channels, height, width) if they are images; floats are taken as
-            they are.
+        inputs: uint8 arrays are pixels, (samples, channels, height, width) if they are images; other numbers become
+            floats. A tuple or a dict of arrays are the inputs of a network that takes several: of these, whole numbers
+            (ids) and booleans (masks) stay such.
         targets: whole numbers are class labels, floats make it a regression, unless `task` says otherwise.
         validation: the share of the training samples to hold out, drawn with `seed` and, for classification, the same
             share of every class; or a pair of arrays.
         classes: names of the classes, or their number; by default as many as the labels say.
         ids: inputs are indices, such as those of tokens for an embedding, and stay whole numbers.
+        normalization: what a network gets. The ensemble keeps it, and applies it whenever it predicts.
+            "none" or None: pixels from 0 to 255, floats as they are.
+            "unit": pixels in [0,1], floats as they are.
+            "standard": the data's own mean 0 and deviation 1 for each channel or column.
+            "imagenet": pixels in [0,1], or floats as they are, less ImageNet's mean, over its deviation.
+            (mean, deviation): numbers, or lists with one for each channel or column, of pixels in [0,1] or of floats
+            as they are; or a `Normalization`.
+            "auto": "standard" for uint8 images, "unit" for other pixels; float columns (samples, columns) are
+            standardised by the training samples, unless they nearly are already; other floats stay as they are. If a
+            network turns out to be trained on inputs of another normalisation, it gets that one, and a warning says so.
+            Several inputs of pixels or floats: one of these words for all, or a dict (for a tuple of inputs, a list)
+            with a choice for each.
+        standardize: False leaves float columns as they are.
         """
         x, y = as_inputs("inputs", inputs, ids), as_targets("targets", targets, task)
-        task = task or ("regression" if y.is_floating_point() else "classification")
         check_pair("inputs", x, "targets", y)
+        if task is None and classes is None:
+            warn_of_many_classes(y)
+        task = task or ("regression" if y.is_floating_point() else "classification")
         names = _class_names(classes, y) if task == "classification" else ()
         share = validation if isinstance(validation, float | int) else 0.0
         if not 0 <= share < 1:
@@ -91,9 +129,9 @@ class Data:
         kept, held_out = hold_out(y if task == "classification" else torch.zeros(len(y)), share, seed)
         if len(held_out):
             given["validation"] = TensorSplit(x, y, held_out)
-        normalization = Normalization.of(x) if x.dtype == torch.uint8 and x.dim() == 4 else None
+        moments = _normalization(normalization, x, ids, kept, standardize)
         splits = TensorSplit(x, y, kept), given.get("validation"), given.get("test")
-        return cls(task, names, *splits, normalization, name, ids)
+        return cls(task, names, *splits, moments, name, ids, normalization_settled=_is_settled(normalization, x))
 
     @classmethod
     def from_datasets(
@@ -107,9 +145,12 @@ class Data:
         seed: int = 0,
         name: str = "datasets",
         ids: bool = False,
+        normalization: Choice = "auto",
+        standardize: bool = True,
     ) -> Data:
         """Map-style datasets of (input, target): images, arrays or tensors. They are read once, into memory.
 
+        An input may be a tuple or a dict of several; a dict with "labels" is an input and its target.
         Images (PIL, or uint8 arrays) become pixels (channels, height, width); random transforms would be frozen, so
         leave augmentation to the recipe. The other arguments are those of `from_arrays`.
         """
@@ -125,6 +166,8 @@ class Data:
             seed=seed,
             name=name,
             ids=ids,
+            normalization=normalization,
+            standardize=standardize,
         )
 
     @classmethod
@@ -135,44 +178,68 @@ class Data:
         validation: DataLoader[Any] | None = None,
         test: DataLoader[Any] | None = None,
         classes: Sequence[str] | int | None = None,
-        normalization: Normalization | None = None,
+        normalization: Choice = "auto",
         name: str = "loaders",
         ids: bool = False,
     ) -> Data:
         """DataLoaders of (inputs, targets), streamed: for data that do not fit in memory.
 
         Batch size, order, augmentation are the loaders' own. `classes` may be left out for regression (float targets),
-        and where the loader's dataset has an attribute `classes`.
+        and where the loader's dataset has an attribute `classes`. Inputs may be a tuple or dict of tensors; a dict with
+        "labels" is inputs and targets.
+
+        normalization: as in `from_arrays`, but for "standard", which would need a pass over the data: "auto" leaves
+            floats, also columns, as they are and brings pixels to [0,1].
         """
         for label, loader in (("train", train), ("validation", validation), ("test", test)):
             if loader is not None:
                 _check_loader(label, loader)
-        _, targets = next(iter(train))
+        inputs, targets = as_batch(next(iter(train)))
         if targets.is_floating_point():
             task: Task = "regression"
             names: tuple[str, ...] = ()
         else:
             task, known = "classification", classes if classes is not None else getattr(train.dataset, "classes", None)
             if known is None:
-                raise ValueError("classes must be given: the names of the classes, or their number")
+                raise ValueError(
+                    "classes must be given: the names of the classes, or their number; for a regression the loader has "
+                    "to give floats as targets"
+                )
             names = _class_names(known, targets)
             check_labels("targets of train", targets, len(names))
         held_out, tested = (None if loader is None else StreamedSplit(loader) for loader in (validation, test))
-        return cls(task, names, StreamedSplit(train), held_out, tested, normalization, name, ids)
+        moments = _normalization(normalization, inputs, ids)
+        settled = _is_settled(normalization, inputs)
+        return cls(task, names, StreamedSplit(train), held_out, tested, moments, name, ids, settled)
 
     @property
     def num_classes(self) -> int:
         return len(self.classes)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one input."""
-        return tuple(self.example(1).shape[1:])
+    def shape(self) -> Any:
+        """The shape of one input; of several, a tuple or dict of shapes."""
+        shape: Shape = each(lambda own: tuple(own.shape[1:]), self.example(1))
+        return shape
 
-    def example(self, batch: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A batch as a network gets it, shape (batch, …), such as `trace` wants."""
+    @property
+    def kinds(self) -> Kinds | None:
+        """What each of several inputs holds; None for one input."""
+        return kinds_of(next(iter(self.train.batches(1)))[0], self.ids)
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Of one target: () for a label or a single value."""
+        if self.task == "classification":
+            return ()
+        if isinstance(self.train, TensorSplit):
+            return tuple(self.train.targets.shape[1:])
+        return tuple(next(iter(self.train.batches(1, seed=0)))[1].shape[1:])
+
+    def example(self, batch: int = 2, dtype: torch.dtype = torch.float32) -> Any:
+        """A batch as a network gets it, shape (batch, …), such as `trace` wants; a tuple or dict of several inputs."""
         inputs, _ = next(iter(self.train.batches(batch)))
-        return self.prepare(inputs[torch.arange(batch) % len(inputs)], dtype)
+        return self.prepare(rows_of(inputs, torch.arange(batch) % batch_size(inputs)), dtype)
 
     def split(self, name: SplitName) -> Split:
         check_choice("split", name, get_args(SplitName))
@@ -197,7 +264,7 @@ class Data:
     def num_batches(self, split: SplitName, size: int) -> int:
         return self.split(split).num_batches(size)
 
-    def prepare(self, inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def prepare(self, inputs: Inputs, dtype: torch.dtype = torch.float32) -> Any:
         """Stored inputs as a network gets them: pixels become floats in [0,1] and are normalised."""
         return prepared(inputs, dtype, self.normalization, self.ids)
 
@@ -207,11 +274,31 @@ class Data:
         return replace(self, **{label: split.to(device) for label, split in splits.items() if split is not None})
 
 
-def prepared(inputs: Tensor, dtype: torch.dtype, normalization: Normalization | None, ids: bool) -> Tensor:
+def prepared(
+    inputs: Inputs,
+    dtype: torch.dtype,
+    normalization: Normalization | Normalizations | None,
+    ids: bool,
+    kinds: Kinds | None = None,
+) -> Any:
+    """Inputs (batch, …) as a network gets them: floats, normalised; or ids. No copy from or to the host.
+
+    kinds: what each of several inputs was in training; by default what its type says.
+    """
+    if not isinstance(inputs, Tensor):
+
+        def one_of_several(own: Tensor, kind: Kind, moments: Normalization | None) -> Any:
+            return own.bool() if kind == "mask" else prepared(own, dtype, moments, kind == "whole numbers")
+
+        return each(one_of_several, inputs, kinds or kinds_of(inputs, ids), parts_of(normalization, inputs))
+    assert not isinstance(normalization, Normalizations)
     if ids:
         return inputs.long()
-    floats = as_floats(inputs, dtype)
-    return floats if normalization is None else normalization(floats)
+    if normalization is None:
+        return as_floats(inputs, dtype)
+    # Columns may be larger than half precision can hold before they are normalised; pixels in [0,1] are not.
+    exact = dtype if inputs.dtype == torch.uint8 else torch.promote_types(dtype, torch.float32)
+    return normalization(as_floats(inputs, exact)).to(dtype)
 
 
 def as_floats(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -222,16 +309,23 @@ def as_floats(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return plain.to(dtype) / 255 if inputs.dtype == torch.uint8 else plain.to(dtype)
 
 
-def _given_split(label: str, pair: Iterable[Any], like: Tensor, task: Task, ids: bool) -> TensorSplit:
+def _normalization(
+    choice: Choice, inputs: Inputs, ids: bool, rows: Tensor | None = None, standardize: bool = True
+) -> Normalization | Normalizations | None:
+    """What a choice means for inputs as they are stored, see `normalization_for`."""
+    if not isinstance(inputs, Tensor):
+        return normalizations_for(choice, inputs, ids, rows, standardize)
+    return None if ids else normalization_for(choice, inputs, rows, standardize)
+
+
+def _given_split(label: str, pair: Iterable[Any], like: Inputs, task: Task, ids: bool) -> TensorSplit:
     inputs, targets = pair
     x, y = as_inputs(f"{label} inputs", inputs, ids), as_targets(f"{label} targets", targets, task)
     check_pair(f"{label} inputs", x, f"{label} targets", y)
-    if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
-        raise ValueError(
-            f"{label} inputs are {x.dtype} of shape {tuple(x.shape[1:])} each, "
-            f"but the training inputs {like.dtype} of shape {tuple(like.shape[1:])}"
-        )
-    return TensorSplit(x, y, torch.arange(len(x)))
+    given, expected = (each(lambda own: f"{own.dtype} of shape {tuple(own.shape[1:])}", part) for part in (x, like))
+    if given != expected:
+        raise ValueError(f"{label} inputs are {given} each, but the training inputs {expected}")
+    return TensorSplit(x, y, torch.arange(len(y)))
 
 
 def check_data(data: Any, argument: str = "data") -> None:
@@ -248,9 +342,18 @@ def _check_loader(label: str, loader: DataLoader[Any]) -> None:
         raise ValueError(f"{label} is empty")
     with torch.random.fork_rng(devices=[]):
         batch = next(iter(loader))
-    pair = isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
-    if not pair:
-        raise TypeError(f"{label} must give pairs of tensors (inputs, targets), not a {type(batch).__name__} of others")
+    try:
+        as_batch(batch)
+    except TypeError as error:
+        raise TypeError(
+            f"{label} must give pairs of tensors (inputs, targets), not {error}. Several inputs come in a tuple or a "
+            'dict, as in ((a, b), targets), or in a dict with "labels"'
+        ) from error
+
+
+def _is_settled(normalization: Choice, inputs: Inputs) -> bool:
+    """Whether the user has chosen; of several inputs, "auto" stays what it is, too."""
+    return not (isinstance(normalization, str) and normalization == "auto") or not isinstance(inputs, Tensor)
 
 
 def _class_names(classes: Sequence[str] | int | None, labels: Tensor) -> tuple[str, ...]:

@@ -4,10 +4,11 @@ import numpy as np
 import torch
 
 from structured_ensembles.data.dataset import Data
+from structured_ensembles.data.normalization import Choice
 from structured_ensembles.data.splits import hold_out
 
 
-def read_digits(seed: int = 0) -> Data:
+def read_digits(seed: int = 0, normalization: Choice = "auto") -> Data:
     """A fifth of every class is the test split, always the same one; `seed` draws the validation split."""
     from sklearn.datasets import load_digits  # a second to import, and needed for nothing else of the core
 
@@ -16,5 +17,11 @@ def read_digits(seed: int = 0) -> Data:
     labels = bunch.target
     train, test = (part.numpy() for part in hold_out(torch.from_numpy(labels), 0.2, seed=0))
     return Data.from_arrays(
-        images[train], labels[train], test=(images[test], labels[test]), classes=10, seed=seed, name="digits"
+        images[train],
+        labels[train],
+        test=(images[test], labels[test]),
+        classes=10,
+        seed=seed,
+        name="digits",
+        normalization=normalization,
     )

@@ -14,6 +14,7 @@ from structured_ensembles.data.augmentation import Augmentation, augment, draw_c
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.drawing import Seed, shuffled
 from structured_ensembles.data.splits import Batch, Split, TensorSplit, batch_sizes
+from structured_ensembles.several import Inputs, each, moved, rows_of, tensors_in
 
 
 class Feed(Protocol):
@@ -21,6 +22,11 @@ class Feed(Protocol):
 
     sizes: tuple[int, ...]  # of the batches, as far as they are known beforehand; the most common first
     step: Tensor  # the number of the batch in its epoch, shape (1,)
+
+    @property
+    def odd(self) -> bool:
+        """Whether the current batch has another shape than those of its size that a step was captured for."""
+        ...
 
     def epoch(self, seed: Seed | None) -> Iterator[int]:
         """Go through the split, in an order drawn from `seed` if there is one; gives the size of each batch."""
@@ -37,6 +43,8 @@ class TableFeed:
     even: as many batches of nearly equal size, the first ones having one more; else the last one has what is left.
     step: a counter that several feeds of the same split share; by default the feed has its own.
     """
+
+    odd = False
 
     def __init__(
         self,
@@ -76,46 +84,61 @@ class TableFeed:
     def batch(self, size: int) -> Batch:
         places = self.starts[self.step] + torch.arange(size, device=self.step.device)
         rows = self.order[places]
-        crops = None if self.crops is None else self.crops[places]
-        return _ready(self.data, augment(self.split.inputs[rows], crops), self.split.targets[rows], self.dtype)
+        inputs = rows_of(self.split.inputs, rows)
+        if self.crops is not None:
+            inputs = augment(inputs, self.crops[places])
+        return _ready(self.data, inputs, self.split.targets[rows], self.dtype)
 
     def _crops(self, seed: Seed) -> Tensor | None:
-        shape = tuple(self.split.inputs.shape[1:])
+        shape = each(lambda own: tuple(own.shape[1:]), self.split.inputs)
         return draw_crops(self.augmentation, shape, len(self.split), seed, self.step.device)
 
 
 class StreamFeed:
-    """Of a loader: each batch is copied to a place where the captured step finds it."""
+    """Of a loader: each batch is copied to a place where the captured step finds it.
+
+    There is a place for each size. A batch of another shape than the first of its size, such as sentences padded to
+    another length, is `odd`, and has none.
+    """
 
     def __init__(self, split: Split, data: Data, size: int, device: torch.device, dtype: torch.dtype) -> None:
         self.split, self.data, self.size, self.device, self.dtype = split, data, size, device, dtype
         self.places: dict[int, Batch] = {}  # by the size of the batch
+        self.odd_batch: Batch | None = None
         first = next(iter(split.batches(size, device=device)))
         self._put(*first)
-        self.sizes: tuple[int, ...] = (len(first[0]),)
+        self.sizes: tuple[int, ...] = (len(first[1]),)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
+
+    @property
+    def odd(self) -> bool:
+        return self.odd_batch is not None
 
     def epoch(self, seed: Seed | None) -> Iterator[int]:
         self.step.zero_()
-        for inputs, targets in self.split.batches(self.size, seed):
-            self._put(inputs, targets)
-            yield len(inputs)
+        try:
+            for inputs, targets in self.split.batches(self.size, seed):
+                self._put(inputs, targets)
+                yield len(targets)
+        finally:
+            self.odd_batch = None
 
     def batch(self, size: int) -> Batch:
-        return _ready(self.data, *self.places[size], self.dtype)
+        return _ready(self.data, *(self.odd_batch or self.places[size]), self.dtype)
 
-    def _put(self, inputs: Tensor, targets: Tensor) -> None:
-        size = len(inputs)
-        if size in self.places:
-            for place, given in zip(self.places[size], (inputs, targets), strict=True):
-                if place.shape != given.shape:
-                    raise ValueError(
-                        f"the loader gives batches of shape {tuple(given.shape)} after {tuple(place.shape)}: a CUDA "
-                        "graph needs them alike; train with engine='loop'"
-                    )
-                place.copy_(given, non_blocking=True)
-        else:
-            self.places[size] = (inputs.to(self.device, copy=True), targets.to(self.device, copy=True))
+    def _put(self, inputs: Inputs, targets: Tensor) -> None:
+        size, self.odd_batch = len(targets), None
+        if size not in self.places:
+            copied = each(lambda own: own.to(self.device, copy=True), inputs)
+            self.places[size] = (copied, targets.to(self.device, copy=True))
+            return
+        kept_inputs, kept_targets = self.places[size]
+        places, given = [*tensors_in(kept_inputs), kept_targets], [*tensors_in(inputs), targets]
+        if [own.shape for own in places] != [own.shape for own in given]:
+            self.odd_batch = moved(inputs, self.device), targets.to(self.device)
+            return
+        for place, own in zip(places, given, strict=True):
+            place.copy_(own, non_blocking=True)
 
 
 def feed_for(
@@ -134,5 +157,5 @@ def feed_for(
     return StreamFeed(split, data, size, device, dtype)
 
 
-def _ready(data: Data, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> Batch:
+def _ready(data: Data, inputs: Inputs, targets: Tensor, dtype: torch.dtype) -> Batch:
     return data.prepare(inputs, dtype), targets.to(dtype) if targets.is_floating_point() else targets

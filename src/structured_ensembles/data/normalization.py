@@ -1,28 +1,42 @@
-"""Normalisation of images: the channels' mean and deviation, part of the model's pipeline rather than of the data."""
+"""Normalisation of inputs: a mean and a deviation per channel or column, part of the model's pipeline."""
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from structured_ensembles.devices import constant
 
+CHOICES = ("auto", "none", "unit", "standard", "imagenet")
+NOTICEABLE = 4  # squared distance of a column from mean 0 and (log) deviation 1, from which on columns are standardised
+CHUNK = 8192  # samples that are looked at together
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Normalization:
-    """Mean and standard deviation of the pixels in [0,1], for each channel."""
+    """Mean and standard deviation for each channel or column (the second axis of a batch), or one for all of them.
+
+    Of uint8 inputs they are meant in units of [0,1], where such pixels are brought first.
+    """
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """(batch, channels, height, width), in [0,1], to values of mean 0 and deviation 1."""
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """(batch, channels, …), pixels in [0,1], to values of mean 0 and deviation 1."""
+        shape = (-1, *[1] * (inputs.dim() - 2))
         mean, deviation = (
-            constant(values, pixels.device, pixels.dtype)[:, None, None] for values in (self.mean, self.deviation)
+            constant(values, inputs.device, inputs.dtype).view(shape) for values in (self.mean, self.deviation)
         )
-        return (pixels - mean) / deviation
+        return (inputs - mean) / deviation
 
     @classmethod
     def of(cls, images: Tensor) -> Normalization:
@@ -31,7 +45,7 @@ class Normalization:
         means, deviations = [], []
         for channel in range(images.shape[1]):
             counts = torch.zeros(256, dtype=torch.int64)
-            for piece in images[:, channel].split(8192):
+            for piece in images[:, channel].split(CHUNK):
                 counts += torch.bincount(piece.flatten().cpu(), minlength=256)
             shares = counts.double() / counts.sum()
             mean = (shares * values).sum()
@@ -39,3 +53,124 @@ class Normalization:
             means.append(float(mean))
             deviations.append(float(variance.clamp_min(1e-12).sqrt()))
         return cls(tuple(means), tuple(deviations))
+
+    @classmethod
+    def of_columns(cls, inputs: Tensor, rows: Tensor) -> Normalization:
+        """Of the samples `rows` (samples,) of inputs (stored, columns, …); a constant column has the deviation 1."""
+        scale = 255 if inputs.dtype == torch.uint8 else 1
+        columns = inputs.flatten(2) if inputs.dim() > 2 else inputs[:, :, None]
+        count = len(rows) * columns.shape[2]
+
+        def total(what: Callable[[Tensor], Tensor]) -> Tensor:
+            """The sum over all samples of what is worked out for some, (samples, columns, values)."""
+            sums = [what(columns[piece].double() / scale).sum((0, 2)) for piece in rows.split(CHUNK)]
+            return torch.stack(sums).sum(0)
+
+        first = columns[rows[0], :, :1].double() / scale
+        mean = total(lambda values: values - first) / count + first[:, 0]
+        deviation = (total(lambda values: (values - mean[:, None]).square()) / count).sqrt()
+        constant_ones = total(lambda values: (values != first).double()) == 0
+        deviation[constant_ones | (deviation < torch.finfo(torch.float32).tiny)] = 1
+        return cls(tuple(mean.tolist()), tuple(deviation.tolist()))
+
+    def noticeable(self) -> bool:
+        """Whether some column is far from mean 0 and deviation 1, so that a network would learn from it badly."""
+        moments = zip(self.mean, self.deviation, strict=True)
+        return any(mean**2 + math.log(deviation) ** 2 > NOTICEABLE for mean, deviation in moments)
+
+    def to_json(self) -> list[list[float]]:
+        return [list(self.mean), list(self.deviation)]
+
+    @classmethod
+    def from_json(cls, value: list[list[float]] | None) -> Normalization | None:
+        """The inverse of `to_json`; None stays None."""
+        return None if value is None else cls(*(tuple(map(float, own)) for own in value))
+
+
+RAW_PIXELS = Normalization((0.0,), (1 / 255,))  # from 0 to 255
+IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+Choice = str | Normalization | tuple[Any, Any] | list[Any] | dict[str, Any] | None  # the last two of several inputs
+
+
+def normalization_for(
+    choice: Choice, inputs: Tensor, rows: Tensor | None = None, standardize: bool = True
+) -> Normalization | None:
+    """What a choice means for inputs (stored, …) as they are stored; see `Data.from_arrays`.
+
+    rows: the samples to learn from, (samples,); None where only some are known, such as those of a loader.
+    standardize: whether "auto" standardises float columns.
+    """
+    pixels, images = inputs.dtype == torch.uint8, inputs.dim() == 4
+    if choice is not None and not isinstance(choice, str):
+        return _fitting(_pair(choice), inputs)
+    if choice not in (*CHOICES, None):
+        raise ValueError(
+            f"normalization must be one of {', '.join(map(repr, CHOICES))}, a Normalization or a pair (mean, "
+            f"deviation), not {choice!r}"
+        )
+    if choice == "auto":
+        if rows is None:
+            return None
+        if pixels:
+            return Normalization.of(inputs) if images else None
+        return _standardized(inputs, rows) if standardize and inputs.dim() == 2 else None
+    if choice in ("none", None):
+        return _fitting(RAW_PIXELS, inputs) if pixels else None
+    if choice == "unit":
+        return None
+    if choice == "standard":
+        if rows is None:
+            raise ValueError(
+                "normalization='standard' needs all samples, but a loader gives them one batch after the other: "
+                "give a pair (mean, deviation), or use Data.from_arrays or from_datasets"
+            )
+        return Normalization.of(inputs) if pixels and images else Normalization.of_columns(inputs, rows)
+    return _fitting(IMAGENET, inputs)
+
+
+def _standardized(columns: Tensor, rows: Tensor) -> Normalization | None:
+    found = Normalization.of_columns(columns, rows)
+    if not found.noticeable():
+        return None
+    low, high = min(found.deviation), max(found.deviation)
+    log.info(
+        "%d columns are standardised: their deviations reach from %.3g to %.3g; standardize=False leaves them as they "
+        "are",
+        columns.shape[1],
+        low,
+        high,
+    )
+    return found
+
+
+def _pair(given: Any) -> Normalization:
+    """A Normalization, or a pair of numbers or of lists of numbers, checked."""
+    parts = (given.mean, given.deviation) if isinstance(given, Normalization) else given
+    try:
+        mean, deviation = ([own] if isinstance(own, Real) else [float(value) for value in own] for own in parts)
+        means, deviations = tuple(map(float, mean)), tuple(map(float, deviation))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "normalization must be a Normalization or a pair (mean, deviation) of numbers, each one for all channels "
+            f"or a list with one for every channel, not {given!r}"
+        ) from error
+    if not _all_finite((*means, *deviations)) or min(deviations, default=0) <= 0:
+        raise ValueError(f"normalization must have finite means and deviations above 0, not {given!r}")
+    longest = max(len(means), len(deviations))
+    return Normalization(*(own * longest if len(own) == 1 else own for own in (means, deviations)))
+
+
+def _all_finite(values: Iterable[float]) -> bool:
+    return all(map(math.isfinite, values))
+
+
+def _fitting(normalization: Normalization, inputs: Tensor) -> Normalization:
+    """With one mean and deviation for each channel or column of inputs (samples, channels, …)."""
+    sizes = {len(normalization.mean), len(normalization.deviation)}
+    if inputs.dim() < 2 or sizes not in ({1}, {inputs.shape[1]}):
+        raise ValueError(
+            f"normalization has {max(sizes)} means and deviations, but inputs of shape {tuple(inputs.shape[1:])} each "
+            f"need one for all, or {inputs.shape[1] if inputs.dim() > 1 else 1}: one for each channel or column"
+        )
+    repeats = inputs.shape[1] if sizes == {1} else 1
+    return Normalization(normalization.mean * repeats, normalization.deviation * repeats)

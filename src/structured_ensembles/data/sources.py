@@ -12,6 +12,7 @@ from structured_ensembles.data.digits import read_digits
 from structured_ensembles.data.download import fetch_archives
 from structured_ensembles.data.info import Contents, DataInfo
 from structured_ensembles.data.mnist import FASHION_MNIST, MNIST
+from structured_ensembles.data.normalization import Choice
 from structured_ensembles.data.svhn import SVHN
 from structured_ensembles.data.tiny_imagenet import TINY_IMAGENET
 
@@ -27,16 +28,17 @@ DIGITS = DataInfo(
 DATA_SETS = {info.name: info for info in (DIGITS, MNIST, FASHION_MNIST, CIFAR10, CIFAR100, SVHN, TINY_IMAGENET)}
 
 
-def load_data(name: str, root: str | Path | None = None, *, seed: int = 0) -> Data:
+def load_data(name: str, root: str | Path | None = None, *, seed: int = 0, normalization: Choice = "auto") -> Data:
     """A data set by name; `data_sets()` tells which there are.
 
     root: the folder of the cached data sets, by default ~/.cache/structured-ensembles. Archives that lie in its folder
         `downloads` are not downloaded.
     seed: draws the validation split.
+    normalization: of the pixels, see `Data.from_arrays`.
     """
     info = _info(name)
     if info.read is None:
-        return read_digits(seed=seed)
+        return read_digits(seed, normalization)
     folder = data_folder(root)
     path = cache_path(folder, name)
     if not path.exists():
@@ -49,6 +51,7 @@ def load_data(name: str, root: str | Path | None = None, *, seed: int = 0) -> Da
         classes=contents.classes,
         seed=seed,
         name=name,
+        normalization=normalization,
     )
 
 

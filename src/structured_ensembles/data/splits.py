@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from structured_ensembles.data.arrays import labelled
 from structured_ensembles.data.drawing import Seed, fold, shuffled
+from structured_ensembles.several import Inputs, each, joined, moved, rows_of, tensors_in
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Inputs, Tensor]
 
 
 class Split(Protocol):
@@ -44,16 +46,18 @@ def batch_sizes(samples: int, size: int) -> list[int]:
 class TensorSplit:
     """Some samples of stored tensors: inputs (stored, …), targets (stored, …), and which of them, shape (samples,).
 
-    Several splits may share the stored tensors; only batches are ever copied.
+    inputs: one tensor, or a tuple or dict of several. Several splits may share the stored tensors; only batches are
+        ever copied.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     index: Tensor
 
     def __repr__(self) -> str:
-        kind = str(self.inputs.dtype).removeprefix("torch.")
-        return f"TensorSplit({len(self):,} samples, {kind} of shape {tuple(self.inputs.shape[1:])})"
+        shapes = each(lambda own: f"{own.dtype} of shape {tuple(own.shape[1:])}".removeprefix("torch."), self.inputs)
+        named = [f"{name}: {shape}" for name, shape in shapes.items()] if isinstance(shapes, dict) else shapes
+        return f"TensorSplit({len(self):,} samples, {named if isinstance(named, str) else '; '.join(named)})"
 
     def __len__(self) -> int:
         return len(self.index)
@@ -66,11 +70,11 @@ class TensorSplit:
         if seed is not None:
             order = shuffled(order, seed)
         for rows in order.split(batch_sizes(len(self), size)):
-            yield self.inputs[rows].to(device), self.targets[rows].to(device)
+            yield moved(rows_of(self.inputs, rows), device), self.targets[rows].to(device)
 
     def to(self, device: torch.device | str) -> TensorSplit:
         return replace(
-            self, inputs=self.inputs.to(device), targets=self.targets.to(device), index=self.index.to(device)
+            self, inputs=moved(self.inputs, device), targets=self.targets.to(device), index=self.index.to(device)
         )
 
 
@@ -88,8 +92,9 @@ class StreamedSplit:
 
     def batches(self, size: int, seed: Seed | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
         batches = iter(self.loader) if seed is None else self._seeded(seed)
-        for inputs, targets in batches:
-            yield inputs.to(device), targets.to(device)
+        for batch in batches:
+            inputs, targets = as_batch(batch)
+            yield moved(inputs, device), targets.to(device)
 
     def _seeded(self, seed: Seed) -> Iterator[Any]:
         """The loader under random states of its own: what it draws depends on the seed, and on nothing between."""
@@ -114,6 +119,25 @@ class StreamedSplit:
 
     def to(self, device: torch.device | str) -> StreamedSplit:
         return self
+
+
+def as_batch(given: Any) -> Batch:
+    """What a loader gives: (inputs, targets), the inputs perhaps several, in a list, tuple or dict; or a dict with
+    "labels".
+    """
+    if isinstance(given, Mapping):
+        given = labelled(given)
+    if not isinstance(given, list | tuple) or len(given) != 2:
+        raise TypeError(f"a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, list | tuple) else ""))
+    inputs, targets = given
+    if isinstance(inputs, Mapping):
+        inputs = dict(inputs)
+    elif isinstance(inputs, list):
+        inputs = tuple(inputs)
+    several = tensors_in(inputs) if isinstance(inputs, Tensor | tuple | dict) else []
+    if not several or not all(isinstance(own, Tensor) for own in (*several, targets)):
+        raise TypeError(f"a {type(given).__name__} of others")
+    return inputs, targets
 
 
 def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
@@ -144,8 +168,10 @@ def digest(split: Split) -> str:
     """
     found = hashlib.sha256(str(len(split)).encode())
     if isinstance(split, TensorSplit):
+        if isinstance(split.inputs, dict):
+            found.update(str(list(split.inputs)).encode())
         some = split.index[:: max(1, len(split) // 1000)]
-        for tensor in (split.index, split.targets[split.index], split.inputs[some]):
+        for tensor in (split.index, split.targets[split.index], *tensors_in(rows_of(split.inputs, some))):
             found.update(str((tensor.dtype, tuple(tensor.shape))).encode())
             found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
@@ -163,3 +189,24 @@ def hold_out(strata: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
         members = shuffled[strata[shuffled] == stratum]
         held_out[members[: min(round(share * len(members)), len(members) - 1)]] = True
     return torch.nonzero(~held_out).flatten(), torch.nonzero(held_out).flatten()
+
+
+def some_samples(split: Split, count: int) -> Batch:
+    """At most so many samples: spread over a split in memory, or the first of a loader, whose random state stays."""
+    if isinstance(split, TensorSplit):
+        places = torch.linspace(0, len(split) - 1, min(count, len(split)), dtype=torch.float64).round().long()
+        rows = split.index[places.to(split.index.device)]
+        return rows_of(split.inputs, rows), split.targets[rows]
+    batches: list[Batch] = []
+    for batch in split.batches(count, seed=(0,)):
+        if batches and _shapes(batch) != _shapes(batches[0]):  # such as sentences padded to another length
+            break
+        batches.append(batch)
+        if sum(len(targets) for _, targets in batches) >= count:
+            break
+    inputs, targets = zip(*batches, strict=True)
+    return rows_of(joined(inputs), slice(count)), torch.cat(targets)[:count]
+
+
+def _shapes(batch: Batch) -> list[torch.Size]:
+    return [own.shape[1:] for own in tensors_in(batch[0])]

@@ -12,6 +12,7 @@ from structured_ensembles.ensemble import Combine, Ensemble
 from structured_ensembles.evaluation.attacks import check_epsilon
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS
 from structured_ensembles.evaluation.corruptions.corrupt import check_name, check_severity
+from structured_ensembles.several import is_several
 
 
 def check_request(
@@ -24,6 +25,8 @@ def check_request(
     """The names of the corruptions to do; raises a ValueError that says what cannot be done."""
     if data.task == "regression" and (fgsm or corruptions or ood is not None):
         raise ValueError("fgsm, corruptions and ood must be left out for a regression: there are no classes")
+    if (fgsm or corruptions) and is_several(data.shape):
+        raise ValueError("fgsm and corruptions are for images alone, not for data of several inputs")
     check_list("severities", severities)
     for epsilon in fgsm:
         check_epsilon(epsilon)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from structured_ensembles.copying import device_of
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.several import Inputs, batch_size, moved, rows_of
 
 
 def file_bytes(ensemble: Ensemble) -> int:
@@ -24,12 +24,12 @@ def file_bytes(ensemble: Ensemble) -> int:
         return ensemble.save(Path(folder) / "ensemble.safetensors")
 
 
-def prediction_bytes(ensemble: Ensemble, inputs: Tensor) -> int:
+def prediction_bytes(ensemble: Ensemble, inputs: Inputs) -> int:
     """The most bytes that predicting a batch (batch, …) takes at one time, beyond weights and the batch itself."""
     device = device_of(ensemble)
-    batch = inputs.to(device)
-    ensemble.logits(batch[:1])  # what is set up once, such as a library's workspace, is not the batch's
-    return peak_memory(lambda: ensemble.logits(batch, len(batch)), device)
+    batch = moved(inputs, device)
+    ensemble.logits(rows_of(batch, slice(1)))  # what is set up once, such as a library's workspace, is not the batch's
+    return peak_memory(lambda: ensemble.logits(batch, batch_size(batch)), device)
 
 
 def peak_memory(run: Callable[[], object], device: torch.device | str = "cpu") -> int:

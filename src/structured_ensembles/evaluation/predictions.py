@@ -26,17 +26,18 @@ def predictions(
     device = device_of(ensemble)
     for inputs, targets in split.batches(batch_size):
         if change is not None:
+            assert isinstance(inputs, Tensor), "only images are changed"
             inputs = change(as_floats(inputs.to(device)), targets.to(device), done)  # noqa: PLW2901
         logits = ensemble.logits(inputs, batch_size)
-        if done + len(inputs) > len(truth):
+        if done + len(targets) > len(truth):
             # Room for all of it at once: small results kept between large batches would hold on to the batches' memory.
             # A loader may give more samples than its data set has.
-            room = max(len(split), done + len(inputs), 2 * done)
+            room = max(len(split), done + len(targets), 2 * done)
             grown = logits.new_empty(len(logits), room, *logits.shape[2:])
             known = torch.empty(room, *targets.shape[1:], dtype=targets.dtype)
             if done:
                 grown[:, :done], known[:done] = outputs[:, :done], truth[:done]
             outputs, truth = grown, known
-        outputs[:, done : done + len(inputs)], truth[done : done + len(inputs)] = logits, targets.cpu()
-        done += len(inputs)
+        outputs[:, done : done + len(targets)], truth[done : done + len(targets)] = logits, targets.cpu()
+        done += len(targets)
     return outputs[:, :done], truth[:done]

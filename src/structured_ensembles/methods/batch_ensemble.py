@@ -20,9 +20,11 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination import examined
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.origin import remember_origin
 from structured_ensembles.scaling import per_member
+from structured_ensembles.several import Inputs, batch_from, batch_size, call, joined, moved, rows_of, tensors_in
 from structured_ensembles.training import ParameterRule, Recipe, train
 from structured_ensembles.training.recipe import usual
 
@@ -53,6 +55,7 @@ def batch_ensemble(
     repeat: in training every member sees the whole batch ("tile"), or each row goes to one member ("split"), which
         costs no more than to train one network.
     """
+    data = examined(model, data, device)
     example = data.example()
     layers = called_layers(model, example).all
     network = BatchEnsembleNetwork(model, layers, members, repeat, seed)
@@ -97,15 +100,17 @@ class BatchEnsembleNetwork(nn.Module):
         """The tensors that hold a vector for each member."""
         return {f"network.{layer}.{vector}" for layer in self.layers for vector in VECTORS}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
         """(batch, …) to (members, batch, classes), or (1, batch, classes) in training if rows are split."""
-        members, batch = self.num_members, len(x)
+        inputs = batch_from(x, named)
+        members, batch = self.num_members, batch_size(inputs)
         if not (self.training and self.repeat == "split"):
-            return self.network(torch.cat([x] * members)).unflatten(0, (members, -1))
+            outputs: Tensor = call(self.network, joined([inputs] * members))
+            return outputs.unflatten(0, (members, -1))
         if batch % members == 0:
-            return self.network(x)[None]
-        filled, own = _dealt(batch, members, x.device)
-        return self.network(x[filled])[own][None]
+            return call(self.network, inputs)[None]  # type: ignore[no-any-return]
+        filled, own = _dealt(batch, members, tensors_in(inputs)[0].device)
+        return call(self.network, rows_of(inputs, filled))[own][None]  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         return f"members={self.num_members}, repeat={self.repeat}"
@@ -162,15 +167,16 @@ def _dealt(batch: int, members: int, device: torch.device) -> tuple[Tensor, Tens
 
 
 @torch.no_grad()
-def _check_rows(network: BatchEnsembleNetwork, example: Tensor) -> None:
+def _check_rows(network: BatchEnsembleNetwork, example: Inputs) -> None:
     """Whether the model keeps the rows of a batch in order, which the members in one pass rely on."""
-    example = example.to(device_of(network))
-    together = network.eval()(example)[-1]
+    example = moved(example, device_of(network))
+    together = call(network.eval(), example)[-1]
 
     def of_last(name: str, tensor: Tensor) -> Tensor:
         return tensor[-1:] if name in network.member_vectors else tensor
 
-    alone = copy_with(network, of_last, lambda _, tensor: tensor).network(example)  # type: ignore[operator]
+    last = copy_with(network, of_last, lambda _, tensor: tensor)
+    alone: Tensor = call(last.network, example)  # type: ignore[arg-type]
     if not torch.allclose(together, alone, rtol=1e-2, atol=1e-2 * float(alone.abs().max()), equal_nan=True):
         raise ValueError(
             "model mixes the rows of a batch, or does not keep them in the first dimension (sequences with "

@@ -13,6 +13,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination import examined
 from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
 from structured_ensembles.initialization import draw_weights
 from structured_ensembles.selection import Scope, select
@@ -50,6 +51,7 @@ def magnitude_ensemble(
     check_rescale(rescale, reinit=False)
     if prune is None and memory is None:
         prune = 0.5
+    data = examined(model, data, device)
     networks, subnets = [], []
     for number in range(members):
         whole = clone_of(model)

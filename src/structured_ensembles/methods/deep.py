@@ -10,6 +10,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination import examined
 from structured_ensembles.initialization import draw_weights
 from structured_ensembles.training import Recipe, train
 
@@ -27,6 +28,7 @@ def deep_ensemble(
 ) -> Ensemble:
     """The first member starts from the model's own weights, the others from weights drawn anew with other seeds."""
     check_whole("members", members)
+    data = examined(model, data, device)
     networks = [clone_of(model) for _ in range(members)]
     for number, network in enumerate(networks[1:], start=1):
         draw_weights(network, stream(seed, "weights", number))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from structured_ensembles.copying import device_of, shadow_of
+from structured_ensembles.several import Inputs, call, moved
 from structured_ensembles.tracing.walk import LAYERS
 
 
@@ -30,7 +31,7 @@ class Layers:
         return self.hidden + self.last
 
 
-def called_layers(model: nn.Module, example: Tensor) -> Layers:
+def called_layers(model: nn.Module, example: Inputs) -> Layers:
     """Run a copy of `model` on `example` (batch, …), in evaluation and in training mode.
 
     A layer that is never called is not among them, even if its weights are used in another way, such as the ones of
@@ -50,12 +51,13 @@ def called_layers(model: nn.Module, example: Tensor) -> Layers:
     for module in shadow.modules():
         if isinstance(module, LAYERS):
             module.register_forward_hook(partial(cut, names[module]))
-    example = example.to(device_of(model))
-    cuda = [example.device] if example.is_cuda else []
+    device = device_of(model)
+    example = moved(example, device)
+    cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
         for training in (False, True):
             leaves.clear()
-            outputs = tree_leaves(shadow.train(training)(example))
+            outputs = tree_leaves(call(shadow.train(training), example))
             reached = [output.sum() for output in outputs if isinstance(output, Tensor) and output.requires_grad]
             if reached:
                 found = torch.autograd.grad(torch.stack(reached).sum(), [leaf for _, leaf in leaves], allow_unused=True)

@@ -20,8 +20,10 @@ from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination import examined
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.origin import remember_origin
+from structured_ensembles.several import Inputs, batch_from, call, joined, tensors_in
 from structured_ensembles.training import Recipe, train
 
 
@@ -42,6 +44,7 @@ def mc_dropout(
     members: how many samples a prediction draws.
     probability: of an element of the output of a hidden linear layer or convolution to be dropped.
     """
+    data = examined(model, data, device)
     network = DropoutNetwork(model, called_layers(model, data.example()).hidden, members, probability, seed)
     ensemble = Ensemble([network])
     checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
@@ -74,17 +77,19 @@ class DropoutNetwork(nn.Module):
         arguments = {"members": self.num_members, "probability": self.probability, "seed": self.seed}
         return {"method": "mc_dropout", **arguments, "layers": list(self.layers)}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
         """(batch, …) to (members, batch, classes); in training one draw of dropout, (1, batch, classes)."""
+        inputs = batch_from(x, named)
         if self.training:
-            return self.network(x)[None]
+            return call(self.network, inputs)[None]  # type: ignore[no-any-return]
         members = self.num_members
-        keys = _sample_keys(x, members, self.seed)
+        keys = _sample_keys(inputs, members, self.seed)
         dropouts = [part for part in self.network.modules() if isinstance(part, SampledDropout)]
         for dropout in dropouts:
             dropout.keys, dropout.calls = keys, 0
         try:
-            return self.network(torch.cat([x] * members)).unflatten(0, (members, -1))
+            outputs: Tensor = call(self.network, joined([inputs] * members))
+            return outputs.unflatten(0, (members, -1))
         finally:
             for dropout in dropouts:
                 dropout.keys = None
@@ -143,15 +148,23 @@ def mixed(x: Tensor) -> Tensor:
     return x
 
 
-def _sample_keys(x: Tensor, members: int, seed: int) -> Tensor:
+def _sample_keys(inputs: Inputs, members: int, seed: int) -> Tensor:
     """A number for each sample of each row, (members * batch,) int32, from the row's contents."""
-    rows = x.detach().flatten(1)
+    first, *others = map(_contents, tensors_in(inputs))
+    contents = first
+    for own in others:
+        contents = own + mixed(contents)
+    samples = torch.arange(members, dtype=torch.int32, device=contents.device)
+    return mixed(contents + mixed(mixed(samples) + _as_int32(seed))[:, None]).flatten()
+
+
+def _contents(x: Tensor) -> Tensor:
+    """A hash of each row, (batch,) int32."""
+    rows = x.detach().reshape(len(x), -1)
     # To eight bits, which devices that normalise pixels with other rounding errors still agree on.
     bits = (rows.bfloat16().view(torch.int16) if rows.is_floating_point() else rows).to(torch.int32)
     positions = torch.arange(bits.shape[1], dtype=torch.int32, device=x.device)
-    contents = mixed(bits + mixed(positions)).sum(1, dtype=torch.int32)
-    samples = torch.arange(members, dtype=torch.int32, device=x.device)
-    return mixed(contents + mixed(mixed(samples) + _as_int32(seed))[:, None]).flatten()
+    return mixed(bits + mixed(positions)).sum(1, dtype=torch.int32)
 
 
 def _as_int32(number: int) -> int:

@@ -11,6 +11,7 @@ from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination import examined
 from structured_ensembles.history import History
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import usual
@@ -39,6 +40,7 @@ def snapshot_ensemble(
     cycle: its epochs; by default 50, or the recipe's epochs divided among the members if that is less.
     """
     check_whole("members", members)
+    data = examined(model, data, device)
     recipe = recipe or Recipe.named(usual(data.task))
     if cycle is None:
         cycle = min(CYCLE, recipe.epochs // members)

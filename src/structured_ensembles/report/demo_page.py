@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-import torch
 from jinja2 import Environment
 from PIL import Image
 from torch import Tensor
@@ -21,6 +20,7 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.files import write_text
 from structured_ensembles.report.figures import as_svg, entropy_histogram, kept_neurons, reliability
+from structured_ensembles.several import joined
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[O
     outcomes: ensembles with a temperature, a threshold and conformal sets.
     """
     test = data.split("test")
-    inputs = torch.cat([inputs for inputs, _ in test.batches(512)])
+    inputs = joined([inputs for inputs, _ in test.batches(512)])
     structured = next(outcome.ensemble for outcome in outcomes if outcome.ensemble.subnets is not None)
     logits, targets = predictions(structured, test)
     probabilities = combined(logits, "mean", structured.temperature)

@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from structured_ensembles.copying import copy_with, device_of
+from structured_ensembles.several import arguments, call
 
 FAKES = logging.getLogger("torch._subclasses.fake_tensor")
 
@@ -28,10 +29,10 @@ class Ghost:
 
     mode: FakeTensorMode
     model: nn.Module
-    inputs: tuple[Any, ...]
+    inputs: Any  # a tuple of positional, or a dict of keyword arguments
 
     @classmethod
-    def of(cls, model: nn.Module, inputs: tuple[Any, ...]) -> Ghost:
+    def of(cls, model: nn.Module, inputs: Any) -> Ghost:
         mode = FakeTensorMode()
         copy = copy_with(model, *[lambda _, tensor: mode.from_tensor(tensor)] * 2)
         device = device_of(model)
@@ -42,7 +43,7 @@ class Ghost:
     def export(self, model: nn.Module, training: bool = False) -> ExportedProgram:
         """The exported program of `model`, the ghost itself or a smaller one."""
         with self._running(model, training) as inputs:
-            program = torch.export.export(model, inputs, strict=False)
+            program = torch.export.export(model, *arguments(inputs), strict=False)
         _check_ids(program)
         return program
 
@@ -50,13 +51,13 @@ class Ghost:
         """Run `model`; what its code says if it fails."""
         try:
             with self._running(model, training) as inputs:
-                model(*inputs)
+                call(model, inputs)
         except Exception as error:  # the model's own code fails, in whatever way it likes
             return first_line(error)
         return None
 
     @contextmanager
-    def _running(self, model: nn.Module, training: bool) -> Iterator[tuple[Any, ...]]:
+    def _running(self, model: nn.Module, training: bool) -> Iterator[Any]:
         states = random.getstate(), np.random.get_state()  # noqa: NPY002 (a forward may draw from these)
         model.train(training)
         try:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 from structured_ensembles.data.augmentation import padding
 from structured_ensembles.data.feeds import TableFeed
+from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.data.splits import Batch
 from structured_ensembles.devices import constant
 from structured_ensembles.training.sizes import divided
@@ -25,6 +27,7 @@ def fits(feed: TableFeed) -> bool:
     inputs, targets = feed.split.inputs, feed.split.targets
     return (
         find_spec("triton") is not None
+        and isinstance(inputs, Tensor)
         and inputs.is_cuda
         and inputs.dtype == torch.uint8
         and inputs.dim() == 4
@@ -40,11 +43,12 @@ def drawn_batch(feed: TableFeed, size: int) -> Batch:
     """Return what `feed.batch(size)` returns: inputs (size, channels, height, width) and labels (size,)."""
     from structured_ensembles.training.kernels.batch import draw_images
 
-    stored, targets = feed.split.inputs, feed.split.targets
+    stored, targets, normalization = feed.split.inputs, feed.split.targets, feed.data.normalization
+    assert isinstance(stored, Tensor)
+    assert normalization is None or isinstance(normalization, Normalization)
     _, channels, height, width = stored.shape
-    normalization = feed.data.normalization
-    mean = (0.0,) * channels if normalization is None else normalization.mean
-    deviation = (1.0,) * channels if normalization is None else normalization.deviation
+    moments = Normalization((0.0,), (1.0,)) if normalization is None else normalization
+    mean, deviation = (own * channels if len(own) == 1 else own for own in (moments.mean, moments.deviation))
     images = torch.empty(size, channels, height, width, dtype=feed.dtype, device=stored.device)
     labels = torch.empty(size, dtype=targets.dtype, device=stored.device)
     draw_images[size, divided(channels * height * width, BLOCK)](

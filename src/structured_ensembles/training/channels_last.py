@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from structured_ensembles.copying import clone_of
+from structured_ensembles.several import Inputs, call
 
 
 @contextmanager
-def channels_last(networks: Iterable[nn.Module], example: Tensor, tell: Callable[[str], None]) -> Iterator[None]:
+def channels_last(networks: Iterable[nn.Module], example: Inputs, tell: Callable[[str], None]) -> Iterator[None]:
     """While this lasts, weights lie channels last, except those of networks that cannot run so.
 
     What convolutions compute then lies channels last too, which a network that flattens by `view` does not take.
@@ -26,7 +27,7 @@ def channels_last(networks: Iterable[nn.Module], example: Tensor, tell: Callable
         _store(weights, torch.contiguous_format)
 
 
-def _can(network: nn.Module, example: Tensor, tell: Callable[[str], None]) -> bool:
+def _can(network: nn.Module, example: Inputs, tell: Callable[[str], None]) -> bool:
     """Tried on a copy without hooks: the network might learn something from its first batch, a hook might count."""
     if not _weights(network):
         return False
@@ -37,9 +38,9 @@ def _can(network: nn.Module, example: Tensor, tell: Callable[[str], None]) -> bo
             layer._forward_hooks.clear()
             layer._forward_pre_hooks.clear()
         with torch.no_grad():
-            trial.eval()(example)
+            call(trial.eval(), example)
         with torch.enable_grad():
-            trial.train()(example).sum().backward()
+            call(trial.train(), example).sum().backward()
     except Exception as error:
         reason = str(error).split("\n", 1)[0]
         tell(f"weights of convolutions stay channels first, slower: with channels last the network fails: {reason}")

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
 from structured_ensembles.channels import trace
 from structured_ensembles.copying import clone_of, device_of
+from structured_ensembles.several import Inputs, arguments, each
 from structured_ensembles.shrinking import kept_size
 from structured_ensembles.training.faster import faster, hooked
 from structured_ensembles.training.halves import padded, part
@@ -28,7 +29,7 @@ class PaddingError(RuntimeError):
 
 
 def padded_shapes(
-    network: nn.Module, example: Tensor, weights: Collection[str], norms: Collection[nn.Module]
+    network: nn.Module, example: Inputs, weights: Collection[str], norms: Collection[nn.Module]
 ) -> Shapes:
     """The shapes of those weights of convolutions that can have more channels: (outputs, inputs, height, width).
 
@@ -69,7 +70,7 @@ def padded_shapes(
     return {name: shape for name, shape in shapes.items() if shape != tuple(own[name].shape)}
 
 
-def check_padding(network: nn.Module, example: Tensor, shapes: Shapes, norms: Collection[nn.Module]) -> None:
+def check_padding(network: nn.Module, example: Inputs, shapes: Shapes, norms: Collection[nn.Module]) -> None:
     """Raise `PaddingError` unless the network computes the same with weights of these shapes: tried, in float64.
 
     `trace` has seen it with fewer channels only. What looks at widths, or changes channels of zeros, is found out here.
@@ -83,12 +84,13 @@ def check_padding(network: nn.Module, example: Tensor, shapes: Shapes, norms: Co
         for layer in trial.modules():
             if isinstance(layer, _DropoutNd):
                 layer.eval()
-        inputs = example.to(device_of(trial), torch.float64)
+        device = device_of(trial)
+        inputs = each(lambda own: own.to(device, torch.float64 if own.is_floating_point() else own.dtype), example)
         for wide in ({}, shapes):
             values = {name: padded(own.detach(), wide.get(name)) for name, own in trial.named_parameters()}
             leaves = [value.requires_grad_() for value in values.values()]
             with faster([trial.get_submodule(name) for name in names], padded=True):
-                outputs = functional_call(trial, values, (inputs,), tie_weights=False)
+                outputs = functional_call(trial, values, *arguments(inputs), tie_weights=False)
             gradients = torch.autograd.grad(outputs.square().sum(), leaves, allow_unused=True, materialize_grads=True)
             sizes = [own.shape for own in trial.parameters()]
             results.append([outputs, *map(part, gradients, sizes)])

@@ -24,13 +24,14 @@ from torch import Tensor, nn
 from structured_ensembles.calibration_fit import calibrate_trained
 from structured_ensembles.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.checks import check_list, check_type, check_whole, checked_seed
-from structured_ensembles.copying import dtype_of, tensors_of
+from structured_ensembles.copying import dtype_of, tensors_of, without_nested_tensors
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
 from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.splits import TensorSplit, digest
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination import examined, warn_of_one_class
 from structured_ensembles.history import COLUMNS, History, Row
 from structured_ensembles.losses import Loss, learned_units, loss_for
 from structured_ensembles.parallel import gather, rank
@@ -91,8 +92,7 @@ def train(
     captured = _captured(recipe, where, mesh)
     if captured:
         ask_for_small_workspaces()  # before anything takes a large one
-    loss = ensemble.adopt(data, loss)
-    ensemble.to(where)
+    data, loss = _adopted(ensemble, data, loss, where)
     path = None if checkpoint is None else Path(checkpoint)
     identity = _identity(ensemble, data, recipe, seed, numbers, loss)
     earlier = _earlier(path, identity)
@@ -105,7 +105,8 @@ def train(
     cuda = [where] if where.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=cuda),
-        channels_last(ensemble.members, torch.zeros(2, *plan.shape, dtype=plan.dtype, device=where), plan.tell),
+        without_nested_tensors(ensemble),
+        channels_last(ensemble.members, plan.example(torch.zeros), plan.tell),
         Display(len(ensemble.members), recipe.epochs, plan.steps, data.task, quiet or rank() > 0) as display,
     ):
         fleet = [
@@ -141,7 +142,16 @@ def train(
             member.network.eval()
     ensemble.history = history
     calibrate_trained(ensemble, data)
+    warn_of_one_class(ensemble, data, recipe.epochs)
     return history
+
+
+def _adopted(ensemble: Ensemble, data: Data, loss: Loss | None, device: torch.device) -> tuple[Data, Loss | None]:
+    """The data as the networks take it, and the loss to train with; the ensemble then knows of both, on the device."""
+    data = examined(ensemble.members[0], data, device)
+    loss = ensemble.adopt(data, loss)
+    ensemble.to(device)
+    return data, loss
 
 
 def _epoch(engine: Engine, active: Sequence[Member], epoch: int, display: Display) -> tuple[list[float], list[Result]]:
@@ -281,7 +291,8 @@ def _identity(
     shapes = [[name, list(tensor.shape)] for name, tensor in tensors_of(ensemble).items()]
     what = {name: value for name, value in recipe.to_dict().items() if name not in ("engine", "compile", "streams")}
     name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
-    described = [shapes, data.name, digest(data.train), what, seed, list(numbers), name]
+    normalization = None if data.normalization is None else data.normalization.to_json()
+    described = [shapes, data.name, digest(data.train), normalization, what, seed, list(numbers), name]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 

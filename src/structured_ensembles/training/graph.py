@@ -16,6 +16,7 @@ import gc
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from structured_ensembles.data.feeds import Feed, TableFeed, feed_for
 from structured_ensembles.data.splits import Batch, TensorSplit
 from structured_ensembles.ensemble import combined
 from structured_ensembles.losses import mean_loss
+from structured_ensembles.several import Inputs, arguments
 from structured_ensembles.training import batch as fused_batch
 from structured_ensembles.training.eights import PaddingError, Shapes, check_padding, padded_shapes
 from structured_ensembles.training.faster import faster, hooked, replaceable
@@ -58,7 +60,7 @@ class GraphEngine:
         self.most = plan.recipe.streams  # members at a time; None: all of them
         self.kernels = True  # our own, where a network has layers that we have them for
         self.steps: dict[tuple[str, int], Step] = {}
-        self.example = torch.randn(2, *plan.shape, generator=torch.Generator().manual_seed(0))
+        self.example = plan.example(partial(_noise, torch.Generator().manual_seed(0)))
         self.proposals: dict[Hashable, Shapes] = {}
         self.padded: dict[Member, Shapes] = {}
         self._loss_modules = [plan.loss] if isinstance(plan.loss, nn.Module) else []
@@ -71,7 +73,7 @@ class GraphEngine:
         for runner in self.runners:
             runner.begin(epoch)
         for size in self.training.epoch(stream(plan.seed, "order", epoch) if self._streamed else None):
-            step = self.steps.get(("train", size))
+            step = None if self.training.odd else self.steps.get(("train", size))
             if step is None:  # an odd batch of a loader
                 self._train_step(size)
             else:
@@ -90,7 +92,8 @@ class GraphEngine:
         for runner in self.runners:
             runner.totals.zero_()
         for size in self.validation.epoch(None):
-            self.steps.get(("validate", size), partial(self._validation_step, size))()
+            step = None if self.validation.odd else self.steps.get(("validate", size))
+            (step or partial(self._validation_step, size))()
             seen += size
         rows: list[list[float]] = (torch.stack([runner.totals for runner in self.runners]) / seen).tolist()
         classifying = self.plan.data.task == "classification"
@@ -325,7 +328,9 @@ class Runner:
         inputs, targets = batch
         self.member.network.train()
         with _drawing_from(self.generator), self.plan.autocast():
-            outputs = self.compiled(inputs) if compiled else self._forward(inputs, self.halves.whole, waiting)
+            outputs = (
+                self.compiled(*arguments(inputs)) if compiled else self._forward(inputs, self.halves.whole, waiting)
+            )
         cost = mean_loss(self.plan.loss, self._stacked(outputs), targets)
         return cost, torch.autograd.grad(cost, [*self.leaves, *self.copied], allow_unused=True)
 
@@ -354,18 +359,23 @@ class Runner:
         self.member.network.eval()
         with self.plan.autocast():
             outputs = self._stacked(self._forward(inputs, self.halves.parts))
-        self.totals[0] += mean_loss(self.plan.loss, outputs, targets) * len(inputs)
+        self.totals[0] += mean_loss(self.plan.loss, outputs, targets) * len(targets)
         if self.plan.data.task == "classification":
             self.totals[1] += (combined(outputs).argmax(-1) == targets).sum()
 
-    def _forward(self, inputs: Tensor, weights: dict[str, Tensor], waiting: Waiting | None = None) -> Tensor:
+    def _forward(self, inputs: Inputs, weights: dict[str, Tensor], waiting: Waiting | None = None) -> Tensor:
         with faster(self.faster, self.padded, waiting):
-            outputs: Tensor = functional_call(self.member.network, weights, (inputs,), tie_weights=False)
+            outputs: Tensor = functional_call(self.member.network, weights, *arguments(inputs), tie_weights=False)
             return outputs.value() if isinstance(outputs, Pending) else outputs
 
     def _stacked(self, outputs: Tensor) -> Tensor:
         """Shape (members, batch, …), see `ensemble.member_outputs`."""
         return (outputs if hasattr(self.member.network, "num_members") else outputs[None]).to(self.plan.exact)
+
+
+def _noise(generator: torch.Generator, *shape: int, **_: Any) -> Tensor:
+    """On the CPU, in float32, whatever the plan says: it is cast where it is used."""
+    return torch.randn(*shape, generator=generator)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from structured_ensembles.data.splits import Batch, TensorSplit
 from structured_ensembles.ensemble import combined, member_outputs
 from structured_ensembles.losses import mean_loss
 from structured_ensembles.parallel import add_up, average_buffers
+from structured_ensembles.several import Inputs, rows_of
 from structured_ensembles.training.optimizers import optimizer_for, set_rate
 from structured_ensembles.training.plan import Member, Plan, Result
 
@@ -81,23 +82,26 @@ class LoopEngine:
         crops = draw_crops(plan.augmentation, plan.shape, len(split), seed, plan.device)
         first, order = 0, plan.member_seed("order", member, epoch)
         for stored, targets in split.batches(plan.recipe.batch_size, order, plan.device):
-            batch_crops = None if crops is None else crops[first : first + len(stored)]
-            yield plan.data.prepare(augment(stored, batch_crops), plan.dtype), targets
-            first += len(stored)
+            if crops is not None:
+                assert isinstance(stored, Tensor), "only images are cropped"
+                stored = augment(stored, crops[first : first + len(targets)])  # noqa: PLW2901
+            yield plan.data.prepare(stored, plan.dtype), targets
+            first += len(targets)
 
     def _fitting(self, targets: Tensor) -> Tensor:
         return targets.to(self.plan.exact) if targets.is_floating_point() else targets
 
-    def _share(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
+    def _share(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor, float]:
         """Cut out what this process takes of a batch; also returns which share of the batch that is."""
-        mesh, whole = self.plan.mesh, len(inputs)
+        mesh, whole = self.plan.mesh, len(targets)
         if mesh.data_places == 1:
             return inputs, targets, 1.0
         if whole < 2 * mesh.data_places:  # too few for normalisation to have two each: the first takes them all
             mine = whole if mesh.data_place == 0 else 0
-            return inputs[:mine], targets[:mine], float(mine > 0)
-        inputs, targets = (tensor[mesh.data_place :: mesh.data_places] for tensor in (inputs, targets))
-        return inputs, targets, len(inputs) / whole
+            return rows_of(inputs, slice(mine)), targets[:mine], float(mine > 0)
+        rows = slice(mesh.data_place, None, mesh.data_places)
+        targets = targets[rows]
+        return rows_of(inputs, rows), targets, len(targets) / whole
 
     @torch.no_grad()
     def validate(self, active: Sequence[Member]) -> list[Result]:
@@ -113,10 +117,10 @@ class LoopEngine:
             for index, member in enumerate(active):
                 with plan.autocast():
                     outputs = member_outputs(member.network, inputs).to(plan.exact)
-                totals[index, 0] += mean_loss(plan.loss, outputs, self._fitting(targets)) * len(inputs)
+                totals[index, 0] += mean_loss(plan.loss, outputs, self._fitting(targets)) * len(targets)
                 if classifying:
                     totals[index, 1] += (combined(outputs).argmax(-1) == targets).sum()
-            seen += len(inputs)
+            seen += len(targets)
         rows: list[list[float]] = (totals / seen).tolist()
         return [(cost, accuracy if classifying else None) for cost, accuracy in rows]
 

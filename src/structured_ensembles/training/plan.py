@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.losses import Loss
+from structured_ensembles.several import is_several, moved
 from structured_ensembles.training.mesh import Mesh
 from structured_ensembles.training.optimizers import OptimizerState
 from structured_ensembles.training.recipe import Recipe
@@ -35,7 +36,7 @@ class Plan:
     seed: int
     device: torch.device
     augmentation: Augmentation
-    shape: tuple[int, ...]  # of one input
+    shape: Any  # of one input; of several, a tuple or dict of shapes
     steps: int  # in an epoch
     dtype: torch.dtype = torch.float32  # of the networks, and so of their inputs
     mesh: Mesh = field(default_factory=Mesh)
@@ -46,6 +47,15 @@ class Plan:
         if message not in self.fallbacks:
             self.fallbacks.append(message)
             logger.warning(message)
+
+    def example(self, draw: Callable[..., Tensor]) -> Any:
+        """Two samples for trials of the networks, on the device: what `draw` makes of a shape, such as zeros.
+
+        Where only real ones will do, ids and several inputs, they are the data's.
+        """
+        if self.data.ids or is_several(self.shape):
+            return moved(self.data.example(dtype=self.dtype), self.device)
+        return draw(2, *self.shape, dtype=self.dtype, device=self.device)
 
     def member_seed(self, purpose: str, member: Member, *numbers: int) -> int:
         """Derive the seed of something a member draws for itself: its "order", "crops" or "dropout"."""

@@ -1,0 +1,44 @@
+"""batches_of(): the inputs of arrays, datasets, loaders or splits, batch after batch, to predict from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from structured_ensembles.data.arrays import as_inputs, stack_samples
+from structured_ensembles.data.splits import as_batch
+from structured_ensembles.several import Shape, batch_size, is_several, pieces
+
+
+def batches_of(x: Any, size: int, ids: bool = False, shape: Shape | None = None) -> Iterator[Any]:
+    """Batches of `size` samples; those of a loader are as it gives them.
+
+    ids: inputs are whole numbers. shape: of one input in training, which tells whether the network takes several.
+    """
+    if isinstance(x, DataLoader):
+        yield from (_without_targets(batch, shape) for batch in x)
+    elif hasattr(x, "batches"):  # a split of `Data`
+        for inputs, _ in x.batches(size):
+            yield inputs
+    else:
+        inputs = stack_samples("x", x)[0] if isinstance(x, Dataset) else as_inputs("x", x, ids)
+        if batch_size(inputs) == 0:
+            raise ValueError("x has no samples")
+        yield from pieces(inputs, size)
+
+
+def _without_targets(batch: Any, shape: Shape | None) -> Any:
+    """The inputs of what a loader gives: (inputs, targets), a dict with or without "labels", or inputs alone."""
+    if not is_several(shape):
+        return batch[0] if isinstance(batch, list | tuple) else batch
+    if isinstance(batch, Mapping):
+        return {name: own for name, own in batch.items() if name != "labels"}
+    with suppress(TypeError):
+        inputs, _ = as_batch(batch)
+        if not isinstance(inputs, Tensor):
+            return inputs
+    return tuple(batch) if isinstance(batch, list) else batch  # a list of tensors, of as many inputs

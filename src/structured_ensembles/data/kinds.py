@@ -1,0 +1,94 @@
+"""What each of several inputs holds, told by its type: pixels, whole numbers, a mask, or floats; its normalisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
+from structured_ensembles.several import Inputs, each
+
+Kind = Literal["pixels", "whole numbers", "mask", "floats"]
+Kinds = tuple[Kind, ...] | dict[str, Kind]
+
+
+def kind_of(tensor: Tensor, ids: bool = False) -> Kind:
+    """What a tensor holds. ids: uint8 are whole numbers too, not pixels."""
+    if tensor.dtype == torch.bool:
+        return "mask"
+    if tensor.is_floating_point():
+        return "floats"
+    return "pixels" if tensor.dtype == torch.uint8 and not ids else "whole numbers"
+
+
+def kinds_of(inputs: Inputs, ids: bool = False) -> Kinds | None:
+    """Of each of several inputs; None for one."""
+    return None if isinstance(inputs, Tensor) else each(partial(kind_of, ids=ids), inputs)
+
+
+def stored(tensor: Tensor, ids: bool = False) -> Tensor:
+    """One of several inputs as it is kept: whole numbers as int64, floats as float32, pixels and masks as they are."""
+    kind = kind_of(tensor, ids)
+    return tensor.long() if kind == "whole numbers" else tensor.float() if kind == "floats" else tensor
+
+
+@dataclass(frozen=True)
+class Normalizations:
+    """A normalisation, or none, for each of several inputs."""
+
+    parts: tuple[Normalization | None, ...] | dict[str, Normalization | None]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"several": each(lambda own: None if own is None else own.to_json(), self.parts)}
+
+
+def normalization_from_json(value: Any) -> Normalization | Normalizations | None:
+    """The inverse of `to_json` of one or several; None stays None."""
+    if not isinstance(value, dict):
+        return Normalization.from_json(value)
+    parts = value["several"]
+    return Normalizations(each(Normalization.from_json, tuple(parts) if isinstance(parts, list) else parts))
+
+
+def normalizations_for(
+    choice: Choice, inputs: Any, ids: bool, rows: Tensor | None = None, standardize: bool = True
+) -> Normalizations | None:
+    """What a choice means for each of several inputs, see `normalization_for`; whole numbers and masks have none."""
+
+    def for_one(own: Tensor, choice: Choice) -> Normalization | None:
+        if kind_of(own, ids) in ("whole numbers", "mask"):
+            return None
+        if choice == "imagenet" and own.dim() != 4:
+            return None
+        return normalization_for(choice, own[:, None] if own.dim() == 1 else own, rows, standardize)
+
+    found = each(for_one, inputs, _choices(choice, inputs))
+    return None if all(own is None for own in _named(found).values()) else Normalizations(found)
+
+
+def _choices(choice: Choice, inputs: Any) -> Any:
+    """A choice for each of several inputs."""
+    if choice is None or isinstance(choice, str):
+        return each(lambda _: choice, inputs)
+    if isinstance(choice, dict) and isinstance(inputs, dict) and choice.keys() <= inputs.keys():
+        return {name: choice.get(name, "auto") for name in inputs}
+    if isinstance(choice, list) and isinstance(inputs, tuple) and len(choice) == len(inputs):
+        return tuple(choice)
+    names = ", ".join(map(repr, inputs)) if isinstance(inputs, dict) else ""
+    how = f"a dict with a choice for any of {names}" if names else f"a list of {len(inputs)} choices"
+    raise ValueError(f"normalization of several inputs must be a word, which is for all, or {how}, not {choice!r}")
+
+
+def parts_of(normalization: Any, inputs: Any) -> Any:
+    """The normalisation of each of several inputs; None where there is none."""
+    if isinstance(normalization, Normalizations):
+        return normalization.parts
+    return each(lambda _: None, inputs)
+
+
+def _named(several: Any) -> dict[Any, Any]:
+    return several if isinstance(several, dict) else dict(enumerate(several))

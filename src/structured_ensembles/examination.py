@@ -1,0 +1,89 @@
+"""Look at a network and data together: before any work at what one expects of the other, afterwards at the outcome."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from structured_ensembles.copying import bystander_of, device_of, dtype_of
+from structured_ensembles.data import Data
+from structured_ensembles.data.splits import some_samples
+from structured_ensembles.devices import Device
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.inputs import check_data_ids
+from structured_ensembles.pretrained import fitted_normalization
+from structured_ensembles.several import Inputs, call, moved
+
+LOOKED_AT = 512  # validation samples
+TRAINED = 5  # epochs after which a network should tell classes apart
+RESHAPING = ("View", "Reshape", "Squeeze", "Unsqueeze", "Clone", "Copy", "Alias", "Transpose", "Permute", "Slice")
+
+
+def examined(model: nn.Module, data: Data, device: Device = "auto") -> Data:
+    """The data as the model takes it, see `fitted_normalization`; warns of outputs that cannot be meant. Once only.
+
+    Ids that the model does not know are an error.
+    """
+    if data.examined:
+        return data
+    check_data_ids(model, data)
+    data = replace(fitted_normalization(model, data, device), examined=True)
+    warn_of_probabilities(model, data)
+    return data
+
+
+def warn_of_probabilities(network: nn.Module, data: Data) -> None:
+    """Warn if a classifier ends in a softmax or a sigmoid. One that ends in a log-softmax gives logits, too."""
+    if data.task != "classification":
+        return
+    ending = None
+    with suppress(Exception):  # a network that does not fit the data: the walk itself says it better
+        inputs, _ = some_samples(data.train, 8)
+        inputs = moved(inputs, device_of(network))
+        ending = _ending(bystander_of(network), data.prepare(inputs, dtype_of(network)))
+    if ending is not None:
+        warnings.warn(
+            f"the model ends in a {ending}, but its outputs are taken for logits: the loss and `predict_proba` apply a "
+            "softmax of their own, so that it learns slowly and its probabilities come out much too even. Remove the "
+            f"{ending} from the model",
+            stacklevel=4,
+        )
+
+
+def _ending(network: nn.Module, example: Inputs) -> str | None:
+    """Whether a network ends in a softmax or a sigmoid, by its outputs for an example, and their last operation."""
+    device = device_of(network)
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
+        for parameter in network.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+        outputs: Tensor = call(network, example)
+        values = outputs.detach().double()
+        tolerance = 1e-4 if outputs.dtype in (torch.float32, torch.float64) else 2e-2
+        if values.shape[-1] > 1 and bool((values >= 0).all() & ((values.sum(-1) - 1).abs() < tolerance).all()):
+            return "softmax"
+        step = outputs.grad_fn
+        while step is not None and step.name().startswith(RESHAPING):
+            step = step.next_functions[0][0]
+        return "sigmoid" if step is not None and step.name().startswith("SigmoidBackward") else None
+
+
+def warn_of_one_class(ensemble: Ensemble, data: Data, epochs: int) -> None:
+    """Warn if after some epochs every member names one class for all validation samples, which are of several."""
+    if data.task != "classification" or epochs < TRAINED or data.validation is None or len(data.validation) == 0:
+        return
+    inputs, targets = some_samples(data.validation, LOOKED_AT)
+    labels = ensemble.logits(inputs).argmax(-1)  # (members, samples)
+    if len(targets.unique()) < 2 or bool((labels != labels[:, :1]).any()):
+        return
+    names = sorted({data.classes[label] for label in labels[:, 0].tolist()})
+    warnings.warn(
+        f"every member names one class whatever the input ({', '.join(names)}), for all {len(targets)} validation "
+        f"samples looked at: it has learned nothing. Look at the scale of the inputs (`Data`'s normalization= and "
+        "standardize=), the rate, and the number of epochs",
+        stacklevel=3,
+    )

@@ -1,0 +1,158 @@
+"""Inputs that a trained network cannot take: said in one sentence, before a pruned layer says it in its own terms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from structured_ensembles.copying import bystander_of
+from structured_ensembles.data import Data
+from structured_ensembles.data.kinds import Kinds
+from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.several import Inputs, call, each, is_several, rows_of, tensors_in
+
+TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+
+def check_shape(x: Tensor, shape: tuple[int, ...] | None, ids: bool) -> None:
+    """Compare a batch (samples, …) with the shape of one input in training; None: nothing is known.
+
+    Columns and channels have to be as many. Images may be of another size, sequences of another length.
+    """
+    if shape is None:
+        return
+    if not _fits(x, shape, ids):
+        raise ValueError(f"x must be a batch of {_described(shape, ids)}, not of shape {tuple(x.shape[1:])}")
+
+
+def _fits(x: Tensor, shape: tuple[int, ...], free: bool) -> bool:
+    """free: all sizes may be others, such as the length of a sentence."""
+    fixed = 0 if free or len(shape) == 2 else 1 if len(shape) in (1, 3) else len(shape)
+    given = tuple(x.shape[1:])
+    return len(given) == len(shape) and given[:fixed] == shape[:fixed]
+
+
+def check_several(x: Any, shape: Any, kinds: Kinds | None, limits: Any = None) -> None:
+    """Compare several inputs (samples, …) with those in training: structure, dimensions, kinds, range of ids.
+
+    shape, kinds, limits: of an ensemble; either it or `x` has several inputs. A shape of None: nothing is known.
+    """
+    if shape is None:
+        return
+    if _structure(x) != (trained := _structure(shape)):
+        raise ValueError(f"x must be {trained}, as in training, not {_structure(x)}")
+    sizes = {len(own) for own in tensors_in(x)}
+    if len(sizes) > 1:
+        raise ValueError(f"x must have as many samples in every input, not {', '.join(map(str, sorted(sizes)))}")
+    for name in shape if isinstance(shape, dict) else range(len(shape)):
+        own, kind = x[name], None if kinds is None else kinds[name]  # type: ignore[index]
+        whole = kind in ("whole numbers", "mask")
+        if not _fits(own, shape[name], whole):
+            raise ValueError(f"x[{name!r}] must have the shape {('batch', *shape[name])}, not {tuple(own.shape)}")
+        if whole and own.is_floating_point():
+            expected = "a mask" if kind == "mask" else kind
+            raise TypeError(f"x[{name!r}] must be {expected} as in training, not {own.dtype}")
+        check_ids(own, None if limits is None else limits[name], f"x[{name!r}]")
+
+
+def _structure(inputs: Any) -> str:
+    """Of inputs, or of their shapes, in words."""
+    if isinstance(inputs, dict):
+        return f"a dict of {', '.join(map(repr, sorted(inputs)))}"
+    several = isinstance(inputs, tuple) and not all(isinstance(size, int) for size in inputs)
+    return f"a tuple of {len(inputs)} inputs" if several else "one input"
+
+
+def check_ids(x: Tensor, limit: int | None, argument: str = "x") -> None:
+    """limit: how many rows the network's embedding has; None: nothing is known."""
+    if limit is None or x.numel() == 0:
+        return
+    low, high = int(x.min()), int(x.max())
+    if low < 0 or high >= limit:
+        raise ValueError(
+            f"{argument} must be ids from 0 to {limit - 1}, as many as the network knows, not {low} to {high}"
+        )
+
+
+@contextmanager
+def shape_is_blamed(x: Inputs, shape: Any, ids: bool) -> Iterator[None]:
+    """Name the shape of `x` in what a network raises, if that is not the one that it was trained on."""
+    try:
+        yield
+    except (RuntimeError, IndexError) as error:
+        given = each(lambda own: tuple(own.shape[1:]), x)
+        if shape is None or given == shape or isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise ValueError(
+            f"x must be a batch of {_described(shape, ids)}; the network does not take shape {given}: {error}"
+        ) from error
+
+
+def _described(shape: Any, ids: bool) -> str:
+    """One input, in words."""
+    if is_several(shape):
+        return f"inputs of shapes {shape}"
+    if ids:
+        return f"ids of shape {shape}"
+    if len(shape) == 1:
+        return f"inputs of shape {shape}, {shape[0]} columns"
+    if len(shape) == 3:
+        return f"inputs of shape {shape}, {shape[0]} channel{'s' * (shape[0] != 1)}"
+    return f"inputs of shape {shape}"
+
+
+def check_data_ids(network: nn.Module, data: Data) -> None:
+    """Raise an error that names the range, if data in memory have ids that the network does not know."""
+    splits = {label: getattr(data, label) for label in ("train", "validation", "test")}
+    stored = {label: split for label, split in splits.items() if isinstance(split, TensorSplit)}
+    several = any(not isinstance(split.inputs, Tensor) for split in stored.values())
+    limits = embedding_size(network, data) if data.ids or several else None
+    if limits is None:
+        return
+    for label, split in stored.items():
+
+        def check(own: Tensor, limit: int | None, label: str = label) -> None:
+            if limit is None or not own.numel():
+                return
+            low, high = int(own.min()), int(own.max())
+            if low < 0 or high >= limit:
+                raise ValueError(
+                    f"the model's embedding knows the ids from 0 to {limit - 1}, but those of the {label} split reach "
+                    f"from {low} to {high}: give the model a larger one"
+                )
+
+        each(check, rows_of(split.inputs, split.index), limits)
+
+
+def embedding_size(network: nn.Module, data: Data) -> Any:
+    """How many different ids a network takes: the rows of the embedding that gets them as they are; None if none does.
+
+    Of several, such as those of words and of positions, only those that get the ids count. Of several inputs: a number
+    or None for each.
+    """
+    inputs = each(Tensor.cpu, data.example())
+    several = not isinstance(inputs, Tensor)
+    if not (data.ids or several):
+        return None
+    parts = tensors_in(inputs)
+    sizes: list[list[int]] = [[] for _ in parts]
+
+    def look(table: Any, arguments: tuple[Any, ...]) -> None:
+        given: Any = arguments[0] if arguments else None
+        for number, part in enumerate(parts):
+            if isinstance(given, Tensor) and (given.shape[1:], given.dtype) == (part.shape[1:], part.dtype):
+                alike = torch.equal(given[: len(part)], part) if several else torch.equal(given.unique(), part.unique())
+                sizes[number] += [table.num_embeddings] * alike
+
+    with suppress(Exception), torch.no_grad():  # a network that does not fit the data says so when it is trained
+        bystander = bystander_of(network).cpu()  # an id out of range would break the CUDA context
+        for table in bystander.modules():
+            if isinstance(table, TABLES):
+                table.register_forward_pre_hook(look)
+        call(bystander, inputs)
+    limits = iter([min(own, default=None) for own in sizes])
+    return each(lambda _: next(limits), inputs)

@@ -1,0 +1,84 @@
+"""Inputs of a network: one tensor, or several: a tuple (positional arguments) or a dict (keyword arguments)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]  # each (batch, …)
+Shape = tuple[int, ...] | tuple[tuple[int, ...], ...] | dict[str, tuple[int, ...]]  # of one sample of such inputs
+
+
+def call(network: nn.Module | Callable[..., Any], inputs: Inputs) -> Any:
+    """Run a network on a batch."""
+    if isinstance(inputs, Tensor):
+        return network(inputs)
+    positional, named = arguments(inputs)
+    return network(*positional, **named)
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the keyword arguments that a network gets for a batch."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    return inputs if isinstance(inputs, tuple) else (inputs,), {}
+
+
+def batch_from(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """The batch that a network was called with: the inverse of `arguments`."""
+    if positional and named:
+        raise TypeError("several inputs must be all positional or all keyword arguments")
+    if named:
+        return dict(named)
+    return positional[0] if len(positional) == 1 else positional
+
+
+def each(function: Callable[..., Any], inputs: Any, *others: Any) -> Any:
+    """Apply a function to every input, of several batches at once if there are `others`; the same structure."""
+    if isinstance(inputs, dict):
+        return {name: function(own, *(other[name] for other in others)) for name, own in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(function(*own) for own in zip(inputs, *others, strict=True))
+    return function(inputs, *others)
+
+
+def tensors_in(inputs: Inputs) -> list[Tensor]:
+    """The inputs as a list, in their order."""
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    return list(inputs.values() if isinstance(inputs, dict) else inputs)
+
+
+def batch_size(inputs: Inputs) -> int:
+    """How many samples a batch has."""
+    return len(tensors_in(inputs)[0])
+
+
+def rows_of(inputs: Inputs, rows: Any) -> Any:
+    """Some samples of a batch: `rows` is a slice or a tensor of indices."""
+    return inputs[rows] if isinstance(inputs, Tensor) else each(lambda own: own[rows], inputs)
+
+
+def joined(batches: Sequence[Inputs]) -> Any:
+    """The samples of several batches, in one."""
+    return each(lambda *own: torch.cat(own), *batches)
+
+
+def moved(inputs: Inputs, device: torch.device | str) -> Any:
+    """The same inputs on a device."""
+    return inputs.to(device) if isinstance(inputs, Tensor) else each(lambda own: own.to(device), inputs)
+
+
+def pieces(inputs: Inputs, size: int) -> list[Any]:
+    """A batch in batches of `size` samples, the last of what is left."""
+    if isinstance(inputs, Tensor):
+        return list(inputs.split(size))
+    return [rows_of(inputs, slice(start, start + size)) for start in range(0, batch_size(inputs), size)]
+
+
+def is_several(shape: Any) -> bool:
+    """Whether a shape of `Data` or `Ensemble` is that of several inputs."""
+    return isinstance(shape, dict) or (isinstance(shape, tuple) and any(isinstance(own, tuple) for own in shape))
