@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.artifact import FORMAT
-from structured_ensembles.calibration import Calibration, apply_temperature, fit_temperature, fit_threshold
+from structured_ensembles.calibration import PRIOR, Calibration, apply_temperature, fit_temperature, fit_threshold
 from structured_ensembles.combination import combined, combined_logs, uncertainty_of
 from structured_ensembles.container import read_container, write_container
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
@@ -95,14 +95,28 @@ def test_a_fitted_temperature_follows_the_scale() -> None:
     assert fit_temperature(7 * logits, labels) == pytest.approx(7 * one)
 
 
-def test_where_all_are_right_confidence_is_what_so_many_samples_support() -> None:
+def test_where_all_are_right_only_the_prior_holds_it() -> None:
     logits = torch.randn(40, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = logits.argmax(-1)
-    found = fit_temperature(logits, labels)
-    assert float((logits / found).softmax(-1).amax(-1).mean()) == pytest.approx(41 / 42)
-    assert fit_temperature(100 * logits, labels) == 1  # surer than that already: left alone
-    assert fit_temperature(1e-4 * logits, labels) == pytest.approx(0.01)  # the lowest there is
-    assert fit_temperature(torch.zeros(5, 1), torch.zeros(5, dtype=torch.long)) == 1
+    assert fit_temperature(logits, labels) == pytest.approx(0.01)  # the lowest there is
+    assert 0.2 < fit_temperature(logits, labels, prior=8) < 0.9
+    assert fit_temperature(torch.zeros(5, 1), torch.zeros(5, dtype=torch.long), prior=8) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("number", "near"), [(20, 0.3), (300, 0.1), (5000, 0.01)])
+def test_the_prior_is_scipys_and_fades(number: int, near: float) -> None:
+    logits, labels = samples(0, 2.0, number)
+    values, truth = logits.numpy(), labels.numpy()
+
+    def cost(log: float) -> float:
+        likelihood = log_softmax(values / math.exp(log), -1)[np.arange(number), truth].sum()
+        return -float(likelihood) + 8 * (math.exp(-log) - 1 + log)
+
+    expected = math.exp(minimize_scalar(cost, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9}).x)
+    found, alone = fit_temperature(logits, labels, prior=8), fit_temperature(logits, labels)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert 1 < found < alone
+    assert found == pytest.approx(alone, rel=near)
 
 
 def test_where_all_are_wrong_the_temperature_is_the_highest_there_is() -> None:
@@ -264,11 +278,11 @@ def test_calibrate_fits_each_rule_and_prediction_applies_it() -> None:
     before = ensemble.predict_proba(x)
     assert ensemble.temperature == 1
     found = ensemble.calibrate(data)
-    assert found == ensemble.temperature == fit_temperature(logits.softmax(-1).mean(0).log(), y)
+    assert found == ensemble.temperature == fit_temperature(logits.softmax(-1).mean(0).log(), y, PRIOR)
     fitted = {rule: ensemble.calibration.temperature(rule) for rule in ("mean", "logits", "vote")}
     assert fitted == {
         "mean": found,
-        "logits": pytest.approx(fit_temperature(logits.mean(0), y)),
+        "logits": pytest.approx(fit_temperature(logits.mean(0), y, PRIOR)),
         "vote": 1,
     }
     assert fitted["logits"] > 1.05 * fitted["mean"] > 1.05  # the mean of probabilities is less sure already

@@ -20,10 +20,12 @@ from structured_ensembles.checks import check_choice, plain_number
 from structured_ensembles.conformal import Conformal, conformal_from_json, conformal_to_json
 
 LOWEST, HIGHEST = 0.01, 100.0  # bounds of a fitted temperature
-RULES: tuple[Literal["mean", "logits"], ...] = (
-    "mean",
-    "logits",
-)  # combination rules that have a temperature; votes are counted, not weighed
+RULES: tuple[Literal["mean", "logits"], ...] = ("mean", "logits")  # that have a temperature: votes have none
+# Of an ensemble's temperature: log T within ± 0.35 before any sample. Thousands of samples outweigh it; a hundred and
+# fifty, none to six of them wrong, do not, and should not. Mean NLL on test digits without a temperature, with one by
+# likelihood alone, and with this prior: 0.064, 0.578, 0.067 for 16 structured ensembles (MLPs, 143 validation images,
+# all of them right for some); 0.145, 0.137, 0.137 for 6 with 600 validation images.
+PRIOR = 8.0
 KEEP = 0.95  # share of the right predictions that the default threshold keeps
 NOTHING = -1.0  # a threshold below any entropy
 
@@ -100,28 +102,28 @@ def same_for_all_rules(temperature: float) -> dict[str, float]:
     return {} if temperature == 1 else dict.fromkeys(RULES, temperature)
 
 
-def fit_temperature(scores: Any, targets: Any) -> float:
-    """Return the temperature T that minimises the mean negative log-likelihood of softmax(scores / T).
+def fit_temperature(scores: Any, targets: Any, prior: float = 0.0) -> float:
+    """Return the temperature T that minimises the negative log-likelihood of softmax(scores / T), summed over samples.
 
     scores: logits or log-probabilities (samples, classes); the log of a probability of zero, -inf, counts as the
         smallest positive float32. targets: labels (samples,).
+    prior: the weight of the belief that no temperature is needed, which adds prior · (1/T - 1 + log T), the density of
+        a Gamma distribution of 1/T with mode 1: before any sample, log T is expected within ± 1/√prior of 0.
 
-    The likelihood is convex in 1/T, so the minimum is exact (to 1e-10), between 0.01 and 100. Where every sample is
-    right it has no minimum: it would make every prediction certain. T is then the one whose mean confidence is
-    (n+1)/(n+2), as much as n right ones of n tell (Laplace's rule of succession), and at most 1.
+    The sum is convex in 1/T, so the minimum is exact (to 1e-10), between 0.01 and 100. Without a prior it is at such a
+    bound where all samples are right, or the targets are less likely than other classes on average.
     """
     values, labels = _checked_samples(scores, targets)
     logs = _finite_logs(values.log_softmax(-1))
     chosen = logs.gather(-1, labels[:, None]).squeeze(-1)
-    if bool((chosen == logs.amax(-1)).all()):
-        return _supported_temperature(logs)
 
     def gradient(inverse: float) -> tuple[float, float]:
-        """First and second derivative of the mean negative log-likelihood by 1/T."""
+        """First and second derivative by 1/T."""
         weights = (inverse * logs).softmax(-1)
         mean = (weights * logs).sum(-1)
         variance = (weights * (logs - mean[:, None]).square()).sum(-1)
-        return float((mean - chosen).mean()), float(variance.mean())
+        first = float((mean - chosen).sum()) + prior * (1 - 1 / inverse)
+        return first, float(variance.sum()) + prior / inverse**2
 
     return 1 / _increasing_root(gradient, 1 / HIGHEST, 1 / LOWEST)
 
@@ -133,20 +135,11 @@ def apply_temperature(probabilities: Tensor, temperature: float) -> Tensor:
     return (probabilities.log() / temperature).softmax(-1)
 
 
-def _supported_temperature(logs: Tensor) -> float:
-    supported = (len(logs) + 1) / (len(logs) + 2)
-
-    def excess(inverse: float) -> tuple[float, float]:
-        return float((inverse * logs).softmax(-1).amax(-1).mean()) - supported, math.nan
-
-    return 1 / _increasing_root(excess, 1.0, 1 / LOWEST)
-
-
 def _increasing_root(function: Callable[[float], tuple[float, float]], low: float, high: float) -> float:
     """Return where an increasing function of x > 0 is zero, or the bound that is nearest to it.
 
-    function: its value and its derivative, NaN where that is not known. Newton's method; a step that leaves the bracket
-    or is not half as long as the one before becomes a bisection.
+    function: its value and its derivative. Newton's method; a step that leaves the bracket or is not half as long as
+    the one before becomes a bisection.
     """
     if function(low)[0] >= 0:
         return low

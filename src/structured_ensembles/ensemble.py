@@ -293,8 +293,8 @@ class Ensemble(nn.Module):
 
         `train` and every method do this where there is a validation split. The same samples have chosen the best epoch,
         so that the ensemble looks somewhat better on them than on new ones; where that matters, hold out others, and
-        name their `split`. Few errors tell little: of 143 digits, three of them wrong, a temperature is known to a
-        quarter.
+        name their `split`. Few samples tell little: a weak prior holds the temperature near 1 until they do, see
+        `fit_temperature`.
 
         temperature: take this one instead of fitting it; 1.0 for none.
         """
