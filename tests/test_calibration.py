@@ -19,7 +19,15 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.artifact import FORMAT
-from structured_ensembles.calibration import PRIOR, Calibration, apply_temperature, fit_temperature, fit_threshold
+from structured_ensembles.calibration import (
+    FEW_ERRORS,
+    PRIOR,
+    Calibration,
+    apply_temperature,
+    fit_supported_temperature,
+    fit_temperature,
+    fit_threshold,
+)
 from structured_ensembles.combination import combined, combined_logs, uncertainty_of
 from structured_ensembles.container import read_container, write_container
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
@@ -101,6 +109,16 @@ def test_where_all_are_right_only_the_prior_holds_it() -> None:
     assert fit_temperature(logits, labels) == pytest.approx(0.01)  # the lowest there is
     assert 0.2 < fit_temperature(logits, labels, prior=8) < 0.9
     assert fit_temperature(torch.zeros(5, 1), torch.zeros(5, dtype=torch.long), prior=8) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("errors", [0, FEW_ERRORS - 1, FEW_ERRORS, 40])
+def test_the_prior_counts_only_where_errors_are_few(errors: int) -> None:
+    """With ten errors or more, an ensemble's temperature is the exact minimiser of the likelihood."""
+    generator = torch.Generator().manual_seed(1)
+    logits = 3 * torch.randn(300, 4, generator=generator).double()
+    labels = logits.argmax(-1)
+    labels[:errors] = logits[:errors].topk(2).indices[:, 1]
+    assert fit_supported_temperature(logits, labels) == fit_temperature(logits, labels, PRIOR if errors < 10 else 0)
 
 
 @pytest.mark.parametrize(("number", "near"), [(20, 0.3), (300, 0.1), (5000, 0.01)])
@@ -278,11 +296,11 @@ def test_calibrate_fits_each_rule_and_prediction_applies_it() -> None:
     before = ensemble.predict_proba(x)
     assert ensemble.temperature == 1
     found = ensemble.calibrate(data)
-    assert found == ensemble.temperature == fit_temperature(logits.softmax(-1).mean(0).log(), y, PRIOR)
+    assert found == ensemble.temperature == fit_temperature(logits.softmax(-1).mean(0).log(), y)
     fitted = {rule: ensemble.calibration.temperature(rule) for rule in ("mean", "logits", "vote")}
     assert fitted == {
         "mean": found,
-        "logits": pytest.approx(fit_temperature(logits.mean(0), y, PRIOR)),
+        "logits": pytest.approx(fit_temperature(logits.mean(0), y)),
         "vote": 1,
     }
     assert fitted["logits"] > 1.05 * fitted["mean"] > 1.05  # the mean of probabilities is less sure already

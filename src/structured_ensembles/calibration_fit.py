@@ -11,11 +11,10 @@ from torch import Tensor
 from structured_ensembles.calibration import (
     KEEP,
     NOTHING,
-    PRIOR,
     RULES,
     Calibration,
     ThresholdRule,
-    fit_temperature,
+    fit_supported_temperature,
     fit_threshold,
     same_for_all_rules,
 )
@@ -110,7 +109,7 @@ def _fitted(logits: Tensor, targets: Tensor, before: Calibration, temperature: f
         given = f"{tuple(logits.shape[2:])} for each sample"
         raise ValueError(f"a temperature needs members that give one logit for each class, but they give {given}")
     if temperature is None:
-        temperatures = {str(rule): fit_temperature(_exact_logs(logits, rule), targets, PRIOR) for rule in RULES}
+        temperatures = {str(rule): fit_supported_temperature(_exact_logs(logits, rule), targets) for rule in RULES}
     else:
         temperatures = same_for_all_rules(temperature)
     found = replace(before, temperatures=temperatures, paper_threshold=percentile_of_right(logits, targets))

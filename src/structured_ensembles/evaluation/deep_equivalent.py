@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from structured_ensembles.calibration import PRIOR, fit_temperature
+from structured_ensembles.calibration import fit_supported_temperature
 from structured_ensembles.combination import Combine, combined_logs
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import SplitName
@@ -44,7 +44,7 @@ def calibrated_nlls(validation: Predicted, test: Predicted, combine: Combine = "
     (held_out, labels), (logits, targets) = validation, test
     found = []
     for number in range(1, len(logits) + 1):
-        temperature = fit_temperature(combined_logs(held_out[:number].double(), combine), labels, PRIOR)
+        temperature = fit_supported_temperature(combined_logs(held_out[:number].double(), combine), labels)
         probabilities = (combined_logs(logits[:number].double(), combine) / temperature).softmax(-1)
         found.append(negative_log_likelihood(probabilities, targets))
     return found
