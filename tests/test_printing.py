@@ -43,6 +43,10 @@ def test_history() -> None:
     assert lines[2].split() == ["0", "2", "1.0000", "1.0000", "0.7500"]
     assert lines[3].split() == ["1", "1", "2.0000", "1.5000", "0.4000"]
     assert lines[-1] == "2 epochs in 3.0 s"
+    history.add_engine("graph", ["something is slower"])
+    history.add_engine("loop", ["something is slower", "all is slower"])
+    assert str(history).splitlines()[-1] == "2 epochs in 3.0 s, engine: graph, then loop"
+    assert history.fallbacks == ["something is slower", "all is slower"]
     history.stopped[1] = "no better validation result for 1 epochs"
     assert str(history).splitlines()[3].endswith("0.4000  no better validation result for 1 epochs")
     without = str(History([row(0, 0, 2.0, None, None)])).splitlines()

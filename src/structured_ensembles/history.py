@@ -30,7 +30,8 @@ class History:
             header = (*header, "stopped")
             rows = [(*row, self.stopped.get(member, "")) for member, row in zip(members, rows, strict=True)]
         table = text_table(header, rows)
-        return f"{table}\n{self.epochs} epochs in {self.seconds:.1f} s, engine: {self.engine}"
+        engine = f", engine: {self.engine}" if self.engines else ""
+        return f"{table}\n{self.epochs} epochs in {self.seconds:.1f} s{engine}"
 
     def _line(self, member: int) -> tuple[str, ...]:
         rows = self.of(member)
