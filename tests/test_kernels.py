@@ -275,20 +275,23 @@ def test_what_no_kernel_is_to_blame_for_trains_in_the_loop(
     assert warmed_up == [1, 1]
 
 
-def check_drawn_batch(augmentation: str, shape: tuple[int, int, int], device: str) -> None:
+def check_drawn_batch(
+    augmentation: str, shape: tuple[int, int, int], device: str, normalization: str = "standard"
+) -> None:
     """Compare the kernel with the feed's own twenty operations, for a whole and for the last, smaller batch."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (50, *shape), dtype=torch.uint8, generator=generator)
-    data = se.Data.from_arrays(images, torch.arange(50) % 7, classes=7, validation=0.2).to(device)
+    labels = torch.arange(50) % 7
+    data = se.Data.from_arrays(images, labels, classes=7, validation=0.2, normalization=normalization).to(device)
     assert isinstance(data.train, TensorSplit)
     feed = TableFeed(data.train, data, 16, augmentation, torch.float32)  # type: ignore[arg-type]
     feed.shuffle(5, 6)
     for step, size in enumerate(feed.batches):
         feed.step.fill_(step)
-        inputs, labels = batch.drawn_batch(feed, size)
+        inputs, drawn_labels = batch.drawn_batch(feed, size)
         expected, expected_labels = feed.batch(size)
         torch.testing.assert_close(inputs, expected, rtol=1e-5, atol=1e-6)
-        assert torch.equal(labels, expected_labels)
+        assert torch.equal(drawn_labels, expected_labels)
     assert [step, size] == [2, 10]
 
 
@@ -296,3 +299,5 @@ def check_drawn_batch(augmentation: str, shape: tuple[int, int, int], device: st
 @pytest.mark.parametrize("augmentation", ["none", "crop", "crop+flip"])
 def test_a_batch_drawn_in_one_kernel_is_the_one_drawn_in_many(augmentation: str) -> None:
     check_drawn_batch(augmentation, (3, 9, 12), "cpu")
+    for normalization in ("none", "unit", "imagenet"):
+        check_drawn_batch(augmentation, (3, 9, 12), "cpu", normalization)

@@ -112,6 +112,13 @@ def test_the_sentences_about_memory() -> None:
         assert own["ours, graph"]["allocated_MiB"] <= 1.3 * own["ours, loop"]["allocated_MiB"]
 
 
+def test_the_sentence_about_the_time_of_own_batches() -> None:
+    rows = {(row["name"], row["members"]): row["ms"] for row in recorded("fleet-own-batches-h200")}
+    ours = f"one takes {rows['ours, graph', 1]:.2f} and five take {rows['ours, graph', 5]:.2f} ms"
+    assert f"{ours}, where one full network in plain PyTorch took {rows['one full network, eager', 5]:.1f} ms" in TEXT
+    assert rows["ours, graph", 5] <= 2.6
+
+
 def test_the_sentence_about_own_and_shared_batches() -> None:
     means: dict[tuple[str, str, str], str] = {}
     for arm in ("deep-modern", "deep-paper", "structured-modern"):

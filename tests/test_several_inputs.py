@@ -272,7 +272,7 @@ def test_a_normalisation_for_each_input() -> None:
     torch.testing.assert_close(example["b"], expected, rtol=1e-3, atol=1e-3)
     kept = normalization_from_json(json.loads(json.dumps(data.normalization.to_json())))  # type: ignore[union-attr]
     assert kept == data.normalization
-    assert kept.parts["a"] == Normalization((0.0,) * 3, (1 / 255,) * 3)  # type: ignore[union-attr, call-overload, index]
+    assert kept.parts["a"] == Normalization((0.0,), (1 / 255,))  # type: ignore[union-attr, call-overload, index]
     plain = se.Data.from_arrays((pictures, columns), labels, validation=0, standardize=False, normalization="unit")
     assert plain.normalization is None
     assert torch.equal(plain.example(8)[0], pictures / 255)

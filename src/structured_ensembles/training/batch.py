@@ -1,8 +1,8 @@
 """Draw a member's batch in one kernel: look up, crop, flip and normalise the images, look up the labels.
 
 Every member draws its own. In PyTorch that takes twenty small kernels for each, and a fleet is bound by the number of
-its kernels: with this one, five members draw theirs in less time than one batch for all took before
-(benchmarks/fleet.py, benchmarks/results/fleet-h200.json).
+its kernels. With this one, a step of five ResNet20s takes 2.54 ms on an H200; when they shared one batch, drawn by
+those twenty, it took 2.56 (fleet-own-batches-h200.json and fleet-h200.json in benchmarks/results).
 """
 
 from __future__ import annotations
