@@ -16,6 +16,7 @@ from torch import nn
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.cli.predict import read_picture
+from structured_ensembles.data.digits import read_digits
 
 QUICK = ["--model", "mlp", "--epochs", "2", "--members", "2", "--quiet", "true"]
 
@@ -365,7 +366,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )
-    data = se.load_data("digits")
+    data = read_digits(test_share=1 / 2, validation_share=1 / 3)
     loaded = {name: se.Ensemble.load(tmp_path / f"{name}.safetensors") for name in ("single", "deep", "structured")}
     figures = {name: se.evaluate(ensemble, data) for name, ensemble in loaded.items()}
     for own in figures.values():  # before and after temperature, and the sets, of every method

@@ -72,7 +72,7 @@ def calibrated_nll(ensemble: se.Ensemble, data: se.Data, members: int) -> float:
         return -float(log_softmax(scores / temperature, -1)[np.arange(len(labels)), labels].mean())
 
     def cost(temperature: float, scores: np.ndarray, labels: np.ndarray) -> float:
-        prior = 8 if (scores.argmax(-1) != labels).sum() < 10 else 0
+        prior = 8 if (scores.argmax(-1) != labels).sum() < 3 else 0
         return len(labels) * nll(temperature, scores, labels) + prior * (1 / temperature - 1 + math.log(temperature))
 
     found = minimize_scalar(cost, bounds=(0.05, 20), args=logs(data.validation), method="bounded")

@@ -56,7 +56,8 @@ def _fitted_all(before: Calibration, outputs: Tensor, targets: Tensor, task: Tas
     if not enough:
         return found
     probabilities = exact_probabilities(outputs, found.temperature("mean"))
-    return replace(found, conformal=fit_sets(probabilities, targets, COVERAGE))
+    # Not "thr": where an ensemble is right more often than the coverage, some of its sets are empty.
+    return replace(found, conformal=fit_sets(probabilities, targets, COVERAGE, "aps"))
 
 
 def fit_calibration(ensemble: Ensemble, data: Data, split: SplitName, temperature: float | None) -> Calibration:

@@ -293,8 +293,8 @@ class Ensemble(nn.Module):
 
         `train` and every method do this where there is a validation split. The same samples have chosen the best epoch,
         so that the ensemble looks somewhat better on them than on new ones; where that matters, hold out others, and
-        name their `split`. It is the exact minimiser of the negative log-likelihood; only where fewer than ten samples
-        are wrong, which tells too little, does a weak prior hold it near 1 (`calibration.fit_supported_temperature`).
+        name their `split`. It is the exact minimiser of the negative log-likelihood; only where fewer than three
+        samples are wrong, which tells too little, does a weak prior hold it near 1 (see `fit_supported_temperature`).
 
         temperature: take this one instead of fitting it; 1.0 for none.
         """

@@ -9,7 +9,7 @@ import torch
 
 from structured_ensembles import zoo
 from structured_ensembles.channels import trace
-from structured_ensembles.data import load_data
+from structured_ensembles.data.digits import read_digits
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.methods import METHODS
@@ -17,7 +17,7 @@ from structured_ensembles.report.demo_page import Outcome, write_page
 from structured_ensembles.tables import text_table
 from structured_ensembles.training import Recipe
 
-EPOCHS = 12
+EPOCHS = 20
 COVERAGE = 0.99  # of the prediction sets: below the accuracy, most sets would have one class anyway
 
 
@@ -31,7 +31,8 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0, epochs: int = EPOCHS) -> 
 
     """
     start = time.perf_counter()
-    data = load_data("digits", seed=seed)
+    # On the usual 359 test images even a perfect ensemble has an ECE of 2 %: half of the images shows calibration.
+    data = read_digits(seed, test_share=1 / 2, validation_share=1 / 3)
     torch.manual_seed(seed)
     model = zoo.resnet20(num_classes=data.num_classes, in_channels=1)
     graph = trace(model, data.example())
