@@ -205,6 +205,13 @@ def checked_rule(name: Any, share: Any) -> ThresholdRule:
     return name, float(share)
 
 
+def threshold_rule(keep: float | None, risk: float | None) -> ThresholdRule:
+    """Return the rule that exactly one of the two shares asks for."""
+    if (keep is None) == (risk is None):
+        raise ValueError(f"give either keep, such as 0.95, or risk, such as 0.01, not keep={keep!r}, risk={risk!r}")
+    return checked_rule("keep", keep) if risk is None else checked_rule("risk", risk)
+
+
 def checked_threshold(given: Any, argument: str = "threshold") -> float | None:
     """A threshold as a float, or None; a ValueError unless it is a finite number."""
     number = plain_number(given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 from structured_ensembles.batching import batches_of
 from structured_ensembles.calibration import (
     Calibration,
-    checked_rule,
     checked_temperature,
     checked_threshold,
     same_for_all_rules,
+    threshold_rule,
 )
 from structured_ensembles.checks import check_choice, check_type
 from structured_ensembles.combination import (
@@ -36,9 +35,10 @@ from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.dataset import SplitName, Task, prepared
 from structured_ensembles.data.kinds import Kinds, Normalizations
+from structured_ensembles.ensemble_state import extra_tensors, pop_extra
 from structured_ensembles.gaussian import Gaussians, gaussian_nll, mean_and_spread, moments
 from structured_ensembles.history import History
-from structured_ensembles.inputs import check_ids, check_several, check_shape, embedding_size, shape_is_blamed
+from structured_ensembles.inputs import check_inputs, embedding_size, shape_is_blamed
 from structured_ensembles.losses import Loss
 from structured_ensembles.replays import Replays
 from structured_ensembles.scaling import one_tensor
@@ -136,21 +136,13 @@ class Ensemble(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.units is not None:
-            destination[f"{prefix}units"] = torch.tensor([self.units.deviation, *self.units.mean], dtype=torch.double)
-        if self.gaussian:
-            destination[f"{prefix}gaussian"] = torch.tensor(True)
-        if self.calibration.fitted:
-            text = json.dumps(self.calibration.to_json()).encode()
-            destination[f"{prefix}calibration"] = torch.tensor(list(text), dtype=torch.uint8)
+        for name, tensor in extra_tensors(self.units, self.gaussian, self.calibration).items():
+            destination[f"{prefix}{name}"] = tensor
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
-        found = state_dict.pop(f"{prefix}units", None)
-        self.units = None if found is None else Units(tuple(found[1:].tolist()), float(found[0]))
-        self.gaussian = bool(state_dict.pop(f"{prefix}gaussian", False))
-        text = state_dict.pop(f"{prefix}calibration", None)
-        if text is not None:
-            self.calibration = Calibration.from_json(json.loads(bytes(text.tolist())))
+        self.units, self.gaussian, calibration = pop_extra(state_dict, prefix)
+        if calibration is not None:
+            self.calibration = calibration
         elif self.calibration.fitted:  # for other weights than these
             self.calibration = Calibration()
         super()._load_from_state_dict(state_dict, prefix, *others)
@@ -233,7 +225,7 @@ class Ensemble(nn.Module):
                 "distribution needs networks that give a mean and a variance, trained with loss=gaussian_nll; "
                 "this ensemble has predict and spread"
             )
-        return Gaussians(*self.logits(x, batch_size).chunk(2, -1))
+        return Gaussians.from_outputs(self.logits(x, batch_size))
 
     def keep(self, x: Any, batch_size: int = 512) -> Tensor:
         """Whether each prediction is sure enough to be kept: booleans (samples,), entropy at most `threshold`."""
@@ -316,9 +308,7 @@ class Ensemble(nn.Module):
         """
         from structured_ensembles.calibration_fit import fit_threshold_on
 
-        if (keep is None) == (risk is None):
-            raise ValueError(f"give either keep, such as 0.95, or risk, such as 0.01, not keep={keep!r}, risk={risk!r}")
-        rule = checked_rule("keep", keep) if risk is None else checked_rule("risk", risk)
+        rule = threshold_rule(keep, risk)
         self._check_classification("threshold_for")
         self.calibration, threshold = fit_threshold_on(self, data, split, rule)
         return threshold
@@ -355,18 +345,13 @@ class Ensemble(nn.Module):
         return temperature
 
     def _outputs(self, x: Any) -> Tensor:
-        """Of a batch (samples, …) such as it was trained on: (members, samples, …), on the CPU."""
-        if not isinstance(x, Tensor) or is_several(self.input_shape):
-            check_several(x, self.input_shape, self.input_kinds, self.id_limit)
-        else:
-            check_shape(x, self.input_shape, self.ids)
-        if self.ids and isinstance(x, Tensor):
-            check_ids(x, self.id_limit)
+        """Return the outputs (members, samples, …) of a batch (samples, …), on the CPU; check its inputs first."""
+        check_inputs(x, self.input_shape, self.input_kinds, self.ids, self.id_limit)
         with shape_is_blamed(x, self.input_shape, self.ids):
             return self(moved(x, device_of(self))).cpu()  # type: ignore[no-any-return]
 
     def _like_targets(self, values: Tensor) -> Tensor:
-        """Values of samples (samples, …) in the shape that targets have, if they are as many."""
+        """Reshape values (samples, …) to the shape of the targets, where they have as many numbers."""
         shape = None if self.target_shape is None else (len(values), *self.target_shape)
         return values if shape is None or math.prod(shape) != values.numel() else values.reshape(shape)
 

@@ -65,6 +65,11 @@ class Gaussians:
     means: Tensor
     deviations: Tensor
 
+    @classmethod
+    def from_outputs(cls, outputs: Tensor) -> Gaussians:
+        """Split an ensemble's outputs (members, samples, 2 * values) into means and deviations."""
+        return cls(*outputs.chunk(2, -1))
+
     @property
     def mean(self) -> Tensor:
         """Of the mixture, (samples, values)."""
@@ -117,5 +122,5 @@ def mean_and_spread(outputs: Tensor, gaussian: bool) -> tuple[Tensor, Tensor]:
     """
     if not gaussian:
         return outputs.mean(0), outputs.std(0, correction=0)
-    mixture = Gaussians(*outputs.chunk(2, -1))
+    mixture = Gaussians.from_outputs(outputs)
     return mixture.mean, mixture.deviation

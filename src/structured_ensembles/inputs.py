@@ -18,6 +18,19 @@ from structured_ensembles.several import Inputs, call, each, is_several, rows_of
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
+def check_inputs(x: Inputs, shape: Any, kinds: Kinds | None, ids: bool, limits: Any) -> None:
+    """Raise an error that names the difference if a batch (samples, …) is not such as an ensemble was trained on.
+
+    shape, kinds, ids, limits: `input_shape`, `input_kinds`, `ids` and `id_limit` of the ensemble.
+    """
+    if not isinstance(x, Tensor) or is_several(shape):
+        check_several(x, shape, kinds, limits)
+    else:
+        check_shape(x, shape, ids)
+    if ids and isinstance(x, Tensor):
+        check_ids(x, limits)
+
+
 def check_shape(x: Tensor, shape: tuple[int, ...] | None, ids: bool) -> None:
     """Compare a batch (samples, …) with the shape of one input in training; None: nothing is known.
 

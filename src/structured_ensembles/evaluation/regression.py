@@ -59,7 +59,7 @@ def loss_figures(ensemble: Ensemble, loss: Loss, outputs: Tensor, targets: Tenso
     `gaussian_nll` it is the likelihood of the mixture.
     """
     if ensemble.gaussian and loss is gaussian_nll:
-        found = gaussian_figures(Gaussians(*outputs.chunk(2, -1)), targets)
+        found = gaussian_figures(Gaussians.from_outputs(outputs), targets)
         return {"loss": found["nll"], "member_loss": found["member_nll"]}
     device = device_of(ensemble)  # where a loss may have tensors of its own, as in training
     outputs, targets = outputs.to(device), targets.to(device)
