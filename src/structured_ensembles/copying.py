@@ -116,10 +116,15 @@ def bystander_of(model: nn.Module) -> nn.Module:
     Where hooks are part of what it computes, it computes something else.
     """
     shadow = shadow_of(model).eval()
-    for module in shadow.modules():
+    clear_hooks(shadow)
+    return shadow
+
+
+def clear_hooks(model: nn.Module) -> None:
+    """Remove the forward hooks of a copy; those of the original stay."""
+    for module in model.modules():
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
-    return shadow
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -29,6 +29,7 @@ from structured_ensembles.data.splits import Batch, TensorSplit
 from structured_ensembles.ensemble import combined
 from structured_ensembles.losses import mean_loss
 from structured_ensembles.several import Inputs, arguments
+from structured_ensembles.tracing.ghost import first_line
 from structured_ensembles.training import batch as fused_batch
 from structured_ensembles.training.eights import PaddingError, Shapes, check_padding, padded_shapes
 from structured_ensembles.training.faster import faster, hooked, replaceable
@@ -315,7 +316,7 @@ class Runner:
         except Exception as error:
             if not waiting.used:
                 raise
-            reason = str(error).split("\n", 1)[0]
+            reason = first_line(error)
         # Here the error is gone, and with it the activations that it held.
         self.joined = False
         derived = self._passed(batch, compiled, None)
