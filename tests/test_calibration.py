@@ -535,7 +535,7 @@ def test_files_of_earlier_versions_have_the_papers_threshold(tmp_path: Path) -> 
 def odd_values() -> Iterator[tuple[str, object, str]]:
     yield "temperatures", {"mean": 0}, "temperature must be"
     yield "temperatures", {"mean": None}, "temperature must be"
-    yield "temperatures", {"vote": 2.0}, "temperatures must be of mean and logits"
+    yield "temperatures", {"vote": 2.0}, "temperatures must be a dict with entries of mean and logits only"
     yield "temperatures", [1.0], "temperatures must be"
     yield "threshold", "high", "threshold must be"
     yield "threshold", math.nan, "threshold must be"
@@ -543,7 +543,7 @@ def odd_values() -> Iterator[tuple[str, object, str]]:
     yield "threshold_rule", ["keep"], "threshold_rule must be"
     yield "threshold_rule", ["hope", 0.5], "must be one of"
     yield "threshold_rule", ["keep", 95], "keep must be"
-    yield "conformal", {}, "conformal must be"
+    yield "conformal", {}, "conformal must have"
     yield "conformal", {"coverage": 0.9, "limits": [1.0, 2.0], "floors": [1.0]}, "limits and floors"
     yield "conformal", {"coverage": 0.9, "limits": [-1.0], "floors": [1.0]}, "a limit must be"
     sets = {"method": "thr", "coverage": 0.9, "limit": 0.5, "penalty": 0.01, "free_ranks": 5}
@@ -560,7 +560,7 @@ def test_odd_values_in_a_file_are_told(kept: se.Ensemble, tmp_path: Path) -> Non
         odd = json.loads(json.dumps(structure))
         odd["calibration"][name] = value
         write_container(path, FORMAT, 4, odd, tensors)
-        with pytest.raises(se.ArtifactError, match=f"odd-{number} has a calibration that cannot be: .*{message}"):
+        with pytest.raises(se.ArtifactError, match=f"odd-{number} has an invalid calibration: .*{message}"):
             se.Ensemble.load(path)
     write_container(tmp_path / "odd", FORMAT, 4, {**structure, "calibration": [1]}, tensors)
     with pytest.raises(se.ArtifactError, match="must have the entries"):

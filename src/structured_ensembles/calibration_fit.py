@@ -1,4 +1,4 @@
-"""Fit an ensemble's calibration on a split: one pass over its samples, then the plain functions on what comes out."""
+"""Fit an ensemble's calibration on a split: predict its samples once, then fit to the outputs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _fitted_all(before: Calibration, outputs: Tensor, targets: Tensor, task: Tas
 
 
 def fit_calibration(ensemble: Ensemble, data: Data, split: SplitName, temperature: float | None) -> Calibration:
-    """Fit temperatures (or take the given one), and on their scale again what the ensemble had: see `calibrate`."""
+    """Fit temperatures (or take the given one), then refit what depends on them: see `Ensemble.calibrate`."""
     logits, targets = _checked_predictions(ensemble, data, split)
     return _fitted(logits, targets, ensemble.calibration, temperature)
 
@@ -68,7 +68,7 @@ def fit_calibration(ensemble: Ensemble, data: Data, split: SplitName, temperatur
 def fit_threshold_on(
     ensemble: Ensemble, data: Data, split: SplitName, rule: ThresholdRule
 ) -> tuple[Calibration, float]:
-    """Fit the threshold at the ensemble's temperature, kept and by itself; see `threshold_for`."""
+    """Fit the threshold at the ensemble's temperature; return the new calibration and the threshold."""
     logits, targets = _checked_predictions(ensemble, data, split)
     threshold = _threshold(ensemble.calibration, logits, targets, rule)
     return replace(ensemble.calibration, threshold=threshold, threshold_rule=rule), threshold
@@ -83,7 +83,7 @@ def fit_conformal(
     penalty: float,
     free_ranks: int,
 ) -> Conformal:
-    """Fit sets, or intervals, at the ensemble's temperature; see `conformal`."""
+    """Fit sets, or intervals, at the ensemble's temperature; see `Ensemble.conformal`."""
     if ensemble.task == "regression" and method != "thr":
         raise ValueError(f"method must be left out for a regression, whose intervals have only one, not {method!r}")
     outputs, targets = _checked_predictions(ensemble, data, split)
@@ -104,7 +104,7 @@ def _checked_predictions(ensemble: Ensemble, data: Data, split: SplitName) -> tu
 
 
 def _fitted(logits: Tensor, targets: Tensor, before: Calibration, temperature: float | None) -> Calibration:
-    """logits: (members, samples, classes)."""
+    """Fit temperatures, thresholds and, if there were some, sets to logits (members, samples, classes)."""
     if logits.dim() != 3:
         given = f"{tuple(logits.shape[2:])} for each sample"
         raise ValueError(f"a temperature needs members that give one logit for each class, but they give {given}")

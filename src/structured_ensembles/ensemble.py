@@ -179,7 +179,7 @@ class Ensemble(nn.Module):
     # Prediction -----------------------------------------------------------------------------------------------------
 
     def logits(self, x: Any, batch_size: int = 512) -> Tensor:
-        """Outputs (members, samples, classes) for arrays, tensors, datasets or loaders, in evaluation mode.
+        """Return outputs (members, samples, classes) for arrays, tensors, datasets or loaders, in evaluation mode.
 
         x: for networks of several inputs a tuple or dict of arrays, or a dataset or loader of such.
         """
@@ -190,7 +190,7 @@ class Ensemble(nn.Module):
     def predict_proba(
         self, x: Any, combine: Combine = "mean", batch_size: int = 512, temperature: float | None = None
     ) -> Tensor:
-        """Probabilities (samples, classes): the mean of the members' probabilities, of their logits, or their votes.
+        """Return probabilities (samples, classes): by the mean of the members' probabilities or logits, or by votes.
 
         temperature: by default the one that `calibrate` has fitted for this rule; 1.0 for none. Votes have none.
         """
@@ -200,26 +200,26 @@ class Ensemble(nn.Module):
         return combined(self.logits(x, batch_size), combine, temperature)
 
     def predict(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
-        """Labels (samples,); for regression the mean of the members' values (or means), in the shape of the targets."""
+        """Return labels (samples,); for regression the mean of the members' values, in the shape of the targets."""
         if self.task == "regression":
             return self._like_targets(mean_and_spread(self.logits(x, batch_size), self.gaussian)[0])
         return self.predict_proba(x, combine, batch_size, temperature=1.0).argmax(-1)  # which changes no label
 
     def uncertainty(self, x: Any, batch_size: int = 512, temperature: float | None = None) -> Uncertainty:
-        """How unsure the ensemble is of each sample; temperature: as in `predict_proba`."""
+        """Return the uncertainty of each sample; temperature: as in `predict_proba`."""
         self._check_classification("uncertainty")
         temperature = self._temperature(temperature, "mean")
         return uncertainty_of(self.logits(x, batch_size), temperature)
 
     def spread(self, x: Any, batch_size: int = 512) -> Tensor:
-        """For regression: the standard deviation of the members' values, in the shape of the targets.
+        """Return, for regression, the standard deviation of the members' values, in the shape of the targets.
 
         With Gaussian heads it is the deviation of a target, noise included; `distribution` has its parts.
         """
         return self._like_targets(mean_and_spread(self.logits(x, batch_size), self.gaussian)[1])
 
     def distribution(self, x: Any, batch_size: int = 512) -> Gaussians:
-        """For Gaussian heads: mean, deviation with its aleatoric and epistemic part, likelihoods and intervals."""
+        """Return, for Gaussian heads, the predicted distributions: mean, deviation and its parts, NLL, intervals."""
         if not self.gaussian:
             raise ValueError(
                 "distribution needs networks that give a mean and a variance, trained with loss=gaussian_nll; "
@@ -228,13 +228,13 @@ class Ensemble(nn.Module):
         return Gaussians.from_outputs(self.logits(x, batch_size))
 
     def keep(self, x: Any, batch_size: int = 512) -> Tensor:
-        """Whether each prediction is sure enough to be kept: booleans (samples,), entropy at most `threshold`."""
+        """Tell which predictions to keep: booleans (samples,), true where the entropy is at most `threshold`."""
         if self.threshold is None:
             raise ValueError("there is no threshold yet: threshold_for(data, keep=0.95) fits one")
         return self.uncertainty(x, batch_size).entropy.double() <= self.threshold
 
     def predict_set(self, x: Any, batch_size: int = 512) -> Tensor:
-        """The classes that may be the right one: booleans (samples, classes), by what `conformal` has fitted."""
+        """Return the prediction sets that `conformal` has fitted: booleans (samples, classes)."""
         if self.task == "regression":
             raise ValueError("predict_set is for classification; for regression there is predict_interval")
         rule = self.calibration.conformal
@@ -243,7 +243,7 @@ class Ensemble(nn.Module):
         return rule.sets(exact_probabilities(self.logits(x, batch_size), self.temperature))
 
     def predict_interval(self, x: Any, batch_size: int = 512) -> tuple[Tensor, Tensor]:
-        """For regression: lower and upper ends, in the shape of the targets, by what `conformal` has fitted."""
+        """Return, for regression, ends of the intervals that `conformal` has fitted, in the shape of the targets."""
         if self.task != "regression":
             raise ValueError("predict_interval is for regression; for classification there is predict_set")
         rule = self.calibration.conformal
@@ -256,10 +256,10 @@ class Ensemble(nn.Module):
 
     @property
     def temperature(self) -> float:
-        """Of the mean of the members' probabilities; 1.0 where none was fitted.
+        """Temperature of the rule "mean"; 1.0 where none was fitted.
 
-        One that is set counts for every combination rule, and drops the threshold and the conformal sets, which were
-        fitted at another; `calibrate(data, temperature=…)` refits them.
+        Setting it sets that of every combination rule, and drops the threshold and the conformal sets, which were
+        fitted at another temperature; `calibrate(data, temperature=…)` refits them.
         """
         return self.calibration.temperature("mean")
 

@@ -1,4 +1,4 @@
-"""Look at a network and data together: before any work at what one expects of the other, afterwards at the outcome."""
+"""Check a network and its data against each other before training, and the outcome afterwards."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ RESHAPING = ("View", "Reshape", "Squeeze", "Unsqueeze", "Clone", "Copy", "Alias"
 
 
 def examined(model: nn.Module, data: Data, device: Device = "auto") -> Data:
-    """The data as the model takes it, see `fitted_normalization`; warns of outputs that cannot be meant. Once only.
+    """Return the data with the normalisation that the model expects, marked as examined; do nothing if they are.
 
-    Ids that the model does not know are an error.
+    See `fitted_normalization` and `warn_of_probabilities`. Ids that the model does not know raise a ValueError.
     """
     if data.examined:
         return data
@@ -55,7 +55,7 @@ def warn_of_probabilities(network: nn.Module, data: Data) -> None:
 
 
 def _ending(network: nn.Module, example: Inputs) -> str | None:
-    """Whether a network ends in a softmax or a sigmoid, by its outputs for an example, and their last operation."""
+    """Tell whether a network ends in a softmax or a sigmoid, by its outputs for an example and their last operation."""
     device = device_of(network)
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():

@@ -1,4 +1,4 @@
-"""fitted_normalization(): which inputs a network was trained on, where it was.
+"""fitted_normalization(): find the normalisation that a pretrained network expects.
 
 A network that somebody trained on pixels in [0,1] guesses when it is given pixels of mean 0 and deviation 1. So some
 samples are shown to it in the ways that are usual. An untrained network may be right more often than chance, too: its
@@ -36,7 +36,7 @@ REDRAWN = 8  # such copies; only made if the rest holds
 
 
 def fitted_normalization(model: nn.Module, data: Data, device: Device = "auto") -> Data:
-    """The data with the normalisation that `model` was clearly trained with; the same data if it was not.
+    """Return the data with the normalisation that `model` was clearly trained with, or as they are.
 
     A warning says what was found. Nothing happens where the user chose a normalisation, or inputs stay as they are. Of
     several processes the first decides. The model is not changed.
@@ -57,7 +57,7 @@ def fitted_normalization(model: nn.Module, data: Data, device: Device = "auto") 
 
 
 def _found(model: nn.Module, data: Data, device: torch.device) -> tuple[str, Normalization | None, str] | None:
-    """What to say to `Data`, what it means, and how much better it is; None if the model does not seem trained."""
+    """Return the argument for `Data`, its normalisation and the gain in words; None if the model seems untrained."""
     others = dict(_candidates(data))
     if not others:
         return None
@@ -85,7 +85,7 @@ def _found(model: nn.Module, data: Data, device: torch.device) -> tuple[str, Nor
 
 
 def _looked_at(data: Data) -> Batch:
-    """Validation samples; if these are few, training samples with them: a network is trained if it knows either."""
+    """Return validation samples, and training samples if these are few: a trained network knows either."""
     held_out = None if data.validation is None else some_samples(data.validation, LOOKED_AT)
     if held_out is not None and len(held_out[1]) == LOOKED_AT:
         return held_out
@@ -95,7 +95,7 @@ def _looked_at(data: Data) -> Batch:
 
 
 def _candidates(data: Data) -> Iterator[tuple[str, Normalization | None]]:
-    """Other normalisations that are usual for such inputs, by what one would have to say to `Data`."""
+    """Yield other usual normalisations of such inputs, each after the argument of `Data` that asks for it."""
     if data.ids:
         return
     inputs, _ = some_samples(data.train, 1)
@@ -114,7 +114,7 @@ def _candidates(data: Data) -> Iterator[tuple[str, Normalization | None]]:
 
 @torch.no_grad()
 def _outputs(network: nn.Module, data: Data, inputs: Inputs) -> Tensor:
-    """What a network, or several as one, makes of stored inputs (samples, …): (samples, …), on the CPU."""
+    """Run a network on stored inputs (samples, …); return (samples, …) on the CPU, the mean over its members."""
     device, dtype = device_of(network), dtype_of(network)
     parts = [call(network, data.prepare(moved(part, device), dtype)) for part in pieces(inputs, BATCH)]
     outputs = torch.cat(parts, dim=1).mean(0) if hasattr(network, "num_members") else torch.cat(parts)
@@ -122,7 +122,7 @@ def _outputs(network: nn.Module, data: Data, inputs: Inputs) -> Tensor:
 
 
 def _score(outputs: Tensor, targets: Tensor) -> float:
-    """The accuracy; for a regression the share of the variance that a line through the outputs explains."""
+    """Compute the accuracy; for a regression the share of the variance that a line through the outputs explains."""
     if not targets.is_floating_point():
         return float((outputs.argmax(-1) == targets.cpu()).double().mean())
     values, truth = (own.double().reshape(len(own), -1) for own in (outputs, targets.cpu()))
@@ -135,7 +135,7 @@ def _score(outputs: Tensor, targets: Tensor) -> float:
 
 
 def _above_chance(outputs: Tensor, targets: Tensor, score: float) -> bool:
-    """Whether a score is no accident, and logits (samples, classes) tell more than the classes' frequencies."""
+    """Tell whether a score is significant, and logits (samples, classes) beat the classes' frequencies."""
     count = len(targets)
     if targets.is_floating_point():
         return score * count > DEVIATIONS**2
@@ -148,5 +148,5 @@ def _above_chance(outputs: Tensor, targets: Tensor, score: float) -> bool:
 
 
 def _odds(score: float, count: int) -> float:
-    """Of being right; finite, also if all samples are."""
+    """Compute the odds of being right; finite also if all samples are."""
     return (score * count + 0.5) / (count - score * count + 0.5)

@@ -107,7 +107,7 @@ def _memory(part: Part) -> Study:
 
 
 def _overhead(part: Part) -> Study:
-    """Counted, not run: what M tasks add to a backbone of b floats, `floats + floats_per_task·M` and binary values.
+    """Count, without runs, what M tasks add to a backbone of b floats: `floats + floats_per_task·M`, and binaries.
 
     The paper has one formula for all backbones; ours is worked out for each of its two.
     """

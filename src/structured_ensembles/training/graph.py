@@ -142,7 +142,7 @@ class GraphEngine:
             runner.member.optimizer_state.optimizer = self.optimizers[runner.member] = runner.optimizer
 
     def _optimizer(self, member: Member) -> torch.optim.Optimizer:
-        """The optimizer of an earlier capture, or a new one with the state of the member's."""
+        """Return the optimizer of an earlier capture, or build one with the member's state."""
         if member in self.optimizers:
             return self.optimizers[member]
         optimizer = optimizer_for(self.plan.recipe, member.network, self.rates)
@@ -150,7 +150,7 @@ class GraphEngine:
         return optimizer
 
     def _feed(self, member: Member) -> TableFeed | None:
-        """The member's own batches, counted by the common counter; None where data are streamed."""
+        """Return the feed of the member's own batches, on the common counter; None where data are streamed."""
         if not isinstance(self.training, TableFeed):
             return None
         if member.number not in self.feeds:
@@ -375,7 +375,7 @@ class Runner:
 
 
 def _noise(generator: torch.Generator, *shape: int, **_: Any) -> Tensor:
-    """On the CPU, in float32, whatever the plan says: it is cast where it is used."""
+    """Draw noise on the CPU, in float32, whatever the plan says: it is cast where it is used."""
     return torch.randn(*shape, generator=generator)
 
 
