@@ -27,7 +27,7 @@ RULES: tuple[Literal["mean", "logits"], ...] = ("mean", "logits")  # that have a
 # ensembles with 143 validation images, 1 to 5 of them wrong; 0.110, 0.113, 0.112 for 4 with 400, 10 to 19 wrong.
 PRIOR, FEW_ERRORS = 8.0, 10
 KEEP = 0.95  # share of the right predictions that the default threshold keeps
-NOTHING = -1.0  # a threshold below any entropy
+KEEPS_NOTHING = -1.0  # a threshold below any entropy
 
 ThresholdRule = tuple[Literal["keep", "risk"], float]
 
@@ -241,7 +241,7 @@ def fit_threshold(entropy: Tensor, correct: Tensor, rule: ThresholdRule) -> floa
     distinct, index, counts = values.unique(return_inverse=True, return_counts=True)  # ties are kept together
     wrong = torch.zeros_like(distinct).index_add_(0, index, (~correct).double())
     good = wrong.cumsum(0) <= share * counts.cumsum(0) + 1e-9
-    return float(distinct[good.nonzero().max()]) if bool(good.any()) else NOTHING
+    return float(distinct[good.nonzero().max()]) if bool(good.any()) else KEEPS_NOTHING
 
 
 def _is_finite(value: Any) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from structured_ensembles.calibration import (
     KEEP,
-    NOTHING,
+    KEEPS_NOTHING,
     RULES,
     Calibration,
     ThresholdRule,
@@ -18,7 +18,14 @@ from structured_ensembles.calibration import (
     fit_threshold,
     same_for_all_rules,
 )
-from structured_ensembles.combination import PART, Combine, combined, combined_logs, entropy_of, exact_probabilities
+from structured_ensembles.combination import (
+    FLOAT64_CHUNK,
+    Combine,
+    combined,
+    combined_logs,
+    entropy_of,
+    exact_probabilities,
+)
 from structured_ensembles.conformal import Conformal, ConformalSets, Method, fit_intervals, fit_sets, samples_needed
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import SplitName, Task, check_data
@@ -127,7 +134,7 @@ def _threshold(own: Calibration, logits: Tensor, targets: Tensor, rule: Threshol
     entropy = entropy_of(combined(logits, "mean", own.temperature("mean")))
     correct = combined(logits).argmax(-1) == targets
     threshold = fit_threshold(entropy, correct, rule)
-    if threshold == NOTHING:
+    if threshold == KEEPS_NOTHING:
         warnings.warn(
             f"no threshold has a risk of at most {rule[1]:g} on these samples: its surest predictions are wrong more "
             "often, so that none is kept",
@@ -137,4 +144,4 @@ def _threshold(own: Calibration, logits: Tensor, targets: Tensor, rule: Threshol
 
 
 def _exact_logs(logits: Tensor, rule: Combine) -> Tensor:
-    return torch.cat([combined_logs(part.double(), rule) for part in logits.split(PART, dim=1)])
+    return torch.cat([combined_logs(part.double(), rule) for part in logits.split(FLOAT64_CHUNK, dim=1)])

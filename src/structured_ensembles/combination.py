@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 Combine = Literal["mean", "logits", "vote"]
 COMBINE = ("mean", "logits", "vote")
-PART = 4096  # samples that are computed in float64 at a time
+FLOAT64_CHUNK = 4096  # samples that are computed in float64 at a time
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def exact_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
     A part of the samples at a time: all members' logits in float64 would take a lot of memory.
     """
-    return torch.cat([combined(part.double(), "mean", temperature) for part in logits.split(PART, dim=1)])
+    return torch.cat([combined(part.double(), "mean", temperature) for part in logits.split(FLOAT64_CHUNK, dim=1)])
 
 
 def uncertainty_of(logits: Tensor, temperature: float = 1.0, combine: Combine = "mean") -> Uncertainty:

@@ -18,8 +18,8 @@ from structured_ensembles.inputs import check_data_ids
 from structured_ensembles.pretrained import fitted_normalization
 from structured_ensembles.several import Inputs, call, moved
 
-LOOKED_AT = 512  # validation samples
-TRAINED = 5  # epochs after which a network should tell classes apart
+SAMPLES = 512  # of the validation split that are looked at
+MIN_EPOCHS = 5  # epochs after which a network should tell classes apart
 RESHAPING = ("View", "Reshape", "Squeeze", "Unsqueeze", "Clone", "Copy", "Alias", "Transpose", "Permute", "Slice")
 
 
@@ -74,9 +74,9 @@ def _ending(network: nn.Module, example: Inputs) -> str | None:
 
 def warn_of_one_class(ensemble: Ensemble, data: Data, epochs: int) -> None:
     """Warn if after some epochs every member names one class for all validation samples, which are of several."""
-    if data.task != "classification" or epochs < TRAINED or data.validation is None or len(data.validation) == 0:
+    if data.task != "classification" or epochs < MIN_EPOCHS or data.validation is None or len(data.validation) == 0:
         return
-    inputs, targets = some_samples(data.validation, LOOKED_AT)
+    inputs, targets = some_samples(data.validation, SAMPLES)
     labels = ensemble.logits(inputs).argmax(-1)  # (members, samples)
     if len(targets.unique()) < 2 or bool((labels != labels[:, :1]).any()):
         return

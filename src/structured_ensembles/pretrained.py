@@ -26,13 +26,13 @@ from structured_ensembles.initialization import draw_weights
 from structured_ensembles.parallel import gather, rank
 from structured_ensembles.several import Inputs, call, moved, pieces
 
-LOOKED_AT = 512  # samples
+SAMPLES = 512  # that a network is tried on, in batches of
 BATCH = 128
-DEVIATIONS = 5  # above chance, of a binomial
-BETTER = 1.5  # ratio of the odds of being right, to those with the data's own normalisation
-SURE = 0.8  # cross-entropy, as a share of that of the classes' frequencies; an untrained network is never so sure
-TRAINED = 3.0  # ratio of the odds of being right, to those of the best copy with weights drawn anew
-REDRAWN = 8  # such copies; only made if the rest holds
+MIN_DEVIATIONS = 5  # by which the accuracy must be above chance, of a binomial
+MIN_GAIN = 1.5  # least ratio of the odds of being right to those with the data's own normalisation
+MAX_SURPRISE = 0.8  # cross-entropy over that of the classes' frequencies; no untrained network is below
+MIN_LEAD = 3.0  # least ratio of the odds of being right to those of the best copy with weights drawn anew
+REDRAWN_COPIES = 8  # only made if the rest holds
 
 
 def fitted_normalization(model: nn.Module, data: Data, device: Device = "auto") -> Data:
@@ -61,7 +61,7 @@ def _found(model: nn.Module, data: Data, device: torch.device) -> tuple[str, Nor
     others = dict(_candidates(data))
     if not others:
         return None
-    inputs, targets = _looked_at(data)
+    inputs, targets = _samples_for_trial(data)
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             network = bystander_of(model).to(device)
@@ -71,12 +71,12 @@ def _found(model: nn.Module, data: Data, device: torch.device) -> tuple[str, Nor
             scores = {name: _score(given, targets) for name, given in outputs.items()}
             name = max(scores, key=scores.__getitem__)
             best = scores[name]
-            if _odds(best, count) < BETTER * _odds(own, count) or not _above_chance(outputs[name], targets, best):
+            if _odds(best, count) < MIN_GAIN * _odds(own, count) or not _above_chance(outputs[name], targets, best):
                 return None
-            for number in range(REDRAWN):
+            for number in range(REDRAWN_COPIES):
                 redrawn = clone_of(network)
                 draw_weights(redrawn, number)
-                if _odds(best, count) < TRAINED * _odds(_score(_outputs(redrawn, ways[name], inputs), targets), count):
+                if _odds(best, count) < MIN_LEAD * _odds(_score(_outputs(redrawn, ways[name], inputs), targets), count):
                     return None
     except Exception:  # a model that does not fit the data: the walk itself says it better
         return None
@@ -84,13 +84,13 @@ def _found(model: nn.Module, data: Data, device: torch.device) -> tuple[str, Nor
     return name, others[name], f"{best:.1%} of {measure}, otherwise {own:.1%}"
 
 
-def _looked_at(data: Data) -> Batch:
+def _samples_for_trial(data: Data) -> Batch:
     """Return validation samples, and training samples if these are few: a trained network knows either."""
-    held_out = None if data.validation is None else some_samples(data.validation, LOOKED_AT)
-    if held_out is not None and len(held_out[1]) == LOOKED_AT:
+    held_out = None if data.validation is None else some_samples(data.validation, SAMPLES)
+    if held_out is not None and len(held_out[1]) == SAMPLES:
         return held_out
-    parts = [*([] if held_out is None else [held_out]), some_samples(data.train, LOOKED_AT)]
-    inputs, targets = (torch.cat(own)[:LOOKED_AT] for own in zip(*parts, strict=True))
+    parts = [*([] if held_out is None else [held_out]), some_samples(data.train, SAMPLES)]
+    inputs, targets = (torch.cat(own)[:SAMPLES] for own in zip(*parts, strict=True))
     return inputs, targets
 
 
@@ -138,13 +138,13 @@ def _above_chance(outputs: Tensor, targets: Tensor, score: float) -> bool:
     """Tell whether a score is significant, and logits (samples, classes) beat the classes' frequencies."""
     count = len(targets)
     if targets.is_floating_point():
-        return score * count > DEVIATIONS**2
+        return score * count > MIN_DEVIATIONS**2
     shares = targets.cpu().bincount().double() / count
     chance = float(shares.max())  # always to name the most frequent class
     if chance == 1:
         return False
     surprise = float(F.cross_entropy(outputs, targets.cpu())) / -float(torch.special.xlogy(shares, shares).sum())
-    return score - chance > DEVIATIONS * math.sqrt(chance * (1 - chance) / count) and surprise < SURE
+    return score - chance > MIN_DEVIATIONS * math.sqrt(chance * (1 - chance) / count) and surprise < MAX_SURPRISE
 
 
 def _odds(score: float, count: int) -> float:

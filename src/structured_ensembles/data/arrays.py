@@ -14,8 +14,9 @@ from torch import Tensor
 from structured_ensembles.data.kinds import stored
 from structured_ensembles.several import Inputs, each, tensors_in
 
-MANY_CLASSES = 100  # of more, with fewer samples than
-FEW_SAMPLES = 10  # for each on average, whole numbers look like values
+# Whole numbers look like values of a regression if they would be more classes than this, …
+MANY_CLASSES = 100
+FEW_SAMPLES = 10  # … with fewer samples than this for each, on average
 
 
 def as_inputs(argument: str, values: Any, ids: bool = False) -> Inputs:
@@ -121,7 +122,7 @@ def stack_samples(argument: str, dataset: Any) -> tuple[Inputs, Tensor]:
 def labelled(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     """Split a dict, such as tokenizers' collators give, into inputs and "labels"."""
     if "labels" not in batch or len(batch) == 1:
-        raise TypeError(f'a dict must have "labels" and inputs, not only {", ".join(map(repr, batch))}')
+        raise TypeError(f'a dict with only {", ".join(map(repr, batch))}, without "labels" or without inputs')
     return {name: own for name, own in batch.items() if name != "labels"}, batch["labels"]
 
 
