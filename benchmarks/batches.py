@@ -66,8 +66,7 @@ def compared(arguments, arm: str, seed: int) -> list[dict]:
     for batches, chosen in (("own", trained[:members]), ("shared", [trained[0], *trained[members:]])):
         ensemble = se.Ensemble(chosen)
         ensemble.adopt(data)
-        if hasattr(ensemble, "calibrate"):
-            ensemble.calibrate(data)
+        ensemble.calibrate(data)
         figures = se.evaluate(ensemble, data)
         rows.append({"arm": arm, "seed": seed, "batches": batches, "engine": history.engine, "figures": figures})
     for row in rows:
@@ -76,7 +75,7 @@ def compared(arguments, arm: str, seed: int) -> list[dict]:
 
 
 def networks(arguments, method: str, data: se.Data, seed: int) -> list[nn.Module]:
-    """The untrained members, the same for the same seed."""
+    """Build the untrained members, the same for the same seed."""
     if method == "deep":
         return [network(arguments, data, stream(seed, "weights", number)) for number in range(MEMBERS[method])]
     key = (arguments.dataset, arguments.model, seed)
@@ -104,7 +103,7 @@ def earlier_rows(arguments) -> list[dict]:
 
 
 def summary(rows: list[dict]) -> list[tuple[str, ...]]:
-    """Mean and standard error over the seeds, for each arm and kind of batches, and of the paired difference."""
+    """Average over the seeds, with standard errors, each arm and kind of batches, and the paired difference."""
     table = []
     for arm in dict.fromkeys(row["arm"] for row in rows):
         values = {

@@ -21,6 +21,8 @@ except (OSError, StopIteration):
     for _operator in ("nms", "qnms"):
         _library.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
+import structured_ensembles as se  # noqa: E402 - after what it needs
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _on_the_cpu(request: pytest.FixtureRequest) -> Iterator[None]:
@@ -30,6 +32,16 @@ def _on_the_cpu(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setenv("CUDA_VISIBLE_DEVICES", "")  # for the processes that tests start
             patch.setattr(torch.cuda, "is_available", lambda: False)
         yield
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[se.Ensemble, se.Data]:
+    """Three small networks, trained a little on digits, and the data; one ensemble for all tests of a file."""
+    data = se.load_data("digits")
+    torch.manual_seed(0)
+    ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(3)])
+    se.train(ensemble, data, se.Recipe(epochs=3), quiet=True)
+    return ensemble, data
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

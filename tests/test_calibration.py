@@ -378,17 +378,8 @@ def test_regression_has_none_of_it() -> None:
         se.structured_ensemble(se.zoo.mlp(3, 1), data, temperature=2.0)
 
 
-@pytest.fixture(scope="module")
-def digits() -> tuple[se.Ensemble, se.Data]:
-    data = se.load_data("digits")
-    torch.manual_seed(0)
-    ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(3)])
-    se.train(ensemble, data, se.Recipe(epochs=3), quiet=True)
-    return ensemble, data
-
-
-def test_training_ends_with_a_calibrated_ensemble(digits: tuple[se.Ensemble, se.Data]) -> None:
-    ensemble, data = digits
+def test_training_ends_with_a_calibrated_ensemble(trained: tuple[se.Ensemble, se.Data]) -> None:
+    ensemble, data = trained
     trained = ensemble.calibration
     assert trained.temperatures["mean"] != 1
     assert trained.threshold_rule == ("keep", 0.95)
@@ -404,9 +395,9 @@ def test_training_ends_with_a_calibrated_ensemble(digits: tuple[se.Ensemble, se.
 
 
 def test_the_paper_discards_a_quarter_of_what_is_right_and_the_product_does_not(
-    digits: tuple[se.Ensemble, se.Data],
+    trained: tuple[se.Ensemble, se.Data],
 ) -> None:
-    ensemble, data = digits
+    ensemble, data = trained
     figures = se.evaluate(ensemble, data, split="validation")
     rows = data.validation.index
     x, y = data.validation.inputs[rows], data.validation.targets[rows]
@@ -421,8 +412,8 @@ def test_the_paper_discards_a_quarter_of_what_is_right_and_the_product_does_not(
 
 
 @pytest.mark.parametrize("rule", ["mean", "logits", "vote"])
-def test_evaluate_gives_both(digits: tuple[se.Ensemble, se.Data], rule: str) -> None:
-    ensemble, data = digits
+def test_evaluate_gives_both(trained: tuple[se.Ensemble, se.Data], rule: str) -> None:
+    ensemble, data = trained
     figures = se.evaluate(ensemble, data, combine=rule)
     x, y = data.test.inputs, data.test.targets
     for suffix, temperature in (("", 1.0), ("_t", None)):
@@ -473,8 +464,8 @@ def test_outputs_that_are_no_logits_of_the_classes_leave_it_uncalibrated() -> No
     assert ensemble.calibration == Calibration()
 
 
-def test_one_can_do_without(digits: tuple[se.Ensemble, se.Data]) -> None:
-    data = digits[1]
+def test_one_can_do_without(trained: tuple[se.Ensemble, se.Data]) -> None:
+    data = trained[1]
     torch.manual_seed(0)
     model = se.zoo.mlp(64)
     quick = {"members": 2, "recipe": se.Recipe(epochs=1), "selection": "random", "quiet": True}
@@ -495,15 +486,15 @@ def test_one_can_do_without(digits: tuple[se.Ensemble, se.Data]) -> None:
 
 
 @pytest.fixture
-def kept(digits: tuple[se.Ensemble, se.Data]) -> se.Ensemble:
-    ensemble = deepcopy(digits[0])
-    ensemble.threshold_for(digits[1], risk=0.02)
-    ensemble.conformal(digits[1], 0.98, "aps")
+def kept(trained: tuple[se.Ensemble, se.Data]) -> se.Ensemble:
+    ensemble = deepcopy(trained[0])
+    ensemble.threshold_for(trained[1], risk=0.02)
+    ensemble.conformal(trained[1], 0.98, "aps")
     return ensemble
 
 
-def test_the_file_keeps_it_all(kept: se.Ensemble, digits: tuple[se.Ensemble, se.Data], tmp_path: Path) -> None:
-    ensemble, x = kept, digits[1].test.inputs
+def test_the_file_keeps_it_all(kept: se.Ensemble, trained: tuple[se.Ensemble, se.Data], tmp_path: Path) -> None:
+    ensemble, x = kept, trained[1].test.inputs
     ensemble.save(tmp_path / "file")
     loaded = se.Ensemble.load(tmp_path / "file")
     assert loaded.calibration == ensemble.calibration
@@ -544,7 +535,7 @@ def test_files_of_earlier_versions_have_the_papers_threshold(tmp_path: Path) -> 
 def odd_values() -> Iterator[tuple[str, object, str]]:
     yield "temperatures", {"mean": 0}, "temperature must be"
     yield "temperatures", {"mean": None}, "temperature must be"
-    yield "temperatures", {"vote": 2.0}, "temperatures must be of mean and logits"
+    yield "temperatures", {"vote": 2.0}, "temperatures must be a dict with entries of mean and logits only"
     yield "temperatures", [1.0], "temperatures must be"
     yield "threshold", "high", "threshold must be"
     yield "threshold", math.nan, "threshold must be"
@@ -552,7 +543,7 @@ def odd_values() -> Iterator[tuple[str, object, str]]:
     yield "threshold_rule", ["keep"], "threshold_rule must be"
     yield "threshold_rule", ["hope", 0.5], "must be one of"
     yield "threshold_rule", ["keep", 95], "keep must be"
-    yield "conformal", {}, "conformal must be"
+    yield "conformal", {}, "conformal must have"
     yield "conformal", {"coverage": 0.9, "limits": [1.0, 2.0], "floors": [1.0]}, "limits and floors"
     yield "conformal", {"coverage": 0.9, "limits": [-1.0], "floors": [1.0]}, "a limit must be"
     sets = {"method": "thr", "coverage": 0.9, "limit": 0.5, "penalty": 0.01, "free_ranks": 5}
@@ -569,7 +560,7 @@ def test_odd_values_in_a_file_are_told(kept: se.Ensemble, tmp_path: Path) -> Non
         odd = json.loads(json.dumps(structure))
         odd["calibration"][name] = value
         write_container(path, FORMAT, 4, odd, tensors)
-        with pytest.raises(se.ArtifactError, match=f"odd-{number} has a calibration that cannot be: .*{message}"):
+        with pytest.raises(se.ArtifactError, match=f"odd-{number} has an invalid calibration: .*{message}"):
             se.Ensemble.load(path)
     write_container(tmp_path / "odd", FORMAT, 4, {**structure, "calibration": [1]}, tensors)
     with pytest.raises(se.ArtifactError, match="must have the entries"):

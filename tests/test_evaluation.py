@@ -90,15 +90,6 @@ def test_the_papers_threshold_is_a_percentile_of_the_entropy_of_what_is_right() 
     assert discard_threshold(ensemble, data, 0) == pytest.approx(float(entropy.min()), rel=1e-6)
 
 
-@pytest.fixture(scope="module")
-def trained() -> tuple[se.Ensemble, se.Data]:
-    data = se.load_data("digits")
-    torch.manual_seed(0)
-    ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(3)])
-    se.train(ensemble, data, se.Recipe(epochs=3), quiet=True)
-    return ensemble, data
-
-
 def test_cheap_figures_come_from_one_pass(
     trained: tuple[se.Ensemble, se.Data], monkeypatch: pytest.MonkeyPatch
 ) -> None:

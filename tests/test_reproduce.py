@@ -21,7 +21,6 @@ from structured_ensembles.report.collected import Finished, _of_all, front_point
 from structured_ensembles.report.page import grouped
 
 STRUCTURED = ("structured, layer", "structured, network")
-SMOKE = Part(seeds=(0,), smoke=True)
 
 
 def test_every_cell_of_the_paper_has_its_runs() -> None:

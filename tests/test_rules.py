@@ -15,15 +15,6 @@ from structured_ensembles.report.collected import Finished
 from structured_ensembles.report.page import precisions
 
 
-@pytest.fixture(scope="module")
-def trained() -> tuple[se.Ensemble, se.Data]:
-    data = se.load_data("digits")
-    torch.manual_seed(0)
-    ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(3)])
-    se.train(ensemble, data, se.Recipe(epochs=3), quiet=True)
-    return ensemble, data
-
-
 def by_hand(ensemble: se.Ensemble, split: object) -> tuple[np.ndarray, np.ndarray]:
     """Entropies of softmax(mean logits), and whether it is right, both (samples,)."""
     inputs, targets = next(iter(split.batches(10_000)))  # type: ignore[attr-defined]

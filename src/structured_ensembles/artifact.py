@@ -125,14 +125,14 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
 
 
 def _tuples(value: Any) -> Any:
-    """What was a tuple, or one of several, before it was JSON."""
+    """Turn the lists of a JSON value back into tuples, also inside dicts."""
     if isinstance(value, dict):
         return {name: _tuples(own) for name, own in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _calibration(path: Path, structure: Mapping[str, Any]) -> Calibration:
-    """What was fitted; files of earlier versions have only a threshold, the paper's."""
+    """Read the calibration; files of earlier versions have only a threshold, the paper's."""
     value = structure.get("calibration")
     if value is None:
         threshold = structure.get("threshold")
@@ -140,7 +140,7 @@ def _calibration(path: Path, structure: Mapping[str, Any]) -> Calibration:
     try:
         return Calibration.from_json(value)
     except ValueError as error:
-        raise ArtifactError(f"{path} has a calibration that cannot be: {error}") from error
+        raise ArtifactError(f"{path} has an invalid calibration: {error}") from error
 
 
 def _base(path: Path, structure: Mapping[str, Any], trust_code: bool) -> nn.Module:

@@ -15,9 +15,9 @@ from structured_ensembles.several import Shape, batch_size, is_several, pieces
 
 
 def batches_of(x: Any, size: int, ids: bool = False, shape: Shape | None = None) -> Iterator[Any]:
-    """Batches of `size` samples; those of a loader are as it gives them.
+    """Yield batches of `size` samples; those of a loader have its own size.
 
-    ids: inputs are whole numbers. shape: of one input in training, which tells whether the network takes several.
+    ids: inputs are whole numbers. shape: of one sample in training; it tells whether the network takes several inputs.
     """
     if isinstance(x, DataLoader):
         yield from (_without_targets(batch, shape) for batch in x)
@@ -32,7 +32,7 @@ def batches_of(x: Any, size: int, ids: bool = False, shape: Shape | None = None)
 
 
 def _without_targets(batch: Any, shape: Shape | None) -> Any:
-    """The inputs of what a loader gives: (inputs, targets), a dict with or without "labels", or inputs alone."""
+    """Return the inputs of a loader's batch: (inputs, targets), a dict with or without "labels", or inputs alone."""
     if not is_several(shape):
         return batch[0] if isinstance(batch, list | tuple) else batch
     if isinstance(batch, Mapping):

@@ -28,14 +28,14 @@ RULES: tuple[Literal["mean", "logits"], ...] = ("mean", "logits")  # that have a
 # 19 in 400.
 PRIOR, FEW_ERRORS = 8.0, 3
 KEEP = 0.95  # share of the right predictions that the default threshold keeps
-NOTHING = -1.0  # a threshold below any entropy
+KEEPS_NOTHING = -1.0  # a threshold below any entropy
 
 ThresholdRule = tuple[Literal["keep", "risk"], float]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What an ensemble has learned from held-out samples.
+    """Temperature, threshold and conformal rule of an ensemble, fitted on held-out samples.
 
     temperatures: by combination rule; one that is not there is 1.
     threshold: the entropy of the combined prediction, after temperature, above which it is better discarded.
@@ -52,7 +52,7 @@ class Calibration:
 
     @property
     def fitted(self) -> bool:
-        """Whether there is more here than one threshold, given as a number or by a file of an earlier version."""
+        """Tell whether there is more here than one threshold, given as a number or by a file of an earlier version."""
         return self != Calibration(threshold=self.threshold, paper_threshold=self.threshold)
 
     def temperature(self, combine: str) -> float:
@@ -69,15 +69,19 @@ class Calibration:
 
     @classmethod
     def from_json(cls, value: Any) -> Calibration:
-        """Restore what `to_json` wrote; a ValueError says what cannot be."""
+        """Restore what `to_json` wrote; raise a ValueError that says what is invalid."""
         fields = ("temperatures", "threshold", "threshold_rule", "paper_threshold", "conformal")
         if not isinstance(value, dict) or set(value) != set(fields):
             raise ValueError(f"calibration must have the entries {', '.join(fields)}, not {value!r}")
         temperatures, rule, conformal = value["temperatures"], value["threshold_rule"], value["conformal"]
         if not isinstance(temperatures, dict) or not set(temperatures) <= set(RULES):
-            raise ValueError(f"temperatures must be of {' and '.join(RULES)}, not {temperatures!r}")
+            raise ValueError(
+                f"temperatures must be a dict with entries of {' and '.join(RULES)} only, not {temperatures!r}"
+            )
         if rule is not None and not (isinstance(rule, list) and len(rule) == 2):
-            raise ValueError(f"threshold_rule must be a name and a share, not {rule!r}")
+            raise ValueError(
+                f"threshold_rule must be a list of a name and a share, such as ['keep', 0.95], not {rule!r}"
+            )
         return cls(
             {name: checked_temperature(own) for name, own in temperatures.items()},
             checked_threshold(value["threshold"]),
@@ -91,7 +95,7 @@ class Calibration:
 
 
 def checked_temperature(given: Any) -> float:
-    """A temperature as a float; a ValueError unless it is a finite number above 0."""
+    """Return a temperature as a float; raise a ValueError unless it is a finite number above 0."""
     number = plain_number(given)
     if not _is_finite(number) or number <= 0:
         raise ValueError(f"temperature must be a finite number above 0 (1.0 turns it off), not {given!r}")
@@ -99,7 +103,7 @@ def checked_temperature(given: Any) -> float:
 
 
 def same_for_all_rules(temperature: float) -> dict[str, float]:
-    """The temperatures of every combination rule, by name; none for 1.0."""
+    """Return this temperature for every combination rule, by name; an empty dict for 1.0."""
     return {} if temperature == 1 else dict.fromkeys(RULES, temperature)
 
 
@@ -119,7 +123,7 @@ def fit_temperature(scores: Any, targets: Any, prior: float = 0.0) -> float:
     chosen = logs.gather(-1, labels[:, None]).squeeze(-1)
 
     def gradient(inverse: float) -> tuple[float, float]:
-        """First and second derivative by 1/T."""
+        """Return the gradient of the sum with respect to 1/T, and its derivative."""
         weights = (inverse * logs).softmax(-1)
         mean = (weights * logs).sum(-1)
         variance = (weights * (logs - mean[:, None]).square()).sum(-1)
@@ -155,9 +159,9 @@ def _increasing_root(function: Callable[[float], tuple[float, float]], low: floa
         return high
     x, last = min(max(1.0, low), high), math.inf
     for _ in range(200):
-        value, slope = function(x)
+        value, derivative = function(x)
         low, high = (x, high) if value < 0 else (low, x)
-        following = x - value / slope if slope > 0 else math.nan
+        following = x - value / derivative if derivative > 0 else math.nan
         if not (low < following < high and abs(following - x) < last / 2):
             following = math.sqrt(low * high)
         last = abs(following - x)
@@ -184,7 +188,7 @@ def _checked_samples(scores: Any, targets: Any) -> tuple[Tensor, Tensor]:
 
 
 def _finite_logs(logs: Tensor) -> Tensor:
-    """Log-probabilities with those of zeros replaced: never above another one of the sample."""
+    """Replace log-probabilities of -inf by a tiny one, never above another of the same sample."""
     zero = logs == -math.inf
     if not bool(zero.any()):
         return logs
@@ -197,7 +201,7 @@ def _finite_logs(logs: Tensor) -> Tensor:
 
 
 def checked_rule(name: Any, share: Any) -> ThresholdRule:
-    """The rule of a threshold; a ValueError unless there is such a one."""
+    """Return the rule of a threshold; raise a ValueError unless name and share are valid."""
     check_choice("the rule of a threshold", name, ("keep", "risk"))
     above = 0 if name == "risk" else math.ulp(0.0)
     if not _is_finite(share) or not above <= share <= 1:
@@ -206,8 +210,15 @@ def checked_rule(name: Any, share: Any) -> ThresholdRule:
     return name, float(share)
 
 
+def threshold_rule(keep: float | None, risk: float | None) -> ThresholdRule:
+    """Return the rule that exactly one of the two shares asks for."""
+    if (keep is None) == (risk is None):
+        raise ValueError(f"give either keep, such as 0.95, or risk, such as 0.01, not keep={keep!r}, risk={risk!r}")
+    return checked_rule("keep", keep) if risk is None else checked_rule("risk", risk)
+
+
 def checked_threshold(given: Any, argument: str = "threshold") -> float | None:
-    """A threshold as a float, or None; a ValueError unless it is a finite number."""
+    """Return a threshold as a float, or None; raise a ValueError unless it is a finite number."""
     number = plain_number(given)
     if number is not None and not _is_finite(number):
         raise ValueError(f"{argument} must be a finite number, or None, not {given!r}")
@@ -231,7 +242,7 @@ def fit_threshold(entropy: Tensor, correct: Tensor, rule: ThresholdRule) -> floa
     distinct, index, counts = values.unique(return_inverse=True, return_counts=True)  # ties are kept together
     wrong = torch.zeros_like(distinct).index_add_(0, index, (~correct).double())
     good = wrong.cumsum(0) <= share * counts.cumsum(0) + 1e-9
-    return float(distinct[good.nonzero().max()]) if bool(good.any()) else NOTHING
+    return float(distinct[good.nonzero().max()]) if bool(good.any()) else KEEPS_NOTHING
 
 
 def _is_finite(value: Any) -> bool:

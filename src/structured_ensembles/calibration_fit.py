@@ -1,4 +1,4 @@
-"""Fit an ensemble's calibration on a split: one pass over its samples, then the plain functions on what comes out."""
+"""Fit an ensemble's calibration on a split: predict its samples once, then fit to the outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from structured_ensembles.calibration import (
     KEEP,
-    NOTHING,
+    KEEPS_NOTHING,
     RULES,
     Calibration,
     ThresholdRule,
@@ -18,7 +18,14 @@ from structured_ensembles.calibration import (
     fit_threshold,
     same_for_all_rules,
 )
-from structured_ensembles.combination import PART, Combine, combined, combined_logs, entropy_of, exact_probabilities
+from structured_ensembles.combination import (
+    FLOAT64_CHUNK,
+    Combine,
+    combined,
+    combined_logs,
+    entropy_of,
+    exact_probabilities,
+)
 from structured_ensembles.conformal import Conformal, ConformalSets, Method, fit_intervals, fit_sets, samples_needed
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import SplitName, Task, check_data
@@ -61,7 +68,7 @@ def _fitted_all(before: Calibration, outputs: Tensor, targets: Tensor, task: Tas
 
 
 def fit_calibration(ensemble: Ensemble, data: Data, split: SplitName, temperature: float | None) -> Calibration:
-    """Fit temperatures (or take the given one), and on their scale again what the ensemble had: see `calibrate`."""
+    """Fit temperatures (or take the given one), then refit what depends on them: see `Ensemble.calibrate`."""
     logits, targets = _checked_predictions(ensemble, data, split)
     return _fitted(logits, targets, ensemble.calibration, temperature)
 
@@ -69,7 +76,7 @@ def fit_calibration(ensemble: Ensemble, data: Data, split: SplitName, temperatur
 def fit_threshold_on(
     ensemble: Ensemble, data: Data, split: SplitName, rule: ThresholdRule
 ) -> tuple[Calibration, float]:
-    """Fit the threshold at the ensemble's temperature, kept and by itself; see `threshold_for`."""
+    """Fit the threshold at the ensemble's temperature; return the new calibration and the threshold."""
     logits, targets = _checked_predictions(ensemble, data, split)
     threshold = _threshold(ensemble.calibration, logits, targets, rule)
     return replace(ensemble.calibration, threshold=threshold, threshold_rule=rule), threshold
@@ -84,7 +91,7 @@ def fit_conformal(
     penalty: float,
     free_ranks: int,
 ) -> Conformal:
-    """Fit sets, or intervals, at the ensemble's temperature; see `conformal`."""
+    """Fit sets, or intervals, at the ensemble's temperature; see `Ensemble.conformal`."""
     if ensemble.task == "regression" and method != "thr":
         raise ValueError(f"method must be left out for a regression, whose intervals have only one, not {method!r}")
     outputs, targets = _checked_predictions(ensemble, data, split)
@@ -105,7 +112,7 @@ def _checked_predictions(ensemble: Ensemble, data: Data, split: SplitName) -> tu
 
 
 def _fitted(logits: Tensor, targets: Tensor, before: Calibration, temperature: float | None) -> Calibration:
-    """logits: (members, samples, classes)."""
+    """Fit temperatures, thresholds and, if there were some, sets to logits (members, samples, classes)."""
     if logits.dim() != 3:
         given = f"{tuple(logits.shape[2:])} for each sample"
         raise ValueError(f"a temperature needs members that give one logit for each class, but they give {given}")
@@ -128,7 +135,7 @@ def _threshold(own: Calibration, logits: Tensor, targets: Tensor, rule: Threshol
     entropy = entropy_of(combined(logits, "mean", own.temperature("mean")))
     correct = combined(logits).argmax(-1) == targets
     threshold = fit_threshold(entropy, correct, rule)
-    if threshold == NOTHING:
+    if threshold == KEEPS_NOTHING:
         warnings.warn(
             f"no threshold has a risk of at most {rule[1]:g} on these samples: its surest predictions are wrong more "
             "often, so that none is kept",
@@ -138,4 +145,4 @@ def _threshold(own: Calibration, logits: Tensor, targets: Tensor, rule: Threshol
 
 
 def _exact_logs(logits: Tensor, rule: Combine) -> Tensor:
-    return torch.cat([combined_logs(part.double(), rule) for part in logits.split(PART, dim=1)])
+    return torch.cat([combined_logs(part.double(), rule) for part in logits.split(FLOAT64_CHUNK, dim=1)])

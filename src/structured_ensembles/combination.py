@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 Combine = Literal["mean", "logits", "vote"]
 COMBINE = ("mean", "logits", "vote")
-PART = 4096  # samples that are computed in float64 at a time
+FLOAT64_CHUNK = 4096  # samples that are computed in float64 at a time
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Uncertainty:
 
 
 def combined(logits: Tensor, combine: Combine = "mean", temperature: float = 1.0) -> Tensor:
-    """Probabilities (samples, classes) of an ensemble from its members' logits (members, samples, classes).
+    """Combine the members' logits (members, samples, classes) to probabilities (samples, classes).
 
     temperature: of the combined prediction, not of the members; votes have none.
     """
@@ -51,23 +51,24 @@ def combined(logits: Tensor, combine: Combine = "mean", temperature: float = 1.0
 
 
 def combined_logs(logits: Tensor, combine: Combine = "mean") -> Tensor:
-    """Log-probabilities (samples, classes) of the rules "mean" and "logits", where probabilities would underflow."""
+    """Combine to log-probabilities (samples, classes), which do not underflow; for the rules "mean" and "logits"."""
     if combine == "mean":
         return logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))
     return logits.mean(0).log_softmax(-1)
 
 
 def exact_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Probabilities (samples, classes) of the rule "mean" in float64, where confident ones differ from 1.
+    """Combine by "mean" in float64, where confident probabilities (samples, classes) still differ from 1.
 
     A part of the samples at a time: all members' logits in float64 would take a lot of memory.
     """
-    return torch.cat([combined(part.double(), "mean", temperature) for part in logits.split(PART, dim=1)])
+    return torch.cat([combined(part.double(), "mean", temperature) for part in logits.split(FLOAT64_CHUNK, dim=1)])
 
 
 def uncertainty_of(logits: Tensor, temperature: float = 1.0, combine: Combine = "mean") -> Uncertainty:
-    """From the members' logits (members, samples, classes); temperature: of the combined prediction.
+    """Compute the uncertainty of each sample from the members' logits (members, samples, classes).
 
+    temperature: of the combined prediction.
     combine: "logits" takes the entropy of the softmax of mean logits; the other rules that of the mean probabilities.
     """
     probabilities = (logits / temperature).softmax(-1)
@@ -84,5 +85,5 @@ def uncertainty_of(logits: Tensor, temperature: float = 1.0, combine: Combine = 
 
 
 def entropy_of(probabilities: Tensor) -> Tensor:
-    """In nats, over the last dimension."""
+    """Compute the entropy over the last dimension, in nats."""
     return -torch.special.xlogy(probabilities, probabilities).sum(-1)

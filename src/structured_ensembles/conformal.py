@@ -28,7 +28,7 @@ METHODS = get_args(Method)
 
 @dataclass(frozen=True)
 class ConformalSets:
-    """Sets of classes.
+    """Prediction sets of classes.
 
     method: the score of a class with probability p.
         "thr" (LAC, Sadinle et al. 2019): 1 - p. The smallest sets on average. A set may be empty: no class is likely
@@ -144,7 +144,7 @@ def check_conformal(coverage: Any, method: Any = "thr", penalty: Any = 0.01, fre
 
 
 def conformal_to_json(conformal: Conformal) -> dict[str, Any]:
-    """JSON has no infinity: None stands for it."""
+    """Encode for JSON, which has no infinity: None stands for it."""
     if isinstance(conformal, ConformalSets):
         return {**vars(conformal), "limit": _number_or_none(conformal.limit)}
     limits = [_number_or_none(limit) for limit in conformal.limits]
@@ -152,7 +152,7 @@ def conformal_to_json(conformal: Conformal) -> dict[str, Any]:
 
 
 def conformal_from_json(value: Any) -> Conformal:
-    """Restore what `conformal_to_json` wrote; a ValueError says what cannot be."""
+    """Restore what `conformal_to_json` wrote; raise a ValueError that says what is invalid."""
     if isinstance(value, dict) and set(value) == {"method", "coverage", "limit", "penalty", "free_ranks"}:
         check_conformal(value["coverage"], value["method"], value["penalty"], value["free_ranks"])
         return ConformalSets(**{**value, "limit": _checked_limit(value["limit"])})
@@ -160,11 +160,13 @@ def conformal_from_json(value: Any) -> Conformal:
         check_conformal(value["coverage"])
         limits, floors = value["limits"], value["floors"]
         if not isinstance(limits, list) or not isinstance(floors, list) or not 0 < len(limits) == len(floors):
-            raise ValueError(f"limits and floors must be lists of as many numbers, not {limits!r} and {floors!r}")
+            raise ValueError(
+                f"limits and floors must be lists of equally many numbers, at least one, not {limits!r} and {floors!r}"
+            )
         for floor in floors:
             check_number("each of floors", floor)
         return ConformalIntervals(value["coverage"], tuple(map(_checked_limit, limits)), tuple(map(float, floors)))
-    raise ValueError(f"conformal must be that of sets or of intervals, not {value!r}")
+    raise ValueError(f"conformal must have the entries of ConformalSets or of ConformalIntervals, not {value!r}")
 
 
 def _limit(scores: Tensor, coverage: float) -> float:

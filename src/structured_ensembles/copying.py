@@ -41,7 +41,7 @@ def copy_with(model: nn.Module, parameter: Replace, buffer: Replace) -> nn.Modul
 
 
 def _nesting(model: nn.Module) -> list[nn.TransformerEncoder]:
-    """The transformer encoders that would use nested tensors; copies of ours do not.
+    """List the transformer encoders that would use nested tensors; our copies do not.
 
     Given a padding mask, `nn.TransformerEncoder` turns to nested tensors in evaluation mode, without gradients, if the
     padding is at the end: another computation than in training (padded places become zero), which no hook can scale
@@ -54,7 +54,7 @@ def _nesting(model: nn.Module) -> list[nn.TransformerEncoder]:
 
 @contextmanager
 def without_nested_tensors(model: nn.Module) -> Iterator[None]:
-    """Let a network that is no copy of ours do without nested tensors, too; afterwards it is as it was."""
+    """Turn nested tensors off in a network that is not our copy, and back on afterwards."""
     encoders = _nesting(model)
     try:
         for encoder in encoders:
@@ -111,15 +111,20 @@ def shadow_of(model: nn.Module) -> nn.Module:
 
 
 def bystander_of(model: nn.Module) -> nn.Module:
-    """A shadow in evaluation mode and without hooks, to try a model on something that nobody counts or learns from.
+    """Make a shadow in evaluation mode and without hooks, for a trial that must leave no trace in the model.
 
     Where hooks are part of what it computes, it computes something else.
     """
     shadow = shadow_of(model).eval()
-    for module in shadow.modules():
+    clear_hooks(shadow)
+    return shadow
+
+
+def clear_hooks(model: nn.Module) -> None:
+    """Remove the forward hooks of a copy; those of the original stay."""
+    for module in model.modules():
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
-    return shadow
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 from structured_ensembles.batching import batches_of
 from structured_ensembles.calibration import (
     Calibration,
-    checked_rule,
     checked_temperature,
     checked_threshold,
     same_for_all_rules,
+    threshold_rule,
 )
 from structured_ensembles.checks import check_choice, check_type
 from structured_ensembles.combination import (
@@ -36,9 +35,10 @@ from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.dataset import SplitName, Task, prepared
 from structured_ensembles.data.kinds import Kinds, Normalizations
+from structured_ensembles.ensemble_state import extra_tensors, pop_extra
 from structured_ensembles.gaussian import Gaussians, gaussian_nll, mean_and_spread, moments
 from structured_ensembles.history import History
-from structured_ensembles.inputs import check_ids, check_several, check_shape, embedding_size, shape_is_blamed
+from structured_ensembles.inputs import check_inputs, embedding_size, shape_is_blamed
 from structured_ensembles.losses import Loss
 from structured_ensembles.replays import Replays
 from structured_ensembles.scaling import one_tensor
@@ -136,21 +136,13 @@ class Ensemble(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.units is not None:
-            destination[f"{prefix}units"] = torch.tensor([self.units.deviation, *self.units.mean], dtype=torch.double)
-        if self.gaussian:
-            destination[f"{prefix}gaussian"] = torch.tensor(True)
-        if self.calibration.fitted:
-            text = json.dumps(self.calibration.to_json()).encode()
-            destination[f"{prefix}calibration"] = torch.tensor(list(text), dtype=torch.uint8)
+        for name, tensor in extra_tensors(self.units, self.gaussian, self.calibration).items():
+            destination[f"{prefix}{name}"] = tensor
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
-        found = state_dict.pop(f"{prefix}units", None)
-        self.units = None if found is None else Units(tuple(found[1:].tolist()), float(found[0]))
-        self.gaussian = bool(state_dict.pop(f"{prefix}gaussian", False))
-        text = state_dict.pop(f"{prefix}calibration", None)
-        if text is not None:
-            self.calibration = Calibration.from_json(json.loads(bytes(text.tolist())))
+        self.units, self.gaussian, calibration = pop_extra(state_dict, prefix)
+        if calibration is not None:
+            self.calibration = calibration
         elif self.calibration.fitted:  # for other weights than these
             self.calibration = Calibration()
         super()._load_from_state_dict(state_dict, prefix, *others)
@@ -187,7 +179,7 @@ class Ensemble(nn.Module):
     # Prediction -----------------------------------------------------------------------------------------------------
 
     def logits(self, x: Any, batch_size: int = 512) -> Tensor:
-        """Outputs (members, samples, classes) for arrays, tensors, datasets or loaders, in evaluation mode.
+        """Return outputs (members, samples, classes) for arrays, tensors, datasets or loaders, in evaluation mode.
 
         x: for networks of several inputs a tuple or dict of arrays, or a dataset or loader of such.
         """
@@ -198,7 +190,7 @@ class Ensemble(nn.Module):
     def predict_proba(
         self, x: Any, combine: Combine = "mean", batch_size: int = 512, temperature: float | None = None
     ) -> Tensor:
-        """Probabilities (samples, classes): the mean of the members' probabilities, of their logits, or their votes.
+        """Return probabilities (samples, classes): by the mean of the members' probabilities or logits, or by votes.
 
         temperature: by default the one that `calibrate` has fitted for this rule; 1.0 for none. Votes have none.
         """
@@ -208,41 +200,41 @@ class Ensemble(nn.Module):
         return combined(self.logits(x, batch_size), combine, temperature)
 
     def predict(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
-        """Labels (samples,); for regression the mean of the members' values (or means), in the shape of the targets."""
+        """Return labels (samples,); for regression the mean of the members' values, in the shape of the targets."""
         if self.task == "regression":
             return self._like_targets(mean_and_spread(self.logits(x, batch_size), self.gaussian)[0])
         return self.predict_proba(x, combine, batch_size, temperature=1.0).argmax(-1)  # which changes no label
 
     def uncertainty(self, x: Any, batch_size: int = 512, temperature: float | None = None) -> Uncertainty:
-        """How unsure the ensemble is of each sample; temperature: as in `predict_proba`."""
+        """Return the uncertainty of each sample; temperature: as in `predict_proba`."""
         self._check_classification("uncertainty")
         temperature = self._temperature(temperature, "mean")
         return uncertainty_of(self.logits(x, batch_size), temperature)
 
     def spread(self, x: Any, batch_size: int = 512) -> Tensor:
-        """For regression: the standard deviation of the members' values, in the shape of the targets.
+        """Return, for regression, the standard deviation of the members' values, in the shape of the targets.
 
         With Gaussian heads it is the deviation of a target, noise included; `distribution` has its parts.
         """
         return self._like_targets(mean_and_spread(self.logits(x, batch_size), self.gaussian)[1])
 
     def distribution(self, x: Any, batch_size: int = 512) -> Gaussians:
-        """For Gaussian heads: mean, deviation with its aleatoric and epistemic part, likelihoods and intervals."""
+        """Return, for Gaussian heads, the predicted distributions: mean, deviation and its parts, NLL, intervals."""
         if not self.gaussian:
             raise ValueError(
                 "distribution needs networks that give a mean and a variance, trained with loss=gaussian_nll; "
                 "this ensemble has predict and spread"
             )
-        return Gaussians(*self.logits(x, batch_size).chunk(2, -1))
+        return Gaussians.from_outputs(self.logits(x, batch_size))
 
     def keep(self, x: Any, batch_size: int = 512) -> Tensor:
-        """Whether each prediction is sure enough to be kept: booleans (samples,), entropy at most `threshold`."""
+        """Tell which predictions to keep: booleans (samples,), true where the entropy is at most `threshold`."""
         if self.threshold is None:
             raise ValueError("there is no threshold yet: threshold_for(data, keep=0.95) fits one")
         return self.uncertainty(x, batch_size).entropy.double() <= self.threshold
 
     def predict_set(self, x: Any, batch_size: int = 512) -> Tensor:
-        """The classes that may be the right one: booleans (samples, classes), by what `conformal` has fitted."""
+        """Return the prediction sets that `conformal` has fitted: booleans (samples, classes)."""
         if self.task == "regression":
             raise ValueError("predict_set is for classification; for regression there is predict_interval")
         rule = self.calibration.conformal
@@ -251,7 +243,7 @@ class Ensemble(nn.Module):
         return rule.sets(exact_probabilities(self.logits(x, batch_size), self.temperature))
 
     def predict_interval(self, x: Any, batch_size: int = 512) -> tuple[Tensor, Tensor]:
-        """For regression: lower and upper ends, in the shape of the targets, by what `conformal` has fitted."""
+        """Return, for regression, ends of the intervals that `conformal` has fitted, in the shape of the targets."""
         if self.task != "regression":
             raise ValueError("predict_interval is for regression; for classification there is predict_set")
         rule = self.calibration.conformal
@@ -264,10 +256,10 @@ class Ensemble(nn.Module):
 
     @property
     def temperature(self) -> float:
-        """Of the mean of the members' probabilities; 1.0 where none was fitted.
+        """Temperature of the rule "mean"; 1.0 where none was fitted.
 
-        One that is set counts for every combination rule, and drops the threshold and the conformal sets, which were
-        fitted at another; `calibrate(data, temperature=…)` refits them.
+        Setting it sets that of every combination rule, and drops the threshold and the conformal sets, which were
+        fitted at another temperature; `calibrate(data, temperature=…)` refits them.
         """
         return self.calibration.temperature("mean")
 
@@ -316,9 +308,7 @@ class Ensemble(nn.Module):
         """
         from structured_ensembles.calibration_fit import fit_threshold_on
 
-        if (keep is None) == (risk is None):
-            raise ValueError(f"give either keep, such as 0.95, or risk, such as 0.01, not keep={keep!r}, risk={risk!r}")
-        rule = checked_rule("keep", keep) if risk is None else checked_rule("risk", risk)
+        rule = threshold_rule(keep, risk)
         self._check_classification("threshold_for")
         self.calibration, threshold = fit_threshold_on(self, data, split, rule)
         return threshold
@@ -355,18 +345,13 @@ class Ensemble(nn.Module):
         return temperature
 
     def _outputs(self, x: Any) -> Tensor:
-        """Of a batch (samples, …) such as it was trained on: (members, samples, …), on the CPU."""
-        if not isinstance(x, Tensor) or is_several(self.input_shape):
-            check_several(x, self.input_shape, self.input_kinds, self.id_limit)
-        else:
-            check_shape(x, self.input_shape, self.ids)
-        if self.ids and isinstance(x, Tensor):
-            check_ids(x, self.id_limit)
+        """Return the outputs (members, samples, …) of a batch (samples, …), on the CPU; check its inputs first."""
+        check_inputs(x, self.input_shape, self.input_kinds, self.ids, self.id_limit)
         with shape_is_blamed(x, self.input_shape, self.ids):
             return self(moved(x, device_of(self))).cpu()  # type: ignore[no-any-return]
 
     def _like_targets(self, values: Tensor) -> Tensor:
-        """Values of samples (samples, …) in the shape that targets have, if they are as many."""
+        """Reshape values (samples, …) to the shape of the targets, where they have as many numbers."""
         shape = None if self.target_shape is None else (len(values), *self.target_shape)
         return values if shape is None or math.prod(shape) != values.numel() else values.reshape(shape)
 

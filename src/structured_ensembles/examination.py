@@ -1,4 +1,4 @@
-"""Look at a network and data together: before any work at what one expects of the other, afterwards at the outcome."""
+"""Check a network and its data against each other before training, and the outcome afterwards."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from structured_ensembles.inputs import check_data_ids
 from structured_ensembles.pretrained import fitted_normalization
 from structured_ensembles.several import Inputs, call, moved
 
-LOOKED_AT = 512  # validation samples
-TRAINED = 5  # epochs after which a network should tell classes apart
+SAMPLES = 512  # of the validation split that are looked at
+MIN_EPOCHS = 5  # epochs after which a network should tell classes apart
 RESHAPING = ("View", "Reshape", "Squeeze", "Unsqueeze", "Clone", "Copy", "Alias", "Transpose", "Permute", "Slice")
 
 
 def examined(model: nn.Module, data: Data, device: Device = "auto") -> Data:
-    """The data as the model takes it, see `fitted_normalization`; warns of outputs that cannot be meant. Once only.
+    """Return the data with the normalisation that the model expects, marked as examined; do nothing if they are.
 
-    Ids that the model does not know are an error.
+    See `fitted_normalization` and `warn_of_probabilities`. Ids that the model does not know raise a ValueError.
     """
     if data.examined:
         return data
@@ -55,7 +55,7 @@ def warn_of_probabilities(network: nn.Module, data: Data) -> None:
 
 
 def _ending(network: nn.Module, example: Inputs) -> str | None:
-    """Whether a network ends in a softmax or a sigmoid, by its outputs for an example, and their last operation."""
+    """Tell whether a network ends in a softmax or a sigmoid, by its outputs for an example and their last operation."""
     device = device_of(network)
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
@@ -74,9 +74,9 @@ def _ending(network: nn.Module, example: Inputs) -> str | None:
 
 def warn_of_one_class(ensemble: Ensemble, data: Data, epochs: int) -> None:
     """Warn if after some epochs every member names one class for all validation samples, which are of several."""
-    if data.task != "classification" or epochs < TRAINED or data.validation is None or len(data.validation) == 0:
+    if data.task != "classification" or epochs < MIN_EPOCHS or data.validation is None or len(data.validation) == 0:
         return
-    inputs, targets = some_samples(data.validation, LOOKED_AT)
+    inputs, targets = some_samples(data.validation, SAMPLES)
     labels = ensemble.logits(inputs).argmax(-1)  # (members, samples)
     if len(targets.unique()) < 2 or bool((labels != labels[:, :1]).any()):
         return

@@ -94,7 +94,7 @@ class Request:
     severities: tuple[int, ...] = (3, 5)
 
     def missing(self, figures: Mapping[str, float], official: bool = False) -> Request:
-        """What of it is not among the figures yet; corruptions of ours do not count where there are official images."""
+        """Return the part not among the figures yet; with `official`, our own corruptions do not count."""
         kinds = ("official",) if official else ("official", "cor")
         attacks = tuple(epsilon for epsilon in self.fgsm if f"adv/fgsm@{epsilon:g}" not in figures)
         severities = tuple(
@@ -105,7 +105,7 @@ class Request:
         return Request(attacks, bool(severities), severities)
 
     def __or__(self, other: Request) -> Request:
-        """What either of them asks for."""
+        """Return the union of two requests."""
         fgsm = tuple(dict.fromkeys((*self.fgsm, *other.fgsm)))
         severities = tuple(sorted({*self.severities, *other.severities}))
         return Request(fgsm, self.corruptions or other.corruptions, severities)
@@ -203,17 +203,17 @@ def measure_experiment(
 
 
 def evaluation_path(folder: Path, rule: Combine = "mean") -> Path:
-    """Where the figures of a run on the test split are kept."""
+    """Return the path of the figures of a run on the test split."""
     return folder / f"evaluation-test-{rule}.json"
 
 
 def has_official(dataset: str, root: Path | None) -> bool:
-    """Whether the data folder holds the official corrupted images of a data set."""
+    """Tell whether the data folder holds the official corrupted images of a data set."""
     return has_corrupted(f"{dataset}-c", root, STANDARD)
 
 
 def unmeasured(folder: Path, request: Request, official: bool = False) -> Request | None:
-    """What of a request is still to be measured of a run; None if nothing is, and what is always measured is known."""
+    """Return the part of a request that a run still lacks; None if it lacks nothing, unrequested figures included."""
     samples, known = read_samples(folder), {rule: read_figures(evaluation_path(folder, rule)) for rule in RULES}
     regression = bool(known["mean"]) and "cls/accuracy" not in known["mean"]
     if regression:

@@ -66,7 +66,7 @@ def extract(
 
 
 def kept_fan_in(model: nn.Module, graph: ChannelGraph, counts: Mapping[str, int]) -> dict[str, float]:
-    """The kept share of the fan-in of every linear layer and convolution that loses inputs, by its name.
+    """Compute the kept share of the fan-in of every linear layer and convolution that loses inputs, by name.
 
     counts: how many channels of each group are left. A depthwise convolution loses filters, but no inputs of a filter.
     """

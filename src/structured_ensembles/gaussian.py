@@ -25,7 +25,7 @@ LEAST_VARIANCE = 1e-6  # in the units that networks learn in, so that no sample'
 
 
 def moments(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and deviations, shapes (…, values), of a Gaussian head's raw outputs (…, 2 * values)."""
+    """Convert a Gaussian head's raw outputs (…, 2 * values) to means and deviations, (…, values) each."""
     if outputs.shape[-1] % 2:
         raise ValueError(
             f"a Gaussian head gives a mean and a variance for every value, so an even number of outputs, not "
@@ -36,7 +36,7 @@ def moments(outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gaussian_nll(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The negative log-likelihood of targets under a Gaussian head, in nats, the mean over samples and values.
+    """Compute the negative log-likelihood of targets under a Gaussian head, in nats; the mean over all values.
 
     outputs: (batch, 2 * values), the means first, then the raw variances. targets: (batch, values), or (batch,) for
     one value. As `loss=` of `train` or `structured_ensemble` it makes an ensemble that predicts distributions.
@@ -51,7 +51,7 @@ def gaussian_nll(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def negative_log_density(means: Tensor, deviations: Tensor, targets: Tensor) -> Tensor:
-    """Of Gaussians at the targets, in nats; all of one shape, or such that broadcast to it."""
+    """Compute the negative log-density of Gaussians at the targets, in nats; the shapes broadcast."""
     return 0.5 * ((targets - means) / deviations).square() + deviations.log() + 0.5 * math.log(2 * math.pi)
 
 
@@ -65,9 +65,14 @@ class Gaussians:
     means: Tensor
     deviations: Tensor
 
+    @classmethod
+    def from_outputs(cls, outputs: Tensor) -> Gaussians:
+        """Split an ensemble's outputs (members, samples, 2 * values) into means and deviations."""
+        return cls(*outputs.chunk(2, -1))
+
     @property
     def mean(self) -> Tensor:
-        """Of the mixture, (samples, values)."""
+        """Mean of the mixture, (samples, values)."""
         return self.means.mean(0)
 
     @property
@@ -77,31 +82,33 @@ class Gaussians:
 
     @property
     def epistemic(self) -> Tensor:
-        """What the members do not know as a deviation: that of their means, (samples, values)."""
+        """The disagreement of the members as a deviation: that of their means, (samples, values)."""
         return self.means.std(0, correction=0)
 
     @property
     def deviation(self) -> Tensor:
-        """Of the mixture, (samples, values): its square is that of `aleatoric` plus that of `epistemic`."""
+        """Deviation of the mixture, (samples, values): its square is that of `aleatoric` plus that of `epistemic`."""
         return (self.aleatoric.square() + self.epistemic.square()).sqrt()
 
     def nll(self, targets: Tensor) -> Tensor:
-        """The mixture's negative log-likelihood of each value, in nats, (samples, values); targets alike."""
+        """Compute the mixture's negative log-likelihood of each value, in nats: (samples, values), as the targets."""
         each = negative_log_density(self.means, self.deviations, self.fitting(targets))
         return math.log(len(each)) - torch.logsumexp(-each, 0)
 
     def matched_nll(self, targets: Tensor) -> Tensor:
-        """The same of the one Gaussian with the mixture's mean and deviation, as deep ensembles are often judged."""
+        """Compute the same of the Gaussian with the mixture's mean and deviation, a common figure of deep ensembles."""
         return negative_log_density(self.mean, self.deviation, self.fitting(targets))
 
     def fitting(self, targets: Tensor) -> Tensor:
-        """Targets (samples,) or (samples, values) in the shape of the mean; an error if they are others."""
+        """Reshape targets (samples,) or (samples, values) to the shape of the mean."""
         if targets.numel() != self.means[0].numel():
-            raise ValueError(f"targets are {tuple(targets.shape)}, but predictions {tuple(self.means.shape[1:])}")
+            raise ValueError(
+                f"targets must be {tuple(self.means.shape[1:])} as the predictions, not {tuple(targets.shape)}"
+            )
         return targets.view_as(self.means[0])
 
     def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Low and high ends (samples, values) that hold this share of the Gaussian with its mean and deviation."""
+        """Return low and high ends (samples, values) that hold this share of the Gaussian of `matched_nll`."""
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must be a share between 0 and 1, not {coverage!r}")
         reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(coverage, dtype=torch.float64)))
@@ -110,12 +117,12 @@ class Gaussians:
 
 
 def mean_and_spread(outputs: Tensor, gaussian: bool) -> tuple[Tensor, Tensor]:
-    """What a regression's ensemble predicts, and its deviation, (samples, …), from its outputs (members, samples, …).
+    """Return the prediction of a regression and its deviation, (samples, …), from outputs (members, samples, …).
 
     Of plain values the deviation is that of the members. Of Gaussian heads, whose outputs are means and then deviations
     (members, samples, 2 * values), it is that of the mixture.
     """
     if not gaussian:
         return outputs.mean(0), outputs.std(0, correction=0)
-    mixture = Gaussians(*outputs.chunk(2, -1))
+    mixture = Gaussians.from_outputs(outputs)
     return mixture.mean, mixture.deviation

@@ -46,7 +46,7 @@ class History:
         return ", then ".join(self.engines) or "none"
 
     def add_engine(self, name: str, fallbacks: Sequence[str]) -> None:
-        """Take down the engine of the next epoch, and the fallbacks so far."""
+        """Record the engine of the next epoch, and the fallbacks so far."""
         if self.engines[-1:] != [name]:
             self.engines.append(name)
         self.fallbacks += [message for message in fallbacks if message not in self.fallbacks]

@@ -1,4 +1,4 @@
-"""Inputs that a trained network cannot take: said in one sentence, before a pruned layer says it in its own terms."""
+"""Check inputs against those of training, with errors in terms of the inputs, not of some pruned layer."""
 
 from __future__ import annotations
 
@@ -18,6 +18,19 @@ from structured_ensembles.several import Inputs, call, each, is_several, rows_of
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
+def check_inputs(x: Inputs, shape: Any, kinds: Kinds | None, ids: bool, limits: Any) -> None:
+    """Raise an error that names the difference if a batch (samples, …) is not such as an ensemble was trained on.
+
+    shape, kinds, ids, limits: `input_shape`, `input_kinds`, `ids` and `id_limit` of the ensemble.
+    """
+    if not isinstance(x, Tensor) or is_several(shape):
+        check_several(x, shape, kinds, limits)
+    else:
+        check_shape(x, shape, ids)
+    if ids and isinstance(x, Tensor):
+        check_ids(x, limits)
+
+
 def check_shape(x: Tensor, shape: tuple[int, ...] | None, ids: bool) -> None:
     """Compare a batch (samples, …) with the shape of one input in training; None: nothing is known.
 
@@ -30,7 +43,7 @@ def check_shape(x: Tensor, shape: tuple[int, ...] | None, ids: bool) -> None:
 
 
 def _fits(x: Tensor, shape: tuple[int, ...], free: bool) -> bool:
-    """free: all sizes may be others, such as the length of a sentence."""
+    """Compare a batch with the shape of one sample. free: sizes may differ, such as the length of a sentence."""
     fixed = 0 if free or len(shape) == 2 else 1 if len(shape) in (1, 3) else len(shape)
     given = tuple(x.shape[1:])
     return len(given) == len(shape) and given[:fixed] == shape[:fixed]
@@ -60,7 +73,7 @@ def check_several(x: Any, shape: Any, kinds: Kinds | None, limits: Any = None) -
 
 
 def _structure(inputs: Any) -> str:
-    """Of inputs, or of their shapes, in words."""
+    """Describe the structure of inputs, or of their shapes, in words."""
     if isinstance(inputs, dict):
         return f"a dict of {', '.join(map(repr, sorted(inputs)))}"
     several = isinstance(inputs, tuple) and not all(isinstance(size, int) for size in inputs)
@@ -68,7 +81,7 @@ def _structure(inputs: Any) -> str:
 
 
 def check_ids(x: Tensor, limit: int | None, argument: str = "x") -> None:
-    """limit: how many rows the network's embedding has; None: nothing is known."""
+    """Raise unless ids are from 0 to `limit` - 1, the rows of the network's embedding; None: nothing is known."""
     if limit is None or x.numel() == 0:
         return
     low, high = int(x.min()), int(x.max())
@@ -80,7 +93,7 @@ def check_ids(x: Tensor, limit: int | None, argument: str = "x") -> None:
 
 @contextmanager
 def shape_is_blamed(x: Inputs, shape: Any, ids: bool) -> Iterator[None]:
-    """Name the shape of `x` in what a network raises, if that is not the one that it was trained on."""
+    """Add the shape of `x` to an error of the network, if it was trained on another shape."""
     try:
         yield
     except (RuntimeError, IndexError) as error:
@@ -93,7 +106,7 @@ def shape_is_blamed(x: Inputs, shape: Any, ids: bool) -> Iterator[None]:
 
 
 def _described(shape: Any, ids: bool) -> str:
-    """One input, in words."""
+    """Describe one input in words."""
     if is_several(shape):
         return f"inputs of shapes {shape}"
     if ids:
@@ -129,7 +142,7 @@ def check_data_ids(network: nn.Module, data: Data) -> None:
 
 
 def embedding_size(network: nn.Module, data: Data) -> Any:
-    """How many different ids a network takes: the rows of the embedding that gets them as they are; None if none does.
+    """Count the ids that a network knows: the rows of the embedding that gets them unchanged; None if none does.
 
     Of several, such as those of words and of positions, only those that get the ids count. Of several inputs: a number
     or None for each.

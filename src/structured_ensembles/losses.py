@@ -30,7 +30,7 @@ def loss_for(data: Data, loss: Loss | None, units: Units | None = None) -> Loss:
 
 
 def learned_units(networks: Sequence[nn.Module], data: Data, loss: Loss | None) -> Units | None:
-    """The units in which networks learn the targets; None for those of the targets, as with a loss of the user's."""
+    """Choose the units in which networks learn the targets; None for the targets' own, as with a user's loss."""
     ours = loss is None or loss is gaussian_nll
     return units_for(networks, data, gaussian=loss is gaussian_nll) if ours else None
 

@@ -1,4 +1,4 @@
-"""fitted_normalization(): which inputs a network was trained on, where it was.
+"""fitted_normalization(): find the normalisation that a pretrained network expects.
 
 A network that somebody trained on pixels in [0,1] guesses when it is given pixels of mean 0 and deviation 1. So some
 samples are shown to it in the ways that are usual. An untrained network may be right more often than chance, too: its
@@ -26,17 +26,17 @@ from structured_ensembles.initialization import draw_weights
 from structured_ensembles.parallel import gather, rank
 from structured_ensembles.several import Inputs, call, moved, pieces
 
-LOOKED_AT = 512  # samples
+SAMPLES = 512  # that a network is tried on, in batches of
 BATCH = 128
-DEVIATIONS = 5  # above chance, of a binomial
-BETTER = 1.5  # ratio of the odds of being right, to those with the data's own normalisation
-SURE = 0.8  # cross-entropy, as a share of that of the classes' frequencies; an untrained network is never so sure
-TRAINED = 3.0  # ratio of the odds of being right, to those of the best copy with weights drawn anew
-REDRAWN = 8  # such copies; only made if the rest holds
+MIN_DEVIATIONS = 5  # by which the accuracy must be above chance, of a binomial
+MIN_GAIN = 1.5  # least ratio of the odds of being right to those with the data's own normalisation
+MAX_SURPRISE = 0.8  # cross-entropy over that of the classes' frequencies; no untrained network is below
+MIN_LEAD = 3.0  # least ratio of the odds of being right to those of the best copy with weights drawn anew
+REDRAWN_COPIES = 8  # only made if the rest holds
 
 
 def fitted_normalization(model: nn.Module, data: Data, device: Device = "auto") -> Data:
-    """The data with the normalisation that `model` was clearly trained with; the same data if it was not.
+    """Return the data with the normalisation that `model` was clearly trained with, or as they are.
 
     A warning says what was found. Nothing happens where the user chose a normalisation, or inputs stay as they are. Of
     several processes the first decides. The model is not changed.
@@ -57,11 +57,11 @@ def fitted_normalization(model: nn.Module, data: Data, device: Device = "auto") 
 
 
 def _found(model: nn.Module, data: Data, device: torch.device) -> tuple[str, Normalization | None, str] | None:
-    """What to say to `Data`, what it means, and how much better it is; None if the model does not seem trained."""
+    """Return the argument for `Data`, its normalisation and the gain in words; None if the model seems untrained."""
     others = dict(_candidates(data))
     if not others:
         return None
-    inputs, targets = _looked_at(data)
+    inputs, targets = _samples_for_trial(data)
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             network = bystander_of(model).to(device)
@@ -71,12 +71,12 @@ def _found(model: nn.Module, data: Data, device: torch.device) -> tuple[str, Nor
             scores = {name: _score(given, targets) for name, given in outputs.items()}
             name = max(scores, key=scores.__getitem__)
             best = scores[name]
-            if _odds(best, count) < BETTER * _odds(own, count) or not _above_chance(outputs[name], targets, best):
+            if _odds(best, count) < MIN_GAIN * _odds(own, count) or not _above_chance(outputs[name], targets, best):
                 return None
-            for number in range(REDRAWN):
+            for number in range(REDRAWN_COPIES):
                 redrawn = clone_of(network)
                 draw_weights(redrawn, number)
-                if _odds(best, count) < TRAINED * _odds(_score(_outputs(redrawn, ways[name], inputs), targets), count):
+                if _odds(best, count) < MIN_LEAD * _odds(_score(_outputs(redrawn, ways[name], inputs), targets), count):
                     return None
     except Exception:  # a model that does not fit the data: the walk itself says it better
         return None
@@ -84,18 +84,18 @@ def _found(model: nn.Module, data: Data, device: torch.device) -> tuple[str, Nor
     return name, others[name], f"{best:.1%} of {measure}, otherwise {own:.1%}"
 
 
-def _looked_at(data: Data) -> Batch:
-    """Validation samples; if these are few, training samples with them: a network is trained if it knows either."""
-    held_out = None if data.validation is None else some_samples(data.validation, LOOKED_AT)
-    if held_out is not None and len(held_out[1]) == LOOKED_AT:
+def _samples_for_trial(data: Data) -> Batch:
+    """Return validation samples, and training samples if these are few: a trained network knows either."""
+    held_out = None if data.validation is None else some_samples(data.validation, SAMPLES)
+    if held_out is not None and len(held_out[1]) == SAMPLES:
         return held_out
-    parts = [*([] if held_out is None else [held_out]), some_samples(data.train, LOOKED_AT)]
-    inputs, targets = (torch.cat(own)[:LOOKED_AT] for own in zip(*parts, strict=True))
+    parts = [*([] if held_out is None else [held_out]), some_samples(data.train, SAMPLES)]
+    inputs, targets = (torch.cat(own)[:SAMPLES] for own in zip(*parts, strict=True))
     return inputs, targets
 
 
 def _candidates(data: Data) -> Iterator[tuple[str, Normalization | None]]:
-    """Other normalisations that are usual for such inputs, by what one would have to say to `Data`."""
+    """Yield other usual normalisations of such inputs, each after the argument of `Data` that asks for it."""
     if data.ids:
         return
     inputs, _ = some_samples(data.train, 1)
@@ -114,7 +114,7 @@ def _candidates(data: Data) -> Iterator[tuple[str, Normalization | None]]:
 
 @torch.no_grad()
 def _outputs(network: nn.Module, data: Data, inputs: Inputs) -> Tensor:
-    """What a network, or several as one, makes of stored inputs (samples, …): (samples, …), on the CPU."""
+    """Run a network on stored inputs (samples, …); return (samples, …) on the CPU, the mean over its members."""
     device, dtype = device_of(network), dtype_of(network)
     parts = [call(network, data.prepare(moved(part, device), dtype)) for part in pieces(inputs, BATCH)]
     outputs = torch.cat(parts, dim=1).mean(0) if hasattr(network, "num_members") else torch.cat(parts)
@@ -122,7 +122,7 @@ def _outputs(network: nn.Module, data: Data, inputs: Inputs) -> Tensor:
 
 
 def _score(outputs: Tensor, targets: Tensor) -> float:
-    """The accuracy; for a regression the share of the variance that a line through the outputs explains."""
+    """Compute the accuracy; for a regression the share of the variance that a line through the outputs explains."""
     if not targets.is_floating_point():
         return float((outputs.argmax(-1) == targets.cpu()).double().mean())
     values, truth = (own.double().reshape(len(own), -1) for own in (outputs, targets.cpu()))
@@ -135,18 +135,18 @@ def _score(outputs: Tensor, targets: Tensor) -> float:
 
 
 def _above_chance(outputs: Tensor, targets: Tensor, score: float) -> bool:
-    """Whether a score is no accident, and logits (samples, classes) tell more than the classes' frequencies."""
+    """Tell whether a score is significant, and logits (samples, classes) beat the classes' frequencies."""
     count = len(targets)
     if targets.is_floating_point():
-        return score * count > DEVIATIONS**2
+        return score * count > MIN_DEVIATIONS**2
     shares = targets.cpu().bincount().double() / count
     chance = float(shares.max())  # always to name the most frequent class
     if chance == 1:
         return False
     surprise = float(F.cross_entropy(outputs, targets.cpu())) / -float(torch.special.xlogy(shares, shares).sum())
-    return score - chance > DEVIATIONS * math.sqrt(chance * (1 - chance) / count) and surprise < SURE
+    return score - chance > MIN_DEVIATIONS * math.sqrt(chance * (1 - chance) / count) and surprise < MAX_SURPRISE
 
 
 def _odds(score: float, count: int) -> float:
-    """Of being right; finite, also if all samples are."""
+    """Compute the odds of being right; finite also if all samples are."""
     return (score * count + 0.5) / (count - score * count + 0.5)

@@ -21,14 +21,14 @@ def call(network: nn.Module | Callable[..., Any], inputs: Inputs) -> Any:
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and the keyword arguments that a network gets for a batch."""
+    """Return the positional and the keyword arguments that a network gets for a batch."""
     if isinstance(inputs, dict):
         return (), inputs
     return inputs if isinstance(inputs, tuple) else (inputs,), {}
 
 
 def batch_from(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """The batch that a network was called with: the inverse of `arguments`."""
+    """Return the batch that a network was called with: the inverse of `arguments`."""
     if positional and named:
         raise TypeError("several inputs must be all positional or all keyword arguments")
     if named:
@@ -37,7 +37,7 @@ def batch_from(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
 
 
 def each(function: Callable[..., Any], inputs: Any, *others: Any) -> Any:
-    """Apply a function to every input, of several batches at once if there are `others`; the same structure."""
+    """Apply a function to each input of a batch (and the same one of `others`); return the same structure."""
     if isinstance(inputs, dict):
         return {name: function(own, *(other[name] for other in others)) for name, own in inputs.items()}
     if isinstance(inputs, tuple):
@@ -46,39 +46,39 @@ def each(function: Callable[..., Any], inputs: Any, *others: Any) -> Any:
 
 
 def tensors_in(inputs: Inputs) -> list[Tensor]:
-    """The inputs as a list, in their order."""
+    """List the inputs, in their order."""
     if isinstance(inputs, Tensor):
         return [inputs]
     return list(inputs.values() if isinstance(inputs, dict) else inputs)
 
 
 def batch_size(inputs: Inputs) -> int:
-    """How many samples a batch has."""
+    """Return the number of samples in a batch."""
     return len(tensors_in(inputs)[0])
 
 
 def rows_of(inputs: Inputs, rows: Any) -> Any:
-    """Some samples of a batch: `rows` is a slice or a tensor of indices."""
+    """Select samples of a batch: `rows` is a slice or a tensor of indices."""
     return inputs[rows] if isinstance(inputs, Tensor) else each(lambda own: own[rows], inputs)
 
 
 def joined(batches: Sequence[Inputs]) -> Any:
-    """The samples of several batches, in one."""
+    """Concatenate batches along the samples."""
     return each(lambda *own: torch.cat(own), *batches)
 
 
 def moved(inputs: Inputs, device: torch.device | str) -> Any:
-    """The same inputs on a device."""
+    """Move inputs to a device."""
     return inputs.to(device) if isinstance(inputs, Tensor) else each(lambda own: own.to(device), inputs)
 
 
 def pieces(inputs: Inputs, size: int) -> list[Any]:
-    """A batch in batches of `size` samples, the last of what is left."""
+    """Split a batch into batches of `size` samples; the last one may be smaller."""
     if isinstance(inputs, Tensor):
         return list(inputs.split(size))
     return [rows_of(inputs, slice(start, start + size)) for start in range(0, batch_size(inputs), size)]
 
 
 def is_several(shape: Any) -> bool:
-    """Whether a shape of `Data` or `Ensemble` is that of several inputs."""
+    """Tell whether a shape of `Data` or `Ensemble` is that of several inputs."""
     return isinstance(shape, dict) or (isinstance(shape, tuple) and any(isinstance(own, tuple) for own in shape))

@@ -98,7 +98,7 @@ def _looked_at(split: Split) -> tuple[Inputs, Tensor]:
 
 
 def _distance(values: Tensor) -> float:
-    """How far the columns of values (samples, values) are from mean 0 and deviation 1, on average."""
+    """Measure how far the columns of values (samples, values) are from mean 0 and deviation 1, on average."""
     mean, deviation = values.mean(0), values.std(0, correction=0)
     if not bool((deviation > 0).all()) or not bool(mean.isfinite().all()):
         return math.inf  # a network that knows nothing yet

@@ -51,7 +51,7 @@ def predict(run: Path, images: list[Path], trust_code: bool = False) -> int:
 
 
 def _cells(ensemble: Ensemble, logits: Tensor) -> tuple[str, ...]:
-    """What is said of one picture, from its members' logits (members, 1, classes)."""
+    """Format the table cells of one picture, from its members' logits (members, 1, classes)."""
     probability, label = combined(logits, "mean", ensemble.temperature)[0].max(-1)
     unsure = uncertainty_of(logits, ensemble.temperature)
     entropy, information, differing = (float(own[0]) for own in unsure.to_dict().values())
@@ -68,7 +68,7 @@ def _cells(ensemble: Ensemble, logits: Tensor) -> tuple[str, ...]:
 
 
 def _legend(ensemble: Ensemble) -> list[str]:
-    """What the columns mean for this ensemble."""
+    """Explain the columns for this ensemble."""
     lines = [
         f"probability: at a temperature of {ensemble.temperature:.3g}; entropy and mutual information: in nats; "
         "disagreement: pairs of members that name different classes"

@@ -14,12 +14,13 @@ from torch import Tensor
 from structured_ensembles.data.kinds import stored
 from structured_ensembles.several import Inputs, each, tensors_in
 
-MANY_CLASSES = 100  # of more, with fewer samples than
-FEW_SAMPLES = 10  # for each on average, whole numbers look like values
+# Whole numbers look like values of a regression if they would be more classes than this, …
+MANY_CLASSES = 100
+FEW_SAMPLES = 10  # … with fewer samples than this for each, on average
 
 
 def as_inputs(argument: str, values: Any, ids: bool = False) -> Inputs:
-    """uint8 stays uint8 (pixels), everything else becomes float32; or int64, if they are `ids`.
+    """Convert inputs: uint8 stays uint8 (pixels), other numbers become float32, or int64 if they are `ids`.
 
     A tuple of arrays, or a dict, are several inputs: each is kept as `kinds.stored` says.
     """
@@ -48,7 +49,7 @@ def as_targets(argument: str, values: Any, task: str | None) -> Tensor:
 
 
 def _are_several(values: Any) -> bool:
-    """A dict, or a tuple of arrays or pictures; numbers in tuples or lists are one array."""
+    """Tell several inputs (a dict, or a tuple of arrays or pictures) from one array (also nested lists of numbers)."""
     pictured = isinstance(values, tuple) and any(
         isinstance(own, Image.Image) or getattr(own, "ndim", 0) >= 1 for own in values
     )
@@ -83,7 +84,7 @@ def check_labels(argument: str, labels: Tensor, classes: int) -> None:
 
 
 def warn_of_many_classes(targets: Tensor) -> None:
-    """Say so if targets (samples,) that would be labels look like the values of a regression."""
+    """Warn if targets (samples,) that would be labels look like the values of a regression."""
     if targets.is_floating_point() or targets.numel() == 0:
         return
     classes = int(targets.max()) + 1
@@ -109,8 +110,8 @@ def stack_samples(argument: str, dataset: Any) -> tuple[Inputs, Tensor]:
             targets.append(torch.as_tensor(target))
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
-                f"{argument}[{index}] must be a pair (input, target) of numbers, the input an image, a tuple or a dict "
-                f"perhaps: {error}"
+                f"{argument}[{index}] must be a pair (input, target) of numbers, arrays or images, the input possibly "
+                f"a tuple or a dict of several: {error}"
             ) from error
     try:
         return each(lambda *own: _stacked(argument, own), *inputs), torch.stack(targets)
@@ -119,9 +120,9 @@ def stack_samples(argument: str, dataset: Any) -> tuple[Inputs, Tensor]:
 
 
 def labelled(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """A dict with its "labels" apart, as tokenizers' collators give them."""
+    """Split a dict, such as tokenizers' collators give, into inputs and "labels"."""
     if "labels" not in batch or len(batch) == 1:
-        raise TypeError(f'a dict must have "labels" and inputs, not only {", ".join(map(repr, batch))}')
+        raise TypeError(f'a dict with only {", ".join(map(repr, batch))}, without "labels" or without inputs')
     return {name: own for name, own in batch.items() if name != "labels"}, batch["labels"]
 
 

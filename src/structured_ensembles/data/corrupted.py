@@ -111,7 +111,7 @@ def load_corrupted(name: str, root: str | Path | None = None) -> CorruptedData:
 
 
 def has_corrupted(name: str, root: str | Path | None, corruptions: Iterable[str]) -> bool:
-    """Whether the folder of the data sets holds these official corruptions already, so that nothing is downloaded."""
+    """Tell whether the data folder holds these official corruptions already, so that nothing is downloaded."""
     if name not in CORRUPTED_SETS:
         return False
     info, folder = CORRUPTED_SETS[name], data_folder(root)

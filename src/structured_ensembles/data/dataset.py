@@ -237,7 +237,7 @@ class Data:
         return tuple(next(iter(self.train.batches(1, seed=0)))[1].shape[1:])
 
     def example(self, batch: int = 2, dtype: torch.dtype = torch.float32) -> Any:
-        """A batch as a network gets it, shape (batch, …), such as `trace` wants; a tuple or dict of several inputs."""
+        """Return a batch as a network gets it, (batch, …), such as `trace` wants; a tuple or dict of several inputs."""
         inputs, _ = next(iter(self.train.batches(batch)))
         return self.prepare(rows_of(inputs, torch.arange(batch) % batch_size(inputs)), dtype)
 
@@ -265,7 +265,7 @@ class Data:
         return self.split(split).num_batches(size)
 
     def prepare(self, inputs: Inputs, dtype: torch.dtype = torch.float32) -> Any:
-        """Stored inputs as a network gets them: pixels become floats in [0,1] and are normalised."""
+        """Prepare stored inputs for a network: as floats (pixels in [0,1]), normalised; or as ids."""
         return prepared(inputs, dtype, self.normalization, self.ids)
 
     def to(self, device: torch.device | str) -> Data:
@@ -281,7 +281,7 @@ def prepared(
     ids: bool,
     kinds: Kinds | None = None,
 ) -> Any:
-    """Inputs (batch, …) as a network gets them: floats, normalised; or ids. No copy from or to the host.
+    """Prepare inputs (batch, …) for a network: as normalised floats, or as ids. Copies nothing from or to the host.
 
     kinds: what each of several inputs was in training; by default what its type says.
     """
@@ -312,7 +312,7 @@ def as_floats(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 def _normalization(
     choice: Choice, inputs: Inputs, ids: bool, rows: Tensor | None = None, standardize: bool = True
 ) -> Normalization | Normalizations | None:
-    """What a choice means for inputs as they are stored, see `normalization_for`."""
+    """Resolve a choice for stored inputs, one or several; see `normalization_for`."""
     if not isinstance(inputs, Tensor):
         return normalizations_for(choice, inputs, ids, rows, standardize)
     return None if ids else normalization_for(choice, inputs, rows, standardize)
@@ -352,7 +352,7 @@ def _check_loader(label: str, loader: DataLoader[Any]) -> None:
 
 
 def _is_settled(normalization: Choice, inputs: Inputs) -> bool:
-    """Whether the user has chosen; of several inputs, "auto" stays what it is, too."""
+    """Tell whether the normalisation is final: chosen by the user, or "auto" of several inputs."""
     return not (isinstance(normalization, str) and normalization == "auto") or not isinstance(inputs, Tensor)
 
 

@@ -25,7 +25,7 @@ class Feed(Protocol):
 
     @property
     def odd(self) -> bool:
-        """Whether the current batch has another shape than those of its size that a step was captured for."""
+        """Whether the shape of the current batch differs from that of the captured batch of the same size."""
         ...
 
     def epoch(self, seed: Seed | None) -> Iterator[int]:
@@ -95,7 +95,7 @@ class TableFeed:
 
 
 class StreamFeed:
-    """Of a loader: each batch is copied to a place where the captured step finds it.
+    """Feed of a loader: each batch is copied to the tensors that the captured step reads.
 
     There is a place for each size. A batch of another shape than the first of its size, such as sentences padded to
     another length, is `odd`, and has none.

@@ -1,4 +1,4 @@
-"""What each of several inputs holds, told by its type: pixels, whole numbers, a mask, or floats; its normalisation."""
+"""Kinds of input, told by the dtype (pixels, whole numbers, masks, floats), and the normalisation of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kinds = tuple[Kind, ...] | dict[str, Kind]
 
 
 def kind_of(tensor: Tensor, ids: bool = False) -> Kind:
-    """What a tensor holds. ids: uint8 are whole numbers too, not pixels."""
+    """Tell the kind of a tensor by its dtype. ids: uint8 are whole numbers, not pixels."""
     if tensor.dtype == torch.bool:
         return "mask"
     if tensor.is_floating_point():
@@ -26,12 +26,12 @@ def kind_of(tensor: Tensor, ids: bool = False) -> Kind:
 
 
 def kinds_of(inputs: Inputs, ids: bool = False) -> Kinds | None:
-    """Of each of several inputs; None for one."""
+    """Tell the kind of each of several inputs; None for a single input."""
     return None if isinstance(inputs, Tensor) else each(partial(kind_of, ids=ids), inputs)
 
 
 def stored(tensor: Tensor, ids: bool = False) -> Tensor:
-    """One of several inputs as it is kept: whole numbers as int64, floats as float32, pixels and masks as they are."""
+    """Cast one of several inputs for storage: whole numbers to int64, floats to float32; pixels and masks stay."""
     kind = kind_of(tensor, ids)
     return tensor.long() if kind == "whole numbers" else tensor.float() if kind == "floats" else tensor
 
@@ -47,7 +47,7 @@ class Normalizations:
 
 
 def normalization_from_json(value: Any) -> Normalization | Normalizations | None:
-    """The inverse of `to_json` of one or several; None stays None."""
+    """Restore a normalisation, of one input or of several, from its `to_json`; None stays None."""
     if not isinstance(value, dict):
         return Normalization.from_json(value)
     parts = value["several"]
@@ -57,7 +57,7 @@ def normalization_from_json(value: Any) -> Normalization | Normalizations | None
 def normalizations_for(
     choice: Choice, inputs: Any, ids: bool, rows: Tensor | None = None, standardize: bool = True
 ) -> Normalizations | None:
-    """What a choice means for each of several inputs, see `normalization_for`; whole numbers and masks have none."""
+    """Resolve a choice for each of several inputs, see `normalization_for`; whole numbers and masks have none."""
 
     def for_one(own: Tensor, choice: Choice) -> Normalization | None:
         if kind_of(own, ids) in ("whole numbers", "mask"):
@@ -71,7 +71,7 @@ def normalizations_for(
 
 
 def _choices(choice: Choice, inputs: Any) -> Any:
-    """A choice for each of several inputs."""
+    """Return the choice for each of several inputs."""
     if choice is None or isinstance(choice, str):
         return each(lambda _: choice, inputs)
     if isinstance(choice, dict) and isinstance(inputs, dict) and choice.keys() <= inputs.keys():
@@ -84,7 +84,7 @@ def _choices(choice: Choice, inputs: Any) -> Any:
 
 
 def parts_of(normalization: Any, inputs: Any) -> Any:
-    """The normalisation of each of several inputs; None where there is none."""
+    """Return the normalisation of each of several inputs; None where there is none."""
     if isinstance(normalization, Normalizations):
         return normalization.parts
     return each(lambda _: None, inputs)

@@ -31,7 +31,7 @@ class Normalization:
     deviation: tuple[float, ...]
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """(batch, channels, …), pixels in [0,1], to values of mean 0 and deviation 1."""
+        """Normalise inputs (batch, channels or columns, …): floats, or pixels in [0,1]."""
         shape = (-1, *[1] * (inputs.dim() - 2))
         mean, deviation = (
             constant(values, inputs.device, inputs.dtype).view(shape) for values in (self.mean, self.deviation)
@@ -56,13 +56,13 @@ class Normalization:
 
     @classmethod
     def of_columns(cls, inputs: Tensor, rows: Tensor) -> Normalization:
-        """Of the samples `rows` (samples,) of inputs (stored, columns, …); a constant column has the deviation 1."""
+        """Measure the samples `rows` (samples,) of inputs (stored, columns, …); a constant column has deviation 1."""
         scale = 255 if inputs.dtype == torch.uint8 else 1
         columns = inputs.flatten(2) if inputs.dim() > 2 else inputs[:, :, None]
         count = len(rows) * columns.shape[2]
 
         def total(what: Callable[[Tensor], Tensor]) -> Tensor:
-            """The sum over all samples of what is worked out for some, (samples, columns, values)."""
+            """Sum what(chunk) over all samples, (columns,); a chunk is (samples, columns, values)."""
             sums = [what(columns[piece].double() / scale).sum((0, 2)) for piece in rows.split(CHUNK)]
             return torch.stack(sums).sum(0)
 
@@ -74,7 +74,7 @@ class Normalization:
         return cls(tuple(mean.tolist()), tuple(deviation.tolist()))
 
     def noticeable(self) -> bool:
-        """Whether some column is far from mean 0 and deviation 1, so that a network would learn from it badly."""
+        """Tell whether some column is so far from mean 0 and deviation 1 that a network would learn badly from it."""
         moments = zip(self.mean, self.deviation, strict=True)
         return any(mean**2 + math.log(deviation) ** 2 > NOTICEABLE for mean, deviation in moments)
 
@@ -83,7 +83,7 @@ class Normalization:
 
     @classmethod
     def from_json(cls, value: list[list[float]] | None) -> Normalization | None:
-        """The inverse of `to_json`; None stays None."""
+        """Restore what `to_json` wrote; None stays None."""
         return None if value is None else cls(*(tuple(map(float, own)) for own in value))
 
 
@@ -95,7 +95,7 @@ Choice = str | Normalization | tuple[Any, Any] | list[Any] | dict[str, Any] | No
 def normalization_for(
     choice: Choice, inputs: Tensor, rows: Tensor | None = None, standardize: bool = True
 ) -> Normalization | None:
-    """What a choice means for inputs (stored, …) as they are stored; see `Data.from_arrays`.
+    """Resolve a choice for stored inputs (stored, …) to a normalisation; see `Data.from_arrays`.
 
     rows: the samples to learn from, (samples,); None where only some are known, such as those of a loader.
     standardize: whether "auto" standardises float columns.
@@ -144,7 +144,7 @@ def _standardized(columns: Tensor, rows: Tensor) -> Normalization | None:
 
 
 def _pair(given: Any) -> Normalization:
-    """A Normalization, or a pair of numbers or of lists of numbers, checked."""
+    """Check and convert a Normalization, or a pair of numbers or of lists of numbers."""
     parts = (given.mean, given.deviation) if isinstance(given, Normalization) else given
     try:
         mean, deviation = ([own] if isinstance(own, Real) else [float(value) for value in own] for own in parts)

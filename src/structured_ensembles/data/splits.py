@@ -122,8 +122,9 @@ class StreamedSplit:
 
 
 def as_batch(given: Any) -> Batch:
-    """What a loader gives: (inputs, targets), the inputs perhaps several, in a list, tuple or dict; or a dict with
-    "labels".
+    """Check and convert a loader's batch: (inputs, targets), or a dict with "labels".
+
+    Several inputs come in a list, tuple or dict. The TypeError says what was given, for the caller to complete.
     """
     if isinstance(given, Mapping):
         given = labelled(given)
@@ -136,7 +137,7 @@ def as_batch(given: Any) -> Batch:
         inputs = tuple(inputs)
     several = tensors_in(inputs) if isinstance(inputs, Tensor | tuple | dict) else []
     if not several or not all(isinstance(own, Tensor) for own in (*several, targets)):
-        raise TypeError(f"a {type(given).__name__} of others")
+        raise TypeError(f"a {type(given).__name__} of other things than tensors")
     return inputs, targets
 
 
@@ -192,7 +193,7 @@ def hold_out(strata: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def some_samples(split: Split, count: int) -> Batch:
-    """At most so many samples: spread over a split in memory, or the first of a loader, whose random state stays."""
+    """Return at most `count` samples: spread over a split in memory, or a loader's first; random states stay."""
     if isinstance(split, TensorSplit):
         places = torch.linspace(0, len(split) - 1, min(count, len(split)), dtype=torch.float64).round().long()
         rows = split.index[places.to(split.index.device)]

@@ -1,4 +1,4 @@
-"""What an ensemble's calibration is worth: figures after temperature, of what it keeps, of its conformal sets."""
+"""Figures of an ensemble's calibration: after temperature, of the predictions it keeps, of its conformal sets."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def interval_figures(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> di
 
 
 def _kept(kept: Tensor, correct: Tensor) -> dict[str, float]:
-    """kept, correct: booleans (samples,)."""
+    """Return the shares kept and the accuracy of the kept, without NaN; kept, correct: booleans (samples,)."""
     right, sure = correct.double(), kept.double()
     figures = {
         "unc/kept": float(sure.mean()),

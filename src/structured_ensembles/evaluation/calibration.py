@@ -16,7 +16,7 @@ def expected_calibration_error(probabilities: Tensor, targets: Tensor, bins: int
 
 
 def classwise_calibration_error(probabilities: Tensor, targets: Tensor, bins: int = 15) -> float:
-    """The mean over the classes of the ECE of each: probabilities (samples, classes), targets (samples,).
+    """Compute the mean ECE over the classes: probabilities (samples, classes), targets (samples,).
 
     For one class, the ECE compares its probability with how often it is the target (Kull et al. 2019). As in
     torch-uncertainty and torchmetrics, except for the edges: their bins are [low, high), ours (low, high] as for
@@ -27,7 +27,7 @@ def classwise_calibration_error(probabilities: Tensor, targets: Tensor, bins: in
 
 
 def adaptive_calibration_error(probabilities: Tensor, targets: Tensor, bins: int = 15) -> float:
-    """ECE whose bins hold equally many samples: probabilities (samples, classes), targets (samples,).
+    """Compute the ECE with bins of equally many samples: probabilities (samples, classes), targets (samples,).
 
     The samples in the order of their confidence are cut into `bins` parts; if these cannot be equal, the first ones
     have one sample more (Nixon et al. 2019, with the confidence of the predicted class). As in torch-uncertainty,
@@ -42,7 +42,7 @@ def adaptive_calibration_error(probabilities: Tensor, targets: Tensor, bins: int
 
 
 def _binned_gap(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
-    """The ECE, shape (), of confidences (samples,) and what they stand for, 0 or 1."""
+    """Compute the ECE, shape (), of confidences (samples,) and outcomes (samples,), 0 or 1."""
     # (low, high]: a confidence on an edge belongs to the bin below; 0 belongs to the first.
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
     index = (torch.bucketize(confidence, edges, right=False) - 1).clamp(0, bins - 1)

@@ -43,7 +43,7 @@ def check_request(
 
 
 def check_deep(deep: Ensemble, data: Data, combine: Combine) -> None:
-    """A ValueError says why there can be no comparison with a deep ensemble."""
+    """Raise an error if `deep` is no ensemble, or cannot be compared with on these data."""
     check_type("deep", deep, Ensemble, "methods.deep_ensemble trains one")
     if data.task != "classification":
         raise ValueError("deep must be left out for a regression: the comparison is by the NLL of classes")

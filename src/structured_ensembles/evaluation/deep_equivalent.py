@@ -20,14 +20,16 @@ Predicted = tuple[Tensor, Tensor]  # logits (members, samples, classes), targets
 
 
 def deep_ensemble_equivalent(nll: float, deep_nlls: Sequence[float]) -> float:
-    """The least number of members, interpolated, whose deep ensemble has an NLL of at most `nll`.
+    """Interpolate the number of members at which a deep ensemble reaches `nll`.
 
     deep_nlls: of deep ensembles of 1, 2, … members; linear in between, as in the paper. Both should be taken after
-    temperature, or they compare calibration. What is no better than one network counts as 1, as in the paper; what is
-    better than all of them is `math.inf`: more than were measured, nobody knows how many.
+    temperature, or they compare calibration. An ensemble no better than one network counts as 1, as in the paper; one
+    that is better than all of them as `math.inf`: more members than were measured.
     """
     if not deep_nlls or any(math.isnan(value) for value in (nll, *deep_nlls)):
-        raise ValueError(f"deep_nlls must be the NLL of 1, 2, … members, and none NaN, not {nll!r}, {list(deep_nlls)}")
+        raise ValueError(
+            f"deep_nlls must be the NLL of 1, 2, … members, without NaN, not {list(deep_nlls)} for nll={nll!r}"
+        )
     if nll >= deep_nlls[0]:
         return 1.0
     for members, (before, after) in enumerate(pairwise(deep_nlls), start=1):
@@ -37,7 +39,7 @@ def deep_ensemble_equivalent(nll: float, deep_nlls: Sequence[float]) -> float:
 
 
 def calibrated_nlls(validation: Predicted, test: Predicted, combine: Combine = "mean") -> list[float]:
-    """The NLL on the test split of the first 1, 2, … members, each with a temperature from the validation split.
+    """Compute the test NLL of the first 1, 2, … members, each with a temperature from the validation split.
 
     The paper has no validation split: it fits each half of the test split's temperature on the other half.
     """
@@ -53,7 +55,7 @@ def calibrated_nlls(validation: Predicted, test: Predicted, combine: Combine = "
 def deep_equivalent(
     ensemble: Ensemble, deep: Ensemble, data: Data, split: SplitName, combine: Combine, batch_size: int = 512
 ) -> float:
-    """The same of an ensemble beside a deep ensemble, on a split of data that has a validation split too."""
+    """Compute the deep-ensemble equivalent of `ensemble` on a split; `data` must have a validation split too."""
     own, theirs = (
         calibrated_nlls(
             predictions(one, data.split("validation"), batch_size),

@@ -14,7 +14,7 @@ from structured_ensembles.evaluation.ranking import mean_over_ties
 
 
 def discard_threshold(ensemble: Ensemble, data: Data, percentile: float = 75.0, combine: Combine = "mean") -> float:
-    """The paper's threshold: see `percentile_of_right`, on the validation split.
+    """Fit the paper's threshold on the validation split: see `percentile_of_right`.
 
     Whatever the network, it discards a quarter of what is right; the ensemble's own threshold is another one, see
     `Ensemble.threshold_for`.
@@ -23,7 +23,7 @@ def discard_threshold(ensemble: Ensemble, data: Data, percentile: float = 75.0, 
 
 
 def percentile_of_right(logits: Tensor, targets: Tensor, percentile: float = 75.0, combine: Combine = "mean") -> float:
-    """The percentile of the entropy, without temperature, of right predictions; of all, where none is right.
+    """Compute the percentile of the entropy, without temperature, of right predictions; of all if none is right.
 
     logits: (members, samples, classes). targets: labels (samples,).
     """
@@ -60,7 +60,7 @@ def discarding_curve(entropy: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def risk_coverage_area(uncertainty: Tensor, correct: Tensor) -> float:
-    """AURC: the area under the error rate of the surest samples, over the share of samples that these are.
+    """Compute the AURC: the area under the risk-coverage curve, the error rate of the surest samples by their share.
 
     uncertainty: (samples,), low for the surest, such as the negative confidence. correct: booleans (samples,).
     As in torch-uncertainty: trapezoids between coverages of 1/n and 1, divided by that range; NaN for less than two
@@ -77,7 +77,7 @@ def risk_coverage_area(uncertainty: Tensor, correct: Tensor) -> float:
 
 
 def coverage_at_risk(uncertainty: Tensor, correct: Tensor, risk: float = 0.05) -> float:
-    """The largest share of samples, the surest first, whose error rate is at most `risk`; NaN if there is none.
+    """Find the largest share of samples, the surest first, with an error rate of at most `risk`; NaN if none has.
 
     uncertainty, correct: (samples,), as above. As in torch-uncertainty (`CovAtxRisk`), except that samples of the same
     uncertainty are kept or discarded together, as no threshold can tell them apart.

@@ -132,7 +132,7 @@ def evaluate(
 
 def _regression(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> dict[str, float]:
     if ensemble.gaussian:
-        found = gaussian_figures(Gaussians(*outputs.chunk(2, -1)), targets)
+        found = gaussian_figures(Gaussians.from_outputs(outputs), targets)
     else:
         found = regression_figures(outputs, targets)
     return {f"reg/{name}": value for name, value in found.items()}  # a NaN too: such an error is one to see

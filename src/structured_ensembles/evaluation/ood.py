@@ -11,7 +11,7 @@ SCORES = ("entropy", "mutual_information")
 
 
 def detection_figures(own: Uncertainty, foreign: Uncertainty) -> dict[str, float]:
-    """For entropy and mutual information: AUROC and FPR95, in both conventions.
+    """Compute AUROC and FPR95, in both conventions, for entropy and mutual information.
 
     fpr95: the foreign share accepted when 95 % of its own are (ODIN). fpr95_foreign: the share of its own that is
     rejected when 95 % of the foreign ones are (OpenOOD, torch-uncertainty).

@@ -34,9 +34,9 @@ def false_acceptance(own: Tensor, foreign: Tensor, kept: float = 0.95) -> float:
 
 
 def false_alarms(own: Tensor, foreign: Tensor, detected: float = 0.95) -> float:
-    """The share of one's own samples that are rejected when at least this share of the foreign ones is.
+    """Compute the share of one's own samples rejected when at least this share of the foreign ones is.
 
-    own, foreign: scores (samples,), high for what should be rejected. Not a number without samples of each kind.
+    own, foreign: scores (samples,), high for what should be rejected. NaN without samples of each kind.
     """
     return false_acceptance(-foreign, -own, detected)
 

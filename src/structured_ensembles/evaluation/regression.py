@@ -13,9 +13,9 @@ from structured_ensembles.losses import Loss, mean_loss
 
 
 def regression_figures(outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """RMSE, that of the members, and their spread: outputs (members, samples, values), targets (samples, values).
+    """Compute RMSE, that of the members, and their spread from outputs (members, samples, values).
 
-    Targets may be (samples,). Outputs that are no values of the targets have no such figures.
+    targets: (samples, values), or (samples,). Returns none if outputs and targets differ in size.
     """
     if outputs[0].numel() != targets.numel():
         return {}
@@ -29,7 +29,7 @@ def regression_figures(outputs: Tensor, targets: Tensor) -> dict[str, float]:
 
 
 def gaussian_figures(gaussians: Gaussians, targets: Tensor, coverage: float = 0.9) -> dict[str, float]:
-    """The same of Gaussian heads, whose spread is the total deviation, and what their deviations are worth.
+    """Compute the same of Gaussian heads, with the total deviation as spread, and figures of the distributions.
 
     nll: of the mixture, in nats for each value; nll_matched: of one Gaussian with its mean and deviation; member_nll.
     aleatoric, epistemic: the mean of the two parts of the deviation. coverage_at_90, width_at_90: how many targets lie
@@ -53,13 +53,13 @@ def gaussian_figures(gaussians: Gaussians, targets: Tensor, coverage: float = 0.
 
 @torch.no_grad()
 def loss_figures(ensemble: Ensemble, loss: Loss, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """The user's loss of the members' mean outputs, and the mean of the members' own.
+    """Compute the user's loss of the members' mean outputs, and the mean of the members' own losses.
 
     outputs: (members, samples, …), as the ensemble gives them; targets: (samples, …). Of Gaussian heads and
     `gaussian_nll` it is the likelihood of the mixture.
     """
     if ensemble.gaussian and loss is gaussian_nll:
-        found = gaussian_figures(Gaussians(*outputs.chunk(2, -1)), targets)
+        found = gaussian_figures(Gaussians.from_outputs(outputs), targets)
         return {"loss": found["nll"], "member_loss": found["member_nll"]}
     device = device_of(ensemble)  # where a loss may have tensors of its own, as in training
     outputs, targets = outputs.to(device), targets.to(device)

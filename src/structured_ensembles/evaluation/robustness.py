@@ -23,7 +23,7 @@ from structured_ensembles.progress import progress
 def attack_figures(
     ensemble: Ensemble, split: Split, epsilons: Sequence[float], rules: Rules, batch_size: int
 ) -> dict[str, float]:
-    """`fgsm@0.02` is the accuracy; below it `/filtered_accuracy`, `/discarded` and `/ece`.
+    """Measure attacks: `fgsm@0.02` is an accuracy; below it `/filtered_accuracy`, `/discarded` and `/ece`.
 
     The names of the second rule's figures end in it: `fgsm@0.02/logits`, `fgsm@0.02/ece/logits`.
     """
@@ -47,9 +47,9 @@ def corruption_figures(
     batch_size: int,
     seed: int,
 ) -> dict[str, float]:
-    """`fog@3` is an accuracy; `mean@3` the mean over the standard corruptions among `names`, `extra_mean@3` over the
-    extra ones; below both `/filtered_accuracy`, `/discarded`, `/ece`.
+    """Measure corruptions: `fog@3` is an accuracy, `mean@3` a mean over the standard corruptions among `names`.
 
+    `extra_mean@3` is the mean over the extra ones; below both means `/filtered_accuracy`, `/discarded`, `/ece`.
     source: a split, which our code corrupts with `seed`, or the official images.
     """
     figures: dict[str, float] = {}
@@ -74,7 +74,7 @@ def mean_of(name: str) -> str:
 
 
 def is_over_all(figures: Mapping[str, float], severity: int, kind: str = "cor") -> bool:
-    """Whether there is a mean at this severity over all standard corruptions, and over no others.
+    """Tell whether there is a mean at this severity over all standard corruptions, and over no others.
 
     kind: "cor", computed by our code, or "official". Extra corruptions without a mean of their own come from a time
     when one mean was over all.

@@ -13,7 +13,7 @@ Rules = Mapping[Combine, float | None]  # by rule, the entropy above which it di
 
 
 def checked_rules(combine: Combine | Sequence[Combine]) -> tuple[Combine, ...]:
-    """The rules asked for, each once."""
+    """Check the combination rules; return each once."""
     if isinstance(combine, str):
         check_choice("combine", combine, COMBINE)
         return (combine,)
@@ -26,9 +26,9 @@ def checked_rules(combine: Combine | Sequence[Combine]) -> tuple[Combine, ...]:
 
 
 def with_thresholds(rules: Sequence[Combine], ensemble: Ensemble, data: Data) -> Rules:
-    """The paper's threshold of the ensemble; for the mean of logits, whose entropies are others, one of its own.
+    """Pair each rule with the paper's threshold; the mean of logits, whose entropies differ, has its own.
 
-    That comes from the validation split; without one there is none for the mean of logits.
+    It comes from the validation split; without one the mean of logits has no threshold.
     """
     threshold = ensemble.calibration.paper_threshold
     found: dict[Combine, float | None] = dict.fromkeys(rules, threshold)
@@ -38,12 +38,12 @@ def with_thresholds(rules: Sequence[Combine], ensemble: Ensemble, data: Data) ->
 
 
 def suffix_of(rule: Combine, rules: Rules) -> str:
-    """What the names of a rule's figures end in: nothing for the first one."""
+    """Return the suffix of the names of a rule's figures: empty for the first rule."""
     return "" if rule == next(iter(rules)) else f"/{rule}"
 
 
 def figures_by_rule(figures: Mapping[str, float], rules: Sequence[Combine]) -> dict[Combine, dict[str, float]]:
-    """The figures of each rule under their plain names; those of sizes, which no rule changes, with every rule."""
+    """Sort figures by rule, under their plain names; every rule gets the sizes, which none changes."""
     others = tuple(f"/{rule}" for rule in rules[1:])
     found = {rules[0]: {name: value for name, value in figures.items() if not name.endswith(others)}}
     sizes = {name: value for name, value in figures.items() if name.startswith("size/")}

@@ -159,7 +159,7 @@ def _sample_keys(inputs: Inputs, members: int, seed: int) -> Tensor:
 
 
 def _contents(x: Tensor) -> Tensor:
-    """A hash of each row, (batch,) int32."""
+    """Hash each row: (batch,) int32."""
     rows = x.detach().reshape(len(x), -1)
     # To eight bits, which devices that normalise pixels with other rounding errors still agree on.
     bits = (rows.bfloat16().view(torch.int16) if rows.is_floating_point() else rows).to(torch.int32)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from structured_ensembles import zoo
 from structured_ensembles.continual.experiment import ContinualExperiment
-from structured_ensembles.continual.memory import paper_memory
+from structured_ensembles.continual.memory import Memory, paper_memory
 from structured_ensembles.paper.published import published
 from structured_ensembles.paper.studies import Part, Study, places_of
 
@@ -75,13 +75,19 @@ def _pruning(part: Part) -> Study:
     return _settings(part, "figure-continual-pruning", title, {f"{own:g}": {"prune": own} for own in shares})
 
 
+def _memory_by_model() -> Iterator[tuple[str, Mapping[str, Memory], Mapping[str, Memory]]]:
+    """Yield the name of each backbone and, by method, its memory after one task and after two."""
+    for model in ("lenet5", "half-vgg11"):
+        backbone = getattr(zoo, f"{model.replace('-', '_')}_backbone")()
+        one, two = (paper_memory(backbone, tasks) for tasks in (1, 2))
+        yield model, one, two
+
+
 def _memory(part: Part) -> Study:
     """Counted, not run: what each method stores for a backbone once, and for every task."""
     table = published("continual-memory-bits")
     counted: dict[tuple[str, str], list[float]] = {}
-    for model in ("lenet5", "half-vgg11"):
-        backbone = getattr(zoo, f"{model.replace('-', '_')}_backbone")()
-        one, two = (paper_memory(backbone, tasks) for tasks in (1, 2))
+    for model, one, two in _memory_by_model():
         for row in table.rows:
             once = one[row].bits(PAPER_FLOAT) if row == "naive" else 0
             counted[row, f"{model}/size/bits"] = [float(once)]
@@ -101,15 +107,13 @@ def _memory(part: Part) -> Study:
 
 
 def _overhead(part: Part) -> Study:
-    """Counted, not run: what M tasks add to a backbone of b floats, `floats + floats_per_task·M` and binary values.
+    """Count, without runs, what M tasks add to a backbone of b floats: `floats + floats_per_task·M`, and binaries.
 
     The paper has one formula for all backbones; ours is worked out for each of its two.
     """
     table = published("continual-memory")
     counted: dict[tuple[str, str], list[float]] = {}
-    for model in ("lenet5", "half-vgg11"):
-        backbone = getattr(zoo, f"{model.replace('-', '_')}_backbone")()
-        one, two = (paper_memory(backbone, tasks) for tasks in (1, 2))
+    for model, one, two in _memory_by_model():
         base = one["naive"].backbone
         for row in table.rows:
             floats = (two[row].factors - one[row].factors) / base

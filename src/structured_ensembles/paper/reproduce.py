@@ -125,7 +125,7 @@ def _read(experiment: Experiment | ContinualExperiment) -> Callable[[Path], Fini
 
 
 def _official_datasets(wanted: Study, done: dict[str, Finished]) -> set[str]:
-    """Data sets whose runs were all measured on the official corrupted images."""
+    """Find the data sets whose runs were all measured on the official corrupted images."""
     if not wanted.request.corruptions:
         return set()
     figures: dict[str, list[Mapping[str, float]]] = {}
@@ -136,7 +136,7 @@ def _official_datasets(wanted: Study, done: dict[str, Finished]) -> set[str]:
 
 
 def _lines(wanted: Study, done: dict[str, Finished], rule: Combine, official: set[str]) -> Lines:
-    """The table under one rule of combination; official: data sets shown with their official corrupted images."""
+    """Build the table of one combination rule; official: data sets shown with their official corrupted images."""
     ours = {key: list(values) for key, values in wanted.counted.items()}
     for key, (experiments, figure) in wanted.sources.items():
         runs = [done[own.folder] for own in experiments if own.folder in done]

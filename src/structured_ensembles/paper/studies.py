@@ -115,7 +115,7 @@ def _method_rows(part: Part) -> Rows:
 
 
 def _with_rescaled(rows: Rows, model: str) -> Rows:
-    """For VGG, which has no normalisation, every row that inherits weights also with them rescaled."""
+    """Add, for VGG (no normalisation), a row with rescaled weights to every row that inherits them."""
     if "vgg" not in model:
         return rows
     found = {}
@@ -127,7 +127,7 @@ def _with_rescaled(rows: Rows, model: str) -> Rows:
 
 
 def published_row(row: str) -> str:
-    """The row of a published table that a row of ours stands beside: the paper has one for both scopes."""
+    """Return the published row beside a row of ours: the paper has one for both scopes."""
     for scope in SCOPES:
         row = row.removesuffix(f", {scope}")
     return row

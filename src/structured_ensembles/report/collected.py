@@ -60,12 +60,12 @@ class Finished:
         return ", ".join([self.config["method"], *shown])
 
     def combined_by(self, rule: Combine) -> Mapping[str, float]:
-        """Its figures under a rule of combination, "mean" or "logits"."""
+        """Return its figures under a combination rule, "mean" or "logits"."""
         return self.by_logits if rule == "logits" else self.figures
 
     @property
     def precision(self) -> str:
-        """What it was trained in."""
+        """Precision that it was trained in."""
         return str(self.result.get("precision", "a precision that was not recorded"))
 
     @property
@@ -190,7 +190,7 @@ def front_points(runs: Mapping[str, Sequence[Finished]], memory: str) -> list[Fr
 
 
 def _severities(runs: Sequence[Finished], kind: str) -> dict[int, list[float]]:
-    """The mean accuracies at each severity; kind: "cor", computed by our code, or "official"."""
+    """Collect the mean accuracies at each severity; kind: "cor", computed by our code, or "official"."""
     found = {0: _values(runs, "cls/accuracy")}
     for severity in SEVERITIES:
         whole = [run for run in runs if is_over_all(run.figures, severity, kind)]

@@ -17,7 +17,7 @@ EXPLANATION = (
 
 
 def deep_equivalents(labelled: Mapping[str, Sequence[Finished]]) -> dict[str, float]:
-    """By label, for runs on one data set and network; none without a deep ensemble trained in the same way."""
+    """Compute the equivalents by label, for runs on one data set and network, beside a deep ensemble trained alike."""
     found = {}
     for label, runs in labelled.items():
         beside = [
@@ -35,7 +35,7 @@ def _setting(runs: Sequence[Finished]) -> dict[str, Any]:
 
 
 def _calibrated(runs: Sequence[Finished]) -> list[float]:
-    """The NLL after temperature of the first 1, 2, … members, the mean over seeds; empty if it was not measured."""
+    """Average over seeds the NLL after temperature of the first 1, 2, … members; empty if not measured."""
     members = int(runs[0].figures.get("size/members", 0))
     names = [f"first/{number}/nll_t" for number in range(1, members + 1)]
     known = [run.figures for run in runs if all(name in run.figures for name in names)]

@@ -36,7 +36,7 @@ class Outcome:
 
 
 def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[Outcome]) -> Path:
-    """One self-contained HTML file: the comparison, what members keep, calibration, and the digits it is unsure of.
+    """Write a self-contained HTML file: comparison, kept channels, calibration, and the digits it is unsure of.
 
     outcomes: ensembles with a temperature, a threshold and conformal sets.
     """

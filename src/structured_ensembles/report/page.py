@@ -108,7 +108,7 @@ def report_runs(folders: Sequence[Path], out: Path) -> Path:
 
 
 def precisions(runs: Sequence[Finished]) -> list[str]:
-    """A sentence that says in which precision the runs were computed; none if there are no runs."""
+    """Say in one sentence in which precision the runs were trained; nothing if there are no runs."""
     counts = Counter(run.precision for run in runs)
     if len(counts) <= 1:
         return [f"Trained in {own}." for own in counts]

@@ -74,7 +74,7 @@ def over_seeds(values: Iterable[float | None], unit: float = 1.0) -> Seeds | Non
 
 
 def plot_seeds(axis: Axes, name: str, style: Style, points: Sequence[tuple[float, Seeds]]) -> None:
-    """A line through the means at the given x, with bars over the range where there are several seeds.
+    """Draw a line through the means at the given x, with bars over the range where there are several seeds.
 
     Full for a method, broken for its variants, which share its colour.
     """

@@ -263,7 +263,7 @@ PRODUCTS = ("linear", "conv", "addmm", "bmm", "matmul", "einsum", "scaled_dot_pr
 
 
 def _is_normalized(node: fx.Node) -> bool:
-    """Whether every way from `node` to the next layer, or to the network's output, passes a normalisation."""
+    """Tell whether every path from `node` to the next layer, or to the output, passes a normalisation."""
     waiting, seen = list(node.users), set()
     while waiting:
         user = waiting.pop()

@@ -23,7 +23,7 @@ BLOCK = 1024  # pixels
 
 
 def fits(feed: TableFeed) -> bool:
-    """Whether `drawn_batch` can do what `feed.batch` does: pixels of labelled images, on a GPU that Triton runs on."""
+    """Tell whether `drawn_batch` can replace `feed.batch`: pixels of labelled images, on a GPU with Triton."""
     inputs, targets = feed.split.inputs, feed.split.targets
     return (
         find_spec("triton") is not None

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from structured_ensembles.copying import clone_of
+from structured_ensembles.copying import clear_hooks, clone_of
 from structured_ensembles.several import Inputs, call
+from structured_ensembles.tracing.ghost import first_line
 
 
 @contextmanager
@@ -34,16 +35,14 @@ def _can(network: nn.Module, example: Inputs, tell: Callable[[str], None]) -> bo
     try:
         trial = clone_of(network)
         _store(_weights(trial), torch.channels_last)
-        for layer in trial.modules():
-            layer._forward_hooks.clear()
-            layer._forward_pre_hooks.clear()
+        clear_hooks(trial)
         with torch.no_grad():
             call(trial.eval(), example)
         with torch.enable_grad():
             call(trial.train(), example).sum().backward()
     except Exception as error:
-        reason = str(error).split("\n", 1)[0]
-        tell(f"weights of convolutions stay channels first, slower: with channels last the network fails: {reason}")
+        reason = f"with channels last the network fails: {first_line(error)}"
+        tell(f"weights of convolutions stay channels first, slower: {reason}")
         return False
     return True
 

@@ -18,6 +18,7 @@ from structured_ensembles.channels import trace
 from structured_ensembles.copying import clone_of, device_of
 from structured_ensembles.several import Inputs, arguments, each
 from structured_ensembles.shrinking import kept_size
+from structured_ensembles.tracing.ghost import first_line
 from structured_ensembles.training.faster import faster, hooked
 from structured_ensembles.training.halves import padded, part
 
@@ -52,7 +53,7 @@ def padded_shapes(
     try:
         graph = trace(network, example, coupled=True)
     except Exception as error:
-        raise PaddingError(f"the network cannot be traced: {_first_line(error)}") from error
+        raise PaddingError(f"the network cannot be traced: {first_line(error)}") from error
     able = set(own)
     for name, layer in layers.items():
         if isinstance(layer, nn.BatchNorm2d) and layer in norms:
@@ -96,10 +97,6 @@ def check_padding(network: nn.Module, example: Inputs, shapes: Shapes, norms: Co
             results.append([outputs, *map(part, gradients, sizes)])
         same = all(torch.allclose(one, other, rtol=1e-6, atol=1e-9) for one, other in zip(*results, strict=True))
     except Exception as error:
-        raise PaddingError(f"it fails with channels of zeros: {_first_line(error)}") from error
+        raise PaddingError(f"it fails with channels of zeros: {first_line(error)}") from error
     if not same:
         raise PaddingError("it computes something else with channels of zeros")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0]

@@ -147,7 +147,7 @@ def train(
 
 
 def _adopted(ensemble: Ensemble, data: Data, loss: Loss | None, device: torch.device) -> tuple[Data, Loss | None]:
-    """The data as the networks take it, and the loss to train with; the ensemble then knows of both, on the device."""
+    """Examine the data, let the ensemble adopt them and move to the device; return data and loss to train with."""
     data = examined(ensemble.members[0], data, device)
     loss = ensemble.adopt(data, loss)
     ensemble.to(device)

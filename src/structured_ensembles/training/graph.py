@@ -29,6 +29,7 @@ from structured_ensembles.data.splits import Batch, TensorSplit
 from structured_ensembles.ensemble import combined
 from structured_ensembles.losses import mean_loss
 from structured_ensembles.several import Inputs, arguments
+from structured_ensembles.tracing.ghost import first_line
 from structured_ensembles.training import batch as fused_batch
 from structured_ensembles.training.eights import PaddingError, Shapes, check_padding, padded_shapes
 from structured_ensembles.training.faster import faster, hooked, replaceable
@@ -141,7 +142,7 @@ class GraphEngine:
             runner.member.optimizer_state.optimizer = self.optimizers[runner.member] = runner.optimizer
 
     def _optimizer(self, member: Member) -> torch.optim.Optimizer:
-        """The optimizer of an earlier capture, or a new one with the state of the member's."""
+        """Return the optimizer of an earlier capture, or build one with the member's state."""
         if member in self.optimizers:
             return self.optimizers[member]
         optimizer = optimizer_for(self.plan.recipe, member.network, self.rates)
@@ -149,7 +150,7 @@ class GraphEngine:
         return optimizer
 
     def _feed(self, member: Member) -> TableFeed | None:
-        """The member's own batches, counted by the common counter; None where data are streamed."""
+        """Return the feed of the member's own batches, on the common counter; None where data are streamed."""
         if not isinstance(self.training, TableFeed):
             return None
         if member.number not in self.feeds:
@@ -315,7 +316,7 @@ class Runner:
         except Exception as error:
             if not waiting.used:
                 raise
-            reason = str(error).split("\n", 1)[0]
+            reason = first_line(error)
         # Here the error is gone, and with it the activations that it held.
         self.joined = False
         derived = self._passed(batch, compiled, None)
@@ -374,7 +375,7 @@ class Runner:
 
 
 def _noise(generator: torch.Generator, *shape: int, **_: Any) -> Tensor:
-    """On the CPU, in float32, whatever the plan says: it is cast where it is used."""
+    """Draw noise on the CPU, in float32, whatever the plan says: it is cast where it is used."""
     return torch.randn(*shape, generator=generator)
 
 

@@ -47,7 +47,7 @@ def optimizer_for(
 
 
 def rate_factors(recipe: Recipe) -> set[float]:
-    """What the recipe's learning rate is multiplied with in some parameter group."""
+    """Collect the factors of the learning rate over all parameter groups."""
     return {1.0, *(rule.rate_factor for rule in recipe.rules)}
 
 
@@ -87,11 +87,11 @@ class OptimizerState:
         self.loaded = dict(tensors or {})  # from a checkpoint; counts until there is an optimizer
 
     def tensors(self) -> dict[str, Tensor]:
-        """Momentum and the like, by name."""
+        """Return momentum and other state tensors, by name."""
         return self.loaded if self.optimizer is None else optimizer_tensors("", self.optimizer)
 
     def load_into(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give another optimizer of the same network this state; it stays as it was built where there is none yet."""
+        """Load this state into another optimizer of the same network; do nothing where there is none yet."""
         tensors = self.tensors()
         if not tensors:
             return

@@ -43,15 +43,15 @@ class Plan:
     fallbacks: list[str] = field(default_factory=list)  # what was told by `tell`
 
     def tell(self, message: str) -> None:
-        """Log, once in a run, that something goes another way than the fastest one."""
+        """Log a fallback from the fastest way, once in a run, and keep it for the history."""
         if message not in self.fallbacks:
             self.fallbacks.append(message)
             logger.warning(message)
 
     def example(self, draw: Callable[..., Tensor]) -> Any:
-        """Two samples for trials of the networks, on the device: what `draw` makes of a shape, such as zeros.
+        """Return two samples for trials of the networks, on the device: drawn by `draw`, such as `torch.zeros`.
 
-        Where only real ones will do, ids and several inputs, they are the data's.
+        Ids and several inputs are samples of the data, since drawn ones could be invalid.
         """
         if self.data.ids or is_several(self.shape):
             return moved(self.data.example(dtype=self.dtype), self.device)

@@ -29,7 +29,7 @@ EngineName = Literal["auto", "loop", "graph"]
 
 @dataclass(frozen=True)
 class ParameterRule:
-    """How some parameters are trained otherwise: those whose qualified name fits `pattern`, such as "*.bias".
+    """Another learning rate or weight decay for the parameters whose qualified name fits `pattern`, such as "*.bias".
 
     rate_factor: what their learning rate is multiplied with. weight_decay: theirs; None: the recipe's.
     """
@@ -124,7 +124,7 @@ class Recipe:
         return replace(RECIPES[name], **changes)
 
     def precision_on(self, device: torch.device) -> Literal["float32", "bfloat16"]:
-        """What the forward and backward passes compute in on a device: what "auto" means there."""
+        """Return the precision of forward and backward passes on a device: what "auto" means there."""
         if self.precision != "auto":
             return self.precision
         halved = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)

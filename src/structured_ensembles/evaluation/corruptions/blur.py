@@ -58,7 +58,7 @@ def glass_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:
 
 
 def _disc(radius: float) -> Tensor:
-    """Pixels whose centres lie in a disc, (size, size), in all 1."""
+    """Compute equal weights, of sum 1, of the pixels whose centres lie in a disc: (size, size)."""
     reach = int(radius)
     line = torch.arange(-reach, reach + 1, dtype=torch.float64)
     inside = (line[:, None].square() + line.square() <= radius**2).double()
@@ -66,7 +66,7 @@ def _disc(radius: float) -> Tensor:
 
 
 def _copied_neighbours(images: Tensor, reach: int, rounds: int, draws: Draws) -> Tensor:
-    """Where every pixel comes from, (batch, height * width), when pixels take their neighbours' values in turn.
+    """Compute the source of every pixel, (batch, height * width), when pixels copy neighbours in turn.
 
     From the last pixel to the first, each takes the value of one at most `reach` away. The published generator meant
     to swap the two: `x[a], x[b] = x[b], x[a]` does not, where x[a] is a view. The order matters only within reach: all

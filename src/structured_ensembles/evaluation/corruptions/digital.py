@@ -70,7 +70,7 @@ def elastic_transform(images: Tensor, severity: int, draws: Draws) -> Tensor:
 
 
 def _sampled(images: Tensor, places: Tensor, *, align_corners: bool) -> Tensor:
-    """Images at `places` (batch, height, width, 2) in pixels, as x and y.
+    """Sample images at `places` (batch, height, width, 2) in pixels, as x and y.
 
     Beyond the edge they are mirrored: at the middle of the last pixel (`align_corners`), or at its rim.
     """
@@ -80,7 +80,7 @@ def _sampled(images: Tensor, places: Tensor, *, align_corners: bool) -> Tensor:
 
 
 def _affine_source(grid: Tensor, moves: Tensor, reach: int) -> Tensor:
-    """Where each pixel comes from (batch, height, width, 2), when an affine map moves three corners of the middle.
+    """Compute the source of each pixel (batch, height, width, 2) under the affine map that moves three corners.
 
     grid: (height, width, 2), as x and y. moves: (batch, 3, 2), of the corners (1, 1), (1, -1), (-1, -1) * reach.
     """

@@ -12,7 +12,7 @@ STRAIGHT, DIAGONAL, KNIGHT = 1.0, 1.4, 2.1969  # steps of a 5×5 distance mask
 
 
 def canny(images: Tensor, low: float, high: float) -> Tensor:
-    """Edges, boolean (batch, height, width), of images (batch, height, width) of whole numbers from 0 to 255.
+    """Detect edges, booleans (batch, height, width), in images (batch, height, width) of levels from 0 to 255.
 
     A pixel is an edge if its gradient (|x| + |y|) is a maximum across the edge, and above `high`; or above `low` and
     connected to such a pixel.
@@ -43,7 +43,7 @@ def canny(images: Tensor, low: float, high: float) -> Tensor:
 
 
 def distances(edges: Tensor, most: float) -> Tensor:
-    """How far each pixel is from the nearest edge, at most `most`; (batch, height, width).
+    """Compute the distance of each pixel to the nearest edge, at most `most`: (batch, height, width).
 
     The length of the shortest path of straight, diagonal and knight's steps, which stands for the Euclidean distance.
     """
@@ -81,5 +81,5 @@ def equalized(images: Tensor) -> Tensor:
 
 
 def _correlated(framed: Tensor, kernel: Tensor) -> Tensor:
-    """The correlation of framed images (batch, height + 2, width + 2) with a kernel (3, 3)."""
+    """Correlate framed images (batch, height + 2, width + 2) with a kernel (3, 3)."""
     return convolved(framed[:, None], kernel)[:, 0, 1:-1, 1:-1]

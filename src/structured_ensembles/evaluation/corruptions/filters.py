@@ -146,7 +146,7 @@ def eight_bits(images: Tensor, *, rounded: bool = False) -> Tensor:
 
 
 def _gaussian(sigma: float, radius: int) -> list[float]:
-    """Weights of the pixels within `radius`, in all 1."""
+    """Compute the weights of the pixels within `radius`; their sum is 1."""
     weights = [math.exp(-(offset**2) / (2 * sigma**2)) for offset in range(-radius, radius + 1)]
     return [weight / sum(weights) for weight in weights]
 
@@ -161,7 +161,7 @@ def _weighted_shifts(images: Tensor, weights: list[float], axis: int, border: Bo
 
 
 def _continued(size: int, reach: int, border: Border) -> Tensor:
-    """Which pixels of a line of `size` stand at -reach … size - 1 + reach."""
+    """Compute the pixel of a line of `size` shown at each place from -reach to size - 1 + reach."""
     places = torch.arange(-reach, size + reach)
     if border == "edge":
         return places.clamp(0, size - 1)
@@ -171,7 +171,7 @@ def _continued(size: int, reach: int, border: Border) -> Tensor:
 
 
 def _positions(size: int, factor: float) -> tuple[Tensor, Tensor]:
-    """Where the pixels of a magnified line lie: the pixel left of each, int64 (size,), and the share of the next."""
+    """Locate the pixels of a magnified line: the pixel left of each, int64 (size,), and the weight of the next."""
     crop = math.ceil(size / factor)
     stretched_size = round(crop * factor)
     first = torch.arange(size, dtype=torch.float64) + (stretched_size - size) // 2

@@ -87,7 +87,7 @@ def spatter(images: Tensor, severity: int, draws: Draws) -> Tensor:
 
 
 def _shine(liquid: Tensor, scale: float) -> Tensor:
-    """How brightly drops shine, (batch, height, width), at most 1: where they slope towards a light in one corner.
+    """Compute the brightness of drops, (batch, height, width), at most 1, lit from one corner.
 
     Step by step as published: edges of the drops, distances to them, their histogram equalised, their relief.
     """
@@ -100,7 +100,7 @@ def _shine(liquid: Tensor, scale: float) -> Tensor:
 
 
 def _ice(images: Tensor, draws: Draws) -> Tensor:
-    """Ice (batch, 1 or 3, height, width) in [0,1] on a pane of each image's own."""
+    """Draw ice (batch, 1 or 3, height, width) in [0,1], on another pane for each image."""
     texture = _crystals(images, draws)[:, None]
     texture = (texture - texture.mean((2, 3), keepdim=True)) / texture.std((2, 3), keepdim=True).clamp_min(1e-6)
     colours, contrasts, shades = (torch.tensor(own).to(images) for own in zip(*PANES, strict=True))
