@@ -565,3 +565,15 @@ def test_odd_values_in_a_file_are_told(kept: se.Ensemble, tmp_path: Path) -> Non
     write_container(tmp_path / "odd", FORMAT, 4, {**structure, "calibration": [1]}, tensors)
     with pytest.raises(se.ArtifactError, match="must have the entries"):
         se.Ensemble.load(tmp_path / "odd")
+
+
+def test_a_pair_of_arrays_calibrates_as_a_split_does() -> None:
+    ensemble, data = table_ensemble()
+    pair = (data.validation.inputs.numpy(), data.validation.targets.numpy())
+    assert ensemble.calibrate(pair) == ensemble.calibrate(data)
+    assert ensemble.threshold_for(pair, keep=0.9) == ensemble.threshold_for(data, keep=0.9)
+    assert ensemble.conformal(pair, 0.8) == ensemble.conformal(data, 0.8)
+    with pytest.raises(ValueError, match="equally many samples"):
+        ensemble.calibrate((pair[0], pair[1][:-1]))
+    with pytest.raises(ValueError, match=r"pair \(inputs, targets\), not a tuple of 3"):
+        ensemble.calibrate((*pair, 1))

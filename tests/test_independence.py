@@ -1,6 +1,7 @@
 """Members are independent: each has its own order, crops, dropout and weights, from (seed, member)."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,11 +89,10 @@ def test_streamed_data_are_read_once_and_shared() -> None:
 
 
 def test_dropout_is_a_members_own() -> None:
-    """With a constant loss, weights move by weight decay and dropout alone could tell members apart."""
+    """One image, no crops: nothing but dropout could tell twins apart."""
     twins = se.Ensemble([network(0, dropout=0.5), network(0, dropout=0.5)])
-    data = few_digits()
-    one_image = data.train.inputs[:1].repeat(64, 1, 1, 1)
-    same = se.Data.from_arrays(one_image, torch.zeros(64, dtype=torch.long), classes=10, validation=0.0)
+    image = few_digits().train.inputs[:1].repeat(64, 1, 1, 1)
+    same = se.Data.from_arrays(image, torch.zeros(64, dtype=torch.long), classes=10, validation=0.0)
     se.train(twins, same, se.Recipe(epochs=1, rate=0.02, augmentation="none"), quiet=True)
     one, other = map(weights, twins.members)
     assert not equal(one, other)
@@ -144,3 +144,38 @@ def test_seeds_share_no_member(method: str) -> None:
     ]
     inherited = 0 if method in ("reinit", "narrow") else 2  # the first member of three seeds has the model's own
     assert len(set(firsts)) == 15 - inherited
+
+
+@pytest.mark.usefixtures("engine")
+def test_crops_are_a_members_own() -> None:
+    """One image for all samples: an order of one's own would show nothing."""
+    image = few_digits().train.inputs[:1].repeat(64, 1, 1, 1)
+    same = se.Data.from_arrays(image, torch.zeros(64, dtype=torch.long), classes=10, validation=0.0)
+    members = [Recording() for _ in range(2)]
+    se.train(se.Ensemble(members), same, se.Recipe(epochs=1, augmentation="crop"), quiet=True)
+    assert not torch.equal(members[0].seen[0], members[1].seen[0])
+    members = [Recording() for _ in range(2)]
+    se.train(se.Ensemble(members), same, se.Recipe(epochs=1, augmentation="crop"), numbers=[3, 3], quiet=True)
+    assert torch.equal(members[0].seen[0], members[1].seen[0])
+
+
+def test_a_snapshot_sees_other_batches_in_every_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    from structured_ensembles.methods import snapshot
+
+    given: list[object] = []
+    train = snapshot.train
+
+    def watched(*arguments: object, **named: object) -> se.History:
+        given.append(named.get("numbers"))
+        return train(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(snapshot, "train", watched)
+    se.methods.snapshot_ensemble(network(0), few_digits(), 3, recipe=RECIPE, cycle=1, quiet=True)
+    assert given == [[0], [1], [2]]
+
+
+def test_a_checkpoint_of_other_members_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    se.train(se.Ensemble([network(0)]), few_digits(), RECIPE, numbers=[0], checkpoint=path, quiet=True)
+    with pytest.raises(ValueError, match="is of another run"):
+        se.train(se.Ensemble([network(0)]), few_digits(), RECIPE, numbers=[1], checkpoint=path, quiet=True)

@@ -131,3 +131,13 @@ def test_learners_say_it_too(tmp_path: Path) -> None:
                 call(np.zeros((2, 3, 8, 8), dtype=np.uint8), task=0)
         with pytest.raises(ValueError, match="not of shape"):
             own.infer_task(np.zeros((2, 3, 8, 8), dtype=np.uint8))
+
+
+def test_volumes_may_be_of_another_size() -> None:
+    model = nn.Sequential(nn.Conv3d(2, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2))
+    data = se.Data.from_arrays(rng.normal(size=(20, 2, 6, 8, 8)), np.arange(20) % 2)
+    ensemble = se.Ensemble([model])
+    ensemble.adopt(data)
+    assert ensemble.predict(rng.normal(size=(3, 2, 7, 9, 9))).shape == (3,)
+    with pytest.raises(ValueError, match="not of shape"):
+        ensemble.predict(rng.normal(size=(3, 1, 7, 9, 9)))

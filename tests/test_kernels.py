@@ -191,15 +191,15 @@ class Own(nn.Module):
 
 @here
 @pytest.mark.parametrize(
-    ("activation", "seen"),
+    ("activation", "seen", "fused"),
     [
-        (nn.ReLU, [8, 16] * 3),  # three steps; it becomes a part of the normalisation
-        (Peering, [5, 16] * 3),  # an error at once
-        (Own, [8, 16] * 4),  # on the way back
+        (nn.ReLU, [8, 16] * 3, True),  # three steps; it becomes a part of the normalisation
+        (Peering, [5, 16] * 3, False),  # an error at once
+        (Own, [8, 16] * 4, False),  # on the way back
     ],
 )
 def test_a_network_learns_the_same_by_our_batch_norm(
-    activation: type[nn.Module], seen: list[int], normalized: list[int], monkeypatch: pytest.MonkeyPatch
+    activation: type[nn.Module], seen: list[int], fused: bool, normalized: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bfloat16, with five channels filled up to eight where that can be found out."""
     images = torch.randint(0, 256, (48, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -213,6 +213,8 @@ def test_a_network_learns_the_same_by_our_batch_norm(
         head = [nn.BatchNorm2d(16), activation(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
         history = se.train(se.Ensemble([nn.Sequential(*layers, *head)]), data, recipe, "cpu", quiet=True)
         losses.append(history.rows[0]["loss"])
+        if replaceable is norm.replaceable:
+            assert any("ReLUs are not fused" in message for message in history.fallbacks) != fused
     assert normalized == seen
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 

@@ -2,6 +2,8 @@
 
 import logging
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -169,3 +171,46 @@ def test_widths_that_cannot_be_padded_are_told(monkeypatch: pytest.MonkeyPatch) 
     history = se.train(se.Ensemble([net]), few_digits(), recipe, "cpu", quiet=True)
     assert history.engine == "graph"
     assert any("not padded to multiples of eight, slower: it has hooks" in message for message in history.fallbacks)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("first", ["loop", "graph"])
+def test_a_resumed_run_may_change_its_engine(
+    optimizer: str, first: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Momentum comes from the checkpoint, rates from the new engine, and the history knows both engines."""
+
+    class Stopped(Exception):  # noqa: N818
+        pass
+
+    def trained(engine: str, stop: int | None, checkpoint: Path | None = None) -> se.History:
+        monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: engine == "graph")
+        monkeypatch.setattr(fleet, "_epoch", lambda *arguments: epoch_of(stop, *arguments))
+        ensemble = se.Ensemble([network(0, dropout=0.0), network(1, dropout=0.0)])
+        recipe = se.Recipe(epochs=6, rate=0.01, optimizer=optimizer, augmentation="crop")
+        return se.train(ensemble, few_digits(), recipe, seed=3, checkpoint=checkpoint, quiet=True)
+
+    epoch = fleet._epoch
+
+    def epoch_of(stop: int | None, engine: Any, active: Any, number: int, display: Any) -> Any:
+        if number == stop:
+            raise Stopped
+        return epoch(engine, active, number, display)
+
+    other = "graph" if first == "loop" else "loop"
+    expected = trained("loop", None)
+    with pytest.raises(Stopped):
+        trained(first, 3, tmp_path / "checkpoint.safetensors")
+    history = trained(other, None, tmp_path / "checkpoint.safetensors")
+    assert history.engine == f"{first}, then {other}"
+    close = 1e-4 if optimizer == "sgd" else 3e-2
+    losses = [[row["loss"] for row in own.rows] for own in (history, expected)]
+    assert losses[0] == pytest.approx(losses[1], rel=close)
+
+
+def test_a_rule_that_fits_nothing_is_refused() -> None:
+    recipe = se.Recipe(epochs=1, rules=(se.ParameterRule("*.bais", weight_decay=0.0),))
+    with pytest.raises(
+        ValueError, match=r"pattern '\*.bais' of a rule fits no parameter; they have names such as 0.bias"
+    ):
+        se.train(se.Ensemble([network(0)]), few_digits(), recipe, quiet=True)

@@ -148,3 +148,81 @@ def test_it_is_shown_once_for_a_search_and_its_training() -> None:
 def test_a_regression_may_end_in_a_sigmoid() -> None:
     data = se.Data.from_arrays(X, (Y > 500).astype(np.float32))
     se.train(se.Ensemble([network(1, nn.Sigmoid())]), data, se.Recipe(epochs=1), **FAST)
+
+
+# A loss of one's own ------------------------------------------------------------------------------------------------
+
+
+def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).abs().mean()
+
+
+def absolute_of_columns(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Written by somebody who knows of the trap."""
+    return (outputs[:, 0] - targets).abs().mean()
+
+
+@pytest.mark.parametrize("loss", [absolute, absolute_of_columns, nn.MSELoss()])
+def test_a_loss_sees_outputs_in_the_shape_of_the_targets(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """A column (600, 1) minus a row (600,) is a matrix: a network would learn the mean of the targets, and no more."""
+    y = (Y - Y.mean()) / Y.std()
+    data = se.Data.from_arrays(X, y, test=(X, y))
+    recipe = se.Recipe.named("regression", epochs=20)
+    ensemble = se.structured_ensemble(network(), data, 2, recipe=recipe, loss=loss, search_epochs=1, **FAST)
+    figures = se.evaluate(ensemble, data, loss=loss)
+    assert figures["reg/rmse"] < 0.3
+    errors = ensemble.predict(X).numpy() - y
+    expected = np.abs(errors).mean() if not isinstance(loss, nn.Module) else np.square(errors).mean()
+    assert figures["reg/loss"] == pytest.approx(float(expected), rel=1e-4)
+
+
+# What a network has learned -----------------------------------------------------------------------------------------
+
+
+def test_a_rare_class_may_stay_below_a_half() -> None:
+    """Probabilities that rank well are no failure, though every prediction names the common class."""
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(2000, 4)).astype(np.float32)
+    y = (generator.random(2000) < 0.45 / (1 + np.exp(4 - 3 * x[:, 0]))).astype(int)
+    data = se.Data.from_arrays(x, y, test=(x, y), validation=0.3)
+    recipe = se.Recipe(epochs=8, rate=0.05)
+    ensemble = se.methods.deep_ensemble(network(2), data, 2, recipe=recipe, **FAST)  # a warning would be an error
+    assert bool((ensemble.predict(x) == 0).all())
+    assert np.corrcoef(ensemble.predict_proba(x)[:, 1].numpy(), y)[0, 1] > 0.2
+
+
+def test_a_network_with_more_outputs_than_classes_may_name_one_of_them() -> None:
+    model = nn.Linear(4, 5)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(torch.tensor([0.0, 0.0, 0.0, 0.0, 50.0]))
+    data = se.Data.from_arrays(X, (X[:, 0] > 0).astype(int))
+    with pytest.warns(UserWarning, match=r"names one class whatever the input \(4\)"):
+        se.train(se.Ensemble([model]), data, se.Recipe(epochs=5, rate=1e-6), **FAST)
+
+
+def test_years_are_values() -> None:
+    with pytest.warns(UserWarning, match=r"taken for 2,011 classes, though only 89 of them occur.*task='regression'"):
+        se.Data.from_arrays(np.zeros((30000, 2)), 1922 + np.arange(30000) % 89)
+
+
+def test_a_state_holds_the_normalisation() -> None:
+    data = se.Data.from_arrays(1000 + 50 * X, (X[:, 0] > 0).astype(int))
+    ensemble, other = se.Ensemble([network(2)]), se.Ensemble([network(2)])
+    se.train(ensemble, data, se.Recipe(epochs=1), **FAST)
+    other.load_state_dict(ensemble.state_dict())
+    assert other.normalization == ensemble.normalization
+    assert torch.equal(other.logits(1000 + 50 * X), ensemble.logits(1000 + 50 * X))
+
+
+def test_an_ensemble_that_knows_nothing_of_its_data_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    labels = (X[:, 0] > 0).astype(int)
+    data = se.Data.from_arrays(1000 + 50 * X, labels, test=(1000 + 50 * X, labels))
+    ensemble = se.Ensemble([network(2)])
+    caplog.clear()
+    se.evaluate(ensemble, data)
+    assert "does not know how its inputs are normalised" in caplog.text
+    caplog.clear()
+    ensemble.adopt(data)
+    se.evaluate(ensemble, data)
+    assert not caplog.text

@@ -225,6 +225,35 @@ def test_both_engines_compute_the_same(kind: type[Text], precision: Any, monkeyp
     torch.testing.assert_close(*map(torch.tensor, rows), rtol=1e-4 if precision == "float32" else 3e-2, atol=0)
 
 
+class PaddedMean(nn.Module):
+    """Padded positions reach the output, and are zero only with nested tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(8, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(self.embedding(ids), src_key_padding_mask=ids == 0).mean(1))
+
+
+def test_a_network_predicts_as_it_was_validated_and_as_its_file_does(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(1, 20, (60, 6))
+    ids[:, 4:] = torch.where(torch.rand(60, 1) < 0.7, 0, ids[:, 4:])
+    data = se.Data.from_arrays(ids, ids[:, 0] % 3, ids=True, classes=3, validation=0.5)
+    ensemble = se.Ensemble([PaddedMean()])
+    history = se.train(ensemble, data, se.Recipe(epochs=3, rate=0.05), "cpu", quiet=True)
+    figures = se.evaluate(ensemble, data, "validation")
+    best = max(range(3), key=lambda epoch: (history.rows[epoch]["validation_accuracy"], epoch))
+    assert figures["cal/nll"] == pytest.approx(history.rows[best]["validation_loss"], rel=1e-4)
+    ensemble.save(tmp_path / "a.safetensors")
+    loaded = se.Ensemble.load(tmp_path / "a.safetensors", model=PaddedMean())
+    torch.testing.assert_close(loaded.logits(ids), ensemble.logits(ids))
+    assert ensemble.members[0].encoder.use_nested_tensor  # type: ignore[union-attr]
+
+
 def test_a_pair_says_the_same_as_one_input() -> None:
     """The mask computed by the network, or given with the ids: one result, to the last bit."""
     found = []

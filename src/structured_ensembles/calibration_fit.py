@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,12 +29,16 @@ from structured_ensembles.combination import (
 )
 from structured_ensembles.conformal import Conformal, ConformalSets, Method, fit_intervals, fit_sets, samples_needed
 from structured_ensembles.data import Data
+from structured_ensembles.data.arrays import as_inputs, as_targets, check_pair
 from structured_ensembles.data.dataset import SplitName, Task, check_data
+from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.discarding import percentile_of_right
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.gaussian import mean_and_spread
+from structured_ensembles.inputs import warn_of_unknown_inputs
 
+HeldOut = Data | tuple[Any, Any]  # data with a split to calibrate on, or a pair of arrays: inputs and targets
 COVERAGE = 0.9  # of the sets and intervals that training leaves behind
 
 
@@ -67,14 +72,14 @@ def _fitted_all(before: Calibration, outputs: Tensor, targets: Tensor, task: Tas
     return replace(found, conformal=fit_sets(probabilities, targets, COVERAGE, "aps"))
 
 
-def fit_calibration(ensemble: Ensemble, data: Data, split: SplitName, temperature: float | None) -> Calibration:
+def fit_calibration(ensemble: Ensemble, data: HeldOut, split: SplitName, temperature: float | None) -> Calibration:
     """Fit temperatures (or take the given one), then refit what depends on them: see `Ensemble.calibrate`."""
     logits, targets = _checked_predictions(ensemble, data, split)
     return _fitted(logits, targets, ensemble.calibration, temperature)
 
 
 def fit_threshold_on(
-    ensemble: Ensemble, data: Data, split: SplitName, rule: ThresholdRule
+    ensemble: Ensemble, data: HeldOut, split: SplitName, rule: ThresholdRule
 ) -> tuple[Calibration, float]:
     """Fit the threshold at the ensemble's temperature; return the new calibration and the threshold."""
     logits, targets = _checked_predictions(ensemble, data, split)
@@ -84,7 +89,7 @@ def fit_threshold_on(
 
 def fit_conformal(
     ensemble: Ensemble,
-    data: Data,
+    data: HeldOut,
     split: SplitName,
     coverage: float,
     method: Method,
@@ -95,20 +100,32 @@ def fit_conformal(
     if ensemble.task == "regression" and method != "thr":
         raise ValueError(f"method must be left out for a regression, whose intervals have only one, not {method!r}")
     outputs, targets = _checked_predictions(ensemble, data, split)
-    if data.task == "regression":
+    if ensemble.task == "regression":
         mean, spread = mean_and_spread(outputs, ensemble.gaussian)
         return fit_intervals(mean, spread, targets, coverage, floored=not ensemble.gaussian)
     probabilities = exact_probabilities(outputs, ensemble.temperature)
     return fit_sets(probabilities, targets, coverage, method, penalty, free_ranks)
 
 
-def _checked_predictions(ensemble: Ensemble, data: Data, split: SplitName) -> tuple[Tensor, Tensor]:
+def _checked_predictions(ensemble: Ensemble, data: HeldOut, split: SplitName) -> tuple[Tensor, Tensor]:
+    if isinstance(data, tuple):
+        return predictions(ensemble, _split_of(ensemble, data))
     check_data(data)
     if data.task != ensemble.task:
         raise ValueError(
             f"data are for {data.task}, but the ensemble is for {ensemble.task}: Ensemble(…, task={data.task!r})"
         )
+    warn_of_unknown_inputs(ensemble, data)
     return predictions(ensemble, data.split(split))
+
+
+def _split_of(ensemble: Ensemble, pair: tuple[Any, Any]) -> TensorSplit:
+    """Read a pair of arrays: inputs (samples, …) as the ensemble takes them, targets (samples, …)."""
+    if len(pair) != 2:
+        raise ValueError(f"data must be a Data or a pair (inputs, targets), not a tuple of {len(pair)}")
+    inputs, targets = as_inputs("inputs", pair[0], ensemble.ids), as_targets("targets", pair[1], ensemble.task)
+    check_pair("inputs", inputs, "targets", targets)
+    return TensorSplit(inputs, targets, torch.arange(len(targets)))
 
 
 def _fitted(logits: Tensor, targets: Tensor, before: Calibration, temperature: float | None) -> Calibration:

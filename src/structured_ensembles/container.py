@@ -82,7 +82,7 @@ def build_named(path: Path, named: Mapping[str, Any] | None, trust_code: bool, a
     if ":" in named["name"] and not trust_code:
         raise ArtifactError(
             f"{path} wants to call {named['name']} for its base network: pass a network as {argument}=, "
-            "or trust_code=True to let it"
+            "or trust_code=True (--trust_code on the command line) to let it"
         )
     return build_model(named["name"], **named["arguments"])
 

@@ -148,11 +148,12 @@ def device_of(model: nn.Module) -> torch.device:
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and back to whatever mode each part was in."""
+    """Evaluation mode without nested tensors, as in training, and back to whatever each part was in."""
     modes: Mapping[nn.Module, bool] = {part: part.training for part in module.modules()}
     module.eval()
     try:
-        yield
+        with without_nested_tensors(module):
+            yield
     finally:
         for part, training in modes.items():
             part.training = training

@@ -136,11 +136,12 @@ class Ensemble(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name, tensor in extra_tensors(self.units, self.gaussian, self.calibration).items():
+        for name, tensor in extra_tensors(self.normalization, self.units, self.gaussian, self.calibration).items():
             destination[f"{prefix}{name}"] = tensor
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
-        self.units, self.gaussian, calibration = pop_extra(state_dict, prefix)
+        normalization, self.units, self.gaussian, calibration = pop_extra(state_dict, prefix)
+        self.normalization = normalization or self.normalization
         if calibration is not None:
             self.calibration = calibration
         elif self.calibration.fitted:  # for other weights than these
@@ -277,15 +278,19 @@ class Ensemble(nn.Module):
     def threshold(self, value: float | None) -> None:
         self.calibration = replace(self.calibration, threshold=checked_threshold(value), threshold_rule=None)
 
-    def calibrate(self, data: Data, split: SplitName = "validation", temperature: float | None = None) -> float:
+    def calibrate(
+        self, data: Data | tuple[Any, Any], split: SplitName = "validation", temperature: float | None = None
+    ) -> float:
         """Fit the temperature of the combined prediction; returns that of the rule "mean" and keeps it.
+
+        data: its `split`, or a pair of arrays (inputs, targets) that nothing was trained on.
 
         Mean logits get one of their own. What depends on it is fitted again, on the same split: the threshold, by the
         rule it had (`threshold_for`; keep=0.95 by default), and the sets of `conformal`, if there were some.
 
         `train` and every method do this where there is a validation split. The same samples have chosen the best epoch,
-        so that the ensemble looks somewhat better on them than on new ones; where that matters, hold out others, and
-        name their `split`. It is the exact minimiser of the negative log-likelihood; only where fewer than three
+        so that the ensemble looks somewhat better on them than on new ones; where that matters, give others as a
+        pair. It is the exact minimiser of the negative log-likelihood; only where fewer than three
         samples are wrong, which tells too little, does a weak prior hold it near 1 (see `fit_supported_temperature`).
 
         temperature: take this one instead of fitting it; 1.0 for none.
@@ -298,7 +303,12 @@ class Ensemble(nn.Module):
         return self.temperature
 
     def threshold_for(
-        self, data: Data, *, keep: float | None = None, risk: float | None = None, split: SplitName = "validation"
+        self,
+        data: Data | tuple[Any, Any],
+        *,
+        keep: float | None = None,
+        risk: float | None = None,
+        split: SplitName = "validation",
     ) -> float:
         """Fit the entropy above which predictions are discarded (see `keep`); returns it and keeps it.
 
@@ -315,7 +325,7 @@ class Ensemble(nn.Module):
 
     def conformal(
         self,
-        data: Data,
+        data: Data | tuple[Any, Any],
         coverage: float = 0.9,
         method: Method = "thr",
         *,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -90,17 +91,18 @@ class Gaussians:
         """Deviation of the mixture, (samples, values): its square is that of `aleatoric` plus that of `epistemic`."""
         return (self.aleatoric.square() + self.epistemic.square()).sqrt()
 
-    def nll(self, targets: Tensor) -> Tensor:
+    def nll(self, targets: Any) -> Tensor:
         """Compute the mixture's negative log-likelihood of each value, in nats: (samples, values), as the targets."""
         each = negative_log_density(self.means, self.deviations, self.fitting(targets))
         return math.log(len(each)) - torch.logsumexp(-each, 0)
 
-    def matched_nll(self, targets: Tensor) -> Tensor:
+    def matched_nll(self, targets: Any) -> Tensor:
         """Compute the same of the Gaussian with the mixture's mean and deviation, a common figure of deep ensembles."""
         return negative_log_density(self.mean, self.deviation, self.fitting(targets))
 
-    def fitting(self, targets: Tensor) -> Tensor:
-        """Reshape targets (samples,) or (samples, values) to the shape of the mean."""
+    def fitting(self, targets: Any) -> Tensor:
+        """Reshape targets (samples,) or (samples, values), an array or a tensor, to the shape of the mean."""
+        targets = torch.as_tensor(targets).to(self.means.dtype)
         if targets.numel() != self.means[0].numel():
             raise ValueError(
                 f"targets must be {tuple(self.means.shape[1:])} as the predictions, not {tuple(targets.shape)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -15,7 +16,17 @@ from structured_ensembles.data.kinds import Kinds
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.several import Inputs, call, each, is_several, rows_of, tensors_in
 
+logger = logging.getLogger(__name__)
 TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+
+def warn_of_unknown_inputs(ensemble: Any, data: Data) -> None:
+    """Log that an ensemble which nothing was trained with does not normalise inputs as `data` do."""
+    if ensemble.input_shape is None and ensemble.normalization is None and data.normalization is not None:
+        logger.warning(
+            "the ensemble does not know how its inputs are normalised, and takes them as they are: if its networks "
+            "were trained on batches of these data, call ensemble.adopt(data) first"
+        )
 
 
 def check_inputs(x: Inputs, shape: Any, kinds: Kinds | None, ids: bool, limits: Any) -> None:
@@ -44,7 +55,7 @@ def check_shape(x: Tensor, shape: tuple[int, ...] | None, ids: bool) -> None:
 
 def _fits(x: Tensor, shape: tuple[int, ...], free: bool) -> bool:
     """Compare a batch with the shape of one sample. free: sizes may differ, such as the length of a sentence."""
-    fixed = 0 if free or len(shape) == 2 else 1 if len(shape) in (1, 3) else len(shape)
+    fixed = 0 if free or len(shape) == 2 else 1
     given = tuple(x.shape[1:])
     return len(given) == len(shape) and given[:fixed] == shape[:fixed]
 

@@ -1,5 +1,6 @@
 """The loss of a task: what a batch of outputs costs, averaged over its samples."""
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,7 +18,7 @@ def loss_for(data: Data, loss: Loss | None, units: Units | None = None) -> Loss:
     """The user's `loss(outputs, targets)` (a mean over the samples), or the one of the data's task.
 
     units: those of the network's outputs, if they are not the targets'. The user's loss sees outputs as the targets
-        are; the squared error and `gaussian_nll` see both as the network gives them.
+        are, in units and in shape; the squared error and `gaussian_nll` see both as the network gives them.
     """
     if loss is gaussian_nll and data.task != "regression":
         raise ValueError("loss=gaussian_nll is for a regression: the targets of data are classes")
@@ -26,7 +27,7 @@ def loss_for(data: Data, loss: Loss | None, units: Units | None = None) -> Loss:
     if loss is None or loss is gaussian_nll:
         own = mean_squared_error if loss is None else loss
         return own if units is None else lambda outputs, targets: own(outputs, units.standard(targets))
-    return loss if units is None else _InUnits(loss, units)
+    return loss if data.task == "classification" else LikeTargets(loss, units)
 
 
 def learned_units(networks: Sequence[nn.Module], data: Data, loss: Loss | None) -> Units | None:
@@ -35,15 +36,40 @@ def learned_units(networks: Sequence[nn.Module], data: Data, loss: Loss | None) 
     return units_for(networks, data, gaussian=loss is gaussian_nll) if ours else None
 
 
-class _InUnits(nn.Module):
-    """The user's loss, which may be a module itself, of outputs as the targets are."""
+class LikeTargets(nn.Module):
+    """Call a user's loss, which may be a module itself, with outputs in the units of the targets, and in their shape.
 
-    def __init__(self, loss: Loss, units: Units) -> None:
+    A column of outputs (batch, 1) minus a row of targets (batch,) is a matrix, whose mean is no error at all: such a
+    loss gets a row. One that takes the column apart itself gets the column.
+    """
+
+    def __init__(self, loss: Loss, units: Units | None = None) -> None:
         super().__init__()
         self.loss, self.units = loss, units
+        self.broadcasts: bool | None = None  # found out when it matters
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(self.units.restored(outputs), targets)
+        if self.units is not None:
+            outputs = self.units.restored(outputs)
+        if outputs.shape != targets.shape and outputs.numel() == targets.numel():
+            if self.broadcasts is None:
+                self.broadcasts = self._tried(outputs.detach(), targets)
+            if self.broadcasts:
+                outputs = outputs.view_as(targets)
+        return self.loss(outputs, targets)
+
+    @torch.no_grad()
+    def _tried(self, outputs: Tensor, targets: Tensor) -> bool:
+        """Find out whether the loss of outputs as they are is another one than in the shape of the targets."""
+        try:
+            shaped = self.loss(outputs.view_as(targets), targets)
+        except Exception:
+            return False
+        try:
+            with warnings.catch_warnings(action="ignore"):  # torch's, of this very thing
+                return not torch.allclose(self.loss(outputs, targets), shaped)
+        except Exception:
+            return True
 
 
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:

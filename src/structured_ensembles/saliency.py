@@ -21,6 +21,7 @@ from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.losses import Loss, learned_units, loss_for, member_losses
 from structured_ensembles.parallel import add_up, rank, world
+from structured_ensembles.pretrained import fitted_normalization
 from structured_ensembles.progress import progress
 from structured_ensembles.scaling import Scales, rows_stay_apart, scaled
 from structured_ensembles.search import check_task, check_walk
@@ -63,6 +64,7 @@ def saliency(
         collected. A group that no derivative reaches is scored by its weights.
     """
     check_walk(model, graph, data)
+    data = fitted_normalization(model, data, device)
     check_type("scales", scales, Scales, "learn_scales gives them")
     check_task(graph, data)
     device = pick_device(device, model)

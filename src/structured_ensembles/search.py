@@ -23,6 +23,7 @@ from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penalty, terms_for
 from structured_ensembles.losses import Loss, learned_units, loss_for, member_losses
 from structured_ensembles.parallel import add_up, average_buffers, rank, world
+from structured_ensembles.pretrained import fitted_normalization
 from structured_ensembles.progress import progress
 from structured_ensembles.scaling import Initial, Placement, Scales, rows_stay_apart, scaled
 from structured_ensembles.several import Inputs, moved, rows_of
@@ -59,6 +60,7 @@ def learn_scales(
         for regression, in the units of `train`.
     """
     check_walk(model, graph, data)
+    data = fitted_normalization(model, data, device)
     seed = checked_seed(seed)
     scales = Scales.draw(graph, members, initial, placement, seed)
     check_choice("diversity", diversity, (*get_args(Diversity), None))

@@ -88,11 +88,13 @@ def warn_of_many_classes(targets: Tensor) -> None:
     if targets.is_floating_point() or targets.numel() == 0:
         return
     classes = int(targets.max()) + 1
-    if classes > MANY_CLASSES and len(targets) < FEW_SAMPLES * classes:
+    present = len(targets.unique())
+    few = len(targets) < FEW_SAMPLES * classes
+    if classes > MANY_CLASSES and (few or present < classes / 2):
+        reason = f"there are only {len(targets):,} samples" if few else f"only {present:,} of them occur"
         warnings.warn(
-            f"targets are whole numbers up to {classes - 1:,}, so they are taken for {classes:,} classes, though there "
-            f"are only {len(targets):,} samples: if they are values, say task='regression'; if they are labels, "
-            "task='classification'",
+            f"targets are whole numbers up to {classes - 1:,}, so they are taken for {classes:,} classes, though "
+            f"{reason}: if they are values, say task='regression'; if they are labels, task='classification'",
             stacklevel=3,
         )
 

@@ -133,7 +133,7 @@ def _standardized(columns: Tensor, rows: Tensor) -> Normalization | None:
     if not found.noticeable():
         return None
     low, high = min(found.deviation), max(found.deviation)
-    log.info(
+    log.warning(
         "%d columns are standardised: their deviations reach from %.3g to %.3g; standardize=False leaves them as they "
         "are",
         columns.shape[1],

@@ -32,6 +32,7 @@ from structured_ensembles.evaluation.regression import gaussian_figures, loss_fi
 from structured_ensembles.evaluation.robustness import attack_figures, corruption_figures
 from structured_ensembles.evaluation.rules import checked_rules, suffix_of, with_thresholds
 from structured_ensembles.gaussian import Gaussians
+from structured_ensembles.inputs import warn_of_unknown_inputs
 from structured_ensembles.losses import Loss
 
 
@@ -98,6 +99,7 @@ def evaluate(
     if deep is not None:
         check_deep(deep, data, asked[0])
     names = check_request(data, fgsm, corruptions, severities, ood)
+    warn_of_unknown_inputs(ensemble, data)
     logits, targets = predictions(ensemble, data.split(split), batch_size)
     rules = with_thresholds(asked, ensemble, data)
     if data.task == "regression":

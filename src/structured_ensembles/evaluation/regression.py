@@ -9,7 +9,7 @@ from torch import Tensor
 from structured_ensembles.copying import device_of
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.gaussian import Gaussians, gaussian_nll, negative_log_density
-from structured_ensembles.losses import Loss, mean_loss
+from structured_ensembles.losses import LikeTargets, Loss, mean_loss
 
 
 def regression_figures(outputs: Tensor, targets: Tensor) -> dict[str, float]:
@@ -64,6 +64,6 @@ def loss_figures(ensemble: Ensemble, loss: Loss, outputs: Tensor, targets: Tenso
     device = device_of(ensemble)  # where a loss may have tensors of its own, as in training
     outputs, targets = outputs.to(device), targets.to(device)
     if targets.is_floating_point():
-        targets = targets.to(outputs.dtype)
+        targets, loss = targets.to(outputs.dtype), LikeTargets(loss)
     together, each = mean_loss(loss, outputs.mean(0)[None], targets), mean_loss(loss, outputs, targets)
     return {"loss": float(together), "member_loss": float(each)}

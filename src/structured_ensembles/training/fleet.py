@@ -41,7 +41,7 @@ from structured_ensembles.training.display import Display
 from structured_ensembles.training.graph import GraphEngine
 from structured_ensembles.training.loop import LoopEngine
 from structured_ensembles.training.mesh import Mesh, collect_tensors, mesh_for, spread
-from structured_ensembles.training.optimizers import OptimizerState
+from structured_ensembles.training.optimizers import OptimizerState, check_rules
 from structured_ensembles.training.plan import Engine, Member, Plan, Result
 from structured_ensembles.training.recipe import Recipe, check_recipe, usual
 from structured_ensembles.units import Units
@@ -83,10 +83,9 @@ def train(
     """
     check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
     check_data(data)
-    check_recipe(recipe)
+    recipe = _checked_recipe(recipe, data, ensemble)
     seed = checked_seed(seed)
     numbers = _checked_numbers(numbers, len(ensemble.members))
-    recipe = recipe or Recipe.named(usual(data.task))
     where = pick_device(device, ensemble)
     mesh = mesh_for(len(ensemble.members), where)
     captured = _captured(recipe, where, mesh)
@@ -122,8 +121,8 @@ def train(
             start = time.perf_counter()
             own = {number: member for number, member in active.items() if mesh.trains(number)}
             engine = _ready(engine, plan, list(own.values()))
-            history.add_engine(engine.name, plan.fallbacks)
             losses, results = _epoch(engine, list(own.values()), epoch, display)
+            history.add_engine(engine.name, plan.fallbacks)
             rate = recipe.rate_at((epoch + 1) * plan.steps - 1, plan.steps)
             seconds = time.perf_counter() - start
             rows = [
@@ -218,7 +217,17 @@ def _plan(
     shape = data.shape
     augmentation = "none" if streamed else resolved(recipe.augmentation, shape, data.task)
     steps = data.num_batches("train", recipe.batch_size)
-    return Plan(data, recipe, loss, seed, device, augmentation, shape, steps, dtype, mesh)
+    plan = Plan(data, recipe, loss, seed, device, augmentation, shape, steps, dtype, mesh)
+    if device.type == "cuda" and mesh.data_places > 1:
+        plan.tell("training runs without a CUDA graph, slower: several processes share a member")
+    return plan
+
+
+def _checked_recipe(recipe: Recipe | None, data: Data, ensemble: Ensemble) -> Recipe:
+    check_recipe(recipe)
+    recipe = recipe or Recipe.named(usual(data.task))
+    check_rules(recipe, ensemble)
+    return recipe
 
 
 def _checked_numbers(numbers: Sequence[int] | None, members: int) -> list[int]:

@@ -16,6 +16,7 @@ import gc
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -65,6 +66,8 @@ class GraphEngine:
         self.proposals: dict[Hashable, Shapes] = {}
         self.padded: dict[Member, Shapes] = {}
         self._loss_modules = [plan.loss] if isinstance(plan.loss, nn.Module) else []
+        if plan.device.type == "cuda" and find_spec("triton") is None:
+            plan.tell("PyTorch's own kernels are used, slower: Triton is not installed")
 
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
         plan = self.plan
@@ -262,6 +265,10 @@ class Runner:
             self.generator.manual_seed(0)  # from here on, an offset means that the network draws
         self.faster = replaceable(network) if kernels else []
         self.joined = not hooked(network)  # hooks would see what is pending
+        if self.faster and not self.joined:
+            plan.tell(
+                "additions and ReLUs are not fused with the batch norm before them, slower: the network has hooks"
+            )
         if plan.recipe.compile:
             self.compiled = torch.compile(
                 partial(functional_call, network, self.halves.whole, tie_weights=False), dynamic=False

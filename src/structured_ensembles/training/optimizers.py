@@ -46,6 +46,16 @@ def optimizer_for(
     return optimizer
 
 
+def check_rules(recipe: Recipe, ensemble: nn.Module) -> None:
+    """Raise a ValueError for a rule whose pattern fits no parameter of any member: it is misspelt."""
+    members: nn.ModuleList = ensemble.members  # type: ignore[assignment]
+    names = {name for member in members for name, _ in member.named_parameters()}
+    for rule in recipe.rules:
+        if not any(fnmatchcase(name, rule.pattern) for name in names):
+            some = ", ".join(sorted(names)[:3])
+            raise ValueError(f"pattern {rule.pattern!r} of a rule fits no parameter; they have names such as {some}")
+
+
 def rate_factors(recipe: Recipe) -> set[float]:
     """Collect the factors of the learning rate over all parameter groups."""
     return {1.0, *(rule.rate_factor for rule in recipe.rules)}
