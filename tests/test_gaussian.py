@@ -166,6 +166,18 @@ def test_cut_out_of_one_network_with_two_values_per_target() -> None:
     assert {"reg/nll", "reg/rmse", "reg/coverage_at_90"} <= set(se.evaluate(ensemble, data))
 
 
+@pytest.mark.parametrize("method", [name for name in se.methods.METHODS if name not in ("structured", "random")])
+def test_every_method_takes_it(method: str) -> None:
+    """A deep ensemble with Gaussian heads is the one of Lakshminarayanan et al."""
+    x, y = samples(300, 0)
+    data = se.Data.from_arrays(x, y, test=(x[:50], y[:50]))
+    recipe = se.Recipe.named("regression", epochs=4)
+    ensemble = se.methods.METHODS[method](network(), data, members=2, recipe=recipe, loss=se.gaussian_nll, quiet=True)
+    assert ensemble.gaussian
+    assert ensemble.distribution(x[:50]).nll(y[:50]).isfinite().all()  # an array will do
+    assert ensemble.predict(x[:50]).shape == (50,)
+
+
 def test_units_come_from_the_means_alone() -> None:
     """The raw variances of a network are no prices, whatever its means are."""
     x, y = samples(200, 0)

@@ -141,3 +141,15 @@ def test_volumes_may_be_of_another_size() -> None:
     assert ensemble.predict(rng.normal(size=(3, 2, 7, 9, 9))).shape == (3,)
     with pytest.raises(ValueError, match="not of shape"):
         ensemble.predict(rng.normal(size=(3, 1, 7, 9, 9)))
+
+
+def test_pixels_that_are_not_bytes_are_named(tmp_path: Path) -> None:
+    ensemble, model = images()
+    pixels = rng.integers(0, 256, (5, 3, 16, 16), dtype=np.uint8)
+    expected = ensemble.predict_proba(pixels)
+    ensemble.save(tmp_path / "a.safetensors")
+    for same in (ensemble, se.Ensemble.load(tmp_path / "a.safetensors", model=model)):
+        torch.testing.assert_close(same.predict_proba(pixels / 255), expected)
+        for wrong in (pixels.astype(int), pixels.astype(np.float32)):
+            with pytest.raises(ValueError, match=r"as floats in \[0,1\], not values up to 25[0-9]"):
+                same.predict_proba(wrong)

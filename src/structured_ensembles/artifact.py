@@ -62,6 +62,7 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         "classes": list(ensemble.classes),
         "normalization": None if normalization is None else normalization.to_json(),
         "threshold": ensemble.threshold,
+        "pixels": ensemble.pixels,
         "input_shape": ensemble.input_shape,  # of several inputs, a list or object of shapes
         "ids": ensemble.ids,
         "id_limit": ensemble.id_limit,
@@ -116,6 +117,7 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
         )
         ensemble.calibration = calibration
         ensemble.ids, ensemble.id_limit = structure.get("ids", False), _tuples(structure.get("id_limit"))
+        ensemble.pixels = bool(structure.get("pixels", False))  # files of earlier versions do not say
         ensemble.input_shape = _tuples(structure["input_shape"])
         ensemble.input_kinds = _tuples(structure.get("input_kinds"))
         ensemble.target_shape = _tuples(structure.get("target_shape"))  # files of earlier versions do not have it

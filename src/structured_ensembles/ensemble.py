@@ -38,7 +38,7 @@ from structured_ensembles.data.kinds import Kinds, Normalizations
 from structured_ensembles.ensemble_state import extra_tensors, pop_extra
 from structured_ensembles.gaussian import Gaussians, gaussian_nll, mean_and_spread, moments
 from structured_ensembles.history import History
-from structured_ensembles.inputs import check_inputs, embedding_size, shape_is_blamed
+from structured_ensembles.inputs import check_inputs, check_pixels, embedding_size, shape_is_blamed
 from structured_ensembles.losses import Loss
 from structured_ensembles.replays import Replays
 from structured_ensembles.scaling import one_tensor
@@ -107,6 +107,7 @@ class Ensemble(nn.Module):
         self.input_shape: Any = None  # of one input, a tuple of sizes; of several, a tuple or dict of such
         self.input_kinds: Kinds | None = None  # what each of several inputs holds
         self.ids = False  # whether inputs are whole numbers, such as tokens
+        self.pixels = False  # whether they are uint8 pixels, or floats in [0,1] in place of them
         self.id_limit: Any = None  # they must be below; of several inputs, one or None for each
         self.target_shape: tuple[int, ...] | None = None  # of one target of a regression
         self.history: History | None = None  # of its training
@@ -168,6 +169,7 @@ class Ensemble(nn.Module):
             self.calibration = Calibration()
         self.classes, self.task, self.normalization = data.classes, data.task, data.normalization
         self.input_shape, self.ids, self.target_shape = data.shape, data.ids, data.target_shape
+        self.pixels = data.pixels
         self.input_kinds = data.kinds if is_several(self.input_shape) else None
         known = self.ids or self.input_kinds is not None
         self.id_limit = embedding_size(self.members[0], data) if known else None
@@ -357,6 +359,8 @@ class Ensemble(nn.Module):
     def _outputs(self, x: Any) -> Tensor:
         """Return the outputs (members, samples, …) of a batch (samples, …), on the CPU; check its inputs first."""
         check_inputs(x, self.input_shape, self.input_kinds, self.ids, self.id_limit)
+        if self.pixels:
+            check_pixels(x)
         with shape_is_blamed(x, self.input_shape, self.ids):
             return self(moved(x, device_of(self))).cpu()  # type: ignore[no-any-return]
 

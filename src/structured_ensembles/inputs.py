@@ -17,6 +17,7 @@ from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.several import Inputs, call, each, is_several, rows_of, tensors_in
 
 logger = logging.getLogger(__name__)
+BRIGHTEST = 2.0  # of pixels in [0,1]: noise or a change of contrast may take them beyond 1, but not so far
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
@@ -40,6 +41,15 @@ def check_inputs(x: Inputs, shape: Any, kinds: Kinds | None, ids: bool, limits: 
         check_shape(x, shape, ids)
     if ids and isinstance(x, Tensor):
         check_ids(x, limits)
+
+
+def check_pixels(x: Any) -> None:
+    """Raise a ValueError for pixels from 0 to 255 that are not uint8: they would be taken for floats in [0,1]."""
+    if isinstance(x, Tensor) and x.dtype != torch.uint8 and x.numel() and float(x.max()) > BRIGHTEST:
+        raise ValueError(
+            f"x must be pixels as uint8, from 0 to 255, or as floats in [0,1], not values up to {float(x.max()):g}: "
+            "convert them to uint8, or divide them by 255"
+        )
 
 
 def check_shape(x: Tensor, shape: tuple[int, ...] | None, ids: bool) -> None:

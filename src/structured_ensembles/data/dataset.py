@@ -21,7 +21,7 @@ from structured_ensembles.data.arrays import (
     warn_of_many_classes,
 )
 from structured_ensembles.data.drawing import Seed
-from structured_ensembles.data.kinds import Kind, Kinds, Normalizations, kinds_of, normalizations_for, parts_of
+from structured_ensembles.data.kinds import Kind, Kinds, Normalizations, kind_of, kinds_of, normalizations_for, parts_of
 from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
 from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, as_batch, hold_out
 from structured_ensembles.several import Inputs, Shape, batch_size, each, rows_of
@@ -226,6 +226,13 @@ class Data:
     def kinds(self) -> Kinds | None:
         """What each of several inputs holds; None for one input."""
         return kinds_of(next(iter(self.train.batches(1)))[0], self.ids)
+
+    @property
+    def pixels(self) -> bool:
+        """Whether inputs are pixels: uint8, and not ids."""
+        stored = isinstance(self.train, TensorSplit)
+        inputs = self.train.inputs if stored else next(iter(self.train.batches(1, seed=0)))[0]  # type: ignore[attr-defined]
+        return isinstance(inputs, Tensor) and kind_of(inputs, self.ids) == "pixels"
 
     @property
     def target_shape(self) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Ensemble methods: one file each, one signature.
 
-A method is a function of (model, data) and the keywords members, recipe, seed, device, folder, quiet, and whatever is
+A method is a function of (model, data) and the keywords members, recipe, seed, device, folder, quiet, loss, and what is
 its own; it leaves the model alone and returns a trained `Ensemble`. To add one, write its file and a line here.
 """
 

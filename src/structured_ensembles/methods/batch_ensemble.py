@@ -21,6 +21,7 @@ from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined
+from structured_ensembles.losses import Loss
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.origin import remember_origin
 from structured_ensembles.scaling import per_member
@@ -46,6 +47,7 @@ def batch_ensemble(
     seed: int = 0,
     folder: str | Path | None = None,
     quiet: bool = False,
+    loss: Loss | None = None,
     repeat: Repeat = "tile",
 ) -> Ensemble:
     """All members start from the model's own weights, times random signs. The model is not changed.
@@ -64,7 +66,7 @@ def batch_ensemble(
     checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
     recipe = recipe or Recipe.named(usual(data.task))
     recipe = replace(recipe, rules=(*FACTOR_RULES, *recipe.rules))
-    train(ensemble, data, recipe, device, seed, checkpoint=checkpoint, quiet=quiet)
+    train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
     return ensemble
 
 

@@ -16,6 +16,7 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined
 from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
 from structured_ensembles.initialization import draw_weights
+from structured_ensembles.losses import Loss
 from structured_ensembles.selection import Scope, select
 from structured_ensembles.training import Recipe, train
 
@@ -35,6 +36,7 @@ def magnitude_ensemble(
     seed: int = 0,
     folder: str | Path | None = None,
     quiet: bool = False,
+    loss: Loss | None = None,
     prune: float | None = None,
     memory: float | None = None,
     scope: Scope = "layer",
@@ -68,5 +70,5 @@ def magnitude_ensemble(
         warn_of_faint_members(model, graph, subnets)
     ensemble = Ensemble(networks, subnets=subnets)
     checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
-    train(ensemble, data, recipe, device, seed, checkpoint=checkpoint, quiet=quiet)
+    train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
     return ensemble

@@ -12,6 +12,7 @@ from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined
 from structured_ensembles.initialization import draw_weights
+from structured_ensembles.losses import Loss
 from structured_ensembles.training import Recipe, train
 
 
@@ -25,6 +26,7 @@ def deep_ensemble(
     seed: int = 0,
     folder: str | Path | None = None,
     quiet: bool = False,
+    loss: Loss | None = None,
 ) -> Ensemble:
     """The first member starts from the model's own weights, the others from weights drawn anew with other seeds."""
     check_whole("members", members)
@@ -34,5 +36,5 @@ def deep_ensemble(
         draw_weights(network, stream(seed, "weights", number))
     ensemble = Ensemble(networks)
     checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
-    train(ensemble, data, recipe, device, seed, checkpoint=checkpoint, quiet=quiet)
+    train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
     return ensemble

@@ -21,6 +21,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined
+from structured_ensembles.losses import Loss
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.origin import remember_origin
 from structured_ensembles.several import Inputs, batch_from, call, joined, tensors_in
@@ -37,6 +38,7 @@ def mc_dropout(
     seed: int = 0,
     folder: str | Path | None = None,
     quiet: bool = False,
+    loss: Loss | None = None,
     probability: float = 0.25,
 ) -> Ensemble:
     """One network of the model's size, which starts from its weights. The model is not changed.
@@ -48,7 +50,7 @@ def mc_dropout(
     network = DropoutNetwork(model, called_layers(model, data.example()).hidden, members, probability, seed)
     ensemble = Ensemble([network])
     checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
-    train(ensemble, data, recipe, device, seed, checkpoint=checkpoint, quiet=quiet)
+    train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
     return ensemble
 
 

@@ -15,6 +15,7 @@ from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.extraction import extract
+from structured_ensembles.losses import Loss
 from structured_ensembles.selection import select
 from structured_ensembles.training import Recipe, train
 
@@ -29,6 +30,7 @@ def narrow_ensemble(
     seed: int = 0,
     folder: str | Path | None = None,
     quiet: bool = False,
+    loss: Loss | None = None,
     prune: float | None = None,
     memory: float | None = None,
     coupled: bool = False,
@@ -52,5 +54,5 @@ def narrow_ensemble(
     ]
     ensemble = Ensemble(networks)
     checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
-    train(ensemble, data, recipe, device, seed, checkpoint=checkpoint, quiet=quiet)
+    train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
     return ensemble

@@ -13,6 +13,7 @@ from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined
 from structured_ensembles.history import History
+from structured_ensembles.losses import Loss
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import usual
 from structured_ensembles.units import Units
@@ -30,6 +31,7 @@ def snapshot_ensemble(
     seed: int = 0,
     folder: str | Path | None = None,
     quiet: bool = False,
+    loss: Loss | None = None,
     cycle: int | None = None,
 ) -> Ensemble:
     """The first cycle starts from the model's own weights, each other from the snapshot before it.
@@ -57,12 +59,14 @@ def snapshot_ensemble(
         network = clone_of(networks[-1] if networks else model)
         checkpoint = None if folder is None else Path(folder) / f"checkpoint-{number + 1}.safetensors"
         alone = Ensemble([network], units=units)
-        own = train(alone, data, annealed, device, seed, numbers=[number], checkpoint=checkpoint, quiet=quiet)
+        own = train(
+            alone, data, annealed, device, seed, numbers=[number], loss=loss, checkpoint=checkpoint, quiet=quiet
+        )
         units = alone.units
         _append(history, own, number, cycle)
         networks.append(network)
     ensemble = Ensemble(networks, units=units)
-    ensemble.adopt(data)
+    ensemble.adopt(data, loss)
     ensemble.history = history
     calibrate_trained(ensemble, data)
     return ensemble
