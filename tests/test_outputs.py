@@ -183,11 +183,11 @@ def test_a_rare_class_may_stay_below_a_half() -> None:
     """Probabilities that rank well are no failure, though every prediction names the common class."""
     generator = np.random.default_rng(1)
     x = generator.normal(size=(2000, 4)).astype(np.float32)
-    y = (generator.random(2000) < 0.45 / (1 + np.exp(4 - 3 * x[:, 0]))).astype(int)
+    y = (generator.random(2000) < 0.25 / (1 + np.exp(2 - 4 * x[:, 0]))).astype(int)
     data = se.Data.from_arrays(x, y, test=(x, y), validation=0.3)
-    recipe = se.Recipe(epochs=8, rate=0.05)
+    recipe = se.Recipe(epochs=8, rate=0.02)
     ensemble = se.methods.deep_ensemble(network(2), data, 2, recipe=recipe, **FAST)  # a warning would be an error
-    assert bool((ensemble.predict(x) == 0).all())
+    assert bool((ensemble.logits(x).argmax(-1) == 0).all())  # every member
     assert np.corrcoef(ensemble.predict_proba(x)[:, 1].numpy(), y)[0, 1] > 0.2
 
 

@@ -9,6 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.scaling import one_tensor
+from structured_ensembles.several import Inputs, call
+
 Combine = Literal["mean", "logits", "vote"]
 COMBINE = ("mean", "logits", "vote")
 FLOAT64_CHUNK = 4096  # samples that are computed in float64 at a time
@@ -34,6 +37,16 @@ class Uncertainty:
 
     def to_dict(self) -> dict[str, Tensor]:
         return dict(vars(self))
+
+
+def member_outputs(network: nn.Module, inputs: Inputs) -> Tensor:
+    """Run a network on inputs (batch, …) and stack the outputs of the members it stands for: (members, batch, …).
+
+    Most networks are one member. One that has a number `num_members` returns the outputs of all of them, stacked; in
+    training it may return fewer, such as one, if that is how it learns.
+    """
+    outputs = one_tensor(call(network, inputs))
+    return outputs if hasattr(network, "num_members") else outputs[None]
 
 
 def combined(logits: Tensor, combine: Combine = "mean", temperature: float = 1.0) -> Tensor:

@@ -28,6 +28,7 @@ from structured_ensembles.combination import (
     combined_logs,
     entropy_of,
     exact_probabilities,
+    member_outputs,
     uncertainty_of,
 )
 from structured_ensembles.conformal import ConformalIntervals, ConformalSets, Method, check_conformal
@@ -41,9 +42,8 @@ from structured_ensembles.history import History
 from structured_ensembles.inputs import check_inputs, check_pixels, embedding_size, shape_is_blamed
 from structured_ensembles.losses import Loss
 from structured_ensembles.replays import Replays
-from structured_ensembles.scaling import one_tensor
 from structured_ensembles.selection import Subnet
-from structured_ensembles.several import Inputs, batch_from, call, is_several, moved
+from structured_ensembles.several import Inputs, batch_from, is_several, moved
 from structured_ensembles.units import Units
 
 __all__ = [
@@ -401,13 +401,3 @@ class Ensemble(nn.Module):
         from structured_ensembles.artifact import load
 
         return load(path, model, trust_code)
-
-
-def member_outputs(network: nn.Module, inputs: Inputs) -> Tensor:
-    """What the members that `network` stands for make of inputs (batch, …): shape (members, batch, …).
-
-    Most networks are one member. One that has a number `num_members` returns the outputs of all of them, stacked; in
-    training it may return fewer, such as one, if that is how it learns.
-    """
-    outputs = one_tensor(call(network, inputs))
-    return outputs if hasattr(network, "num_members") else outputs[None]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.capture import CaptureError, Step, captured, side_by_side, side_streams
+from structured_ensembles.combination import member_outputs
 from structured_ensembles.several import Inputs, each, tensors_in
 
 MOST_SHAPES = 8  # further ones run without a graph
@@ -121,8 +122,6 @@ class Fingerprint:
 
 def _captured(ensemble: Any, x: Inputs) -> tuple[Inputs, list[Tensor], Step]:
     """A place for inputs like x, a place for the outputs of each network, and what computes these from that."""
-    from structured_ensembles.ensemble import member_outputs
-
     # Tensors made in inference mode could not be written to outside of it.
     with torch.inference_mode(False), torch.no_grad():
         place, results = each(Tensor.clone, x), [torch.empty(0)] * len(ensemble.members)

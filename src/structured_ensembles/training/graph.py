@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from structured_ensembles.capture import CaptureError, Step, all_captured, side_by_side, side_streams
+from structured_ensembles.combination import combined
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.data.feeds import Feed, TableFeed, feed_for
 from structured_ensembles.data.splits import Batch, TensorSplit
-from structured_ensembles.ensemble import combined
 from structured_ensembles.losses import mean_loss
 from structured_ensembles.several import Inputs, arguments
 from structured_ensembles.tracing.ghost import first_line
@@ -377,7 +377,7 @@ class Runner:
             return outputs.value() if isinstance(outputs, Pending) else outputs
 
     def _stacked(self, outputs: Tensor) -> Tensor:
-        """Shape (members, batch, …), see `ensemble.member_outputs`."""
+        """Shape (members, batch, …), see `combination.member_outputs`."""
         return (outputs if hasattr(self.member.network, "num_members") else outputs[None]).to(self.plan.exact)
 
 

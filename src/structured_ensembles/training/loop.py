@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.combination import combined, member_outputs
 from structured_ensembles.data.augmentation import augment, draw_crops
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.data.splits import Batch, TensorSplit
-from structured_ensembles.ensemble import combined, member_outputs
 from structured_ensembles.losses import mean_loss
 from structured_ensembles.parallel import add_up, average_buffers
 from structured_ensembles.several import Inputs, rows_of
