@@ -54,6 +54,8 @@ class Experiment:
     """What decides the figures of a run.
 
     dataset, model, method: names, or `package.module:function`. limit: at most so many training samples.
+    validation: False trains on the validation samples too; then nothing chooses the best epoch, and nothing is
+        calibrated.
     recipe: the name of one, or "auto" for the task's usual one. changes: parts of it that are changed.
     storage: how weights are stored in the ensemble's file.
     """
@@ -69,11 +71,13 @@ class Experiment:
     changes: Mapping[str, Any] = field(default_factory=dict)
     storage: Storage = "float32"
     limit: int | None = None
+    validation: bool = True
 
     def config(self) -> dict[str, Any]:
         """As `config.yaml` has it."""
         own = {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(self).items()}
-        return {name: value for name, value in own.items() if not (name == "limit" and value is None)}
+        usual = {"limit": None, "validation": True}
+        return {name: value for name, value in own.items() if name not in usual or value != usual[name]}
 
     @property
     def folder(self) -> str:
@@ -82,6 +86,7 @@ class Experiment:
         for settings in (self.model_arguments, self.method_arguments, {"recipe": self.recipe}, self.changes):
             parts += [f"{name}={value}" for name, value in settings.items()]
         parts += [] if self.limit is None else [f"limit={self.limit}"]
+        parts += [] if self.validation else ["all-images"]
         return "-".join([*parts, str(self.seed)]).replace(":", ".").replace("/", ".").replace(" ", "")
 
 
@@ -121,7 +126,7 @@ def train_experiment(
     automatic = experiment.recipe == "auto"
     Recipe.named("modern" if automatic else experiment.recipe, **experiment.changes)  # or an error, before any work
     make = find_function("method", experiment.method, METHODS)
-    data = read_data(experiment.dataset, root, experiment.seed, experiment.limit)
+    data = read_data(experiment.dataset, root, experiment.seed, experiment.limit, experiment.validation)
     data.split("test")  # or an error: what it can do is measured there
     if automatic:
         experiment = replace(experiment, recipe=usual(data.task))
@@ -174,7 +179,7 @@ def measure_experiment(
         return read_figures(evaluation_path(folder)), False
     ensemble = Ensemble.load(folder / "ensemble.safetensors", trust_code=trust_code)
     ensemble.to(pick_device(device, ensemble))
-    data = read_data(config["dataset"], root, config["seed"], config.get("limit"))
+    data = read_data(config["dataset"], root, config["seed"], config.get("limit"), config.get("validation", True))
     figures = evaluate(
         ensemble,
         data,
@@ -228,19 +233,35 @@ def unmeasured(folder: Path, request: Request, official: bool = False) -> Reques
     return wanted if request.corruptions and "noisy" not in samples else None
 
 
-def read_data(dataset: str, root: Path | None, seed: int, limit: int | None = None) -> Data:
-    """A data set by name, or from `package.module:function`; with at most `limit` training samples."""
+def read_data(dataset: str, root: Path | None, seed: int, limit: int | None = None, validation: bool = True) -> Data:
+    """A data set by name, or from `package.module:function`; with at most `limit` training samples.
+
+    validation: False joins the validation samples to the training samples.
+    """
     if ":" in dataset:
         data = find_function("dataset", dataset, {})()
         if not isinstance(data, Data):
             raise TypeError(f"dataset {dataset} must give a Data, not a {type(data).__name__}")
     else:
         data = load_data(dataset, root, seed=seed)
+    if not validation:
+        data = _without_validation(data)
     if limit is None or limit >= len(data.train):
         return data
     if limit < 1 or not isinstance(data.train, TensorSplit):
         raise ValueError(f"limit must be at least 1, and the data in memory, not {limit!r}")
     return replace(data, train=replace(data.train, index=data.train.index[:limit]))
+
+
+def _without_validation(data: Data) -> Data:
+    train, validation = data.train, data.validation
+    if validation is None:
+        return data
+    held_out = isinstance(train, TensorSplit) and isinstance(validation, TensorSplit)
+    if not held_out or train.inputs is not validation.inputs:  # type: ignore[attr-defined]
+        raise ValueError("validation=False needs data in memory whose validation samples were held out of the training")
+    index = torch.cat([train.index, validation.index])  # type: ignore[attr-defined]
+    return replace(data, train=replace(train, index=index), validation=None)  # type: ignore[type-var]
 
 
 def fitting_arguments(model: str, data: Data, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pickle
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,31 +20,46 @@ from structured_ensembles.workers import BACKENDS, Backend, Pool
 
 @dataclass(frozen=True)
 class Job:
-    """One experiment: `function(**arguments)`. A grid resumes if the function does, by its run folder for instance."""
+    """One experiment: `function(**arguments)`. A grid resumes if the function does, by its run folder for instance.
+
+    seconds: an estimate of how long it takes; a grid with a time limit does not start what would not end in time.
+    """
 
     name: str
     function: Callable[..., Any]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What became of a job.
 
+    state: "left" if the time limit of the grid came first: the job was not started, or was ended before it was done.
     seconds: that the function took; if its worker died, since the job was handed over.
     result: what the function returned.
     error: None, or the exception with the last lines of its traceback.
     """
 
     name: str
-    state: Literal["done", "failed"]
+    state: Literal["done", "failed", "left"]
     seconds: float
     result: Any = None
     error: str | None = None
 
 
+class _TimeIsUpError(Exception):
+    """Leaves the pool as an interruption does, so that its workers are ended."""
+
+
 def run_grid(
-    jobs: Sequence[Job], backend: Backend = "loky", workers: int | None = None, quiet: bool = False
+    jobs: Sequence[Job],
+    backend: Backend = "loky",
+    workers: int | None = None,
+    quiet: bool = False,
+    *,
+    time_limit: float | None = None,
+    on_outcome: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
     """Run all jobs; the outcomes come in the order of the jobs. A job that fails, or kills its worker, stops no other.
 
@@ -53,6 +68,9 @@ def run_grid(
         cluster starts its processes by importing the script again, which therefore needs `if __name__ == "__main__":`.
     workers: how many jobs run at a time; by default one per GPU, or one per core if there is none. Each process gets
         cores // workers threads.
+    time_limit: seconds after which jobs that still run are ended ("sequential" cannot do that). A job whose estimate
+        exceeds the time left is passed over for the next one that fits. What is not done by then is "left".
+    on_outcome: is told of each job as it ends.
 
     An interruption ends the workers; jobs that are done have left their files, and the same grid goes on from there.
     """
@@ -60,23 +78,43 @@ def run_grid(
     if not jobs:
         return []
     outcomes: dict[int, Outcome] = {}
+    start = time.perf_counter()
+
+    def time_left() -> float | None:
+        return None if time_limit is None else max(0.0, time_limit - (time.perf_counter() - start))
+
     with (
+        suppress(_TimeIsUpError),
         BACKENDS[backend](workers, len(jobs)) as pool,
         progress("jobs", len(jobs), quiet, time_left=False) as advance,
     ):
-        waiting = deque(range(len(jobs)))
+        waiting = list(range(len(jobs)))
         running: dict[Future[Any], tuple[int, float]] = {}
         room = pool.room or len(jobs)
-        while waiting or running:
-            while waiting and len(running) < room:
-                index = waiting.popleft()
+        while True:
+            while len(running) < room and (index := _next_job(jobs, waiting, time_left())) is not None:
+                waiting.remove(index)
                 running[_hand_over(jobs[index], pool)] = index, time.perf_counter()
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                index, start = running.pop(future)
-                outcomes[index] = _outcome(jobs[index].name, future, time.perf_counter() - start)
+            if not running:
+                break
+            ended = wait(running, time_left(), return_when=FIRST_COMPLETED).done
+            if not ended:
+                raise _TimeIsUpError
+            for future in ended:
+                index, began = running.pop(future)
+                outcomes[index] = _outcome(jobs[index].name, future, time.perf_counter() - began)
+                if on_outcome is not None:
+                    on_outcome(outcomes[index])
                 failed = sum(outcome.state == "failed" for outcome in outcomes.values())
                 advance(failed=failed, left=_time_left(list(outcomes.values()), len(jobs), room))
+    for index, job in enumerate(jobs):
+        outcomes.setdefault(index, Outcome(job.name, "left", 0.0))
     return [outcomes[index] for index in range(len(jobs))]
+
+
+def _next_job(jobs: Sequence[Job], waiting: Sequence[int], seconds: float | None) -> int | None:
+    """Return the first of the waiting jobs that would end within so many seconds; None if there is none."""
+    return next((index for index in waiting if seconds is None or jobs[index].seconds < seconds), None)
 
 
 def _check(jobs: Sequence[Job], backend: str, workers: int | None) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Literal
 
+from structured_ensembles.grid import Outcome
 from structured_ensembles.paper.catalogue import study_names
+from structured_ensembles.paper.queue import QUEUE, run_queue, write_queue
 from structured_ensembles.paper.reproduce import reproduce as carry_out
+from structured_ensembles.paper.sections import planned_runs
 from structured_ensembles.paper.studies import SEEDS, Part
 from structured_ensembles.report.page import FIGURES
+from structured_ensembles.workers import Backend
 
 
 def reproduce(
@@ -20,13 +25,14 @@ def reproduce(
     seeds: list[int] | None = None,
     epochs: int | None = None,
     limit: int | None = None,
-    recipe: Literal["paper", "modern"] = "paper",
+    recipe: Literal["paper", "modern"] | None = None,
     smoke: bool = False,
-    out: Path = Path("runs/reproduce"),
+    out: Path | None = None,
     root: Path | None = None,
     device: str = "auto",
     backend: Literal["loky", "threading", "sequential", "dask", "ray"] = "loky",
     workers: int | None = None,
+    minutes: float | None = None,
     quiet: bool = False,
 ) -> int:
     """Run what a table or figure of the paper needs, and write it beside the published numbers; resumes what is done.
@@ -34,20 +40,22 @@ def reproduce(
     Args:
         name: table-accuracy, figure-memory, table-ece, table-diversity, table-uncertainty, table-pruning,
             table-initialization, front, table-continual, table-continual-overhead, table-continual-memory,
-            table-continual-ablation, figure-continual-pruning, or all
+            table-continual-ablation, figure-continual-pruning, all, or queue: the runs of all of them in the order of
+            their value
         dataset: only these data sets
         model: only these networks
         method: only these methods; also package.module:function
         seeds: one run each; by default 0 1 2
         epochs: how long to train instead of what the recipe says
         limit: at most so many training samples
-        recipe: how to train
+        recipe: how to train; by default paper, and modern for the front
         smoke: a trial of everything, on digits, in minutes on a CPU
-        out: the folder of all runs and reports
+        out: the folder of all runs and reports; by default runs/reproduce, and results for the queue
         root: where data sets are kept
         device: auto, cpu, cuda, …
         backend: processes of this machine (loky), or a cluster
         workers: runs at a time; by default one per GPU, or per core
+        minutes: of the queue, take what can be finished in so many
         quiet: no progress
 
     """
@@ -63,7 +71,11 @@ def reproduce(
         recipe=recipe,
         smoke=smoke,
     )
-    where = out / "smoke" if smoke else out
+    if name == "queue":
+        return _queue(part, out or Path("results"), minutes, root, device, backend, workers, quiet)
+    if minutes is not None:
+        raise ValueError("--minutes is for the queue: sens reproduce queue --minutes 25")
+    where = (out or Path("runs/reproduce")) / ("smoke" if smoke else "")
     failures = 0
     for own in study_names() if name == "all" else (name,):
         found = carry_out(own, where, part, root=root, device=device, backend=backend, workers=workers, quiet=quiet)
@@ -75,3 +87,38 @@ def reproduce(
         for run, error in found.failed.items():
             print(f"sens: {run} failed: {error}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _queue(
+    part: Part,
+    out: Path,
+    minutes: float | None,
+    root: Path | None,
+    device: str,
+    backend: Backend,
+    workers: int | None,
+    quiet: bool,
+) -> int:
+    """Take the next unfinished runs of the queue, narrowed to `part`."""
+    if part.epochs is not None or part.limit is not None or part.recipe is not None:
+        raise ValueError("the queue's runs are what they are: leave out --epochs, --limit and --recipe")
+    planned = planned_runs(part.seeds, part.smoke)
+    wanted = {"dataset": part.datasets, "model": part.models, "method": part.methods}
+    chosen = [
+        own
+        for own in planned
+        if all(names is None or getattr(own.experiment, kind) in names for kind, names in wanted.items())
+    ]
+    start = time.monotonic()
+
+    def tell(outcome: Outcome) -> None:
+        news = f"{outcome.seconds:.0f} s" if outcome.state == "done" else f"failed: {outcome.error}"
+        print(f"{(time.monotonic() - start) / 60:5.1f} min  {outcome.name}: {news}", flush=True)
+
+    found = run_queue(
+        chosen, out, minutes=minutes, workers=workers, root=root, device=device, backend=backend, quiet=quiet,
+        on_outcome=tell,
+    )  # fmt: skip
+    write_queue(planned, out)
+    print(f"{len(found.new)} runs finished, {len(found.left)} left; see {out / QUEUE}")
+    return 1 if found.failed else 0

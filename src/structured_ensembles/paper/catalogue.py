@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from structured_ensembles.paper.continual_studies import CONTINUAL_STUDIES
+from structured_ensembles.paper.front import front
 from structured_ensembles.paper.studies import ENSEMBLE_STUDIES, Part, Study
 
-STUDIES = {**ENSEMBLE_STUDIES, **CONTINUAL_STUDIES}
+STUDIES = {**ENSEMBLE_STUDIES, "front": front, **CONTINUAL_STUDIES}
 
 
 def study_names() -> tuple[str, ...]:

@@ -182,14 +182,19 @@ def _intro(wanted: Study, part: Part) -> list[str]:
         )
     if part.smoke:
         lines.append("A trial run on digits for three epochs: it shows that everything works, and nothing else.")
-    elif part.recipe != "paper" or part.epochs is not None or part.limit is not None:
+    elif (recipe := _recipe(wanted)) != "paper" or part.epochs is not None or part.limit is not None:
         lines.append(
-            f"Not the paper's training: recipe {part.recipe}"
+            f"Not the paper's training: recipe {recipe}"
             + (f", {part.epochs} epochs" if part.epochs is not None else "")
             + (f", {part.limit} training samples" if part.limit is not None else "")
             + "."
         )
     return lines
+
+
+def _recipe(wanted: Study) -> str:
+    """Name the recipe of a study's runs; continual learners are trained as the paper says."""
+    return next((own.recipe for own in wanted.experiments if isinstance(own, Experiment)), "paper")
 
 
 def _corruption_notes(wanted: Study, official: set[str]) -> list[str]:

@@ -31,6 +31,7 @@ class Part:
     """Which part of a study to run, and how long.
 
     datasets, models, methods: of those that the study has; None means all. epochs: instead of the recipe's.
+    recipe: None is the study's own: "paper" for what is in the paper, "modern" for the front.
     smoke: minutes on a CPU: digits, a small network, two epochs, few members. limit: at most so many training samples.
     """
 
@@ -40,7 +41,7 @@ class Part:
     seeds: tuple[int, ...] = SEEDS
     epochs: int | None = None
     limit: int | None = None
-    recipe: str = "paper"
+    recipe: str | None = None
     smoke: bool = False
 
 
@@ -72,17 +73,18 @@ class Study:
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-def _runs(part: Part, dataset: str, model: str, method: str, **arguments: Any) -> tuple[Experiment, ...]:
+def runs_of(part: Part, dataset: str, model: str, method: str, **arguments: Any) -> tuple[Experiment, ...]:
     """One experiment per seed, as the paper sets it up."""
+    recipe = part.recipe or "paper"
     changes: dict[str, Any] = {}
     own = {name: value for name, value in arguments.items() if USUAL.get(name) != value}
     members = own.pop("members", 5)
-    if part.recipe == "paper":
+    if recipe == "paper":
         changes |= {"rate": 0.01} if model.startswith("vgg") else {}
         changes |= {"patience": 5} if dataset == "svhn" else {}
     if method in PRUNED:
-        own = {"prune": 0.5, **own}
-    if method == "snapshot" and part.recipe == "paper" and part.epochs is None and not part.smoke:
+        own = own if "memory" in own else {"prune": 0.5, **own}
+    if method == "snapshot" and recipe == "paper" and part.epochs is None and not part.smoke:
         own["cycle"] = 50
     if part.epochs is not None:
         changes["epochs"] = part.epochs
@@ -91,11 +93,11 @@ def _runs(part: Part, dataset: str, model: str, method: str, **arguments: Any) -
         members = min(members, 3)
         if method == "structured":
             own["search_epochs"] = 1
-    one = Experiment(dataset, model, method, 0, members, {}, own, part.recipe, changes, limit=part.limit)
+    one = Experiment(dataset, model, method, 0, members, {}, own, recipe, changes, limit=part.limit)
     return tuple(replace(one, seed=seed) for seed in part.seeds)
 
 
-def _methods(part: Part) -> tuple[str, ...]:
+def methods_of(part: Part) -> tuple[str, ...]:
     """The paper's and our controls; or those asked for, which may be somebody's own `package.module:function`."""
     return part.methods if part.methods is not None else (*RIVALS, *CONTROLS)
 
@@ -106,7 +108,7 @@ def _method_rows(part: Part) -> Rows:
     The text says layer-wise, but its overheads can only come from one threshold for the whole network.
     """
     rows: dict[str, tuple[str, Mapping[str, Any]]] = {}
-    for method in _methods(part):
+    for method in methods_of(part):
         if method == "structured":
             rows |= {f"{method}, {scope}": (method, {"scope": scope}) for scope in SCOPES}
         else:
@@ -160,7 +162,7 @@ def _by_place(name: str, part: Part) -> Study:
     columns = tuple("/".join(place) for place in places)
     metric = next(iter(table.metrics.values()))
     sources = {
-        (row, "/".join(place)): (_runs(part, *place, method, **arguments), metric)
+        (row, "/".join(place)): (runs_of(part, *place, method, **arguments), metric)
         for place in places
         for row, (method, arguments) in _with_rescaled(_method_rows(part), place[1]).items()
     }
@@ -193,7 +195,7 @@ def _by_figure(
         for row, (method, arguments) in _with_rescaled(rows, place[1]).items():
             label = f"{row}, {'/'.join(place)}" if several else row
             for column in columns:
-                sources[label, column] = (_runs(part, *place, method, **arguments), figure_of(column))
+                sources[label, column] = (runs_of(part, *place, method, **arguments), figure_of(column))
                 cell = table.cells.get((published_row(row), column))
                 if cell is not None and not part.smoke and place == (table.dataset, table.model):
                     cells[label, column] = cell
@@ -230,20 +232,6 @@ def _initialization(part: Part) -> Study:
     return _by_figure("initialization", part, rows, more=("cal/nll",))
 
 
-def _front(part: Part) -> Study:
-    """Quality against memory: every method, ensembles of 1 to 5, and the pruned ones at several shares."""
-    shares = (0.5, 0.8) if part.smoke else (0.3, 0.5, 0.7, 0.8, 0.9)
-    rows: dict[str, tuple[str, Mapping[str, Any]]] = {}
-    for method in _methods(part):
-        if method in PRUNED:
-            rows |= {f"{method}, p={share:g}": (method, {"prune": share}) for share in shares}
-        else:
-            rows[method] = (method, {})
-    more = ("cls/accuracy", "cal/nll", "cal/ece", "size/file_bytes")
-    found = _by_figure("memory", part, rows, more=more, title="Quality against memory", rules=RULES[:1])
-    return replace(found, name="front", paper={})
-
-
 ENSEMBLE_STUDIES: dict[str, Callable[[Part], Study]] = {
     "table-accuracy": lambda part: _by_place("accuracy", part),
     "figure-memory": lambda part: _by_figure("memory", part, _method_rows(part), kind="figure", rules=RULES[:1]),
@@ -252,5 +240,4 @@ ENSEMBLE_STUDIES: dict[str, Callable[[Part], Study]] = {
     "table-uncertainty": lambda part: _by_figure("uncertainty", part, _method_rows(part), request=EVERYTHING),
     "table-pruning": _pruning,
     "table-initialization": _initialization,
-    "front": _front,
 }

@@ -1,0 +1,46 @@
+"""How long a run takes on an H200: what the queue of runs is planned by.
+
+Seconds per network and epoch were measured with fleets of four or five on 45,000 images of 32×32
+(benchmarks/results, results/); WRN-28-10 and VGG16 are guesses until they have been run.
+"""
+
+from __future__ import annotations
+
+from structured_ensembles.continual.experiment import ContinualExperiment
+from structured_ensembles.continual.tasks import BENCHMARKS
+from structured_ensembles.experiment import Experiment, Request
+from structured_ensembles.training import Recipe
+
+START = 15.0  # seconds: imports, data, capture of the graph, evaluation
+CORRUPTIONS = 25.0  # seconds for two severities
+NETWORK_EPOCH = {
+    "resnet20": 0.17, "resnet32": 0.27, "resnet18": 0.7, "vgg11": 0.24, "vgg16": 0.5, "lenet5": 0.1, "wrn28_10": 12.0,
+}  # fmt: skip
+ALONE = 2.3  # times as long per network where one is trained alone, bound by launches: ResNet20, VGG11
+IMAGES = {"cifar10": 1.0, "cifar100": 1.0, "svhn": 1.47, "mnist": 1.2, "tiny-imagenet": 2.0 * 4, "digits": 0.04}
+SEARCH = 10 * 9.0  # a search of ten epochs, in epochs of one network
+EARLY_STOP = 0.85  # of the recipe's epochs, where there is a patience
+CONTINUAL = {"structured": 2.0, "supsup": 2.0, "pruning": 3.0}  # passes over the data per epoch; others 1
+CONTINUAL_EPOCH = 1.1  # seconds for one epoch of half-VGG11 over all tasks of CIFAR-10
+
+
+def minutes(experiment: Experiment | ContinualExperiment, request: Request) -> float:
+    """Estimate the minutes that a run takes, alone on the GPU."""
+    if isinstance(experiment, ContinualExperiment):
+        epochs = experiment.method_arguments.get("epochs", BENCHMARKS[experiment.dataset].epochs)
+        passes = CONTINUAL.get(experiment.method, 1.0)
+        return (START + epochs * passes * CONTINUAL_EPOCH * IMAGES[experiment.dataset]) / 60
+    recipe = Recipe.named(experiment.recipe, **experiment.changes)
+    epoch = NETWORK_EPOCH[experiment.model] * IMAGES[experiment.dataset]
+    epoch *= experiment.model_arguments.get("width", 1) ** 1.5
+    epochs = recipe.epochs * (EARLY_STOP if recipe.patience else 1.0)
+    light = experiment.model not in ("resnet18", "wrn28_10")
+    one = epoch * (ALONE if light else 1.5)
+    seconds = {
+        "single": epochs * one,
+        "mc-dropout": epochs * one * 1.3,
+        "snapshot": experiment.members * experiment.method_arguments.get("cycle", 0) * one,
+        "batch-ensemble": epochs * experiment.members * epoch * 1.5,
+    }.get(experiment.method, epochs * experiment.members * epoch)
+    seconds += SEARCH * epoch if experiment.method == "structured" else 0.0
+    return (START + seconds + (CORRUPTIONS if request.corruptions else 0.0)) / 60

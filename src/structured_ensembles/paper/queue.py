@@ -1,0 +1,116 @@
+"""The queue of runs: takes the next unfinished ones whenever a GPU is free, and leaves finished runs in `results/`.
+
+`results/queue.yaml` lists all of them in the order of their value, with an estimate of their minutes and whether they
+are done. `results/SECTION/RUN/` has what is kept of a finished run: `config.yaml`, `result.json`, `history.csv` and the
+figures on the test split; weights stay where they were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from structured_ensembles.continual.experiment import ContinualExperiment
+from structured_ensembles.experiment import RULES, Request, evaluation_path, read_figures
+from structured_ensembles.files import write_text
+from structured_ensembles.grid import Job, Outcome, run_grid
+from structured_ensembles.paper.reproduce import carry_out
+from structured_ensembles.paper.sections import Planned
+from structured_ensembles.runs import read_result
+from structured_ensembles.workers import Backend
+
+QUEUE = "queue.yaml"
+KEPT = ("config.yaml", "result.json", "history.csv", *(evaluation_path(Path(), rule).name for rule in RULES))
+HEADER = """\
+# All runs of the paper's studies and of the front, in the order of their value. Written by `sens reproduce queue`,
+# which takes the next unfinished ones: `sens reproduce queue --minutes 25 --workers 2` on a machine with a GPU.
+# minutes: an estimate for an H200, or what the finished run took.
+"""
+TOGETHER = 0.8  # of the GPU's time that each further worker costs the others
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a pass over the queue did: names of new runs, of runs that were left for another time, and failures."""
+
+    new: list[str]
+    left: list[str]
+    failed: dict[str, str]
+
+
+def run_queue(
+    planned: Sequence[Planned],
+    out: Path,
+    *,
+    minutes: float | None = None,
+    workers: int | None = None,
+    root: Path | None = None,
+    device: str = "auto",
+    backend: Backend = "loky",
+    quiet: bool = False,
+    on_outcome: Callable[[Outcome], None] | None = None,
+) -> Progress:
+    """Carry out the next unfinished runs, several at a time, each in its folder below `out`.
+
+    minutes: when to stop. No run is begun that would not end by then; one that takes longer than its estimate is ended,
+        and goes on from its checkpoint next time.
+    """
+    waiting = [own for own in planned if not is_finished(own, out)]
+    shared = 1 + TOGETHER * ((workers or 1) - 1)
+    jobs = [
+        Job(
+            own.name,
+            carry_out,
+            {
+                "experiment": own.experiment,
+                "folder": out / own.name,
+                "request": own.request,
+                "root": root,
+                "device": device,
+            },
+            60 * own.minutes * shared,
+        )
+        for own in waiting
+    ]
+    limit = None if minutes is None else 60 * minutes
+    outcomes = run_grid(jobs, backend, workers, quiet, time_limit=limit, on_outcome=on_outcome)
+    by_state: dict[str, list[Outcome]] = {"done": [], "failed": [], "left": []}
+    for outcome in outcomes:
+        by_state[outcome.state].append(outcome)
+    new, left = ([own.name for own in by_state[state]] for state in ("done", "left"))
+    return Progress(new, left, {own.name: own.error or "" for own in by_state["failed"]})
+
+
+def is_finished(planned: Planned, out: Path) -> bool:
+    """Tell whether a run is trained, and has all figures asked for; its weights need not be there."""
+    folder = out / planned.name
+    if not (folder / "result.json").exists():
+        return False
+    if isinstance(planned.experiment, ContinualExperiment):
+        return True
+    nothing = Request((), False, ())
+    figures = [read_figures(evaluation_path(folder, rule)) for rule in RULES]
+    return all("size/overhead" in own and planned.request.missing(own) == nothing for own in figures)
+
+
+def write_queue(planned: Sequence[Planned], out: Path) -> None:
+    """Write `queue.yaml`: every run in order, whether it is done, its minutes."""
+    rows = [_row(own, out) for own in planned]
+    left = [row for row in rows if "done" not in row]
+    total = {"runs": len(rows), "left": len(left), "hours_left": round(sum(row["minutes"] for row in left) / 60, 1)}
+    lines = yaml.safe_dump({"total": total}, sort_keys=False)
+    lines += "runs:\n" + "".join(
+        f"- {yaml.safe_dump(row, default_flow_style=True, sort_keys=False, width=500)}" for row in rows
+    )
+    write_text(out / QUEUE, HEADER + lines)
+
+
+def _row(planned: Planned, out: Path) -> dict[str, Any]:
+    if is_finished(planned, out):
+        seconds = read_result(out / planned.name)["seconds"]
+        return {"run": planned.name, "minutes": round(seconds / 60, 1), "done": True}
+    return {"run": planned.name, "minutes": round(planned.minutes, 1)}

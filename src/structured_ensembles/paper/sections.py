@@ -1,0 +1,118 @@
+"""All runs of the paper's studies and of the front, in the order of their value: what the queue is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from structured_ensembles.continual.experiment import ContinualExperiment
+from structured_ensembles.experiment import Experiment, Request
+from structured_ensembles.paper.catalogue import study
+from structured_ensembles.paper.estimates import minutes
+from structured_ensembles.paper.studies import EVERYTHING, NOTHING_MORE, RIVALS, SEEDS, Part
+
+Run = Experiment | ContinualExperiment
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of the queue: where it belongs, what to train, what to measure."""
+
+    section: str
+    experiment: Run
+    request: Request = NOTHING_MORE
+
+    @property
+    def name(self) -> str:
+        """Its folder below that of all results."""
+        return f"{self.section}/{self.experiment.folder}"
+
+    @property
+    def minutes(self) -> float:
+        return minutes(self.experiment, self.request)
+
+
+def planned_runs(seeds: tuple[int, ...] = SEEDS, smoke: bool = False) -> list[Planned]:
+    """List every run once, the most valuable first; within a section one seed after the other.
+
+    smoke: a few runs on digits instead, minutes on a CPU.
+    """
+    known: dict[str, Planned] = {}
+    for section, experiments, request in _trial(seeds) if smoke else _sections(seeds):
+        for own in sorted(experiments, key=lambda run: run.seed):
+            known.setdefault(own.folder, Planned(section, own, request))
+    return list(known.values())
+
+
+def _sections(seeds: tuple[int, ...]) -> Iterator[tuple[str, list[Run], Request]]:
+    methods = (*RIVALS, "random", "narrow")
+
+    def table(dataset: str, model: str, methods: tuple[str, ...] = methods) -> list[Run]:
+        part = Part(datasets=(dataset,), models=(model,), methods=methods, seeds=seeds)
+        return study("table-accuracy", part).experiments
+
+    def front(dataset: str) -> list[Run]:
+        return study("front", Part(datasets=(dataset,), seeds=seeds)).experiments
+
+    def whole(name: str, dataset: str | None = None) -> list[Run]:
+        return study(name, Part(datasets=None if dataset is None else (dataset,), seeds=seeds)).experiments
+
+    yield "cifar10-resnet20", table("cifar10", "resnet20"), EVERYTHING
+    yield "check-resnet18", [ABSOLUTE_CHECK], NOTHING_MORE
+    yield "front-cifar10", front("cifar10"), NOTHING_MORE
+    yield "front-cifar100", front("cifar100"), NOTHING_MORE
+    yield "front-wide-resnet20", wide_front(seeds), NOTHING_MORE
+    yield "pruning", whole("table-pruning"), NOTHING_MORE
+    yield "initialization", whole("table-initialization"), NOTHING_MORE
+    for dataset, model in (
+        ("cifar100", "resnet20"), ("svhn", "resnet20"), ("cifar10", "vgg11"), ("cifar100", "vgg11"), ("svhn", "vgg11"),
+    ):  # fmt: skip
+        yield f"{dataset}-{model}", table(dataset, model), NOTHING_MORE
+    for dataset in ("cifar100", "mnist", "cifar10"):
+        yield f"split-{dataset}", whole("table-continual", dataset), NOTHING_MORE
+    yield "continual-ablation", whole("table-continual-ablation"), NOTHING_MORE
+    yield "continual-pruning", whole("figure-continual-pruning"), NOTHING_MORE
+    yield "wrn28-10", wide_resnets(seeds), NOTHING_MORE
+    yield "cifar10-resnet20-magnitude", table("cifar10", "resnet20", ("magnitude",)), EVERYTHING
+    for model in ("resnet32", "vgg16"):
+        yield f"tiny-imagenet-{model}", table("tiny-imagenet", model), NOTHING_MORE
+
+
+def _trial(seeds: tuple[int, ...]) -> Iterator[tuple[str, list[Run], Request]]:
+    part = Part(methods=("single", "structured"), seeds=seeds, smoke=True)
+    yield "digits-lenet5", study("table-accuracy", part).experiments, EVERYTHING
+    yield (
+        "split-digits",
+        study("table-continual", Part(methods=("naive",), seeds=seeds, smoke=True)).experiments,
+        NOTHING_MORE,
+    )
+
+
+# What everybody gets at 95.3 % or more: if ours does not, no other figure of ResNet18 means anything.
+ABSOLUTE_CHECK = Experiment(
+    "cifar10", "resnet18", "single", 0, 1, changes={"epochs": 200, "keep": "last"}, validation=False
+)
+
+
+def wide_front(seeds: tuple[int, ...]) -> list[Run]:
+    """The centre of the front once more, with a ResNet20 four times as wide."""
+    rows = [
+        ("single", 1, {}), ("structured", 4, {"memory": 1.0, "coupled": True}), ("structured", 4, {"memory": 1.0}),
+        ("deep", 4, {}),
+    ]  # fmt: skip
+    return [
+        Experiment("cifar10", "resnet20", method, seed, members, {"width": 4}, arguments)
+        for seed in seeds
+        for method, members, arguments in rows
+    ]
+
+
+def wide_resnets(seeds: tuple[int, ...]) -> list[Run]:
+    """WRN-28-10 for 40 epochs: one, four in the memory of one, and four."""
+    rows = [("single", 1, {}), ("structured", 4, {"memory": 1.0}), ("deep", 4, {})]
+    return [
+        Experiment(dataset, "wrn28_10", method, seed, members, {}, arguments, changes={"epochs": 40})
+        for seed in seeds
+        for dataset in ("cifar10", "cifar100")
+        for method, members, arguments in rows
+    ]
