@@ -1,9 +1,12 @@
 """sens reproduce queue: every run of the studies once, in order; finished runs are not done again."""
 
 import json
-import os
-import time
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,31 +17,43 @@ from structured_ensembles.cli.main import main
 from structured_ensembles.experiment import Experiment, read_data, train_experiment
 from structured_ensembles.grid import Job, run_grid
 from structured_ensembles.paper.catalogue import study, study_names
-from structured_ensembles.paper.queue import KEPT, is_finished
+from structured_ensembles.paper.queue import KEPT, is_finished, run_queue
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK, planned_runs
 from structured_ensembles.paper.studies import EVERYTHING, Part
+from structured_ensembles.workers import BACKENDS, Pool
 
 ROOT = Path(__file__).parent.parent
 
 
-def sleeper(seconds: float, path: Path) -> None:
-    time.sleep(seconds)
-    path.write_text(str(os.getpid()))
+def test_a_grid_ends_in_time_and_starts_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    left_by: list[type[BaseException] | None] = []
 
+    @contextmanager
+    def endless(workers: int | None, jobs: int) -> Iterator[Pool]:
+        """Two workers, whose first job never ends; a pool whose context an exception leaves ends its workers."""
 
-def test_a_grid_ends_in_time_and_starts_what_fits(tmp_path: Path) -> None:
+        def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            if arguments[0] != "long":
+                future.set_result(function(*arguments))
+            return future
+
+        try:
+            yield Pool(submit, 2, remote=False)
+        finally:
+            left_by.append(sys.exc_info()[0])
+
+    monkeypatch.setitem(BACKENDS, "loky", endless)
     jobs = [
-        Job("long", sleeper, {"seconds": 60.0, "path": tmp_path / "long"}, seconds=1.0),  # a wrong estimate
-        Job("too long", sleeper, {"seconds": 0.0, "path": tmp_path / "too long"}, seconds=1000.0),
-        Job("short", sleeper, {"seconds": 0.0, "path": tmp_path / "short"}, seconds=1.0),
+        Job("long", dict, seconds=0.1),  # a wrong estimate
+        Job("too long", dict, seconds=1000.0),
+        Job("short", dict, {"a": 1}, seconds=0.1),
     ]
-    start = time.monotonic()
     told = []
-    outcomes = run_grid(jobs, workers=2, quiet=True, time_limit=9.0, on_outcome=lambda own: told.append(own.name))
-    assert time.monotonic() - start < 30
+    outcomes = run_grid(jobs, quiet=True, time_limit=0.5, on_outcome=lambda own: told.append(own.name))
     assert [own.state for own in outcomes] == ["left", "left", "done"]
-    assert told == ["short"]
-    assert [path.name for path in tmp_path.iterdir()] == ["short"]
+    assert (told, outcomes[2].result) == (["short"], {"a": 1})
+    assert left_by[0] is not None
 
 
 def test_the_queue_has_every_run_of_every_study_once() -> None:
@@ -71,7 +86,7 @@ def test_recorded_runs_are_what_the_queue_asks_for(planned) -> None:
     assert config == json.loads(json.dumps(planned.experiment.config()))
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     assert {"device", "versions", "date", "precision", "seconds"} <= result.keys()
-    assert {path.name for path in folder.iterdir()} <= {*KEPT, "matrix.json"}
+    assert {path.name for path in folder.iterdir()} <= set(KEPT)
 
 
 def test_the_queue_runs_what_is_missing_and_nothing_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +108,32 @@ def test_nothing_is_started_that_would_not_end_in_time(tmp_path: Path, capsys: p
     assert main(["reproduce", "queue", "--minutes", "0.01", *options]) == 0
     assert "0 runs finished, 4 left" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["queue.yaml"]
+
+
+def test_data_that_cannot_be_had_leaves_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str, root: Path | None) -> None:
+        raise RuntimeError("no internet here")
+
+    monkeypatch.setattr("structured_ensembles.paper.queue.load_data", load)
+    found = run_queue(planned_runs((0,), smoke=True), tmp_path, backend="sequential", quiet=True)
+    assert (found.new, len(found.left), found.failed) == ([], 4, {})
+    assert found.without == {"digits": "no internet here"}
+
+
+def test_runs_with_small_checkpoints_begin_whenever_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, float] = {}
+    monkeypatch.setattr("structured_ensembles.paper.queue.load_data", lambda name, root: None)
+    monkeypatch.setattr(
+        "structured_ensembles.paper.queue.run_grid",
+        lambda jobs, *_, **__: given.update({job.name: job.seconds for job in jobs}) or [],
+    )
+    planned = planned_runs((0,))
+    run_queue(planned, Path("nowhere"), minutes=25, workers=2)
+    needed = {
+        own.experiment.model: given[own.name] for own in planned if own.experiment.method in ("deep", "structured")
+    }
+    assert needed["resnet20"] == 90
+    assert 90 < needed["resnet18"] < needed["wrn28_10"]
 
 
 def test_options_that_would_change_the_queues_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

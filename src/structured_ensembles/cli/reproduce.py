@@ -112,7 +112,11 @@ def _queue(
     start = time.monotonic()
 
     def tell(outcome: Outcome) -> None:
-        news = f"{outcome.seconds:.0f} s" if outcome.state == "done" else f"failed: {outcome.error}"
+        news = (
+            f"{outcome.seconds:.0f} s"
+            if outcome.state == "done"
+            else f"failed: {(outcome.error or '').splitlines()[-1]}"
+        )
         print(f"{(time.monotonic() - start) / 60:5.1f} min  {outcome.name}: {news}", flush=True)
 
     found = run_queue(
@@ -120,5 +124,9 @@ def _queue(
         on_outcome=tell,
     )  # fmt: skip
     write_queue(planned, out)
+    for run, error in found.failed.items():
+        print(f"sens: {run} failed: {error}", file=sys.stderr)
+    for name, reason in found.without.items():
+        print(f"sens: runs on {name} are left, since it cannot be had: {reason}", file=sys.stderr)
     print(f"{len(found.new)} runs finished, {len(found.left)} left; see {out / QUEUE}")
     return 1 if found.failed else 0

@@ -20,6 +20,11 @@ ALONE = 2.3  # times as long per network where one is trained alone, bound by la
 IMAGES = {"cifar10": 1.0, "cifar100": 1.0, "svhn": 1.47, "mnist": 1.2, "tiny-imagenet": 2.0 * 4, "digits": 0.04}
 SEARCH = 10 * 9.0  # a search of ten epochs, in epochs of one network
 EARLY_STOP = 0.85  # of the recipe's epochs, where there is a patience
+PARAMETERS = {
+    "resnet20": 0.27e6, "resnet32": 0.48e6, "resnet18": 11.2e6, "vgg11": 9.8e6, "vgg16": 15.3e6, "lenet5": 0.06e6,
+    "wrn28_10": 36.5e6,
+}  # fmt: skip
+STATE = 12  # bytes of a checkpoint per parameter: weights, momentum, best weights
 CONTINUAL = {"structured": 2.0, "supsup": 2.0, "pruning": 3.0}  # passes over the data per epoch; others 1
 CONTINUAL_EPOCH = 1.1  # seconds for one epoch of half-VGG11 over all tasks of CIFAR-10
 
@@ -36,11 +41,29 @@ def minutes(experiment: Experiment | ContinualExperiment, request: Request) -> f
     epochs = recipe.epochs * (EARLY_STOP if recipe.patience else 1.0)
     light = experiment.model not in ("resnet18", "wrn28_10")
     one = epoch * (ALONE if light else 1.5)
+    small = 1.0 if light else _share(experiment) ** 0.25  # time follows activations more than parameters
     seconds = {
         "single": epochs * one,
-        "mc-dropout": epochs * one * 1.3,
+        "mc-dropout": epochs * one * 2.5,  # hooks keep it from the fused kernels
         "snapshot": experiment.members * experiment.method_arguments.get("cycle", 0) * one,
-        "batch-ensemble": epochs * experiment.members * epoch * 1.5,
-    }.get(experiment.method, epochs * experiment.members * epoch)
+        "batch-ensemble": epochs * experiment.members * epoch * 2.6,  # likewise
+    }.get(experiment.method, epochs * experiment.members * epoch * small)
     seconds += SEARCH * epoch if experiment.method == "structured" else 0.0
     return (START + seconds + (CORRUPTIONS if request.corruptions else 0.0)) / 60
+
+
+def _share(experiment: Experiment) -> float:
+    """Return the parameters of one member over those of the network."""
+    settings = experiment.method_arguments
+    return float(settings.get("memory", experiment.members * (1 - settings.get("prune", 0.0)))) / experiment.members
+
+
+def checkpoint_bytes(experiment: Experiment | ContinualExperiment) -> float:
+    """Estimate the size of the checkpoint that an unfinished run leaves."""
+    if isinstance(experiment, ContinualExperiment):
+        return 4 * 2.4e6 * 2  # the learner after a task: it begins again with the next one
+    networks = experiment.members * _share(experiment)
+    if experiment.method in ("single", "batch-ensemble", "mc-dropout"):
+        networks = 1.0
+    width = experiment.model_arguments.get("width", 1)
+    return STATE * networks * width**2 * PARAMETERS[experiment.model]

@@ -7,7 +7,7 @@ figures on the test split; weights stay where they were made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,31 +15,46 @@ from typing import Any
 import yaml
 
 from structured_ensembles.continual.experiment import ContinualExperiment
+from structured_ensembles.data import load_data
 from structured_ensembles.experiment import RULES, Request, evaluation_path, read_figures
 from structured_ensembles.files import write_text
 from structured_ensembles.grid import Job, Outcome, run_grid
+from structured_ensembles.paper.estimates import checkpoint_bytes
 from structured_ensembles.paper.reproduce import carry_out
 from structured_ensembles.paper.sections import Planned
 from structured_ensembles.runs import read_result
 from structured_ensembles.workers import Backend
 
 QUEUE = "queue.yaml"
-KEPT = ("config.yaml", "result.json", "history.csv", *(evaluation_path(Path(), rule).name for rule in RULES))
+KEPT = (
+    "config.yaml",
+    "result.json",
+    "history.csv",
+    "matrix.json",
+    *(evaluation_path(Path(), rule).name for rule in RULES),
+)
 HEADER = """\
 # All runs of the paper's studies and of the front, in the order of their value. Written by `sens reproduce queue`,
 # which takes the next unfinished ones: `sens reproduce queue --minutes 25 --workers 2` on a machine with a GPU.
 # minutes: an estimate for an H200, or what the finished run took.
 """
 TOGETHER = 0.8  # of the GPU's time that each further worker costs the others
+PORTABLE = 16 * 2**20  # bytes of a checkpoint that can travel back from a borrowed machine
+WORTH_STARTING = 90.0  # seconds: less time than that is spent on starting up
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a pass over the queue did: names of new runs, of runs that were left for another time, and failures."""
+    """What a pass over the queue did.
+
+    new, left: names of the runs that it finished, and of those that remain. failed: what went wrong, by name.
+    without: data sets that could not be had, and why.
+    """
 
     new: list[str]
     left: list[str]
     failed: dict[str, str]
+    without: dict[str, str]
 
 
 def run_queue(
@@ -56,11 +71,13 @@ def run_queue(
 ) -> Progress:
     """Carry out the next unfinished runs, several at a time, each in its folder below `out`.
 
-    minutes: when to stop. No run is begun that would not end by then; one that takes longer than its estimate is ended,
-        and goes on from its checkpoint next time.
+    minutes: when to stop. Runs that have not ended by then go on from their checkpoints next time; one whose checkpoint
+        is too large to travel is not begun unless its estimate fits.
+    Runs on data that cannot be had are left, see `missing_data`.
     """
-    waiting = [own for own in planned if not is_finished(own, out)]
-    shared = 1 + TOGETHER * ((workers or 1) - 1)
+    unfinished = [own for own in planned if not is_finished(own, out)]
+    without = missing_data({own.experiment.dataset for own in unfinished}, root)
+    waiting = [own for own in unfinished if own.experiment.dataset not in without]
     jobs = [
         Job(
             own.name,
@@ -72,7 +89,7 @@ def run_queue(
                 "root": root,
                 "device": device,
             },
-            60 * own.minutes * shared,
+            _seconds_needed(own, workers or 1),
         )
         for own in waiting
     ]
@@ -82,7 +99,26 @@ def run_queue(
     for outcome in outcomes:
         by_state[outcome.state].append(outcome)
     new, left = ([own.name for own in by_state[state]] for state in ("done", "left"))
-    return Progress(new, left, {own.name: own.error or "" for own in by_state["failed"]})
+    left += [own.name for own in unfinished if own.experiment.dataset in without]
+    return Progress(new, left, {own.name: own.error or "" for own in by_state["failed"]}, without)
+
+
+def missing_data(datasets: Collection[str], root: Path | None) -> dict[str, str]:
+    """Tell which data sets cannot be had, and why; downloads those that can, once, before several runs want them."""
+    reasons = {}
+    for name in sorted(datasets):
+        try:
+            load_data(name, root)
+        except (RuntimeError, OSError, ValueError) as error:
+            reasons[name] = str(error)
+    return reasons
+
+
+def _seconds_needed(planned: Planned, workers: int) -> float:
+    """Return how many seconds must be left for a run to be begun."""
+    if checkpoint_bytes(planned.experiment) <= PORTABLE:
+        return WORTH_STARTING
+    return 60 * planned.minutes * (1 + TOGETHER * (workers - 1))
 
 
 def is_finished(planned: Planned, out: Path) -> bool:

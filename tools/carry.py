@@ -1,0 +1,248 @@
+"""Carry the queue of runs to a machine with a GPU, and its results back.
+
+    python tools/carry.py pack cifar10 --out carry        here: code, data and unfinished runs, as files that can travel
+    python carry/carry.py run carry --minutes 25          there: works through the queue, leaves carry/back
+    python tools/carry.py unpack carry/back               here: finished runs go to results/, checkpoints too
+
+The machine needs Python, PyTorch and what `pip install structured-ensembles` would bring; if it cannot reach PyPI,
+`pack --packages jsonargparse==4.53.0 …` takes packages without compiled code along. Where only small loads pass,
+`--mib` bounds the files of data; bring all of them before `run`. Options that `run` does not know go to
+`sens reproduce queue`. `run --mps` starts NVIDIA's Multi-Process Service, so that runs side by side share the GPU: two
+fleets of five ResNet20s took 1.72 s per epoch each, 2.00 s without it, one alone 0.92 s (H200).
+
+Images travel as lossless WebP, at about half their size. What comes back: the configuration, results, history and
+figures of finished runs in one small archive, and unfinished runs of up to 16 MiB, which go on from their checkpoints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MIB = 2**20
+TALLEST = 16_000  # pixels of a WebP image
+CHECKPOINT = 16 * MIB
+PACKAGES = "packages.tar.gz"
+CODE = "code.tar.gz"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    pack = commands.add_parser("pack", help="make the folder that travels")
+    pack.add_argument("datasets", nargs="*", help="data sets by name")
+    pack.add_argument("--root", type=Path, help="where data sets are kept")
+    pack.add_argument("--out", type=Path, default=ROOT / "build" / "carry")
+    pack.add_argument("--mib", type=float, default=56, help="the largest file of data")
+    pack.add_argument("--packages", nargs="*", default=[], help="packages that the machine lacks")
+    pack.set_defaults(command=pack_all)
+    run = commands.add_parser("run", help="on the machine with the GPU")
+    run.add_argument("folder", type=Path, help="what `pack` made")
+    run.add_argument("--minutes", type=float, default=25)
+    run.add_argument("--workers", type=int, default=2)
+    run.add_argument("--mps", action="store_true", help="share the GPU through NVIDIA's Multi-Process Service")
+    run.add_argument("--work", type=Path, default=Path("/tmp/structured-ensembles"), help="where to unpack and train")
+    run.add_argument("--back", type=Path, help="where to leave what comes back; by default FOLDER/back")
+    run.set_defaults(command=run_there)
+    unpack = commands.add_parser("unpack", help="take in what came back")
+    unpack.add_argument("back", type=Path)
+    unpack.set_defaults(command=unpack_back)
+    arguments, arguments.options = parser.parse_known_args()
+    if arguments.options and arguments.command is not run_there:
+        parser.error(f"unrecognized arguments: {' '.join(arguments.options)}")
+    arguments.command(arguments)
+
+
+# Here -----------------------------------------------------------------------------------------------------------------
+
+
+def pack_all(arguments: argparse.Namespace) -> None:
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copy(__file__, out / "carry.py")
+    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+    with tarfile.open(out / CODE, "w:gz") as archive:
+        for name in files.stdout.decode().splitlines():
+            if name.startswith(("src/", "results/")):
+                archive.add(ROOT / name, name)
+        for checkpoint in (ROOT / "results").rglob("checkpoint*.safetensors"):
+            archive.add(checkpoint, checkpoint.relative_to(ROOT).as_posix())
+    if arguments.packages:
+        target = out / "packages"
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
+        subprocess.run([*pip, *arguments.packages], check=True)
+        with tarfile.open(out / PACKAGES, "w:gz") as archive:
+            archive.add(target, "packages")
+        shutil.rmtree(target)
+    for name in arguments.datasets:
+        pack_data(name, arguments.root, out, int(arguments.mib * MIB))
+    for path in sorted(out.iterdir()):
+        print(f"{path.stat().st_size / MIB:7.1f} MiB  {path}")
+
+
+def pack_data(name: str, root: Path | None, out: Path, limit: int) -> None:
+    """Write a cached data set as files NAME.0.part, NAME.1.part, … of at most `limit` bytes."""
+    from safetensors import safe_open
+
+    from structured_ensembles.data.cache import cache_path
+    from structured_ensembles.data.sources import data_folder
+
+    with safe_open(cache_path(data_folder(root), name), framework="np") as file:
+        metadata = file.metadata()
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    blocks: dict[str, tuple[str, bytes]] = {}
+    shapes = {}
+    for key, tensor in tensors.items():
+        shapes[key] = (str(tensor.dtype), list(tensor.shape))
+        coloured = tensor.ndim == 4 and tensor.shape[1] == 3
+        many = max(1, TALLEST // tensor.shape[2]) if coloured else len(tensor)
+        pieces = [tensor[first : first + many] for first in range(0, len(tensor), many)]
+        with ThreadPoolExecutor() as pool:
+            encoded = pool.map(webp_of if coloured else lambda own: own.tobytes(), pieces)
+        for number, block in enumerate(encoded):
+            blocks[f"{key}/{number:05}"] = ("webp" if coloured else "raw", block)
+    parts: list[list[str]] = [[]]
+    size = 0
+    for block_name, (_, block) in blocks.items():
+        if size + len(block) > limit and parts[-1]:
+            parts.append([])
+            size = 0
+        parts[-1].append(block_name)
+        size += len(block)
+    for number, names in enumerate(parts):
+        described = {
+            "metadata": metadata, "shapes": shapes, "parts": len(parts),
+            "blocks": [(own, blocks[own][0], len(blocks[own][1])) for own in names],
+        }  # fmt: skip
+        header = json.dumps(described).encode()
+        body = b"".join(blocks[own][1] for own in names)
+        (out / f"{name}.{number}.part").write_bytes(len(header).to_bytes(8, "little") + header + body)
+
+
+def webp_of(images) -> bytes:
+    """Images uint8 (n, 3, height, width), one above the other in one lossless picture."""
+    from PIL import Image
+
+    picture = images.transpose(0, 2, 3, 1).reshape(-1, images.shape[3], 3)
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "WEBP", lossless=True, quality=40, method=4, exact=True)
+    return buffer.getvalue()
+
+
+def unpack_back(arguments: argparse.Namespace) -> None:
+    from structured_ensembles.paper.queue import write_queue
+    from structured_ensembles.paper.sections import planned_runs
+
+    for path in sorted(arguments.back.glob("*.tar.gz")):
+        with tarfile.open(path) as archive:
+            archive.extractall(ROOT / "results", filter="data")
+            print(*(name for name in archive.getnames() if name.endswith(("result.json", "safetensors"))), sep="\n")
+    write_queue(planned_runs(), ROOT / "results")
+    print("see results/queue.yaml; then: sens report results/ --docs, and commit")
+
+
+# There ----------------------------------------------------------------------------------------------------------------
+
+
+def run_there(arguments: argparse.Namespace) -> None:
+    work, folder = arguments.work.resolve(), arguments.folder.resolve()
+    back = (arguments.back or folder / "back").resolve()
+    for name in (CODE, PACKAGES):
+        if (folder / name).exists():
+            with tarfile.open(folder / name) as archive:
+                archive.extractall(work, filter="data")
+    path = [str(work / "src"), str(work / "packages"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
+    sys.path[:0] = path[:2]
+    for first in folder.glob("*.0.part"):
+        unpack_data(first.name.removesuffix(".0.part"), folder, work / "data")
+    if arguments.mps:
+        environment |= {"CUDA_MPS_PIPE_DIRECTORY": str(work / "mps"), "CUDA_MPS_LOG_DIRECTORY": str(work / "mps-log")}
+        for name in ("mps", "mps-log"):
+            (work / name).mkdir(exist_ok=True)
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True)
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "structured_ensembles", "reproduce", "queue", "--out", str(work / "results"),
+             "--root", str(work / "data"), "--workers", str(arguments.workers), "--minutes", str(arguments.minutes),
+             "--quiet", *arguments.options],
+            env=environment,
+            check=False,  # a run that failed leaves the others
+        )  # fmt: skip
+    finally:
+        if arguments.mps:
+            subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", env=environment, check=False)
+        pack_back(work / "results", back)
+
+
+def unpack_data(name: str, folder: Path, out: Path) -> None:
+    """Write the data set of NAME.*.part as a cached one, unless it is there."""
+    import numpy as np
+    from PIL import Image
+    from safetensors.numpy import save_file
+
+    if (out / f"{name}.safetensors").exists():
+        return
+    blocks: dict[str, tuple[str, bytes]] = {}
+    described: dict = {}
+    parts = sorted(folder.glob(f"{name}.*.part"))
+    for part in parts:
+        content = part.read_bytes()
+        first = 8 + int.from_bytes(content[:8], "little")
+        described = json.loads(content[8:first])
+        for block_name, kind, size in described["blocks"]:
+            blocks[block_name] = (kind, content[first : first + size])
+            first += size
+    if len(parts) != described["parts"]:
+        sys.exit(f"{folder} has {len(parts)} of the {described['parts']} files of {name}: bring the others too")
+
+    def decoded(block: tuple[str, bytes], kind: str, shape: list[int]):
+        if block[0] == "raw":
+            return np.frombuffer(block[1], kind).reshape(-1, *shape[1:])
+        picture = np.asarray(Image.open(io.BytesIO(block[1])).convert("RGB"))
+        return picture.reshape(-1, shape[2], shape[3], 3).transpose(0, 3, 1, 2)
+
+    tensors = {}
+    for key, (kind, shape) in described["shapes"].items():
+        own = [blocks[block_name] for block_name in sorted(blocks) if block_name.startswith(f"{key}/")]
+        with ThreadPoolExecutor() as pool:
+            pieces = list(pool.map(lambda block, kind=kind, shape=shape: decoded(block, kind, shape), own))
+        tensors[key] = np.ascontiguousarray(np.concatenate(pieces))
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, out / f"{name}.safetensors", metadata=described["metadata"])
+
+
+def pack_back(results: Path, back: Path) -> None:
+    """Leave what is small of the finished runs in one archive, and each checkpoint of the unfinished in another."""
+    from structured_ensembles.paper.queue import KEPT
+
+    shutil.rmtree(back, ignore_errors=True)
+    back.mkdir(parents=True)
+    runs = [path.parent for path in sorted(results.glob("*/*/config.yaml"))]
+    with tarfile.open(back / "results.tar.gz", "w:gz") as archive:
+        for run in runs:
+            for name in KEPT if (run / "result.json").exists() else ():
+                if (run / name).exists():
+                    archive.add(run / name, (run / name).relative_to(results).as_posix())
+    unfinished = [run for run in runs if not (run / "result.json").exists()]
+    for number, run in enumerate(unfinished):
+        kept = [path for path in run.iterdir() if path.suffix in (".safetensors", ".json", ".yaml")]
+        if sum(path.stat().st_size for path in kept) <= CHECKPOINT:
+            with tarfile.open(back / f"unfinished-{number}.tar.gz", "w:gz") as archive:
+                for path in kept:
+                    archive.add(path, path.relative_to(results).as_posix())
+    for path in sorted(back.iterdir()):
+        print(f"{path.stat().st_size / MIB:7.1f} MiB  {path}")
+
+
+if __name__ == "__main__":
+    main()
