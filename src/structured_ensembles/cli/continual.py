@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from structured_ensembles.cli.hints import next_steps
 from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.tables import text_table
@@ -75,6 +76,7 @@ def continual(
         print(f"{folder} is done already")
     show(method, done)
     print(f"\n{done['seconds']:.0f} s; see {folder}")
+    print(next_steps(("report",), folder))
     return 0
 
 
