@@ -114,7 +114,7 @@ def test_a_factory_that_a_file_could_not_call_is_refused(function: str, argument
 
 
 def test_what_is_no_factory_is_refused() -> None:
-    with pytest.raises(TypeError, match="gave a int, not a torch.nn.Module"):
+    with pytest.raises(TypeError, match=r"gave a int, not a torch.nn.Module"):
         se.from_factory("test_origin:no_network")
     with pytest.raises(TypeError, match=r"function must be a str"):
         se.from_factory(custom)
@@ -163,10 +163,9 @@ def test_a_model_of_another_shape_is_refused(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "own"
     ensemble.save(path)
     expected = ensemble(X)
-    for name, settings in OTHERS.items():
+    for settings in OTHERS.values():
         with pytest.raises(se.ArtifactError, match=r"has the shape \(.*\) in the given model, and must have \("):
             se.Ensemble.load(path, model=custom(**settings))
-            pytest.fail(f"a model with {name} was taken")
     for model in (custom(6), *ensemble.members):
         assert torch.equal(se.Ensemble.load(path, model=model)(X), expected)
 
