@@ -45,7 +45,13 @@ def build_model(name: str, /, **arguments: Any) -> nn.Module:
     except TypeError as error:
         takes = ", ".join(inspect.signature(function).parameters)
         raise ValueError(f"model {name!r} takes the arguments {takes}: {error}") from error
-    model = function(**arguments)
+    if ":" in name:
+        model = function(**arguments)
+    else:
+        try:
+            model = function(**arguments)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ValueError(f"model {name!r} cannot be made with {arguments}: {error}") from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"model {name!r} gave a {type(model).__name__}, not a torch.nn.Module")
     setattr(model, ATTRIBUTE, Origin(name, dict(arguments)))

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from structured_ensembles.cli.hints import next_steps
 from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
 from structured_ensembles.continual.matrix import AccuracyMatrix
+from structured_ensembles.records import check_continual
 from structured_ensembles.tables import text_table
 
 
@@ -73,6 +74,7 @@ def continual(
     )
     done, new = run_continual(experiment, folder, root=root, device=device, quiet=quiet)
     if not new:
+        check_continual(done)
         print(f"{folder} is done already")
     show(method, done)
     print(f"\n{done['seconds']:.0f} s; see {folder}")

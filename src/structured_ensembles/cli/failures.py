@@ -23,7 +23,7 @@ import yaml
 from safetensors import SafetensorError
 
 import structured_ensembles
-from structured_ensembles.cli.printing import printable
+from structured_ensembles.cli.printing import printable_lines
 
 REFUSED, UNEXPECTED, STOPPED, PIPE_CLOSED = 2, 70, 130, 141  # exit codes; 70 is EX_SOFTWARE of sysexits.h
 RESUMED = ("train", "continual", "reproduce")  # commands that go on where they were stopped
@@ -98,7 +98,7 @@ def _goes_on(words: Sequence[str]) -> str:
 
 
 def _refuse(sentence: str, code: int) -> int:
-    print(f"sens: {printable(sentence)}", file=sys.stderr)
+    print(f"sens: {printable_lines(sentence)}", file=sys.stderr)
     return code
 
 
@@ -109,7 +109,7 @@ def _apologise(error: Exception, words: Sequence[str]) -> int:
     machine = f"Python {platform.python_version()}, {platform.platform()}"
     text = f"{shlex.join(['sens', *words])}\n{versions}, {machine}\n\n{told}"
     first = f"{type(error).__name__}: {error}"
-    print(f"sens: sorry, this should not have happened: {printable(first)}", file=sys.stderr)
+    print(f"sens: sorry, this should not have happened: {printable_lines(first)}", file=sys.stderr)
     try:
         with tempfile.NamedTemporaryFile("w", prefix="sens-", suffix=".txt", delete=False, encoding="utf-8") as file:
             file.write(text)

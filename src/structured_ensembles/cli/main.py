@@ -18,7 +18,7 @@ from structured_ensembles.cli.evaluate import evaluate
 from structured_ensembles.cli.failures import run_guarded
 from structured_ensembles.cli.lists import datasets, models
 from structured_ensembles.cli.predict import predict
-from structured_ensembles.cli.printing import printable
+from structured_ensembles.cli.printing import printable_lines
 from structured_ensembles.cli.report import report
 from structured_ensembles.cli.reproduce import reproduce
 from structured_ensembles.cli.train import train
@@ -107,4 +107,4 @@ def _plain_output() -> Iterator[None]:
 
 
 def _show_warning(message: Any, *_: Any) -> None:
-    print(f"sens: {printable(str(message))}", file=sys.stderr)
+    print(f"sens: {printable_lines(str(message))}", file=sys.stderr)

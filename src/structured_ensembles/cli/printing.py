@@ -24,5 +24,10 @@ def shown(name: str, value: float | None) -> str:
 
 
 def printable(text: str) -> str:
-    """Write out control characters: a name from a file must not move the cursor or colour the terminal."""
-    return "".join(own if own.isprintable() or own == "\n" else repr(own)[1:-1] for own in text)
+    """Write out control characters: a name from a file must not move the cursor, colour the terminal or add lines."""
+    return "".join(own if own.isprintable() else repr(own)[1:-1] for own in text)
+
+
+def printable_lines(text: str) -> str:
+    """As `printable`, of a message that may have several lines."""
+    return "\n".join(map(printable, text.splitlines()))
