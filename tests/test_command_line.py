@@ -156,18 +156,6 @@ def mine(folder: Path, name: str) -> None:
     (folder / f"layers_of_{name}.py").write_text("from torch.nn import Linear as Block\n")
 
 
-def test_own_code_of_the_current_folder_is_found_where_the_command_line_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine(tmp_path, "mine_named")
-    monkeypatch.chdir(tmp_path)
-    before = list(sys.path)
-    own = ["--model", "mine_named:net", "--dataset=mine_named:data", "--method", "single"]
-    assert main(["train", "--out", "run", *QUICK[2:], *own]) == 0
-    assert sys.path == before
-    assert yaml.safe_load(Path("run/config.yaml").read_text())["model"] == "mine_named:net"
-
-
 def test_own_code_of_the_current_folder_is_not_found_where_a_file_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,15 +187,17 @@ def hints(shown: str) -> list[str]:
     return [line.strip() for line in shown.partition("Next:\n")[2].splitlines()]
 
 
-def test_the_proposed_commands_work_as_printed(
+def test_own_code_of_the_current_folder_is_found_and_the_proposed_commands_work_as_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine(tmp_path, "mine_hinted")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    own = ["--model", "mine_hinted:net", "--dataset", "mine_hinted:data", "--method", "single"]
+    before = list(sys.path)
+    own = ["--model", "mine_hinted:net", "--dataset=mine_hinted:data", "--method", "single"]
     folder = "runs of today/it's own"
     assert main(["train", "--out", folder, *QUICK[2:], *own]) == 0
+    assert sys.path == before
     evaluate, report = hints(capsys.readouterr().out)
     assert "evaluate" in evaluate
     assert "report" in report
@@ -227,7 +217,10 @@ def test_the_proposed_commands_of_plain_runs_have_nothing_to_spare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    assert main(["train", "--out", str(tmp_path / "a"), *QUICK, "--root", str(tmp_path / "my data")]) == 0
+    assert (
+        main(["train", "--out", str(tmp_path / "a"), *QUICK, "--method", "single", "--root", str(tmp_path / "my data")])
+        == 0
+    )
     found = hints(capsys.readouterr().out)
     assert found == [f"sens {name} {tmp_path}/a --root '{tmp_path}/my data'" for name in ("evaluate", "report")]
     assert main(found[0].replace("'", "").replace("my data", "my").split()[1:]) == 0

@@ -36,10 +36,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """List the paths to every value in nested dicts and lists; of long lists, to the first few."""
-    keys = (
-        list(value) if isinstance(value, dict) else list(range(min(len(value), 3))) if isinstance(value, list) else []
-    )
-    for key in keys:
+    few = range(min(len(value), 3)) if isinstance(value, list) else ()
+    for key in value if isinstance(value, dict) else few:
         yield (*path, key)
         yield from places(value[key], (*path, key))
 
@@ -78,7 +76,7 @@ def test_whatever_stands_in_a_file_it_is_read_or_said_to_be_damaged(
     whole = yaml.safe_load(text) if name.endswith("yaml") else json.loads(text)
     wrongs = [(place, new) for place in places(whole) for new in (..., *WRONG)]
     damaged = 0
-    for place, new in random.Random(0).sample(wrongs, min(len(wrongs), 250)):
+    for place, new in random.Random(0).sample(wrongs, min(len(wrongs), 100)):
         other = changed(whole, place, new)
         path.write_text(yaml.safe_dump(other) if name.endswith("yaml") else json.dumps(other))
         try:
@@ -90,23 +88,20 @@ def test_whatever_stands_in_a_file_it_is_read_or_said_to_be_damaged(
         except ValueError as error:
             assert "is damaged" in str(error), (place, new)  # noqa: PT017
             damaged += 1
-    assert damaged > len(wrongs[:250]) / 10  # or nothing was checked
+    assert damaged > len(wrongs[:100]) / 10  # or nothing was checked
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "place", "new"),
     [
         ("train", "result.json", ("seconds",), ...),
-        ("train", "result.json", ("date",), 7),
         ("train", "result.json", ("figures", "cls/accuracy"), "high"),
         ("train", "config.yaml", ("method_arguments",), [1]),
         ("train", "config.yaml", ("model_arguments",), {"num_classes": "many"}),
         ("train", "evaluation-test-mean.json", ("figures", "size/members"), 1e12),
         ("train", "subnets.json", (0, 0, "kept", 0), 10**6),
-        ("train", "subnets.json", (0, 0, "size"), 10**12),
         ("continual", "result.json", ("matrix", "rows"), [[0.5], [1]]),
         ("continual", "result.json", ("memory",), ...),
-        ("continual", "result.json", ("capacity", "taken"), {}),
     ],
 )
 def test_a_damaged_file_is_a_sentence_on_the_command_line(
@@ -137,14 +132,12 @@ def test_a_damaged_history_is_said(runs: dict[str, Path], tmp_path: Path) -> Non
     path = tmp_path / "history.csv"
     path.write_text(whole)
     assert len(_history(path)) == 4
-    for old, new in (
-        ("epoch,", "epoche,"),
-        ("\n0,", "\nzero,"),
-        ("\n0,", "\n,"),
-        ("\n0,", "\n1e999,"),
-        ("\n0,", "\n0,1,"),
-    ):
-        path.write_text(whole.replace(old, new, 1))
+    for row in ("zero,", ",", "1e999,", "0.5,", "0,1,"):
+        path.write_text(whole.replace("\n0,", "\n" + row, 1))
+        with pytest.raises(ValueError, match="is damaged"):
+            _history(path)
+    for header in ("epoche,", "epoch,epoch,", ""):
+        path.write_text(whole.replace("epoch,", header, 1))
         with pytest.raises(ValueError, match="is damaged"):
             _history(path)
 
@@ -156,7 +149,7 @@ def test_damaged_samples_are_left_out(runs: dict[str, Path], tmp_path: Path) -> 
     assert read_samples(tmp_path).keys() == whole.keys()
     entropy = whole["entropy"]
     for name, tensor in (
-        ("entropy", None), ("entropy", entropy[:3].clone()), ("entropy", entropy / 0), ("entropy", entropy[None].clone()),
+        ("entropy", None), ("entropy", entropy[:3].clone()), ("entropy", entropy / 0), ("entropy", entropy[None] + 0),
         ("correct", whole["correct"].float()), ("disagreement", torch.zeros(2)), ("disagreement", torch.zeros(2, 3)),
         ("confidence", torch.tensor(1.0)),
     ):  # fmt: skip

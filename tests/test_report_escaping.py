@@ -47,8 +47,8 @@ def test_any_text_is_one_line_of_plain_markdown(text: str) -> None:
     found = literal(text)
     assert len(found.splitlines()) <= 1
     assert found.isprintable() or not found
-    bare = re.sub(r"\\[!-/:-@\[-`{-~]", "", found)  # what is left after escapes
-    assert not re.search(r"[`*\[\]|<>~$]|://|www\.|\B_\w|@[A-Za-z]", bare)
+    bare = re.sub(r"\\[!-/:-@\[-`{-~]", " ", found)  # what is left after escapes
+    assert not re.search(r"[`*\[\]|<>~$]|://|www\.|(^|[\W_])_|_($|[\W_])|@[A-Za-z]", bare)
     assert not re.search(r"&(?!(amp|lt|gt|#\d+);)", bare)
     if text.isprintable():
         assert shown_by_markdown(found) == " ".join(text.split())
@@ -121,13 +121,14 @@ def test_a_report_shows_names_from_files_and_does_nothing_else_with_them(
     kind: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "deep" / "down"
-    folders = [forged(runs[kind], folder / f"run{number}", text) for number, text in enumerate(NASTY)]
-    outside = {path for path in tmp_path.rglob("*")}
+    texts = [" ".join(NASTY[first : first + 4]) for first in range(0, len(NASTY), 4)]
+    folders = [forged(runs[kind], folder / f"run{number}", text) for number, text in enumerate(texts)]
+    outside = set(tmp_path.rglob("*"))
     out = folder / "report"
     assert main(["report", *map(str, folders), "--out", str(out), "--measure", "false"]) == 0
     shown = capsys.readouterr().out
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", shown)
-    new = {path for path in tmp_path.rglob("*")} - outside
+    new = set(tmp_path.rglob("*")) - outside
     assert all(out in (path, *path.parents) for path in new)
     plain = Page((out / "report.html").read_text(encoding="utf-8"))
     assert not plain.tags & {"script", "img", "a", "iframe", "b"}
@@ -145,7 +146,7 @@ def test_a_report_shows_names_from_files_and_does_nothing_else_with_them(
 
 
 def test_a_report_of_continual_runs_keeps_every_figure_apart(runs: dict[str, Path], tmp_path: Path) -> None:
-    names = ["my/method", "my:method", "my method", "my*method"]
+    names = ["my method", "my*method"]
     folders = []
     for number, name in enumerate(names):
         folders.append(tmp_path / f"run{number}")
