@@ -21,6 +21,7 @@ from structured_ensembles.ensemble import Ensemble, Uncertainty
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.extraction import extract
 from structured_ensembles.gaussian import Gaussians, gaussian_nll
+from structured_ensembles.models import from_factory
 from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Scales
 from structured_ensembles.search import learn_scales
@@ -48,6 +49,7 @@ __all__ = [
     "evaluate",
     "evaluation",
     "extract",
+    "from_factory",
     "gaussian_nll",
     "learn_scales",
     "load_corrupted",

@@ -23,6 +23,7 @@ from structured_ensembles.data.kinds import normalization_from_json
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
+from structured_ensembles.origin import check_shapes, distinct_bases, read_bases, restore_base, warn_if_unnamed
 from structured_ensembles.selection import Subnet
 from structured_ensembles.shrinking import set_sizes
 from structured_ensembles.units import Units
@@ -48,6 +49,7 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
     """
     if dtype not in get_args(Storage):
         raise ValueError(f"dtype must be one of {', '.join(get_args(Storage))}, not {dtype!r}")
+    warn_if_unnamed(ensemble.members[0], "model")
     tensors: dict[str, Tensor] = {}
     for index, network in enumerate(ensemble.members):
         vectors = getattr(network, "member_vectors", ())
@@ -68,6 +70,7 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
         "id_limit": ensemble.id_limit,
         "target_shape": ensemble.target_shape,
         "subnets": None if ensemble.subnets is None else [json.loads(net.to_json()) for net in ensemble.subnets],
+        "base_shapes": distinct_bases(ensemble.members),
         "storage": dtype,
         "torch": torch.__version__,
     }
@@ -102,10 +105,14 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
     try:
         subnets, moments = structure["subnets"], structure["normalization"]
         conversions = structure.get("conversions") or [None] * structure["members"]
-        networks = [
-            _member(_converted(base, conversion), _of_member(tensors, index))
-            for index, conversion in zip(range(structure["members"]), conversions, strict=True)
-        ]
+        converted = [_converted(base, conversion) for conversion in conversions]
+        own = [_of_member(tensors, index) for index in range(structure["members"])]
+        networks = [_member(network, given) for network, given in zip(converted, own, strict=True)]
+        bases = read_bases(structure.get("base_shapes"))
+        for network, source in zip(networks, converted, strict=True):
+            if model is not None:
+                check_shapes(source, own, bases)
+            restore_base(network, source, bases)
         ensemble = Ensemble(
             networks,
             subnets=None if subnets is None else [Subnet.from_json(json.dumps(subnet)) for subnet in subnets],
@@ -146,8 +153,12 @@ def _calibration(path: Path, structure: Mapping[str, Any]) -> Calibration:
 
 
 def _base(path: Path, structure: Mapping[str, Any], trust_code: bool) -> nn.Module:
+    named = structure["model"]
+    if named is not None and ":" in named["name"]:  # code that may compute with what it makes: no meta tensors for it
+        with torch.random.fork_rng(devices=[]):
+            return build_named(path, named, trust_code)
     with torch.device("meta"):  # only its structure is needed
-        return build_named(path, structure["model"], trust_code)
+        return build_named(path, named, trust_code)
 
 
 def _converted(base: nn.Module, conversion: Mapping[str, Any] | None) -> nn.Module:

@@ -32,6 +32,7 @@ from structured_ensembles.files import write_tensors, write_text
 from structured_ensembles.methods import METHODS
 from structured_ensembles.models import build_model, find_function
 from structured_ensembles.parallel import gather, rank
+from structured_ensembles.records import check_figures
 from structured_ensembles.runs import (
     SAMPLES,
     close_run,
@@ -284,7 +285,7 @@ def base_network(config: Mapping[str, Any], data: Data, trust_code: bool = False
     name = config["model"]
     if ":" in name and not trust_code:
         return None
-    arguments = fitting_arguments(name, data, config["model_arguments"])
+    arguments = fitting_arguments(name, data, config.get("model_arguments", {}))
     with torch.device("meta"):  # only its size is needed
         return build_model(name, **arguments)
 
@@ -294,8 +295,8 @@ def read_figures(path: Path) -> dict[str, float]:
     if not path.exists():
         return {}
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["figures"])
-    except (ValueError, KeyError, TypeError) as error:
+        return check_figures(json.loads(path.read_text(encoding="utf-8"))["figures"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it, and evaluate again") from error
 
 

@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
 from structured_ensembles import zoo
+from structured_ensembles.checks import check_type
 from structured_ensembles.origin import ATTRIBUTE, Origin
 
 
-def build_model(name: str, **arguments: Any) -> nn.Module:
+def from_factory(function: str, /, **arguments: Any) -> nn.Module:
+    """Make a network by calling `package.module:function` with the arguments, and let files of it record both.
+
+    `Ensemble.load(path, trust_code=True)` then makes the network again, wherever the function can be imported; without
+    it, the file would need `model=`. The arguments must be what JSON has: numbers, strings, lists, dicts.
+    """
+    check_type("function", function, str, 'such as "package.module:function"')
+    module, colon, name = function.partition(":")
+    if not (module and colon and name) or module == "__main__":
+        raise ValueError(
+            "function must be 'package.module:function', and other programs must be able to import it, not "
+            f"{function!r}"
+        )
+    try:
+        kept = json.loads(json.dumps(arguments))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"arguments of {function} must be what a file can record as JSON: {error}") from error
+    if kept != arguments:
+        raise ValueError(f"arguments of {function} must be what a file can record as JSON, such as {kept}")
+    return build_model(function, **arguments)
+
+
+def build_model(name: str, /, **arguments: Any) -> nn.Module:
     """Make a network by name, such as `build_model("resnet20", num_classes=10)`; it remembers how it was made."""
     function = find_model(name)
     try:
@@ -21,7 +45,13 @@ def build_model(name: str, **arguments: Any) -> nn.Module:
     except TypeError as error:
         takes = ", ".join(inspect.signature(function).parameters)
         raise ValueError(f"model {name!r} takes the arguments {takes}: {error}") from error
-    model = function(**arguments)
+    if ":" in name:
+        model = function(**arguments)
+    else:
+        try:
+            model = function(**arguments)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ValueError(f"model {name!r} cannot be made with {arguments}: {error}") from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"model {name!r} gave a {type(model).__name__}, not a torch.nn.Module")
     setattr(model, ATTRIBUTE, Origin(name, dict(arguments)))
@@ -43,8 +73,9 @@ def find_function(kind: str, name: str, known: Mapping[str, Callable[..., Any]])
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{kind} {name!r} cannot be imported: {error}") from error
+    except Exception as error:  # the module runs when it is imported, and may raise anything
+        told = error if isinstance(error, ImportError | AttributeError | ValueError) else repr(error)
+        raise ValueError(f"{kind} {name!r} cannot be imported: {told}") from error
     if not callable(found):
         raise ValueError(f"{kind} {name!r} is not a function")
     return found  # type: ignore[no-any-return]

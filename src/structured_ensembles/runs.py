@@ -26,6 +26,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.files import write_text
+from structured_ensembles.records import check_config, check_result, check_samples
 
 SAMPLES = "samples.safetensors"  # what figures of single samples need, see `measure_experiment`
 KEYS = ("dataset", "model", "method", "seed")  # of every configuration
@@ -64,10 +65,9 @@ def read_result(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is not done yet: it has no result.json; the command that began it goes on with it")
     try:
         found = dict(json.loads(path.read_text(encoding="utf-8")))
-        if "figures" not in found:
-            raise ValueError("it has no figures")
+        check_result(found)
         return found
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}; delete it and give the command again") from error
 
 
@@ -77,8 +77,10 @@ def read_samples(folder: Path) -> dict[str, Tensor]:
     if not path.exists():
         return {}
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
+        samples = load_file(path)
+        check_samples(samples)
+        return samples
+    except (OSError, SafetensorError, ValueError, TypeError, IndexError) as error:
         warnings.warn(f"{path} is damaged ({error}): what it tells is left out, or measured again", stacklevel=2)
         return {}
 
@@ -150,9 +152,13 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is not a run folder: it has no config.yaml")
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:  # PyYAML's are of any kind
         raise ValueError(f"{path} is damaged: {error}") from error
     missing = [key for key in KEYS if not isinstance(config, dict) or key not in config]
     if missing:
         raise ValueError(f"{path} is damaged: it says nothing of {', '.join(missing)}")
+    try:
+        check_config(config)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
     return config  # type: ignore[no-any-return]

@@ -56,7 +56,7 @@ class Subnet:
             return cls(
                 tuple((str(row["group"]), int(row["size"]), tuple(map(int, row["kept"]))) for row in json.loads(text))
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"this is not the JSON of a Subnet: {error!r}") from error
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.copying import Replace, copy_with
+from structured_ensembles.origin import remember_base
 
 
 class Span(NamedTuple):
@@ -53,7 +54,9 @@ def shrink(model: nn.Module, axes: Mapping[str, Sequence[Axis]], kept: Kept) -> 
         # Slicing may leave another order of strides than the original's, channels-last among them.
         return result.contiguous(memory_format=_memory_format(tensor))
 
-    return _copy_of_other_size(model, sliced)
+    small = _copy_of_other_size(model, sliced)
+    remember_base(small, model)
+    return small
 
 
 def resize(model: nn.Module, axes: Mapping[str, Sequence[Axis]], counts: Mapping[str, int]) -> nn.Module:

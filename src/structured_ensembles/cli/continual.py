@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from structured_ensembles.cli.hints import next_steps
 from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
 from structured_ensembles.continual.matrix import AccuracyMatrix
+from structured_ensembles.records import check_continual
 from structured_ensembles.tables import text_table
 
 
@@ -72,9 +74,11 @@ def continual(
     )
     done, new = run_continual(experiment, folder, root=root, device=device, quiet=quiet)
     if not new:
+        check_continual(done)
         print(f"{folder} is done already")
     show(method, done)
     print(f"\n{done['seconds']:.0f} s; see {folder}")
+    print(next_steps(("report",), folder))
     return 0
 
 

@@ -62,7 +62,7 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0, epochs: int = EPOCHS) -> 
     )
     page = write_page(out / "report.html", data, graph, outcomes)
     print(f"\nDone in {time.perf_counter() - start:.0f} s. Look at {page}")
-    print("Next: sens train --help (your own network and data), sens models, sens datasets")
+    print("Next, for your own network and data:\n  sens train --help\n  sens models\n  sens datasets")
     return 0
 
 

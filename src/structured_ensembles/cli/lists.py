@@ -22,8 +22,8 @@ def models() -> int:
             count = sum(parameter.numel() for parameter in function(**required).parameters())
         rows.append((name, f"{count:,}", str(inspect.signature(function)).partition(" ->")[0]))
     print(text_table(("model", "parameters", "arguments"), rows))
-    print("\nYour own: --model package.module:function, a function that returns a torch.nn.Module;")
-    print("its arguments go into --model_arguments, such as '{\"width\": 2}'.")
+    print("\nYour own: --model package.module:function, a function that returns a torch.nn.Module, installed or")
+    print("in a file of the current folder; its arguments go into --model-arguments, such as '{\"width\": 2}'.")
     return 0
 
 

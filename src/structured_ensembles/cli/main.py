@@ -5,16 +5,20 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentParser
 
+from structured_ensembles.cli.command_line import check_code, current_folder_for, settled_words
 from structured_ensembles.cli.continual import continual
 from structured_ensembles.cli.demo import demo
 from structured_ensembles.cli.evaluate import evaluate
+from structured_ensembles.cli.failures import run_guarded
 from structured_ensembles.cli.lists import datasets, models
 from structured_ensembles.cli.predict import predict
+from structured_ensembles.cli.printing import printable_lines
 from structured_ensembles.cli.report import report
 from structured_ensembles.cli.reproduce import reproduce
 from structured_ensembles.cli.train import train
@@ -33,52 +37,43 @@ COMMANDS: dict[str, Callable[..., int]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code. What a user did wrong becomes a sentence, not a traceback."""
-    try:
-        chosen = _parser().parse_args(_with_values(sys.argv[1:] if arguments is None else arguments))
-    except UnicodeDecodeError as error:
-        print(f"sens: --config must be a YAML file, which is text: {error}", file=sys.stderr)
-        return 2
+    """Run a command; returns its exit code. A failure becomes a sentence, not a traceback."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with _plain_output():
+        return run_guarded(lambda: _run(words), words)
+
+
+def _run(words: Sequence[str]) -> int:
+    """Parse a command line and run its command."""
+    settled = settled_words(words, COMMANDS)
+    chosen = _parser().parse_args(settled)
     name = chosen["subcommand"]
     options = chosen[name].as_dict()
     options.pop("config", None)
-    warnings.showwarning = _show_warning  # type: ignore[assignment]
-    try:
+    check_code(options, words, options["trust_code"])
+    if "trust_code" not in inspect.signature(COMMANDS[name]).parameters:
+        del options["trust_code"]
+    with current_folder_for(options, words):
         return COMMANDS[name](**options)
-    except KeyboardInterrupt:
-        goes_on = "" if name == "demo" else "; the same command goes on from here"
-        print(f"sens: stopped{goes_on}", file=sys.stderr)
-        return 130
-    except (ValueError, TypeError, OSError, RuntimeError, FloatingPointError) as error:
-        print(f"sens: {error}", file=sys.stderr)
-        return 2
-
-
-def _with_values(arguments: Sequence[str]) -> list[str]:
-    """`--smoke` alone means `--smoke true`, for the options that are true or false."""
-    command = COMMANDS.get(arguments[0]) if arguments else None
-    hints = {} if command is None else get_type_hints(command)
-    found: list[str] = []
-    for word, following in zip(arguments, [*arguments[1:], "--"], strict=False):
-        found.append(word)
-        if hints.get(word.removeprefix("--")) is bool and word.startswith("--"):
-            found += [] if following.lower() in ("true", "false", "yes", "no") else ["true"]
-    return found
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="sens", description="Ensembles cut out of one network.")
+    parser = ArgumentParser(prog="sens", description="Ensembles cut out of one network.", allow_abbrev=False)
     commands = parser.add_subcommands(required=True, metavar="COMMAND")
     for name, function in COMMANDS.items():
-        own = ArgumentParser(description=(function.__doc__ or "").splitlines()[0])
-        own.add_argument("--config", action="config", help="a YAML file with any of these options")
-        lists = {key: item for key, hint in get_type_hints(function).items() if (item := _item_type(hint))}
+        own = ArgumentParser(description=(function.__doc__ or "").splitlines()[0], allow_abbrev=False)
+        own.add_argument("--config", action="config", help="a YAML file with any of these options, which beat it")
+        hints = get_type_hints(function)
+        lists = {key: item for key, hint in hints.items() if (item := _item_type(hint))}
         own.add_function_arguments(function, as_positional=True, fail_untyped=True, skip=set(lists))
         for key, item in lists.items():  # several words, such as the pictures of `sens predict`
             if inspect.signature(function).parameters[key].default is inspect.Parameter.empty:
                 own.add_argument(key, nargs="+", type=item, metavar=key.upper())
             else:
                 own.add_argument(f"--{key}", nargs="*", type=item, metavar=key.upper(), help=_help(function, key))
+        if "trust_code" not in hints:
+            text = "let the file of --config name functions to import"
+            own.add_argument("--trust_code", type=bool, default=False, help=text)
         commands.add_subcommand(name, own, help=(function.__doc__ or "").splitlines()[0])
     return parser
 
@@ -95,5 +90,21 @@ def _help(function: Callable[..., int], key: str) -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith(f"{key}: ")), "")
 
 
+@contextmanager
+def _plain_output() -> Iterator[None]:
+    """Show warnings as sentences, and characters that the terminal lacks as `?`; afterwards all is as before."""
+    showing = warnings.showwarning
+    handling = {stream: stream.errors for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")}
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
+    for stream in handling:
+        stream.reconfigure(errors="replace")
+    try:
+        yield
+    finally:
+        warnings.showwarning = showing
+        for stream, errors in handling.items():
+            stream.reconfigure(errors=errors)
+
+
 def _show_warning(message: Any, *_: Any) -> None:
-    print(f"sens: {message}", file=sys.stderr)
+    print(f"sens: {printable_lines(str(message))}", file=sys.stderr)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
+from structured_ensembles.cli.printing import printable
 from structured_ensembles.combination import combined, exact_probabilities, uncertainty_of
 from structured_ensembles.conformal import ConformalSets
 from structured_ensembles.data.arrays import image_tensor
@@ -37,11 +38,11 @@ def predict(run: Path, images: list[Path], trust_code: bool = False) -> int:
     for path in images:
         try:
             pixels, note = read_picture(path, shape)
-        except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-            print(f"sens: {path} cannot be read: {error}", file=sys.stderr)
+        except OSError as error:
+            print(f"sens: {printable(str(path))} cannot be read: {printable(str(error))}", file=sys.stderr)
             unreadable += 1
             continue
-        rows.append((str(path), *_cells(ensemble, ensemble.logits(pixels[None])), note))
+        rows.append((printable(str(path)), *_cells(ensemble, ensemble.logits(pixels[None])), note))
     if rows:
         sets = ("set",) if _sets(ensemble) else ()
         columns = ("class", "probability", "entropy", "mutual information", "disagreement", *sets, "verdict")
@@ -91,16 +92,14 @@ def _sets(ensemble: Ensemble) -> ConformalSets | None:
 
 
 def _name(ensemble: Ensemble, label: int) -> str:
-    return ensemble.classes[label] if ensemble.classes else str(label)
+    return printable(ensemble.classes[label]) if ensemble.classes else str(label)
 
 
 def read_picture(path: Path, shape: tuple[int, ...]) -> tuple[Tensor, str]:
-    """A picture as uint8 pixels of `shape` (channels, height, width), and what was done to it."""
+    """Read a picture as uint8 pixels of `shape` (channels, height, width), and what was done to it; or an OSError."""
     channels, height, width = shape
     notes = []
-    with Image.open(path) as opened:
-        opened.load()
-        picture = _eight_bits(ImageOps.exif_transpose(opened))  # the right way up, as a viewer shows it
+    picture = _eight_bits(_decoded(path))
     if picture.has_transparency_data:
         notes.append("transparent parts are white")
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
@@ -112,6 +111,21 @@ def read_picture(path: Path, shape: tuple[int, ...]) -> tuple[Tensor, str]:
     if pixels.shape[0] != channels:
         raise OSError(f"the ensemble wants {channels} channels")
     return pixels.to(torch.uint8), ", ".join(notes)
+
+
+def _decoded(path: Path) -> Image.Image:
+    """Read any picture the right way up, as a viewer shows it; OSError if it is none."""
+    if path.exists() and not path.is_file():
+        raise OSError("it is not a file")  # a folder, or a pipe, which might never end
+    Image.init()
+    try:
+        with Image.open(path, formats=[own for own in Image.ID if own != "EPS"]) as opened:  # EPS is a program
+            opened.load()
+            return ImageOps.exif_transpose(opened)
+    except OSError:
+        raise
+    except Exception as error:  # damaged ones make Pillow's many readers raise anything
+        raise OSError(f"it is damaged, or too large: {error or type(error).__name__}") from error
 
 
 def _eight_bits(picture: Image.Image) -> Image.Image:

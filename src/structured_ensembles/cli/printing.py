@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Figures as people read them, and text as terminals may have it."""
 
 from collections.abc import Mapping
 
@@ -10,8 +10,8 @@ PERCENT = ("accuracy", "ece", "disagreement", "discarded", "auroc", "aurc", "fpr
 def figures_table(columns: Mapping[str, Mapping[str, float]]) -> str:
     """A table with one row per figure and one column per method."""
     names = list(dict.fromkeys(name for figures in columns.values() for name in figures))
-    rows = [(name, *(shown(name, figures.get(name)) for figures in columns.values())) for name in names]
-    return text_table(("", *columns), rows)
+    rows = [(printable(name), *(shown(name, own.get(name)) for own in columns.values())) for name in names]
+    return text_table(("", *map(printable, columns)), rows)
 
 
 def shown(name: str, value: float | None) -> str:
@@ -21,3 +21,13 @@ def shown(name: str, value: float | None) -> str:
         return f"{100 * value:.2f} %"
     counted = name.startswith("size/") and name != "size/overhead"
     return f"{value:,.0f}" if counted else f"{value:.4f}"
+
+
+def printable(text: str) -> str:
+    """Write out control characters: a name from a file must not move the cursor, colour the terminal or add lines."""
+    return "".join(own if own.isprintable() else repr(own)[1:-1] for own in text)
+
+
+def printable_lines(text: str) -> str:
+    """As `printable`, of a message that may have several lines."""
+    return "\n".join(map(printable, text.splitlines()))

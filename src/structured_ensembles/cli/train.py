@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+from structured_ensembles.cli.hints import next_steps
 from structured_ensembles.cli.printing import figures_table
 from structured_ensembles.experiment import Experiment, train_experiment
 
@@ -81,5 +82,6 @@ def train(
     if storage != "float32":
         columns = {f"{method}, in float32": done["figures_in_float32"], f"as stored, in {storage}": done["figures"]}
     print(figures_table(columns))
-    print(f"\n{done['seconds']:.0f} s; see {folder}. Next: sens evaluate {folder}, sens report {folder}")
+    print(f"\n{done['seconds']:.0f} s; see {folder}")
+    print(next_steps(("evaluate", "report"), folder, (dataset, model), root))
     return 0

@@ -15,6 +15,7 @@ from structured_ensembles.continual.learner import Learned, Learner
 from structured_ensembles.copying import copy_with
 from structured_ensembles.data import Normalization
 from structured_ensembles.devices import Device
+from structured_ensembles.origin import warn_if_unnamed
 from structured_ensembles.shrinking import set_sizes
 
 FORMAT = "structured-ensembles-learner"
@@ -24,6 +25,7 @@ Kind = TypeVar("Kind", bound=Learner)
 
 def save(learner: Learner, path: str | Path) -> int:
     """Write the learner; returns the size of the file in bytes."""
+    warn_if_unnamed(learner.backbone, "backbone")
     own, details = learner._state()
     tensors = {f"backbone.{name}": tensor for name, tensor in learner.backbone.state_dict().items()}
     for number, head in learner.heads.items():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from statistics import fmean, stdev
 
+from structured_ensembles.markdown import literal
 from structured_ensembles.paper.metrics import Metric, metric_of
 from structured_ensembles.paper.published import Cell
 
@@ -54,9 +55,9 @@ def markdown_table(
     For a published table: `markdown_table(table.rows, table.columns, table.metrics, ours, table.cells)`.
     """
     layout = _lay_out(rows, columns, metrics, ours, paper or {}, titles or {}, blank)
-    lines = [layout.header, ("---", *("---:" for _ in columns))]
-    lines += [(title, *map(_markdown_cell, cells)) for title, cells in layout.lines]
-    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    lines = [tuple(map(literal, layout.header)), ("---", *("---:" for _ in columns))]
+    lines += [(literal(title), *map(_markdown_cell, cells)) for title, cells in layout.lines]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     notes = [f"{_superscript(number)} suspicious: {reason}" for number, reason in enumerate(layout.notes, start=1)]
     return "\n\n".join([table, *notes]) + "\n"
 
@@ -145,7 +146,9 @@ def _ours(values: Sequence[float], metric: Metric) -> str:
     if not values:
         return MISSING
     mean = metric.shown(fmean(values))
-    return mean if len(values) == 1 else f"{mean} ± {metric.shown(stdev(values))}"
+    if len(values) == 1 or not all(map(math.isfinite, values)):  # `stdev` fails at those that diverged
+        return mean
+    return f"{mean} ± {metric.shown(stdev(values))}"
 
 
 def _best(rows: Sequence[str], column: str, metric: Metric, ours: Mapping[Key, Sequence[float]]) -> list[Key]:

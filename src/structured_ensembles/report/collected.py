@@ -18,6 +18,7 @@ from structured_ensembles.evaluation.corruptions import ORIGIN, SEVERITIES
 from structured_ensembles.evaluation.discarding import discarding_curve
 from structured_ensembles.evaluation.robustness import best_source, is_over_all
 from structured_ensembles.experiment import RULES, evaluation_path, read_figures
+from structured_ensembles.records import check_history, check_subnets
 from structured_ensembles.report.figures import kept_neurons, reliability_of
 from structured_ensembles.report.run_figures import (
     FrontPoint,
@@ -53,7 +54,7 @@ class Finished:
     @property
     def label(self) -> str:
         """The method, and what was changed about it."""
-        settings = self.config["method_arguments"].items()
+        settings = self.config.get("method_arguments", {}).items()
         shown = [
             f"{name}={value}" for name, value in settings if name not in HIDDEN and (name, value) != ("prune", 0.5)
         ]
@@ -154,17 +155,38 @@ def _of_one(run: Finished) -> list[Picture]:
             )
     path = run.folder / "subnets.json"
     if path.exists():
-        subnets = [Subnet.from_json(json.dumps(own)) for own in json.loads(path.read_text(encoding="utf-8"))]
-        found.append(Picture("kept", kept_neurons(subnets), "What each member keeps, layer by layer; dark: kept."))
+        found.append(
+            Picture("kept", kept_neurons(_subnets(path)), "What each member keeps, layer by layer; dark: kept.")
+        )
     path = run.folder / "history.csv"
     if path.exists():
+        rows = _history(path)
+        if len({row["epoch"] for row in rows}) > 1:
+            found.append(Picture("learning", learning_curves(rows), "Training of the structured ensemble, first seed."))
+    return found
+
+
+def _subnets(path: Path) -> list[Subnet]:
+    """Read the channels that each member keeps."""
+    try:
+        subnets = [Subnet.from_json(json.dumps(own)) for own in json.loads(path.read_text(encoding="utf-8"))]
+        check_subnets(subnets)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    return subnets
+
+
+def _history(path: Path) -> list[dict[str, float | None]]:
+    """Read what happened in every epoch, for every member."""
+    try:
         rows = [
             {name: float(value) if value else None for name, value in row.items()}
             for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines())
         ]
-        if len({row["epoch"] for row in rows}) > 1:
-            found.append(Picture("learning", learning_curves(rows), "Training of the structured ensemble, first seed."))
-    return found
+        check_history(rows)
+    except (ValueError, TypeError, OverflowError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    return rows
 
 
 def front_points(runs: Mapping[str, Sequence[Finished]], memory: str) -> list[FrontPoint]:
@@ -179,7 +201,7 @@ def front_points(runs: Mapping[str, Sequence[Finished]], memory: str) -> list[Fr
             weight = figures["size/file_bytes"] / unit if unit and "size/file_bytes" in figures else None
         if weight is None:
             continue
-        members = int(figures["size/members"])
+        members = int(figures.get("size/members", 0))
         shared = own[0].config["method"] in ("batch-ensemble", "mc-dropout")  # one network stands for all members
         for number in [members] if shared else range(1, members + 1):
             quality = {name: _values(own, f"first/{number}/{name}") for name in ("accuracy", "nll", "ece")}

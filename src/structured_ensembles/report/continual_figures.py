@@ -100,4 +100,5 @@ def accuracy_by_prune(accuracies: Mapping[float, Sequence[float]]) -> Figure:
 
 
 def _short(name: str) -> str:
-    return name.removeprefix("backbone.")
+    """Shorten the name of a layer, from a file; a dollar sign would begin a formula."""
+    return name.replace("$", r"\$").removeprefix("backbone.")

@@ -102,4 +102,5 @@ def as_png(figure: Figure, dpi: int = 150) -> bytes:
 
 
 def _short(name: str) -> str:
-    return name.removeprefix("backbone.").removeprefix("layer").replace(".conv1", "")
+    """Shorten the name of a layer, from a file; a dollar sign would begin a formula."""
+    return name.replace("$", r"\$").removeprefix("backbone.").removeprefix("layer").replace(".conv1", "")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from jinja2 import Environment
 from matplotlib.figure import Figure
 
 from structured_ensembles.files import write_atomically, write_text
+from structured_ensembles.markdown import literal
 from structured_ensembles.paper.layout import Key, html_table, markdown_table
 from structured_ensembles.paper.published import Cell
 from structured_ensembles.report.collected import Finished, Picture, pictures, read_run
@@ -22,6 +25,7 @@ from structured_ensembles.report.figures import as_svg
 
 Draw = Callable[[Mapping[str, Sequence[Finished]]], list[Picture]]
 FIGURES = "## Figures:"  # a heading, with the data set and network
+LONGEST_NAME = 150  # characters of a figure's file
 BROAD = 6.5  # inches from which a figure gets the whole width of the page
 SUMMARY = (
     "cls/accuracy", "cal/nll", "cal/ece", "cal/nll_t", "cal/ece_t", "cal/deep_equivalent", "conf/coverage",
@@ -59,13 +63,11 @@ def write_report(
     draw: the pictures of the runs on one data set and network, by label.
     """
     intro = [*intro, *precisions(runs)]
-    places = {place: draw(labelled) for place, labelled in grouped(runs).items()}
+    places = {place: _drawn(draw, labelled) for place, labelled in grouped(runs).items()}
     written: dict[str, list[dict[str, Any]]] = {}
     for place, shown in places.items():
         for picture in shown:
-            svg = _write_figure(
-                folder / "figures" / f"{place.replace('/', '-').replace(':', '.')}-{picture.name}", picture
-            )
+            svg = _write_figure(folder / "figures" / _file_name(place, picture), picture)
             broad = picture.figure.get_figwidth() > BROAD
             written.setdefault(place, []).append({"svg": svg, "caption": picture.caption, "broad": broad})
     write_text(folder / "report.md", _markdown(title, intro, tables, places))
@@ -74,7 +76,7 @@ def write_report(
     )
     html = [{"title": own.title, "html": html_table(*_cells(own))} for own in tables]
     path = folder / "report.html"
-    write_text(path, template.render(title=title, intro=intro, tables=html, places=written, runs=list(runs)))
+    write_text(path, template.render(title=title, intro=intro, tables=html, places=written, runs=list(map(_row, runs))))
     return path
 
 
@@ -155,19 +157,44 @@ def _cells(own: Lines) -> tuple[Any, ...]:
 def _markdown(
     title: str, intro: Sequence[str], tables: Sequence[Lines], places: Mapping[str, Sequence[Picture]]
 ) -> str:
-    parts = [f"# {title}", *intro]
+    parts = [f"# {literal(title)}", *map(literal, intro)]
     for own in tables:
-        parts += [f"## {own.title}"] if own.title else []
+        parts += [f"## {literal(own.title)}"] if own.title else []
         parts.append(markdown_table(*_cells(own)).rstrip())
     for place, shown in places.items():
-        parts.append(f"{FIGURES} {place}")
-        parts += [f"![{picture.caption}](figures/{_plain(place)}-{picture.name}.svg)" for picture in shown]
+        parts.append(f"{FIGURES} {literal(place)}")
+        parts += [f"![{literal(own.caption)}](figures/{_file_name(place, own)}.svg)" for own in shown]
     return "\n\n".join(parts) + "\n"
 
 
-def _plain(place: str) -> str:
-    """A data set and network as part of a file's name."""
-    return place.replace("/", "-").replace(":", ".")
+def _drawn(draw: Draw, labelled: Mapping[str, Sequence[Finished]]) -> list[Picture]:
+    """Draw the runs by label; in figures a dollar sign would begin a formula, so that it is escaped for them."""
+    found = draw({label.replace("$", r"\$"): own for label, own in labelled.items()})
+    return [replace(own, name=own.name.replace(r"\$", "$"), caption=own.caption.replace(r"\$", "$")) for own in found]
+
+
+def _file_name(place: str, picture: Picture) -> str:
+    """Name the file of a figure; whatever names in run folders hold, it stays in the folder of figures."""
+    plain = f"{place}-{picture.name}".replace("/", "-").replace(":", ".")
+    name = re.sub(r"[^A-Za-z0-9._=+,-]", "-", plain)[:LONGEST_NAME]
+    return name if name == plain else f"{name}-{hashlib.sha256(plain.encode('utf-8', 'replace')).hexdigest()[:8]}"
+
+
+def _row(run: Finished) -> dict[str, str]:
+    """Tell what a page says of one run, as text; a dash for what its folder does not hold."""
+    result = run.result
+    versions = result.get("versions", {})
+    known = {
+        "folder": run.folder.name,
+        "seed": run.config.get("seed"),
+        "epochs": result.get("epochs"),
+        "seconds": f"{result['seconds']:.0f}" if "seconds" in result else None,
+        "precision": result.get("precision"),
+        "device": result.get("device"),
+        "torch": versions.get("torch"),
+        "date": str(result.get("date") or "")[:10] or None,
+    }
+    return {name: "–" if value is None else str(value) for name, value in known.items()}
 
 
 def _write_figure(path: Path, picture: Picture) -> str:

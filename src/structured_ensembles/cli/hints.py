@@ -1,0 +1,33 @@
+"""Commands to give next, written so that they work when they are pasted."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def next_steps(commands: Sequence[str], run: Path, code: Sequence[str] = (), root: Path | None = None) -> str:
+    """Write one line per command for a run folder.
+
+    code: what the run was given as data set and network; functions of the user's own must be trusted. root: the data
+        folder, if it is not the usual one.
+    """
+    own = [name for name in code if ":" in name]
+    options = ["--trust-code"] * bool(own) + ([] if root is None else ["--root", str(root)])
+    # Names in files are never looked up in the current folder, unless the user says so, in Python's own way
+    setting = "PYTHONPATH=. " if any(map(_is_in_current_folder, own)) else ""
+    program = ["sens"] if shutil.which("sens") else [sys.executable, "-m", "structured_ensembles"]
+    lines = [setting + shlex.join([*program, command, str(run), *options]) for command in commands]
+    return "\n".join(["Next:", *(f"  {line}" for line in lines)])
+
+
+def _is_in_current_folder(name: str) -> bool:
+    package = name.partition(":")[0].partition(".")[0]
+    spec = importlib.util.find_spec(package)
+    origins = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    folders = {parent for origin in origins if origin for parent in (Path(origin).parent, Path(origin).parent.parent)}
+    return Path.cwd() in {folder.resolve() for folder in folders}
