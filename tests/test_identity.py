@@ -363,13 +363,14 @@ def test_the_code_of_a_function_tells_it_from_another_of_its_name() -> None:
 
 
 def test_a_network_is_told_by_its_code_too() -> None:
-    def architecture(body: str) -> str:
+    def architecture(body: str, slope: float = 0.1) -> str:
         space: dict[str, Any] = {"nn": nn, "F": F, "__name__": "mine"}
-        exec(f"class Net(nn.Module):\n    def forward(self, x):\n        return {body}", space)
+        exec(f"class Net(nn.Module):\n    slope = {slope}\n    def forward(self, x):\n        return {body}", space)
         return module_parts(space["Net"]())["architecture"]
 
     assert architecture("F.relu(x)") == architecture("F.relu(x)")
     assert architecture("F.relu(x)") != architecture("F.gelu(x)")
+    assert architecture("F.relu(x)") != architecture("F.relu(x)", slope=0.2)
     nets = [nn.Sequential(nn.Linear(2, 2), nn.Dropout(share)) for share in (0.1, 0.2)]
     assert module_parts(nets[0])["architecture"] != module_parts(nets[1])["architecture"]
     knot = nn.Sequential(nn.Linear(2, 2))

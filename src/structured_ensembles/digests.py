@@ -219,7 +219,7 @@ def _globals_of(code: CodeType) -> set[str]:
 
 
 def _class(kind: type) -> Any:
-    """Describe a class: its name, and the code of its functions, up to the classes that are torch's or ours."""
+    """Describe a class: its name, its functions' code and its constants, up to the classes that are torch's or ours."""
     classes = [own for own in kind.__mro__ if _root(own) not in (*OURS, "builtins", "abc", "typing")]
     code = []
     for own in classes:
@@ -227,6 +227,8 @@ def _class(kind: type) -> Any:
             inner = getattr(value, "__func__", getattr(value, "fget", value))  # of a static method, of a property
             if isinstance(inner, FunctionType):
                 code.append([name, _function(inner, (id(inner),), loose=True)])
+            elif isinstance(value, int | float | str | tuple) and not name.startswith("__"):
+                code.append([name, described(value, loose=True)])
     return [_name(kind), code]
 
 
