@@ -32,6 +32,7 @@ CHECKPOINTS = "checkpoint*.safetensors"
 NOT_PARTS = ("engine", "compile", "streams")  # of a recipe: they change the speed
 HINTS = {
     "weights": "a network with other weights is another run: call torch.manual_seed before it is made",
+    "architecture": "the network has other layers, or layers with other settings or other code",
     "loss": "loss_name= tells losses apart by a name that you give",
 }
 

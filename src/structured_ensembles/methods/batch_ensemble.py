@@ -25,7 +25,7 @@ from structured_ensembles.identity import open_folder
 from structured_ensembles.losses import Loss
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.origin import remember_origin
-from structured_ensembles.scaling import per_member
+from structured_ensembles.scaling import one_tensor, per_member
 from structured_ensembles.several import Inputs, batch_from, batch_size, call, joined, moved, rows_of, tensors_in
 from structured_ensembles.training import ParameterRule, Recipe, train
 from structured_ensembles.training.recipe import recipe_for
@@ -111,12 +111,11 @@ class BatchEnsembleNetwork(nn.Module):
         inputs = batch_from(x, named)
         members, batch = self.num_members, batch_size(inputs)
         if not (self.training and self.repeat == "split"):
-            outputs: Tensor = call(self.network, joined([inputs] * members))
-            return outputs.unflatten(0, (members, -1))
+            return one_tensor(call(self.network, joined([inputs] * members))).unflatten(0, (members, -1))
         if batch % members == 0:
-            return call(self.network, inputs)[None]  # type: ignore[no-any-return]
+            return one_tensor(call(self.network, inputs))[None]
         filled, own = _dealt(batch, members, tensors_in(inputs)[0].device)
-        return call(self.network, rows_of(inputs, filled))[own][None]  # type: ignore[no-any-return]
+        return one_tensor(call(self.network, rows_of(inputs, filled)))[own][None]
 
     def extra_repr(self) -> str:
         return f"members={self.num_members}, repeat={self.repeat}"

@@ -25,6 +25,7 @@ from structured_ensembles.identity import open_folder
 from structured_ensembles.losses import Loss
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.origin import remember_origin
+from structured_ensembles.scaling import one_tensor
 from structured_ensembles.several import Inputs, batch_from, call, joined, tensors_in
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import recipe_for
@@ -90,18 +91,17 @@ class DropoutNetwork(nn.Module):
         """(batch, …) to (members, batch, classes); in training one draw of dropout, (1, batch, classes)."""
         inputs = batch_from(x, named)
         if self.training:
-            return call(self.network, inputs)[None]  # type: ignore[no-any-return]
+            return one_tensor(call(self.network, inputs))[None]
         members = self.num_members
         keys = _sample_keys(inputs, members, self.seed)
         dropouts = [part for part in self.network.modules() if isinstance(part, SampledDropout)]
         for dropout in dropouts:
             dropout.keys, dropout.calls = keys, 0
         try:
-            outputs: Tensor = call(self.network, joined([inputs] * members))
-            return outputs.unflatten(0, (members, -1))
+            return one_tensor(call(self.network, joined([inputs] * members))).unflatten(0, (members, -1))
         finally:
             for dropout in dropouts:
-                dropout.keys = None
+                dropout.keys, dropout.calls = None, 0
 
     def extra_repr(self) -> str:
         return f"members={self.num_members}, probability={self.probability}, seed={self.seed}"
