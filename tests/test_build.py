@@ -1,13 +1,8 @@
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 import torch
-from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles import build
-from structured_ensembles.data.splits import TensorSplit
 
 RECIPE = se.Recipe(epochs=1)
 
@@ -34,29 +29,6 @@ def test_controls_go_the_same_way(selection: str) -> None:
     assert (one == other) == (selection == "magnitude")
     weights = [member.layers[1].weight for member in ensemble.members]
     assert not torch.equal(*weights)  # drawn anew, with seeds of their own
-
-
-def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
-    data = se.load_data("digits")
-    settings = {"recipe": RECIPE, "selection": "random", "quiet": True, "folder": tmp_path}
-    first = se.structured_ensemble(se.zoo.mlp(64), data, 2, **settings)
-    again = se.structured_ensemble(se.zoo.mlp(64), data, 2, **settings)  # its checkpoint is at the last epoch already
-    assert first.subnets == again.subnets
-    assert torch.equal(first.members[0].layers[1].weight, again.members[0].layers[1].weight)
-    with pytest.raises(ValueError, match=r"subnets.json is of another network or number of members"):
-        se.structured_ensemble(se.zoo.mlp(64), data, 3, **settings)
-    for other in ({"prune": 0.9}, {"selection": "magnitude"}, {"seed": 1}, {"selection": "learned", "prune": 0.9}):
-        with pytest.raises(ValueError, match=r"subnets.json is of another choice of neurons"):
-            se.structured_ensemble(se.zoo.mlp(64), data, 2, **settings | other)
-    assert isinstance(data.train, TensorSplit)
-    changed = replace(data, train=replace(data.train, inputs=255 - data.train.inputs))
-    with pytest.raises(ValueError, match="is of another run"):
-        se.structured_ensemble(se.zoo.mlp(64), changed, 2, **settings)
-    with pytest.raises(ValueError, match="is of another run"):
-        se.structured_ensemble(se.zoo.mlp(64), data, 2, **settings, loss=nn.CrossEntropyLoss(label_smoothing=0.1))
-    (tmp_path / "subnets.json").write_text("[")
-    with pytest.raises(ValueError, match=r"subnets.json is damaged"):
-        se.structured_ensemble(se.zoo.mlp(64), data, 2, **settings)
 
 
 @pytest.mark.parametrize(

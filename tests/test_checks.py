@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import structured_ensembles as se
 from structured_ensembles.checks import check_number, check_type, check_whole, checked_seed
+from structured_ensembles.methods import METHODS
 
 Call = Callable[["Things"], Any]
 
@@ -104,3 +106,29 @@ def test_none_only_where_it_means_something() -> None:
         check_whole("members", None)
     with pytest.raises(TypeError, match="x must be a Tensor, not an int"):
         check_type("x", 3, torch.Tensor)
+
+
+@pytest.mark.parametrize("seed", [2**64, 2**70, -(2**63) - 1])
+def test_a_seed_that_torch_does_not_take_is_refused(things: Things, seed: int) -> None:
+    """Beyond 64 bits, some would be errors of torch, and others the same as a smaller seed."""
+    x, y = torch.rand(20, 6), torch.arange(20) % 2
+    calls: list[Callable[[], Any]] = [
+        lambda: se.Data.from_arrays(x, y, seed=seed),
+        lambda: se.load_data("digits", seed=seed),
+        lambda: se.select(things.graph, prune=0.5, selection="random", members=1, seed=seed),
+        lambda: se.learn_scales(things.network, things.graph, things.data, 2, seed=seed),
+        lambda: se.train(things.ensemble, things.data, seed=seed),
+        lambda: se.continual.split_tasks(things.data, 5, shuffle_labels=True, seed=seed),
+        lambda: se.continual.StructuredLearner(things.network, seed=seed),
+        *(partial(method, things.network, things.data, seed=seed, quiet=True) for method in METHODS.values()),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=rf"seed must be a whole number from -2\*\*63 to 2\*\*64 - 1, not {seed}"):
+            call()
+
+
+@pytest.mark.parametrize("seed", [2**64 - 1, 2**63, -1, -(2**63)])
+def test_any_other_seed_works(seed: int) -> None:
+    data = se.Data.from_arrays(torch.rand(20, 64), torch.arange(20) % 10, seed=seed)
+    for method in ("deep", "random", "mc-dropout", "batch-ensemble"):
+        METHODS[method](se.zoo.mlp(64), data, members=2, recipe=se.Recipe(epochs=1), seed=seed, quiet=True)

@@ -45,7 +45,8 @@ def test_train_leaves_a_whole_run_folder_and_does_not_do_it_twice(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {path.name for path in run.iterdir()}
-    assert files == {"config.yaml", "result.json", "history.csv", "ensemble.safetensors", "subnets.json"}
+    kept = {"config.yaml", "identity.json", "subnets.json"}
+    assert files == kept | {"result.json", "history.csv", "ensemble.safetensors"}
     result = json.loads((run / "result.json").read_text())
     data = se.load_data("digits")
     ensemble = se.Ensemble.load(run / "ensemble.safetensors")

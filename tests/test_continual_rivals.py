@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import structured_ensembles as se
-from continual_cases import SHORT, inputs_of, learn_and_check, make_backbone, make_tasks
+from continual_cases import SHORT, inputs_of, learn_and_check, logits_of, make_backbone, make_tasks
 from structured_ensembles.continual import (
     LEARNERS,
     BatchEnsembleLearner,
@@ -180,3 +180,28 @@ def test_memory_is_what_the_paper_says(backbone: str, shape: tuple[int, ...], ex
         assert memory.masks == (neurons * tasks if method == "pruning" else table[method].masks)
         assert memory.heads == sum(p.numel() for head in learner.heads.values() for p in head.parameters()) > 0
         assert memory.bytes() == math.ceil(memory.bits() / 8)
+
+
+class Bare(nn.Module):
+    """A weight that belongs to no layer reads the neurons of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(49, 8)
+        self.weight = nn.Parameter(torch.randn(8, 6) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.first(x.flatten(1)).relu() @ self.weight).relu()
+
+
+@pytest.mark.parametrize("method", LEARNERS)
+def test_a_weight_without_a_layer_is_learned_with(method: str) -> None:
+    tasks = make_tasks(2)
+    learner = LEARNERS[method](Bare(), **SHORT)
+    learner.learn(tasks[0])
+    before = logits_of(learner, tasks)[0]
+    learner.learn(tasks[1])
+    now = logits_of(learner, tasks)
+    assert method == "naive" or torch.equal(now[0], before)
+    assert now[1].shape == (len(inputs_of(tasks[1])), 2)

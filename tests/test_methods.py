@@ -105,7 +105,7 @@ def test_one_signature() -> None:
     for name, method in METHODS.items():
         found = inspect.signature(method).parameters
         assert list(found)[:3] == ["model", "data", "members"], name
-        keywords = {"recipe", "device", "seed", "folder", "quiet"}
+        keywords = {"recipe", "device", "seed", "folder", "quiet", "loss", "loss_name"}
         assert keywords <= found.keys() or found["settings"].kind is inspect.Parameter.VAR_KEYWORD, name
 
 
@@ -275,3 +275,48 @@ def test_a_method_from_outside_the_package(
     assert "cannot be imported" in capsys.readouterr().err
     assert main(["train", "--method", "boosting"]) == 2
     assert "batch-ensemble, mc-dropout, or package.module:function, not 'boosting'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_every_method_takes_models_of_any_precision(method: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    data = se.Data.from_arrays(torch.rand(40, 6), torch.arange(40) % 3)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
+    own = {"cycle": 1} if method == "snapshot" else OWN.get(method, {})
+    ensemble = METHODS[method](model, data, members=2, recipe=se.Recipe(epochs=1), quiet=True, **own)
+    logits = ensemble.logits(torch.rand(5, 6))
+    assert logits.dtype == dtype
+    assert logits.isfinite().all()
+
+
+class Wrapped(nn.Module):
+    """Returns its logits in something."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.inner, self.kind = se.zoo.mlp(64, hidden=(8,)), kind
+
+    def forward(self, x: torch.Tensor) -> Any:
+        logits = self.inner(x)
+        return {"logits": logits} if self.kind is dict else self.kind([logits])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", [tuple, dict, list])
+def test_every_method_says_that_it_needs_one_tensor(method: str, kind: type) -> None:
+    with pytest.raises(TypeError, match=f"model must return one tensor .*, not a {kind.__name__}: wrap it in a module"):
+        METHODS[method](Wrapped(kind), se.load_data("digits"), members=2, recipe=RECIPE, quiet=True)
+
+
+@pytest.mark.parametrize("repeat", ["tile", "split"])
+@pytest.mark.parametrize("batch", [4, 5])
+def test_so_do_the_networks_that_stand_for_several(repeat: Any, batch: int) -> None:
+    x = torch.rand(batch, 1, 8, 8)
+    for network in (
+        BatchEnsembleNetwork(Wrapped(dict), ["inner.layers.1"], 2, repeat),
+        DropoutNetwork(Wrapped(dict), ["inner.layers.1"], 2),
+    ):
+        for training in (True, False):
+            with pytest.raises(TypeError, match="model must return one tensor"):
+                network.train(training)(x)

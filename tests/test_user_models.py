@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import structured_ensembles as se
 from exactness import check_exact
+from structured_ensembles.methods import METHODS
 from structured_ensembles.scaling import rows_stay_apart, scaled
 
 generator = np.random.default_rng(0)
@@ -464,3 +465,41 @@ def test_other_inputs_than_it_was_trained_on() -> None:
     assert ensemble.predict_proba(generator.normal(size=(5, 3, 16, 16)).astype("f")).shape == (5, 4)  # larger ones
     with pytest.raises(TypeError, match="data must be a Data, not a DataLoader"):
         se.structured_ensemble(mlp(), DataLoader([(ROWS[0], 1)]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8, torch.int64])
+def test_loaders_may_give_labels_of_any_integer_type(dtype: torch.dtype) -> None:
+    labels = torch.from_numpy(LABELS).to(dtype)
+    loader = DataLoader(TensorDataset(torch.rand(len(labels), 10), labels), 32)
+    data = se.Data.from_loaders(loader, validation=loader, test=loader, classes=4)
+    for method in ("deep", "structured"):
+        own = {"search_epochs": 1} if method == "structured" else {}
+        ensemble = METHODS[method](mlp(), data, members=2, recipe=se.Recipe(epochs=1), quiet=True, **own)
+        assert 0 <= se.evaluate(ensemble, data)["cls/accuracy"] <= 1
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (4, "a loader's targets must be labels from 0 to 3, but reach from 0 to 4"),
+        (-1, "a loader's targets must be labels from 0 to 3, but reach from -1 to 3"),
+        (0.5, "a loader's targets must be labels in every batch, as in the first, not torch.float32"),
+    ],
+)
+def test_a_wrong_label_in_a_later_batch_is_named(split: str, wrong: float, message: str) -> None:
+    def loader(last: Any) -> DataLoader[Any]:
+        batches = [(torch.rand(8, 10), torch.arange(8) % 4), (torch.rand(8, 10), last)]
+        return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+    last = torch.arange(8) % 4
+    last = last + wrong if isinstance(wrong, float) else torch.where(last == 1, wrong, last)
+    loaders = {name: loader(last if name == split else torch.arange(8) % 4) for name in ("train", "validation", "test")}
+    data = se.Data.from_loaders(**loaders, classes=4)
+
+    def used() -> None:
+        ensemble = METHODS["deep"](mlp(), data, members=1, recipe=se.Recipe(epochs=1), quiet=True)
+        se.evaluate(ensemble, data)
+
+    with pytest.raises((ValueError, TypeError), match=message):
+        used()

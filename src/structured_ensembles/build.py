@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from structured_ensembles.calibration import checked_temperature
-from structured_ensembles.channels import ChannelGraph, trace
+from structured_ensembles.channels import trace
 from structured_ensembles.checks import check_type, checked_seed
 from structured_ensembles.copying import dtype_of
 from structured_ensembles.data import Data
@@ -21,15 +21,16 @@ from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined
 from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
-from structured_ensembles.files import write_text
+from structured_ensembles.identity import RunFolder, open_folder
 from structured_ensembles.losses import Loss
-from structured_ensembles.parallel import rank
 from structured_ensembles.saliency import saliency
 from structured_ensembles.scaling import Initial, Placement
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Scope, Selection, Subnet, select
 from structured_ensembles.training import Recipe, train
-from structured_ensembles.training.recipe import check_recipe
+from structured_ensembles.training.recipe import recipe_for
+
+SUBNETS = "subnets.json"
 
 
 def structured_ensemble(
@@ -52,6 +53,7 @@ def structured_ensemble(
     reinit: bool = False,
     rescale: bool = False,
     loss: Loss | None = None,
+    loss_name: str | None = None,
     temperature: float | None = None,
     device: Device = "auto",
     seed: int = 0,
@@ -66,7 +68,9 @@ def structured_ensemble(
     temperature: of the combined prediction, 1.0 for none; by default it is fitted on the validation split, by which
     training has also chosen the best epoch: see `Ensemble.calibrate`.
     folder: where to keep the choice of neurons and a checkpoint of every epoch; a run that was stopped goes on from
-    there. The other arguments are those of `trace`, `learn_scales`, `select`, `extract` and `train`.
+    there. A folder of another run is refused: of other weights, data or arguments, see `identity`.
+    loss_name: tells this loss from others, where there is a folder and the loss cannot be told by itself, such as a
+    lambda. The other arguments are those of `trace`, `learn_scales`, `select`, `extract` and `train`.
     """
     if prune is None and memory is None:
         prune = 0.5
@@ -77,10 +81,9 @@ def structured_ensemble(
         temperature = checked_temperature(temperature)
         if data.task != "classification":
             raise ValueError(f"temperature must be left out for a regression, not {temperature!r}")
-    where = None if folder is None else Path(folder)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that requires gradients: there is nothing to train")
-    check_recipe(recipe)
+    recipe = recipe_for(data.task, recipe)
     check_rescale(rescale, reinit)
     data = examined(model, data, device)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
@@ -89,8 +92,35 @@ def structured_ensemble(
     )
     learned = selection == "learned"
     with warnings.catch_warnings(action="ignore"):  # a try, so that wrong arguments are found before the search
-        drawn = chosen(selection="random" if learned else selection)
-    subnets = _known_subnets(where, graph, drawn, learned, sizes=scope == "layer")
+        chosen(selection="random" if learned else selection)
+    search = {
+        "search_epochs": search_epochs,
+        "strength": strength,
+        "diversity": diversity,
+        "initial": initial,
+        "placement": placement,
+    }
+    run = open_folder(
+        folder,
+        "structured",
+        model,
+        data,
+        recipe=recipe,
+        loss=loss,
+        loss_name=loss_name,
+        members=members,
+        seed=seed,
+        selection=selection,
+        prune=prune,
+        memory=memory,
+        scope=scope,
+        round_to=round_to,
+        coupled=coupled,
+        reinit=reinit,
+        rescale=rescale,
+        **(search if learned else {}),
+    )
+    subnets = _known_subnets(run)
     if subnets is None:
         scores = None
         if learned:
@@ -111,8 +141,7 @@ def structured_ensemble(
             )
             scores = saliency(model, graph, scales, data, loss=loss, device=device, quiet=quiet)
         subnets = chosen(scores, selection=selection)
-        if where is not None and rank() == 0:
-            write_text(where / "subnets.json", json.dumps([json.loads(subnet.to_json()) for subnet in subnets]))
+        run = run.write(SUBNETS, json.dumps([json.loads(subnet.to_json()) for subnet in subnets]))
     if not (reinit or rescale):
         warn_of_faint_members(model, graph, subnets)
     networks = [
@@ -120,7 +149,7 @@ def structured_ensemble(
         for number, subnet in enumerate(subnets)
     ]
     ensemble = Ensemble(networks, subnets=subnets)
-    checkpoint = None if where is None else where / "checkpoint.safetensors"
+    checkpoint = run.file("checkpoint.safetensors")
     train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
     if temperature is not None and data.validation is not None:
         ensemble.calibrate(data, temperature=temperature)
@@ -129,24 +158,7 @@ def structured_ensemble(
     return ensemble
 
 
-def _known_subnets(
-    folder: Path | None, graph: ChannelGraph, drawn: list[Subnet], learned: bool, sizes: bool
-) -> list[Subnet] | None:
-    """The neurons that an earlier run in this folder chose; None if there was none.
-
-    drawn: what this run would choose without a search. If it has one, they tell at least how many stay, if `sizes`.
-    """
-    path = None if folder is None else folder / "subnets.json"
-    if path is None or not path.exists():
-        return None
-    try:
-        subnets = [Subnet.from_json(json.dumps(rows)) for rows in json.loads(path.read_text(encoding="utf-8"))]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it, or choose another folder") from error
-    groups = [{name: size for name, size, _ in subnet.groups} for subnet in subnets]
-    if len(subnets) != len(drawn) or any(own != graph.prunable for own in groups):
-        raise ValueError(f"{path} is of another network or number of members: delete it, or choose another folder")
-    counts = [[subnet.counts for subnet in own] for own in (subnets, drawn)]
-    if (learned and sizes and counts[0] != counts[1]) or (not learned and subnets != drawn):
-        raise ValueError(f"{path} is of another choice of neurons: delete it, or choose another folder")
-    return subnets
+def _known_subnets(run: RunFolder) -> list[Subnet] | None:
+    """Return the neurons that this run has chosen before; None if it has not, or has no folder."""
+    text = run.read(SUBNETS)
+    return None if text is None else [Subnet.from_json(json.dumps(rows)) for rows in json.loads(text)]

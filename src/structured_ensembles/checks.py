@@ -21,9 +21,11 @@ def plain_number(given: Any) -> Any:
 
 
 def checked_seed(seed: Any) -> int:
-    """A seed may be any whole number, numpy's too."""
+    """Return a seed as Python's number; it may be any that torch takes, numpy's too."""
     if not isinstance(seed, Integral):
         raise TypeError(f"seed must be a whole number, not {seed!r}")
+    if not -(2**63) <= int(seed) < 2**64:  # beyond, two seeds would draw the same
+        raise ValueError(f"seed must be a whole number from -2**63 to 2**64 - 1, not {seed!r}")
     return int(seed)
 
 

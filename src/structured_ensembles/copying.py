@@ -7,7 +7,8 @@ normalisation statistics, extraction a copy with sliced weights. All three are o
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import CellType, FunctionType
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ def copy_with(model: nn.Module, parameter: Replace, buffer: Replace) -> nn.Modul
     """A deep copy of `model` in which every parameter and buffer is what the given function makes of it.
 
     The functions get the qualified name and the tensor, detached. `requires_grad` flags, training mode, hooks and
-    attributes are those of the model; a tensor that has several names (shared weights) stays shared.
+    attributes are those of the model; a tensor that has several names (shared weights) stays shared. A model whose
+    copy would still use the model's own layers is refused, see `check_copyable`.
     """
+    check_copyable(model)
     memo: dict[int, object] = {}
     for name, original in model.named_parameters():
         memo[id(original)] = nn.Parameter(parameter(name, original.detach()), requires_grad=original.requires_grad)
@@ -77,17 +80,58 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def check_copyable(model: nn.Module) -> None:
-    """A function that is kept in the model and refers to its layers would still mean the model's own in a copy."""
-    own = {id(module) for module in model.modules()}
+    """Refuse a model that keeps a function, or a hook, which refers to its layers: a copy would run the model's own."""
+    own = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
-            cells = getattr(value, "__closure__", None) or () if isinstance(value, FunctionType) else ()
-            if any(id(_content(cell)) in own for cell in cells):
+            if attribute not in ("_parameters", "_buffers", "_modules") and any(
+                _reaches(function, own, set()) for function in _functions_in(value)
+            ):
                 where = f"{name}.{attribute}" if name else attribute
                 raise ValueError(
                     f"model keeps a function that refers to its own layers, {where}: in a copy it would run the "
                     "model's layers, not the copy's. Make it a method, or a module"
                 )
+
+
+def _functions_in(value: Any) -> Iterator[FunctionType]:
+    """The functions in containers, partial functions and methods; a deep copy keeps them as they are."""
+    if isinstance(value, FunctionType):
+        yield value
+    elif isinstance(value, MethodType):
+        yield from _functions_in(value.__func__)
+    else:
+        for item in _items(value):
+            yield from _functions_in(item)
+
+
+def _reaches(value: Any, own: set[int], seen: set[int]) -> bool:
+    """Tell whether a function refers to one of the objects with these ids: around it, by default, or by a global name.
+
+    Looks into containers, partial functions, methods and other functions on the way.
+    """
+    if id(value) in own:
+        return True
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    if isinstance(value, FunctionType):
+        used = (value.__globals__.get(name) for name in value.__code__.co_names)
+        modules = [found for found in used if isinstance(found, nn.Module | Tensor)]
+        cells = [_content(cell) for cell in value.__closure__ or ()]
+        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        return any(_reaches(item, own, seen) for item in (*cells, *defaults, *modules))
+    parts = [value.__self__, value.__func__] if isinstance(value, MethodType) else _items(value)
+    return any(_reaches(item, own, seen) for item in parts)
+
+
+def _items(value: Any) -> list[Any]:
+    """What containers and partial functions hold; nothing for anything else."""
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    return list(value) if isinstance(value, list | tuple | set | frozenset) else []
 
 
 def _content(cell: CellType) -> object:

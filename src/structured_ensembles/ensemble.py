@@ -43,7 +43,7 @@ from structured_ensembles.inputs import check_inputs, check_pixels, embedding_si
 from structured_ensembles.losses import Loss
 from structured_ensembles.replays import Replays
 from structured_ensembles.selection import Subnet
-from structured_ensembles.several import Inputs, batch_from, is_several, moved
+from structured_ensembles.several import Inputs, batch_from, cloned, is_several, moved
 from structured_ensembles.units import Units
 
 __all__ = [
@@ -127,7 +127,7 @@ class Ensemble(nn.Module):
         outputs = self.replays.outputs(self, inputs)
         if outputs is None:
             prepared = self.prepare(inputs)
-            outputs = torch.cat([member_outputs(member, prepared) for member in self.members])
+            outputs = torch.cat([member_outputs(member, cloned(prepared)) for member in self.members])
         if self.gaussian:
             means, deviations = moments(outputs)
             if self.units is not None:

@@ -24,7 +24,7 @@ from structured_ensembles.data.splits import Batch, some_samples
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.initialization import draw_weights
 from structured_ensembles.parallel import gather, rank
-from structured_ensembles.several import Inputs, call, moved, pieces
+from structured_ensembles.several import Inputs, call, cloned, moved, pieces
 
 SAMPLES = 512  # that a network is tried on, in batches of
 BATCH = 128
@@ -116,7 +116,7 @@ def _candidates(data: Data) -> Iterator[tuple[str, Normalization | None]]:
 def _outputs(network: nn.Module, data: Data, inputs: Inputs) -> Tensor:
     """Run a network on stored inputs (samples, …); return (samples, …) on the CPU, the mean over its members."""
     device, dtype = device_of(network), dtype_of(network)
-    parts = [call(network, data.prepare(moved(part, device), dtype)) for part in pieces(inputs, BATCH)]
+    parts = [call(network, cloned(data.prepare(moved(part, device), dtype))) for part in pieces(inputs, BATCH)]
     outputs = torch.cat(parts, dim=1).mean(0) if hasattr(network, "num_members") else torch.cat(parts)
     return outputs.double().cpu()
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.capture import CaptureError, Step, captured, side_by_side, side_streams
 from structured_ensembles.combination import member_outputs
-from structured_ensembles.several import Inputs, each, tensors_in
+from structured_ensembles.several import Inputs, cloned, each, tensors_in
 
 MOST_SHAPES = 8  # further ones run without a graph
 MANY = 64  # images: from here on convolutions are faster with the channels last
@@ -128,8 +128,10 @@ def _captured(ensemble: Any, x: Inputs) -> tuple[Inputs, list[Tensor], Step]:
         device = tensors_in(x)[0].device
         streams = side_streams(device, len(ensemble.members))
 
+        changing = [_overwrites(member, ensemble.prepare(place)) for member in ensemble.members]
+
         def run(number: int, member: nn.Module, prepared: Inputs) -> None:
-            results[number] = member_outputs(member, prepared)
+            results[number] = member_outputs(member, cloned(prepared) if changing[number] else prepared)
 
         order = memory_order(ensemble, place)
 
@@ -139,6 +141,14 @@ def _captured(ensemble: Any, x: Inputs) -> tuple[Inputs, list[Tensor], Step]:
             side_by_side([partial(run, number, member, prepared) for number, member in members], streams)
 
         return place, results, captured(step, device, list, modules=list(ensemble.members))
+
+
+def _overwrites(network: nn.Module, inputs: Inputs) -> bool:
+    """Tell whether a network works in place on its inputs, which it then cannot share with the other members."""
+    own = cloned(inputs)
+    before = [tensor._version for tensor in tensors_in(own)]
+    member_outputs(network, own)
+    return before != [tensor._version for tensor in tensors_in(own)]
 
 
 def memory_order(ensemble: Any, x: Inputs) -> torch.memory_format:

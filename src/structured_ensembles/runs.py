@@ -52,8 +52,10 @@ def open_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def drop_run_without_progress(folder: Path) -> None:
     """Take away a run folder in which nothing has been done, so that a corrected command may have it."""
-    if [path.name for path in folder.iterdir()] == ["config.yaml"]:
-        (folder / "config.yaml").unlink()
+    found = {path.name for path in folder.iterdir()}
+    if "config.yaml" in found and found <= {"config.yaml", "identity.json"}:
+        for name in found:
+            (folder / name).unlink()
         with suppress(OSError):  # such as the one that the command runs in
             folder.rmdir()
 

@@ -72,6 +72,11 @@ def moved(inputs: Inputs, device: torch.device | str) -> Any:
     return inputs.to(device) if isinstance(inputs, Tensor) else each(lambda own: own.to(device), inputs)
 
 
+def cloned(inputs: Inputs) -> Any:
+    """Copy inputs for one network: it may work in place, and others, or the caller, still need them."""
+    return each(Tensor.clone, inputs)
+
+
 def pieces(inputs: Inputs, size: int) -> list[Any]:
     """Split a batch into batches of `size` samples; the last one may be smaller."""
     if isinstance(inputs, Tensor):

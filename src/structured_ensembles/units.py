@@ -20,7 +20,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.splits import Batch, Split, TensorSplit
 from structured_ensembles.devices import constant
 from structured_ensembles.parallel import gather
-from structured_ensembles.several import Inputs, call, moved, rows_of
+from structured_ensembles.several import Inputs, call, cloned, moved, rows_of
 
 LOOKED_AT = 64  # samples that tell what units a network's outputs have
 STREAMED = 512  # samples of a loader that tell what the targets are like
@@ -111,7 +111,8 @@ def _outputs(networks: Sequence[nn.Module], data: Data, inputs: Inputs) -> Tenso
     found = []
     for network in networks:
         with evaluation_mode(network):
-            outputs = call(network, data.prepare(moved(inputs, device_of(network)), dtype_of(network)))
+            prepared = data.prepare(moved(inputs, device_of(network)), dtype_of(network))
+            outputs = call(network, cloned(prepared))
         if isinstance(outputs, Tensor):
             found.append(outputs.flatten(0, 1) if hasattr(network, "num_members") else outputs)
     return torch.cat(found).double() if found else torch.zeros(0)

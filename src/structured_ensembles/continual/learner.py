@@ -177,20 +177,27 @@ class Learner(ABC):
     # Prediction -----------------------------------------------------------------------------------------------------
 
     def network(self, task: int) -> nn.Module:
-        """The network of a learned task as an ordinary module: normalised inputs (batch, …) to logits."""
+        """Return a copy of a task's network as an ordinary module: normalised inputs (batch, …) to logits.
+
+        Whatever is done to it, the learner stays as it is.
+        """
         self._check_known(task)
-        return self._network(task).eval()
+        return clone_of(self._network(task)).eval()
 
     def ensemble(self, task: int) -> Ensemble:
-        """The task's network as an ensemble of one, such as `se.evaluate` takes."""
-        known = self._check_known(task)
-        ensemble = Ensemble([self.network(task)], classes=known.names, normalization=known.normalization).eval()
+        """Return a copy of a task's network as an ensemble of one, such as `se.evaluate` takes."""
+        return self._ensemble(task, self.network(task))
+
+    def _ensemble(self, task: int, network: nn.Module) -> Ensemble:
+        known = self.learned[task]
+        ensemble = Ensemble([network], classes=known.names, normalization=known.normalization).eval()
         ensemble.input_shape = known.shape
         return ensemble
 
     def logits(self, x: Any, task: int, batch_size: int = 512) -> Tensor:
         """Logits (samples, classes of the task) for arrays, tensors, datasets or loaders, pixels as users have them."""
-        return self.ensemble(task).logits(x, batch_size)[0]
+        self._check_known(task)
+        return self._ensemble(task, self._network(task).eval()).logits(x, batch_size)[0]  # no copy: it only looks
 
     def predict(self, x: Any, task: int, batch_size: int = 512) -> Tensor:
         """Labels within the task, (samples,)."""

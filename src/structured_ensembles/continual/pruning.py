@@ -121,8 +121,9 @@ def mean_activity(network: nn.Module, graph: ChannelGraph, data: Data, device: t
 
         handles.append(layer.register_forward_pre_hook(add))
 
+    layers = dict(network.named_modules())
     for name in readers:
-        layer = network.get_submodule(name)
+        layer = layers.get(name)  # None: a weight that belongs to no layer
         if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
             watch(name, layer)
     network.eval()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from structured_ensembles.continual.learner import Learner, surest
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.storage import resume
 from structured_ensembles.continual.tasks import Task
 from structured_ensembles.data.splits import digest
+from structured_ensembles.digests import digest_of, module_parts
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.files import write_text
 
@@ -98,7 +96,4 @@ def _identity(learner: Learner, tasks: Sequence[Task]) -> str:
         + [digest(task.data.split(name)) for name in ("train", "test")]
         for task in tasks
     ]
-    found = hashlib.sha256(json.dumps([learner.method, learner.settings, described]).encode())
-    for name, tensor in learner.backbone.state_dict().items():
-        found.update(name.encode() + tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+    return digest_of([learner.method, learner.settings, described, module_parts(learner.backbone)])

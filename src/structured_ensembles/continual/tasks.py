@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from structured_ensembles.checks import checked_seed
 from structured_ensembles.data import Data, Split, load_data
 from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.data.splits import Batch, TensorSplit
@@ -65,7 +66,7 @@ def split_tasks(data: Data, tasks: int, shuffle_labels: bool = False, seed: int 
         raise ValueError(f"tasks must divide the {data.num_classes} classes: one of {fitting}, not {tasks!r}")
     labels = torch.arange(data.num_classes)
     if shuffle_labels:
-        labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
+        labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(checked_seed(seed)))]
     groups = labels.view(tasks, -1)
     within = torch.empty_like(labels)  # the label of every class within its task
     within[groups] = torch.arange(groups.shape[1]).expand_as(groups)

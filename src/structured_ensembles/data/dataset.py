@@ -207,10 +207,11 @@ class Data:
                 )
             names = _class_names(known, targets)
             check_labels("targets of train", targets, len(names))
-        held_out, tested = (None if loader is None else StreamedSplit(loader) for loader in (validation, test))
+        number = len(names) if task == "classification" else None
+        held_out, tested = (None if own is None else StreamedSplit(own, number) for own in (validation, test))
         moments = _normalization(normalization, inputs, ids)
         settled = _is_settled(normalization, inputs)
-        return cls(task, names, StreamedSplit(train), held_out, tested, moments, name, ids, settled)
+        return cls(task, names, StreamedSplit(train, number), held_out, tested, moments, name, ids, settled)
 
     @property
     def num_classes(self) -> int:

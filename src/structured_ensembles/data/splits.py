@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from structured_ensembles.data.arrays import labelled
+from structured_ensembles.checks import checked_seed
+from structured_ensembles.data.arrays import check_labels, labelled
 from structured_ensembles.data.drawing import Seed, fold, shuffled
+from structured_ensembles.digests import add_tensor
 from structured_ensembles.several import Inputs, each, joined, moved, rows_of, tensors_in
 
 Batch = tuple[Inputs, Tensor]
@@ -80,9 +83,13 @@ class TensorSplit:
 
 @dataclass(frozen=True)
 class StreamedSplit:
-    """What a DataLoader gives: its own batch size and order. A seed makes its shuffling repeatable."""
+    """What a DataLoader gives: its own batch size and order. A seed makes its shuffling repeatable.
+
+    classes: how many there are, so that the labels of every batch can be checked; None for a regression.
+    """
 
     loader: DataLoader[Any]
+    classes: int | None = None
 
     def __len__(self) -> int:
         return len(self.loader.dataset)  # type: ignore[arg-type]
@@ -94,7 +101,16 @@ class StreamedSplit:
         batches = iter(self.loader) if seed is None else self._seeded(seed)
         for batch in batches:
             inputs, targets = as_batch(batch)
-            yield moved(inputs, device), targets.to(device)
+            yield moved(inputs, device), self._checked(targets).to(device)
+
+    def _checked(self, targets: Tensor) -> Tensor:
+        """Check a batch's labels before they reach a loss, which on a GPU would take the whole process down."""
+        if self.classes is None:
+            return targets
+        if targets.is_floating_point():
+            raise TypeError(f"a loader's targets must be labels in every batch, as in the first, not {targets.dtype}")
+        check_labels("a loader's targets", targets, self.classes)
+        return targets.long()
 
     def _seeded(self, seed: Seed) -> Iterator[Any]:
         """The loader under random states of its own: what it draws depends on the seed, and on nothing between."""
@@ -163,19 +179,29 @@ def _set_states(generators: Sequence[torch.Generator], states: Sequence[Any]) ->
 
 
 def digest(split: Split) -> str:
-    """What tells the samples of two splits apart; those of a loader are not looked at, only counted.
+    """Digest what tells two splits apart: all samples in memory; of a loader its length and its first batch.
 
-    Of inputs, a thousand samples spread over the split will do.
+    A loader's batch counts only if it is the same twice: some draw from random states that nobody can set.
     """
-    found = hashlib.sha256(str(len(split)).encode())
+    found = hashlib.sha256(f"{type(split).__name__} {len(split)}".encode())
     if isinstance(split, TensorSplit):
-        if isinstance(split.inputs, dict):
-            found.update(str(list(split.inputs)).encode())
-        some = split.index[:: max(1, len(split) // 1000)]
-        for tensor in (split.index, split.targets[split.index], *tensors_in(rows_of(split.inputs, some))):
-            found.update(str((tensor.dtype, tuple(tensor.shape))).encode())
-            found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        _add_batch(found, (split.inputs, split.targets), split.index)
+        return found.hexdigest()
+    found.update(f"{split.num_batches(1)} batches".encode())
+    first, second = hashlib.sha256(), hashlib.sha256()
+    for own in (first, second):
+        for batch in islice(split.batches(1, seed=(0,)), 1):
+            _add_batch(own, batch)
+    if first.digest() == second.digest():
+        found.update(first.digest())
     return found.hexdigest()
+
+
+def _add_batch(found: Any, batch: Batch, rows: Tensor | None = None) -> None:
+    inputs, targets = batch
+    found.update(str(list(inputs) if isinstance(inputs, dict) else type(inputs).__name__).encode())
+    for tensor in (targets, *tensors_in(inputs)):
+        add_tensor(found, tensor, rows)
 
 
 def hold_out(strata: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -183,7 +209,7 @@ def hold_out(strata: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
 
     strata: shape (samples,), such as the labels. Every stratum keeps at least one sample.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(checked_seed(seed))
     shuffled = torch.randperm(len(strata), generator=generator)
     held_out = torch.zeros(len(strata), dtype=torch.bool)
     for stratum in strata.unique():

@@ -14,20 +14,21 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.checks import check_choice, check_whole
-from structured_ensembles.copying import clone_of, copy_with, device_of
+from structured_ensembles.checks import check_choice, check_whole, checked_seed
+from structured_ensembles.copying import clone_of, copy_with, device_of, dtype_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined
+from structured_ensembles.identity import open_folder
 from structured_ensembles.losses import Loss
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.origin import remember_origin
-from structured_ensembles.scaling import per_member
+from structured_ensembles.scaling import one_tensor, per_member
 from structured_ensembles.several import Inputs, batch_from, batch_size, call, joined, moved, rows_of, tensors_in
 from structured_ensembles.training import ParameterRule, Recipe, train
-from structured_ensembles.training.recipe import usual
+from structured_ensembles.training.recipe import recipe_for
 
 Repeat = Literal["tile", "split"]
 # As in the authors' code (Edward2, ResNet-32x4): the factors have no weight decay and half the learning rate.
@@ -48,6 +49,7 @@ def batch_ensemble(
     folder: str | Path | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
+    loss_name: str | None = None,
     repeat: Repeat = "tile",
 ) -> Ensemble:
     """All members start from the model's own weights, times random signs. The model is not changed.
@@ -57,14 +59,16 @@ def batch_ensemble(
     repeat: in training every member sees the whole batch ("tile"), or each row goes to one member ("split"), which
         costs no more than to train one network.
     """
+    seed, recipe = checked_seed(seed), recipe_for(data.task, recipe)
     data = examined(model, data, device)
-    example = data.example()
+    example = data.example(dtype=dtype_of(model))
     layers = called_layers(model, example).all
     network = BatchEnsembleNetwork(model, layers, members, repeat, seed)
     _check_rows(network, example)
+    what = {"members": members, "seed": seed, "repeat": repeat}
+    run = open_folder(folder, "batch-ensemble", model, data, recipe=recipe, loss=loss, loss_name=loss_name, **what)
     ensemble = Ensemble([network])
-    checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
-    recipe = recipe or Recipe.named(usual(data.task))
+    checkpoint = run.file("checkpoint.safetensors")
     recipe = replace(recipe, rules=(*FACTOR_RULES, *recipe.rules))
     train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
     return ensemble
@@ -107,12 +111,11 @@ class BatchEnsembleNetwork(nn.Module):
         inputs = batch_from(x, named)
         members, batch = self.num_members, batch_size(inputs)
         if not (self.training and self.repeat == "split"):
-            outputs: Tensor = call(self.network, joined([inputs] * members))
-            return outputs.unflatten(0, (members, -1))
+            return one_tensor(call(self.network, joined([inputs] * members))).unflatten(0, (members, -1))
         if batch % members == 0:
-            return call(self.network, inputs)[None]  # type: ignore[no-any-return]
+            return one_tensor(call(self.network, inputs))[None]
         filled, own = _dealt(batch, members, tensors_in(inputs)[0].device)
-        return call(self.network, rows_of(inputs, filled))[own][None]  # type: ignore[no-any-return]
+        return one_tensor(call(self.network, rows_of(inputs, filled)))[own][None]
 
     def extra_repr(self) -> str:
         return f"members={self.num_members}, repeat={self.repeat}"

@@ -7,18 +7,20 @@ from torch import nn
 
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.channels import trace
-from structured_ensembles.checks import check_whole
-from structured_ensembles.copying import clone_of
+from structured_ensembles.checks import check_whole, checked_seed
+from structured_ensembles.copying import clone_of, dtype_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined
 from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
+from structured_ensembles.identity import open_folder
 from structured_ensembles.initialization import draw_weights
 from structured_ensembles.losses import Loss
 from structured_ensembles.selection import Scope, select
 from structured_ensembles.training import Recipe, train
+from structured_ensembles.training.recipe import recipe_for
 
 
 def random_ensemble(model: nn.Module, data: Data, members: int = 5, **settings: Any) -> Ensemble:
@@ -37,6 +39,7 @@ def magnitude_ensemble(
     folder: str | Path | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
+    loss_name: str | None = None,
     prune: float | None = None,
     memory: float | None = None,
     scope: Scope = "layer",
@@ -53,13 +56,28 @@ def magnitude_ensemble(
     check_rescale(rescale, reinit=False)
     if prune is None and memory is None:
         prune = 0.5
+    seed, recipe = checked_seed(seed), recipe_for(data.task, recipe)
     data = examined(model, data, device)
+    what = {"members": members, "prune": prune, "memory": memory, "scope": scope, "coupled": coupled}
+    run = open_folder(
+        folder,
+        "magnitude",
+        model,
+        data,
+        recipe=recipe,
+        loss=loss,
+        loss_name=loss_name,
+        seed=seed,
+        round_to=round_to,
+        rescale=rescale,
+        **what,
+    )
     networks, subnets = [], []
     for number in range(members):
         whole = clone_of(model)
         if number > 0:
             draw_weights(whole, stream(seed, "weights", number))
-        graph = trace(whole, data.example(), coupled=coupled)
+        graph = trace(whole, data.example(dtype=dtype_of(whole)), coupled=coupled)
         share = None if memory is None else memory / members
         chosen = select(
             graph, prune=prune, memory=share, scope=scope, selection="magnitude", members=1, round_to=round_to
@@ -69,6 +87,6 @@ def magnitude_ensemble(
     if not rescale:
         warn_of_faint_members(model, graph, subnets)
     ensemble = Ensemble(networks, subnets=subnets)
-    checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
+    checkpoint = run.file("checkpoint.safetensors")
     train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
     return ensemble

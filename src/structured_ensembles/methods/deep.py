@@ -4,16 +4,18 @@ from pathlib import Path
 
 from torch import nn
 
-from structured_ensembles.checks import check_whole
+from structured_ensembles.checks import check_whole, checked_seed
 from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined
+from structured_ensembles.identity import open_folder
 from structured_ensembles.initialization import draw_weights
 from structured_ensembles.losses import Loss
 from structured_ensembles.training import Recipe, train
+from structured_ensembles.training.recipe import recipe_for
 
 
 def deep_ensemble(
@@ -27,14 +29,18 @@ def deep_ensemble(
     folder: str | Path | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
+    loss_name: str | None = None,
 ) -> Ensemble:
     """The first member starts from the model's own weights, the others from weights drawn anew with other seeds."""
     check_whole("members", members)
+    seed, recipe = checked_seed(seed), recipe_for(data.task, recipe)
     data = examined(model, data, device)
+    what = {"members": members, "seed": seed}
+    run = open_folder(folder, "deep", model, data, recipe=recipe, loss=loss, loss_name=loss_name, **what)
     networks = [clone_of(model) for _ in range(members)]
     for number, network in enumerate(networks[1:], start=1):
         draw_weights(network, stream(seed, "weights", number))
     ensemble = Ensemble(networks)
-    checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
+    checkpoint = run.file("checkpoint.safetensors")
     train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
     return ensemble

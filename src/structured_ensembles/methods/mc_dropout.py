@@ -15,17 +15,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.checks import check_share, check_whole
-from structured_ensembles.copying import clone_of
+from structured_ensembles.checks import check_share, check_whole, checked_seed
+from structured_ensembles.copying import clone_of, dtype_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined
+from structured_ensembles.identity import open_folder
 from structured_ensembles.losses import Loss
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.origin import remember_origin
+from structured_ensembles.scaling import one_tensor
 from structured_ensembles.several import Inputs, batch_from, call, joined, tensors_in
 from structured_ensembles.training import Recipe, train
+from structured_ensembles.training.recipe import recipe_for
 
 
 def mc_dropout(
@@ -39,6 +42,7 @@ def mc_dropout(
     folder: str | Path | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
+    loss_name: str | None = None,
     probability: float = 0.25,
 ) -> Ensemble:
     """One network of the model's size, which starts from its weights. The model is not changed.
@@ -46,10 +50,14 @@ def mc_dropout(
     members: how many samples a prediction draws.
     probability: of an element of the output of a hidden linear layer or convolution to be dropped.
     """
+    seed, recipe = checked_seed(seed), recipe_for(data.task, recipe)
     data = examined(model, data, device)
-    network = DropoutNetwork(model, called_layers(model, data.example()).hidden, members, probability, seed)
+    layers = called_layers(model, data.example(dtype=dtype_of(model))).hidden
+    network = DropoutNetwork(model, layers, members, probability, seed)
+    what = {"members": members, "seed": seed, "probability": probability}
+    run = open_folder(folder, "mc-dropout", model, data, recipe=recipe, loss=loss, loss_name=loss_name, **what)
     ensemble = Ensemble([network])
-    checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
+    checkpoint = run.file("checkpoint.safetensors")
     train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
     return ensemble
 
@@ -83,18 +91,17 @@ class DropoutNetwork(nn.Module):
         """(batch, …) to (members, batch, classes); in training one draw of dropout, (1, batch, classes)."""
         inputs = batch_from(x, named)
         if self.training:
-            return call(self.network, inputs)[None]  # type: ignore[no-any-return]
+            return one_tensor(call(self.network, inputs))[None]
         members = self.num_members
         keys = _sample_keys(inputs, members, self.seed)
         dropouts = [part for part in self.network.modules() if isinstance(part, SampledDropout)]
         for dropout in dropouts:
             dropout.keys, dropout.calls = keys, 0
         try:
-            outputs: Tensor = call(self.network, joined([inputs] * members))
-            return outputs.unflatten(0, (members, -1))
+            return one_tensor(call(self.network, joined([inputs] * members))).unflatten(0, (members, -1))
         finally:
             for dropout in dropouts:
-                dropout.keys = None
+                dropout.keys, dropout.calls = None, 0
 
     def extra_repr(self) -> str:
         return f"members={self.num_members}, probability={self.probability}, seed={self.seed}"

@@ -10,14 +10,18 @@ from pathlib import Path
 from torch import nn
 
 from structured_ensembles.channels import trace
+from structured_ensembles.checks import checked_seed
+from structured_ensembles.copying import dtype_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.extraction import extract
+from structured_ensembles.identity import open_folder
 from structured_ensembles.losses import Loss
 from structured_ensembles.selection import select
 from structured_ensembles.training import Recipe, train
+from structured_ensembles.training.recipe import recipe_for
 
 
 def narrow_ensemble(
@@ -31,6 +35,7 @@ def narrow_ensemble(
     folder: str | Path | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
+    loss_name: str | None = None,
     prune: float | None = None,
     memory: float | None = None,
     coupled: bool = False,
@@ -45,14 +50,17 @@ def narrow_ensemble(
     """
     if prune is None and memory is None:
         prune = 0.5
-    graph = trace(model, data.example(), coupled=coupled)
+    seed, recipe = checked_seed(seed), recipe_for(data.task, recipe)
+    graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     # Which channels is of no matter: only the sizes are used.
     subnets = select(graph, prune=prune, memory=memory, selection="random", members=members, round_to=round_to)
+    what = {"members": members, "prune": prune, "memory": memory, "coupled": coupled, "round_to": round_to}
+    run = open_folder(folder, "narrow", model, data, recipe=recipe, loss=loss, loss_name=loss_name, seed=seed, **what)
     networks = [
         extract(model, graph, subnet, reinit=True, seed=stream(seed, "weights", number))
         for number, subnet in enumerate(subnets)
     ]
     ensemble = Ensemble(networks)
-    checkpoint = None if folder is None else Path(folder) / "checkpoint.safetensors"
+    checkpoint = run.file("checkpoint.safetensors")
     train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
     return ensemble

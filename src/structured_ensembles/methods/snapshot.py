@@ -6,16 +6,17 @@ from pathlib import Path
 from torch import nn
 
 from structured_ensembles.calibration_fit import calibrate_trained
-from structured_ensembles.checks import check_whole
+from structured_ensembles.checks import check_whole, checked_seed
 from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 from structured_ensembles.devices import Device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined
 from structured_ensembles.history import History
+from structured_ensembles.identity import open_folder
 from structured_ensembles.losses import Loss
 from structured_ensembles.training import Recipe, train
-from structured_ensembles.training.recipe import usual
+from structured_ensembles.training.recipe import recipe_for
 from structured_ensembles.units import Units
 
 CYCLE = 50  # epochs, in the paper
@@ -32,6 +33,7 @@ def snapshot_ensemble(
     folder: str | Path | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
+    loss_name: str | None = None,
     cycle: int | None = None,
 ) -> Ensemble:
     """The first cycle starts from the model's own weights, each other from the snapshot before it.
@@ -42,8 +44,8 @@ def snapshot_ensemble(
     cycle: its epochs; by default 50, or the recipe's epochs divided among the members if that is less.
     """
     check_whole("members", members)
+    seed, recipe = checked_seed(seed), recipe_for(data.task, recipe)
     data = examined(model, data, device)
-    recipe = recipe or Recipe.named(usual(data.task))
     if cycle is None:
         cycle = min(CYCLE, recipe.epochs // members)
     if not isinstance(cycle, int) or cycle < 1:
@@ -51,13 +53,15 @@ def snapshot_ensemble(
             f"cycle must be a whole number of epochs, at least 1, not {cycle!r}; by default it is the recipe's "
             f"{recipe.epochs} epochs divided among {members} members"
         )
+    what = {"members": members, "seed": seed, "cycle": cycle}
+    run = open_folder(folder, "snapshot", model, data, recipe=recipe, loss=loss, loss_name=loss_name, **what)
     annealed = replace(recipe, epochs=cycle, schedule="cosine", warmup=0.0, patience=None, keep="last")
     networks: list[nn.Module] = []
     history = History()
     units: Units | None = None
     for number in range(members):
         network = clone_of(networks[-1] if networks else model)
-        checkpoint = None if folder is None else Path(folder) / f"checkpoint-{number + 1}.safetensors"
+        checkpoint = run.file(f"checkpoint-{number + 1}.safetensors")
         alone = Ensemble([network], units=units)
         own = train(
             alone, data, annealed, device, seed, numbers=[number], loss=loss, checkpoint=checkpoint, quiet=quiet

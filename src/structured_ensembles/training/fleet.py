@@ -8,8 +8,6 @@ computed is the business of an engine, `loop` or `graph`; what an epoch means is
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 import warnings
@@ -28,11 +26,12 @@ from structured_ensembles.copying import dtype_of, tensors_of, without_nested_te
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
 from structured_ensembles.data.dataset import check_data
-from structured_ensembles.data.splits import TensorSplit, digest
+from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination import examined, warn_of_one_class
 from structured_ensembles.history import COLUMNS, History, Row
+from structured_ensembles.identity import Identity, RunFile, check_same, identity_of
 from structured_ensembles.losses import Loss, learned_units, loss_for
 from structured_ensembles.parallel import gather, rank
 from structured_ensembles.training.channels_last import channels_last
@@ -43,7 +42,7 @@ from structured_ensembles.training.loop import LoopEngine
 from structured_ensembles.training.mesh import Mesh, collect_tensors, mesh_for, spread
 from structured_ensembles.training.optimizers import OptimizerState, check_rules
 from structured_ensembles.training.plan import Engine, Member, Plan, Result
-from structured_ensembles.training.recipe import Recipe, check_recipe, usual
+from structured_ensembles.training.recipe import Recipe, recipe_for
 from structured_ensembles.units import Units
 
 
@@ -56,7 +55,8 @@ def train(
     *,
     numbers: Sequence[int] | None = None,
     loss: Loss | None = None,
-    checkpoint: str | Path | None = None,
+    loss_name: str | None = None,
+    checkpoint: str | Path | RunFile | None = None,
     quiet: bool = False,
 ) -> History:
     """Train every member of `ensemble` in place; each ends with the weights of its best validation epoch.
@@ -79,7 +79,9 @@ def train(
         networks that give a mean and a variance for every value: targets are standardised as by default, and the
         ensemble predicts distributions; see `Ensemble.distribution`.
     checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
-        weights.
+        weights. A file of another run (other weights to start from, data, recipe, seed, loss, …) is refused.
+    loss_name: tells this loss from others, where there is a checkpoint and the loss cannot be told by itself, such as a
+        lambda.
     """
     check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
     check_data(data)
@@ -91,10 +93,9 @@ def train(
     captured = _captured(recipe, where, mesh)
     if captured:
         ask_for_small_workspaces()  # before anything takes a large one
-    data, loss = _adopted(ensemble, data, loss, where)
-    path = None if checkpoint is None else Path(checkpoint)
-    identity = _identity(ensemble, data, recipe, seed, numbers, loss)
+    path, identity = _identified(checkpoint, ensemble, data, recipe, seed, numbers, loss, loss_name)
     earlier = _earlier(path, identity)
+    data, loss = _adopted(ensemble, data, loss, where)
     if earlier is not None:
         ensemble.units = Units.from_json(earlier[1].get("units"))
     elif ensemble.units is None:
@@ -224,8 +225,7 @@ def _plan(
 
 
 def _checked_recipe(recipe: Recipe | None, data: Data, ensemble: Ensemble) -> Recipe:
-    check_recipe(recipe)
-    recipe = recipe or Recipe.named(usual(data.task))
+    recipe = recipe_for(data.task, recipe)
     check_rules(recipe, ensemble)
     return recipe
 
@@ -293,16 +293,25 @@ def _copy_into(copy: dict[str, Tensor], network: nn.Module) -> None:
         torch._foreach_copy_([copy[name] for name in names], [state[name] for name in names])
 
 
-def _identity(
-    ensemble: Ensemble, data: Data, recipe: Recipe, seed: int, numbers: Sequence[int], loss: Loss | None
-) -> str:
-    """What a checkpoint must agree on with the run that goes on from it."""
-    shapes = [[name, list(tensor.shape)] for name, tensor in tensors_of(ensemble).items()]
-    what = {name: value for name, value in recipe.to_dict().items() if name not in ("engine", "compile", "streams")}
-    name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
-    normalization = None if data.normalization is None else data.normalization.to_json()
-    described = [shapes, data.name, digest(data.train), normalization, what, seed, list(numbers), name]
-    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+def _identified(
+    checkpoint: str | Path | RunFile | None,
+    ensemble: Ensemble,
+    data: Data,
+    recipe: Recipe,
+    seed: int,
+    numbers: Sequence[int],
+    loss: Loss | None,
+    loss_name: str | None,
+) -> tuple[Path | None, Identity]:
+    """Return the checkpoint's path, and what it must agree on with this run: its method's identity, or its own."""
+    if checkpoint is None or isinstance(checkpoint, RunFile):
+        return (None, {}) if checkpoint is None else (checkpoint.path, checkpoint.identity)
+    units = None if ensemble.units is None else ensemble.units.to_json()
+    own = {"seed": seed, "numbers": numbers, "units": units, "gaussian": ensemble.gaussian}
+    # Of several processes, which may have drawn other weights, the first decides.
+    return Path(checkpoint), gather(
+        identity_of(ensemble.members, data, recipe, loss, loss_name, "checkpoint=", method="train", **own)
+    )[0]
 
 
 def _save(
@@ -325,14 +334,11 @@ def _save(
         )
 
 
-def _earlier(path: Path | None, identity: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+def _earlier(path: Path | None, identity: Identity) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The checkpoint of this run; None if there is none."""
     found = None if path is None else load_checkpoint(path)
-    if found is not None and found[1]["identity"] != identity:
-        raise ValueError(
-            f"checkpoint {path} is of another run (its networks, data, recipe or seed differ): "
-            "delete it, or choose another file"
-        )
+    if found is not None:
+        check_same(found[1]["identity"], identity, f"checkpoint {path}")
     return found
 
 

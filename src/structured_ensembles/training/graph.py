@@ -29,7 +29,7 @@ from structured_ensembles.data.drawing import stream
 from structured_ensembles.data.feeds import Feed, TableFeed, feed_for
 from structured_ensembles.data.splits import Batch, TensorSplit
 from structured_ensembles.losses import mean_loss
-from structured_ensembles.several import Inputs, arguments
+from structured_ensembles.several import Inputs, arguments, cloned
 from structured_ensembles.tracing.ghost import first_line
 from structured_ensembles.training import batch as fused_batch
 from structured_ensembles.training.eights import PaddingError, Shapes, check_padding, padded_shapes
@@ -302,7 +302,8 @@ class Runner:
 
     def train_step(self, size: int, shared: Batch | None, compiled: bool) -> None:
         """Take one step on a batch of `size` samples: the member's own, or the one that all share."""
-        cost, derivatives = self._derived(self._batch(size) if shared is None else shared, compiled)
+        batch = self._batch(size) if shared is None else (cloned(shared[0]), shared[1])
+        cost, derivatives = self._derived(batch, compiled)
         if any(own is not None for own in derivatives[len(self.leaves) :]):
             raise CaptureError("it reaches a layer's weights by another way than through the layer")
         with torch.no_grad():
@@ -366,7 +367,7 @@ class Runner:
         inputs, targets = batch
         self.member.network.eval()
         with self.plan.autocast():
-            outputs = self._stacked(self._forward(inputs, self.halves.parts))
+            outputs = self._stacked(self._forward(cloned(inputs), self.halves.parts))
         self.totals[0] += mean_loss(self.plan.loss, outputs, targets) * len(targets)
         if self.plan.data.task == "classification":
             self.totals[1] += (combined(outputs).argmax(-1) == targets).sum()

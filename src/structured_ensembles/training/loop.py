@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from structured_ensembles.data.drawing import stream
 from structured_ensembles.data.splits import Batch, TensorSplit
 from structured_ensembles.losses import mean_loss
 from structured_ensembles.parallel import add_up, average_buffers
-from structured_ensembles.several import Inputs, rows_of
+from structured_ensembles.several import Inputs, cloned, rows_of
 from structured_ensembles.training.optimizers import optimizer_for, set_rate
 from structured_ensembles.training.plan import Member, Plan, Result
 
@@ -63,10 +63,10 @@ class LoopEngine:
                 average_buffers(list(member.network.buffers()), plan.mesh.group)
         return (losses / plan.steps).tolist()
 
-    def _batches(self, active: Sequence[Member], epoch: int) -> Iterator[Sequence[Batch]]:
+    def _batches(self, active: Sequence[Member], epoch: int) -> Iterator[Iterable[Batch]]:
         """Yield, for every step, the batch of each member as its network gets it.
 
-        Members draw their own; data that are streamed are read once, and all members share the batches.
+        Members draw their own; data that are streamed are read once, and every member gets a copy of the batches.
         """
         plan, split = self.plan, self.plan.data.train
         if isinstance(split, TensorSplit):
@@ -74,7 +74,8 @@ class LoopEngine:
             return
         order = stream(plan.seed, "order", epoch)
         for stored, targets in split.batches(plan.recipe.batch_size, order, plan.device):
-            yield [(plan.data.prepare(stored, plan.dtype), targets)] * len(active)
+            prepared = plan.data.prepare(stored, plan.dtype)
+            yield ((cloned(prepared), targets) for _ in active)
 
     def _member_batches(self, split: TensorSplit, member: Member, epoch: int) -> Iterator[Batch]:
         plan = self.plan
@@ -116,7 +117,7 @@ class LoopEngine:
         for inputs, targets in plan.data.batches("validation", 512, device=plan.device, dtype=plan.dtype):
             for index, member in enumerate(active):
                 with plan.autocast():
-                    outputs = member_outputs(member.network, inputs).to(plan.exact)
+                    outputs = member_outputs(member.network, cloned(inputs)).to(plan.exact)
                 totals[index, 0] += mean_loss(plan.loss, outputs, self._fitting(targets)) * len(targets)
                 if classifying:
                     totals[index, 1] += (combined(outputs).argmax(-1) == targets).sum()

@@ -158,6 +158,12 @@ def check_recipe(recipe: Recipe | None) -> None:
         raise TypeError(f"recipe must be a Recipe, such as Recipe.named('modern'), not {recipe!r}")
 
 
+def recipe_for(task: str, recipe: Recipe | None) -> Recipe:
+    """Check a recipe; None is the usual one of the task."""
+    check_recipe(recipe)
+    return recipe or Recipe.named(usual(task))
+
+
 def usual(task: str) -> str:
     """The name of the recipe for a task, if nothing is said."""
     return "regression" if task == "regression" else "modern"
