@@ -25,7 +25,7 @@ def reproduce(
     out: Path = Path("runs/reproduce"),
     root: Path | None = None,
     device: str = "auto",
-    backend: Literal["loky", "threading", "sequential", "dask", "ray"] = "loky",
+    backend: Literal["loky", "sequential", "dask", "ray"] = "loky",
     workers: int | None = None,
     quiet: bool = False,
 ) -> int:

@@ -67,7 +67,7 @@ class Learner(ABC):
         for every task, and all its batches are of equal size, give or take one, and at most `batch_size`.
     augmentation: "auto" crops and flips colour images.
     head: "linear", or the authors' three layers ("paper").
-    seed: of everything random.
+    seed: of everything random; with another number of threads the last digits may differ.
     """
 
     method: ClassVar[str]
