@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from structured_ensembles.data.arrays import as_inputs, stack_samples
+from structured_ensembles.data.random_states import undisturbed
 from structured_ensembles.data.splits import as_batch
 from structured_ensembles.several import Shape, batch_size, is_several, pieces
 
@@ -20,7 +21,7 @@ def batches_of(x: Any, size: int, ids: bool = False, shape: Shape | None = None)
     ids: inputs are whole numbers. shape: of one sample in training; it tells whether the network takes several inputs.
     """
     if isinstance(x, DataLoader):
-        yield from (_without_targets(batch, shape) for batch in x)
+        yield from (_without_targets(batch, shape) for batch in undisturbed(x))
     elif hasattr(x, "batches"):  # a split of `Data`
         for inputs, _ in x.batches(size):
             yield inputs

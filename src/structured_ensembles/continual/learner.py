@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -126,22 +127,37 @@ class Learner(ABC):
     # Learning -------------------------------------------------------------------------------------------------------
 
     def learn(self, task: Task) -> None:
-        """Learn a task. If anything goes wrong, the learner is as it was before."""
+        """Learn a task. If anything goes wrong, or an interrupt comes, the learner is as it was before."""
         self._check(task)
+        changed = self._copy()
         data = task.data.to(self.device)
         example = self._example(data.shape)
         features = num_features(self.backbone, example)
         head = new_head(self.head, features, data.num_classes, derived(self.seed, task.number, 1)).to(example)
-        head, losses = self._learn(task.number, data, head)
-        self.heads[task.number] = head.eval()
+        head, losses = changed._learn(task.number, data, head)
+        changed.heads[task.number] = head.eval()
         normalization: Any = data.normalization
-        self.learned[task.number] = Learned(task.classes, data.classes, data.shape, normalization, tuple(losses))
+        changed.learned[task.number] = Learned(task.classes, data.classes, data.shape, normalization, tuple(losses))
+        self._become(changed)
+
+    def _copy(self) -> Self:
+        """Copy the learner so that whatever `_learn` or `forget` changes in the copy leaves the original as it is.
+
+        Past heads are shared: nothing changes them any more.
+        """
+        copied = copy.copy(self)
+        copied.heads, copied.learned = dict(self.heads), dict(self.learned)
+        return copied
+
+    def _become(self, changed: Self) -> None:
+        """Take over the state of a changed copy."""
+        self.__dict__ = changed.__dict__  # one assignment: an interrupt comes before it, or after it
 
     @abstractmethod
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
         """Train on `data`, with a new head on all features; returns the head to keep and the losses.
 
-        Whatever it changes in the learner, it changes at its very end.
+        It is called on a copy of the learner, see `_copy`.
         """
 
     def _example(self, shape: tuple[int, ...]) -> Tensor:

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from structured_ensembles.data.kinds import stored
+from structured_ensembles.data.random_states import kept_states
 from structured_ensembles.several import Inputs, each, tensors_in
 
 # Whole numbers look like values of a regression if they would be more classes than this, …
@@ -103,22 +104,25 @@ def stack_samples(argument: str, dataset: Any) -> tuple[Inputs, Tensor]:
     """Read a map-style dataset of (input, target) into tensors; an input may be a tuple or a dict of several."""
     if not hasattr(dataset, "__len__") or len(dataset) == 0:
         raise ValueError(f"{argument} must be a map-style dataset with at least one sample")
-    inputs, targets = [], []
-    for index in range(len(dataset)):
-        given = dataset[index]
-        try:
-            sample, target = labelled(given) if isinstance(given, Mapping) else given
-            inputs.append(each(_sample_tensor, _structured(sample)))
-            targets.append(torch.as_tensor(target))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(
-                f"{argument}[{index}] must be a pair (input, target) of numbers, arrays or images, the input possibly "
-                f"a tuple or a dict of several: {error}"
-            ) from error
+    with kept_states():  # a transform may draw
+        pairs = [_pair_of(argument, index, dataset[index]) for index in range(len(dataset))]
+    inputs, targets = zip(*pairs, strict=True)
     try:
         return each(lambda *own: _stacked(argument, own), *inputs), torch.stack(targets)
     except (KeyError, AttributeError, TypeError) as error:
         raise TypeError(f"{argument} has inputs of different structures: {error}") from error
+
+
+def _pair_of(argument: str, index: int, given: Any) -> tuple[Inputs, Tensor]:
+    """Convert one sample of a dataset."""
+    try:
+        sample, target = labelled(given) if isinstance(given, Mapping) else given
+        return each(_sample_tensor, _structured(sample)), torch.as_tensor(target)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{argument}[{index}] must be a pair (input, target) of numbers, arrays or images, the input possibly "
+            f"a tuple or a dict of several: {error}"
+        ) from error
 
 
 def labelled(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:

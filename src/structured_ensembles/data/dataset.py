@@ -23,6 +23,7 @@ from structured_ensembles.data.arrays import (
 from structured_ensembles.data.drawing import Seed
 from structured_ensembles.data.kinds import Kind, Kinds, Normalizations, kind_of, kinds_of, normalizations_for, parts_of
 from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
+from structured_ensembles.data.random_states import undisturbed
 from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, as_batch, hold_out
 from structured_ensembles.several import Inputs, Shape, batch_size, each, rows_of
 
@@ -194,7 +195,7 @@ class Data:
         for label, loader in (("train", train), ("validation", validation), ("test", test)):
             if loader is not None:
                 _check_loader(label, loader)
-        inputs, targets = as_batch(next(iter(train)))
+        inputs, targets = as_batch(next(undisturbed(train)))
         if targets.is_floating_point():
             task: Task = "regression"
             names: tuple[str, ...] = ()
@@ -347,8 +348,7 @@ def _check_loader(label: str, loader: DataLoader[Any]) -> None:
         raise TypeError(f"{label} must know how many batches and samples it has: {error}") from error
     if batches == 0:
         raise ValueError(f"{label} is empty")
-    with torch.random.fork_rng(devices=[]):
-        batch = next(iter(loader))
+    batch = next(undisturbed(loader), None)
     try:
         as_batch(batch)
     except TypeError as error:
