@@ -51,6 +51,7 @@ class Learned:
     """What a learner remembers of a task besides its weights.
 
     classes: the labels of its classes in the whole data set. names: of the classes. losses: of every epoch.
+    pixels: whether inputs are uint8 pixels.
     """
 
     classes: tuple[int, ...]
@@ -58,6 +59,7 @@ class Learned:
     shape: tuple[int, ...]
     normalization: Normalization | None
     losses: tuple[float, ...] = ()
+    pixels: bool = False
 
 
 class Learner(ABC):
@@ -137,7 +139,9 @@ class Learner(ABC):
         head, losses = changed._learn(task.number, data, head)
         changed.heads[task.number] = head.eval()
         normalization: Any = data.normalization
-        changed.learned[task.number] = Learned(task.classes, data.classes, data.shape, normalization, tuple(losses))
+        changed.learned[task.number] = Learned(
+            task.classes, data.classes, data.shape, normalization, tuple(losses), data.pixels
+        )
         self._become(changed)
 
     def _copy(self) -> Self:
@@ -201,7 +205,7 @@ class Learner(ABC):
         """The task's network as an ensemble of one, such as `se.evaluate` takes."""
         known = self._check_known(task)
         ensemble = Ensemble([self.network(task)], classes=known.names, normalization=known.normalization).eval()
-        ensemble.input_shape = known.shape
+        ensemble.input_shape, ensemble.pixels = known.shape, known.pixels
         return ensemble
 
     def logits(self, x: Any, task: int, batch_size: int = 512) -> Tensor:
