@@ -110,8 +110,8 @@ class OwningLearner(Learner):
         if freed:
             changed.shared.redraw(derived(self.seed, task, 3))
         for number in changed.learned:
-            before, after = self.network(number).state_dict(), changed.network(number).state_dict()
-            if any(not torch.equal(before[name], after[name]) for name in before):
+            before, after = _tensors(self.network(number)), _tensors(changed.network(number))
+            if any(not torch.equal(own, other) for own, other in zip(before, after, strict=True)):
                 raise AssertionError(f"forgetting task {task} would change task {number}: please report this")
         in_use = sum(changed.shared.owners.count(stage).values()) if stage < changed.next_stage else 0
         self._become(changed)
@@ -144,3 +144,7 @@ class OwningLearner(Learner):
         self.stages = {int(number): stage for number, stage in details["stages"].items()}
         layout = details["layout"]
         self.shared.owners = Owners.unpack(layout, tensors[layout], details["groups"], details["rest"])
+
+
+def _tensors(network: nn.Module) -> list[Tensor]:
+    return [*network.parameters(), *network.buffers()]
