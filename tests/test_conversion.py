@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from continual_cases import make_backbone, make_tasks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import structured_ensembles as se
+from continual_cases import make_backbone, make_tasks
 from structured_ensembles.continual import NaiveLearner
 from structured_ensembles.data.conversion import as_tensor
 
@@ -153,7 +153,7 @@ def test_targets_are_checked_as_inputs_are() -> None:
         with pytest.raises((TypeError, ValueError), match=sentence):
             se.Data.from_arrays(COLUMNS, targets)
     for targets in (np.full(40, 1e30), np.full(40, 0.5), np.full(40, np.inf)):
-        with pytest.raises(ValueError, match="whole numbers for a classification|not finite"):
+        with pytest.raises(ValueError, match=r"whole numbers for a classification|not finite"):
             se.Data.from_arrays(COLUMNS, targets, task="classification")
     for same in (LABELS.astype(">i4"), LABELS.astype(object), LABELS.astype(bool), LABELS.astype(np.uint16)):
         assert se.Data.from_arrays(COLUMNS, same).train.targets.tolist() == LABELS.tolist()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import structured_ensembles as se
-from continual_cases import make_backbone, make_tasks
+from continual_cases import BACKBONES, make_tasks
 from structured_ensembles.continual import LEARNERS, run_sequence, split_tasks
 from structured_ensembles.continual.owning import OwningLearner
 from structured_ensembles.grid import Job, run_grid
@@ -65,6 +65,16 @@ def states() -> bytes:
             GENERATOR.get_state().tolist(),
         )
     )
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.manual_seed` seeds all GPUs, of which only the one in use would be put back."""
+
+    def refuse(_: int) -> None:
+        raise AssertionError("all GPUs were seeded")
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", refuse)
 
 
 @contextmanager
@@ -129,7 +139,7 @@ def test_of_methods(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", LEARNERS)
 def test_of_learners(method: str, tmp_path: Path) -> None:
-    tasks, backbone = make_tasks(tasks=2, per_class=8), make_backbone("normalized")
+    tasks, backbone = make_tasks(tasks=2, per_class=8), BACKBONES["normalized"]()
     options = {"search_epochs": 1} if method == "structured" else {}
     with nothing_drawn("making a learner"):
         learner = LEARNERS[method](backbone, epochs=1, quiet=True, device="cpu", **options)
@@ -181,11 +191,11 @@ def test_of_a_grid() -> None:
 
 def test_a_loader_goes_on_from_the_programs_random_states() -> None:
     """What a user sees of a shuffled loader after a seed, the library sees too."""
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     seen = torch.cat([targets for _, targets in DataLoader(Drawing(), batch_size=16, shuffle=True)])
     loader = shuffled_loader()
     data = se.Data.from_loaders(loader)
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     assert torch.equal(torch.cat([targets for _, targets in data.batches("train", 16)]), seen)
-    torch.manual_seed(4)
+    torch.default_generator.manual_seed(4)
     assert not torch.equal(torch.cat([targets for _, targets in data.batches("train", 16)]), seen)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.checks import check_choice
 from structured_ensembles.copying import shadow_of
+from structured_ensembles.devices import seed_generators
 
 HeadKind = Literal["linear", "paper"]
 
@@ -54,7 +55,7 @@ def new_head(kind: HeadKind, features: int, classes: int, seed: int) -> nn.Modul
     """A head with weights drawn from `seed` alone."""
     check_choice("head", kind, get_args(HeadKind))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        seed_generators(seed, torch.device("cpu"))
         return nn.Linear(features, classes) if kind == "linear" else PaperHead(features, classes)
 
 

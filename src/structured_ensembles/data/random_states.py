@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 
 from structured_ensembles.data.drawing import Seed, fold
 
+END = object()  # of a loader
+
 
 @contextmanager
 def kept_states(generators: Sequence[torch.Generator] = ()) -> Iterator[None]:
@@ -37,9 +39,9 @@ def undisturbed(loader: DataLoader[Any], seed: Seed | None = None) -> Iterator[A
         with kept_states(generators):
             _set_states(generators, own)
             batches = iter(loader) if batches is None else batches
-            batch = next(batches, None)
+            batch = next(batches, END)
             own = _states(generators)
-        if batch is None:
+        if batch is END:
             return
         yield batch
 
