@@ -79,7 +79,7 @@ def interrupted_at(line: int) -> Iterator[list[int]]:
         sys.settrace(before)
 
 
-def some_lines(total: int, spread: int = 4, last: int = 8) -> list[int]:
+def some_lines(total: int, spread: int = 3, last: int = 5) -> list[int]:
     """Choose lines spread over a call, and all of its last, where it changes the learner."""
     return sorted({*range(1, total, max(1, total // spread)), *range(max(1, total - last), total + 1)})
 
@@ -105,6 +105,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
         return graphs[0]
 
     monkeypatch.setattr(shared, "trace", traced_once)
+    monkeypatch.setattr(pruning, "THRESHOLDS", (0.0, 0.5))  # a short sweep
     return make_tasks(tasks=3)
 
 
@@ -113,9 +114,8 @@ def test_an_interrupt_of_learn_leaves_nothing_behind(
     method: str, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Learner, "_fit", trained_instantly)
-    monkeypatch.setattr(pruning, "THRESHOLDS", (0.0, 0.5))  # a short sweep
     learner, calm = make_learner(method), make_learner(method)
-    for task, chosen in zip(tasks, ((1, 4), (4, 8)), strict=False):  # the first task is special to some methods
+    for task, chosen in zip(tasks, ((1, 3), (3, 5)), strict=False):  # the first task is special to some methods
         with interrupted_at(-1) as lines:
             calm.learn(task)
         before, after = everything(learner), everything(calm)

@@ -133,6 +133,20 @@ def test_numbers_that_a_dataset_or_loader_gives_are_checked_too() -> None:
         se.Data.from_datasets(Listed(COLUMNS, np.ma.masked_array(LABELS, np.arange(40) == 3)))
     broken = torch.tensor(COLUMNS)
     broken[30, 2] = torch.nan
+    for wrong, sentence in (
+        (broken.flip(0)[:20], "inputs of train contain values that are not finite"),
+        (torch.tensor(COLUMNS).cfloat(), "inputs of train must be real numbers"),
+        (torch.tensor(COLUMNS).double() * 1e200, "inputs of train contain values that float32 cannot hold"),
+    ):
+        first = DataLoader(TensorDataset(wrong, torch.tensor(LABELS)[: len(wrong)]), batch_size=20)
+        with pytest.raises((TypeError, ValueError), match=sentence):
+            se.Data.from_loaders(first, classes=2)
+    values = torch.tensor(COLUMNS[:, 0])
+    with pytest.raises(ValueError, match="targets of test contain values that are not finite"):
+        se.Data.from_loaders(
+            DataLoader(TensorDataset(values[:, None], values)),
+            test=DataLoader(TensorDataset(values[:, None], values / 0)),
+        )
     dataset = TensorDataset(broken, torch.tensor(LABELS))
     streamed = se.Data.from_loaders(DataLoader(dataset, batch_size=8), classes=2)
     for x in (dataset, DataLoader(dataset, batch_size=8), streamed.train):

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import structured_ensembles as se
 from continual_cases import BACKBONES, make_tasks
-from structured_ensembles.continual import LEARNERS, run_sequence, split_tasks
+from structured_ensembles.continual import LEARNERS, pruning, run_sequence, split_tasks
 from structured_ensembles.continual.owning import OwningLearner
 from structured_ensembles.grid import Job, run_grid
 from structured_ensembles.methods import METHODS
@@ -138,7 +138,8 @@ def test_of_methods(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", LEARNERS)
-def test_of_learners(method: str, tmp_path: Path) -> None:
+def test_of_learners(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "THRESHOLDS", (0.0, 0.5))  # a short sweep
     tasks, backbone = make_tasks(tasks=2, per_class=8), BACKBONES["normalized"]()
     options = {"search_epochs": 1} if method == "structured" else {}
     with nothing_drawn("making a learner"):

@@ -197,12 +197,11 @@ class Data:
         normalization: as in `from_arrays`, but for "standard", which would need a pass over the data: "auto" leaves
             floats, also columns, as they are and brings pixels to [0,1].
         """
+        check = None if _is_chosen(normalization) else check_images
         for label, loader in (("train", train), ("validation", validation), ("test", test)):
             if loader is not None:
-                _check_loader(label, loader)
+                _check_loader(label, loader, ids, check)
         inputs, targets = as_batch(next(undisturbed(train)))
-        if not _is_chosen(normalization) and isinstance(inputs, Tensor) and not ids:
-            check_images("inputs of train", inputs)
         if targets.is_floating_point():
             task: Task = "regression"
             names: tuple[str, ...] = ()
@@ -349,7 +348,8 @@ def check_data(data: Any, argument: str = "data") -> None:
     check_type(argument, data, Data, "see Data.from_arrays, from_datasets and from_loaders")
 
 
-def _check_loader(label: str, loader: DataLoader[Any]) -> None:
+def _check_loader(label: str, loader: DataLoader[Any], ids: bool, check: Check | None) -> None:
+    """Check how many samples a loader has, and its first batch; the others come while it is used."""
     try:
         batches = len(loader)
         len(loader.dataset)  # type: ignore[arg-type]
@@ -359,12 +359,14 @@ def _check_loader(label: str, loader: DataLoader[Any]) -> None:
         raise ValueError(f"{label} is empty")
     batch = next(undisturbed(loader), None)
     try:
-        as_batch(batch)
+        inputs, targets = as_batch(batch)
     except TypeError as error:
         raise TypeError(
             f"{label} must give pairs of tensors (inputs, targets), not {error}. Several inputs come in a tuple or a "
             'dict, as in ((a, b), targets), or in a dict with "labels"'
         ) from error
+    as_inputs(f"inputs of {label}", inputs, ids, check)
+    as_targets(f"targets of {label}", targets, None)
 
 
 def _is_settled(normalization: Choice, inputs: Inputs) -> bool:
