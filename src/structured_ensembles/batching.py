@@ -10,23 +10,28 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from structured_ensembles.data.arrays import as_inputs, stack_samples
+from structured_ensembles.data.conversion import check_bytes
+from structured_ensembles.data.random_states import undisturbed
 from structured_ensembles.data.splits import as_batch
-from structured_ensembles.several import Shape, batch_size, is_several, pieces
+from structured_ensembles.several import Shape, batch_size, is_several, pieces, tensors_in
 
 
-def batches_of(x: Any, size: int, ids: bool = False, shape: Shape | None = None) -> Iterator[Any]:
-    """Yield batches of `size` samples; those of a loader have its own size.
+def batches_of(x: Any, size: int, ids: bool = False, shape: Shape | None = None, pixels: bool = False) -> Iterator[Any]:
+    """Yield batches of `size` samples, checked and converted by `as_inputs`; those of a loader have its own size.
 
     ids: inputs are whole numbers. shape: of one sample in training; it tells whether the network takes several inputs.
+    pixels: they were uint8 in training, so that other whole numbers are refused.
     """
+    check = check_bytes if pixels else None
     if isinstance(x, DataLoader):
-        yield from (_without_targets(batch, shape) for batch in x)
+        for batch in undisturbed(x):
+            yield as_inputs("x", _without_targets(batch, shape), ids, check)
     elif hasattr(x, "batches"):  # a split of `Data`
         for inputs, _ in x.batches(size):
-            yield inputs
+            yield as_inputs("x", inputs, ids, check)
     else:
-        inputs = stack_samples("x", x)[0] if isinstance(x, Dataset) else as_inputs("x", x, ids)
-        if batch_size(inputs) == 0:
+        inputs = as_inputs("x", stack_samples("x", x)[0] if isinstance(x, Dataset) else x, ids, check)
+        if tensors_in(inputs)[0].dim() == 0 or batch_size(inputs) == 0:
             raise ValueError("x has no samples")
         yield from pieces(inputs, size)
 

@@ -30,6 +30,7 @@ from structured_ensembles.combination import (
 from structured_ensembles.conformal import Conformal, ConformalSets, Method, fit_intervals, fit_sets, samples_needed
 from structured_ensembles.data import Data
 from structured_ensembles.data.arrays import as_inputs, as_targets, check_pair
+from structured_ensembles.data.conversion import check_bytes
 from structured_ensembles.data.dataset import SplitName, Task, check_data
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.ensemble import Ensemble
@@ -123,7 +124,8 @@ def _split_of(ensemble: Ensemble, pair: tuple[Any, Any]) -> TensorSplit:
     """Read a pair of arrays: inputs (samples, …) as the ensemble takes them, targets (samples, …)."""
     if len(pair) != 2:
         raise ValueError(f"data must be a Data or a pair (inputs, targets), not a tuple of {len(pair)}")
-    inputs, targets = as_inputs("inputs", pair[0], ensemble.ids), as_targets("targets", pair[1], ensemble.task)
+    check = check_bytes if ensemble.pixels else None
+    inputs, targets = as_inputs("inputs", pair[0], ensemble.ids, check), as_targets("targets", pair[1], ensemble.task)
     check_pair("inputs", inputs, "targets", targets)
     return TensorSplit(inputs, targets, torch.arange(len(targets)))
 

@@ -26,6 +26,16 @@ def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype
     return _kept[key]
 
 
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed what draws on the CPU and on `device`; `torch.manual_seed` would seed every other GPU too."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    elif device.type != "cpu":
+        torch.manual_seed(seed)
+
+
 def pick_device(device: Device, model: nn.Module) -> torch.device:
     """A device by name; "auto" is the model's own, or the GPU if the model is on the CPU and there is one."""
     try:

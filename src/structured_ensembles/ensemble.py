@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -34,12 +34,20 @@ from structured_ensembles.combination import (
 from structured_ensembles.conformal import ConformalIntervals, ConformalSets, Method, check_conformal
 from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
 from structured_ensembles.data import Data, Normalization
+from structured_ensembles.data.conversion import check_bytes
 from structured_ensembles.data.dataset import SplitName, Task, prepared
 from structured_ensembles.data.kinds import Kinds, Normalizations
 from structured_ensembles.ensemble_state import extra_tensors, pop_extra
 from structured_ensembles.gaussian import Gaussians, gaussian_nll, mean_and_spread, moments
 from structured_ensembles.history import History
-from structured_ensembles.inputs import check_inputs, check_pixels, embedding_size, shape_is_blamed
+from structured_ensembles.inputs import (
+    as_trained,
+    check_half,
+    check_inputs,
+    check_pixels,
+    embedding_size,
+    shape_is_blamed,
+)
 from structured_ensembles.losses import Loss
 from structured_ensembles.replays import Replays
 from structured_ensembles.selection import Subnet
@@ -156,6 +164,10 @@ class Ensemble(nn.Module):
 
     def prepare(self, x: Inputs) -> Any:
         """Inputs as the members get them: floats, normalised; or ids."""
+        if self.pixels and isinstance(x, Tensor):
+            check_bytes("x", x)
+        elif self.input_shape is not None and not self.ids:
+            x = as_trained(x, self.normalization, self.input_kinds)
         return prepared(x, dtype_of(self), self.normalization, self.ids, self.input_kinds)
 
     def adopt(self, data: Data, loss: Loss | None = None) -> Loss | None:
@@ -187,7 +199,7 @@ class Ensemble(nn.Module):
         x: for networks of several inputs a tuple or dict of arrays, or a dataset or loader of such.
         """
         with torch.inference_mode(), evaluation_mode(self):
-            outputs = [self._outputs(batch) for batch in batches_of(x, batch_size, self.ids, self.input_shape)]
+            outputs = [self._outputs(batch) for batch in self._batches(x, batch_size)]
         return torch.cat(outputs, dim=1).clone()
 
     def predict_proba(
@@ -356,11 +368,16 @@ class Ensemble(nn.Module):
             raise ValueError(f"temperature must be left out for combine='vote', which has none, not {given!r}")
         return temperature
 
+    def _batches(self, x: Any, size: int) -> Iterator[Any]:
+        return batches_of(x, size, self.ids, self.input_shape, self.pixels)
+
     def _outputs(self, x: Any) -> Tensor:
         """Return the outputs (members, samples, …) of a batch (samples, …), on the CPU; check its inputs first."""
         check_inputs(x, self.input_shape, self.input_kinds, self.ids, self.id_limit)
         if self.pixels:
             check_pixels(x)
+        if self.normalization is None:
+            check_half(x, dtype_of(self))
         with shape_is_blamed(x, self.input_shape, self.ids):
             return self(moved(x, device_of(self))).cpu()  # type: ignore[no-any-return]
 

@@ -63,11 +63,13 @@ def run_grid(
 ) -> list[Outcome]:
     """Run all jobs; the outcomes come in the order of the jobs. A job that fails, or kills its worker, stops no other.
 
-    backend: "loky" (processes of this machine, spread over its GPUs), "threading", "sequential", "dask" (the current
-        `distributed.Client`, or a local cluster) or "ray" (the one that is running, or a local one). A local dask
-        cluster starts its processes by importing the script again, which therefore needs `if __name__ == "__main__":`.
+    backend: "loky" (processes of this machine, spread over its GPUs), "sequential", "dask" (the current
+        `distributed.Client`, or a local cluster) or "ray" (the one that is running, or a local one). Local clusters
+        listen on 127.0.0.1 only. A local dask cluster starts its processes by importing the script again, which
+        therefore needs `if __name__ == "__main__":`.
     workers: how many jobs run at a time; by default one per GPU, or one per core if there is none. Each process gets
-        cores // workers threads.
+        cores // workers threads. Another number of threads adds up floats in another order: the last digits of a job's
+        numbers may then differ.
     time_limit: seconds after which jobs that still run are ended ("sequential" cannot do that). A job whose estimate
         exceeds the time left is passed over for the next one that fits. What is not done by then is "left".
     on_outcome: is told of each job as it ends.

@@ -3,11 +3,15 @@
 import torch
 from torch import nn
 
+from structured_ensembles.copying import device_of
+from structured_ensembles.devices import seed_generators
+
 
 def draw_weights(model: nn.Module, seed: int) -> None:
     """By the model's own `reset_parameters()` if it has one, else by that of each layer; random state is left alone."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    device = device_of(model)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        seed_generators(seed, device)
         resets = [module for module in model.modules() if callable(getattr(module, "reset_parameters", None))]
         for module in resets[:1] if resets[:1] == [model] else resets:
             module.reset_parameters()  # type: ignore[operator]

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from structured_ensembles.copying import bystander_of
 from structured_ensembles.data import Data
-from structured_ensembles.data.kinds import Kinds
+from structured_ensembles.data.conversion import IN_UNIT_RANGE, check_bytes
+from structured_ensembles.data.kinds import Kinds, Normalizations, parts_of
+from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.several import Inputs, call, each, is_several, rows_of, tensors_in
 
 logger = logging.getLogger(__name__)
-BRIGHTEST = 2.0  # of pixels in [0,1]: noise or a change of contrast may take them beyond 1, but not so far
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
@@ -43,13 +44,44 @@ def check_inputs(x: Inputs, shape: Any, kinds: Kinds | None, ids: bool, limits: 
         check_ids(x, limits)
 
 
-def check_pixels(x: Any) -> None:
+def check_pixels(x: Any, argument: str = "x") -> None:
     """Raise a ValueError for pixels from 0 to 255 that are not uint8: they would be taken for floats in [0,1]."""
-    if isinstance(x, Tensor) and x.dtype != torch.uint8 and x.numel() and float(x.max()) > BRIGHTEST:
+    if not isinstance(x, Tensor):
+        return
+    check_bytes(argument, x)
+    if x.dtype != torch.uint8 and x.numel() and float(x.max()) > IN_UNIT_RANGE:
         raise ValueError(
-            f"x must be pixels as uint8, from 0 to 255, or as floats in [0,1], not values up to {float(x.max()):g}: "
-            "convert them to uint8, or divide them by 255"
+            f"{argument} must be pixels as uint8, from 0 to 255, or as floats in [0,1], not values up to "
+            f"{float(x.max()):g}: convert them to uint8, or divide them by 255"
         )
+
+
+def check_half(x: Inputs, dtype: torch.dtype) -> None:
+    """Raise for inputs that a network in half precision would get as infinities; one that normalises them has none."""
+    if dtype != torch.float16:
+        return
+    for own in tensors_in(x):
+        if own.is_floating_point() and own.numel() and float(own.abs().max()) > torch.finfo(dtype).max:
+            raise ValueError(
+                f"x reaches to {float(own.abs().max()):g}, but the network computes in float16, whose largest number "
+                "is 65504: scale the inputs, or convert the network to float32"
+            )
+
+
+def as_trained(x: Any, normalization: Any, kinds: Kinds | None) -> Any:
+    """Take uint8 for numbers, not for pixels, where a network was trained on other numbers than pixels.
+
+    The normalisation of its inputs tells: that of columns such as ages is not of values in [0,1].
+    """
+
+    def numbers(own: Tensor, moments: Normalization | None, kind: str = "floats") -> Tensor:
+        if own.dtype != torch.uint8 or kind != "floats" or moments is None:
+            return own
+        return own.float() if max(map(abs, (*moments.mean, *moments.deviation))) > IN_UNIT_RANGE else own
+
+    if isinstance(x, Tensor):
+        return x if isinstance(normalization, Normalizations) else numbers(x, normalization)
+    return x if kinds is None else each(numbers, x, parts_of(normalization, x), kinds)
 
 
 def check_shape(x: Tensor, shape: tuple[int, ...] | None, ids: bool) -> None:
@@ -90,6 +122,8 @@ def check_several(x: Any, shape: Any, kinds: Kinds | None, limits: Any = None) -
         if whole and own.is_floating_point():
             expected = "a mask" if kind == "mask" else kind
             raise TypeError(f"x[{name!r}] must be {expected} as in training, not {own.dtype}")
+        if kind == "pixels":
+            check_pixels(own, f"x[{name!r}]")
         check_ids(own, None if limits is None else limits[name], f"x[{name!r}]")
 
 

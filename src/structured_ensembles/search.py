@@ -19,7 +19,7 @@ from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.dealing import deal
-from structured_ensembles.devices import Device, pick_device
+from structured_ensembles.devices import Device, pick_device, seed_generators
 from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penalty, terms_for
 from structured_ensembles.losses import Loss, learned_units, loss_for, member_losses
 from structured_ensembles.parallel import add_up, average_buffers, rank, world
@@ -95,7 +95,7 @@ def learn_scales(
         scaled(shadow, graph, vectors, placement, together) as search.run,
         progress("search", epochs * steps, quiet) as advance,
     ):
-        torch.manual_seed(fold((seed, 3)))  # for dropout
+        seed_generators(fold((seed, 3)), device)  # for dropout
         for epoch in range(epochs):
             figures = {"epoch": epoch, "loss": search.epoch(training, (seed, epoch), learn=True, advance=advance)}
             if not math.isfinite(figures["loss"]):

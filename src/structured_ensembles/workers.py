@@ -2,6 +2,12 @@
 
 Jobs go to the backends' own queues, not through `joblib.Parallel`: that gives up the whole grid when one worker
 process dies, while here it costs one job. From joblib we take loky, its worker processes.
+
+There is no backend of threads: torch's random state, its default types and what `torch.export` patches belong to the
+process, so that jobs in threads would change one another's numbers.
+
+Clusters that we start ourselves listen on the loopback interface only, as they have no authentication: whoever reaches
+one runs code. A cluster that the user brings is the user's.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ import joblib
 import torch
 from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
 
-Backend = Literal["loky", "threading", "ray", "dask", "sequential"]
+Backend = Literal["loky", "ray", "dask", "sequential"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Pool:
     remote: bool
 
 
+LOOPBACK = "127.0.0.1"
 RESTART = "60s"  # how long a call waits for a dask worker that died before
 
 
@@ -52,17 +59,6 @@ def sequential(_workers: int | None, _jobs: int) -> Iterator[Pool]:
         return future
 
     yield Pool(submit, 1, remote=False)
-
-
-@contextmanager
-def threads(workers: int | None, jobs: int) -> Iterator[Pool]:
-    """Threads of this process; they cannot be killed, so that an interruption waits for the calls that run."""
-    workers = min(workers or default_workers(), jobs)
-    executor = ThreadPoolExecutor(workers)
-    try:
-        yield Pool(executor.submit, workers, remote=False)
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)
 
 
 @contextmanager
@@ -197,6 +193,8 @@ def _local_client(distributed: ModuleType, workers: int) -> Iterator[Any]:
             "cls": distributed.Nanny,
             "options": {
                 "nthreads": 1,
+                "host": LOOPBACK,
+                "dashboard_address": f"{LOOPBACK}:0",  # dask has no worker without this server
                 "env": environment(number, workers),
                 "resources": {_place(number): 1},
                 "silence_logs": "CRITICAL",
@@ -204,7 +202,10 @@ def _local_client(distributed: ModuleType, workers: int) -> Iterator[Any]:
         }
         for number in range(workers)
     }
-    scheduler = {"cls": distributed.Scheduler, "options": {"dashboard": False, "dashboard_address": ":0", "port": 0}}
+    scheduler = {
+        "cls": distributed.Scheduler,
+        "options": {"dashboard": False, "host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0", "port": 0},
+    }
     own = {
         "distributed.scheduler.allowed-failures": 0,  # by default a call that kills its worker gets three more to kill
         "distributed.scheduler.no-workers-timeout": RESTART,
@@ -223,7 +224,7 @@ def ray(workers: int | None, _jobs: int) -> Iterator[Pool]:
     package = _require("ray", "ray")
     with ExitStack() as stack:
         if not package.is_initialized():
-            package.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            _connect_or_start(package)
             stack.callback(package.shutdown)
         resources = package.cluster_resources()
         cores, gpus = int(resources.get("CPU", 1)), resources.get("GPU", 0)
@@ -236,9 +237,22 @@ def ray(workers: int | None, _jobs: int) -> Iterator[Pool]:
         yield Pool(submit, room, remote=True)
 
 
+def _connect_or_start(package: ModuleType) -> None:
+    """Connect to the cluster that RAY_ADDRESS names or that runs on this machine; else start one on loopback."""
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    if os.environ.get("RAY_ADDRESS") != "local":
+        try:
+            package.init(address="auto", **quiet)
+            return
+        except ConnectionError:
+            if os.environ.get("RAY_ADDRESS"):  # a cluster that the user named, and that is not there
+                raise
+    # Without an address of its own, ray listens where other machines can reach it.
+    package.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
+
+
 BACKENDS: dict[Backend, Callable[[int | None, int], AbstractContextManager[Pool]]] = {
     "loky": processes,
-    "threading": threads,
     "ray": ray,
     "dask": dask,
     "sequential": sequential,

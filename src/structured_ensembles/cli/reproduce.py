@@ -30,7 +30,7 @@ def reproduce(
     out: Path | None = None,
     root: Path | None = None,
     device: str = "auto",
-    backend: Literal["loky", "threading", "sequential", "dask", "ray"] = "loky",
+    backend: Literal["loky", "sequential", "dask", "ray"] = "loky",
     workers: int | None = None,
     minutes: float | None = None,
     quiet: bool = False,

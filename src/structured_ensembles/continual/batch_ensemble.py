@@ -17,6 +17,7 @@ from structured_ensembles.continual.fitting import derived
 from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.reweighting import Own, ReweightingLearner, tensors_but, weight_names
+from structured_ensembles.copying import copy_with
 from structured_ensembles.training import ParameterRule
 
 OUTPUTS, INPUTS = "#outputs", "#inputs"  # suffixes of the factors of a weight
@@ -42,9 +43,9 @@ class BatchEnsembleLearner(ReweightingLearner):
 
     def _keep(self, backbone: nn.Module, factors: Mapping[str, nn.Module], original: Own) -> Own:
         if not self.own:
-            with torch.no_grad():
-                for name, weight in original.items():
-                    self.backbone.get_parameter(name).copy_(weight)
+            self.backbone = copy_with(
+                self.backbone, lambda name, own: original.get(name, own).clone(), lambda _, own: own.clone()
+            )
         own = tensors_but(backbone, list(original), lambda tensor: True)
         for name, factor in factors.items():
             own |= {name + OUTPUTS: factor.outputs.detach().clone(), name + INPUTS: factor.inputs.detach().clone()}  # type: ignore[operator, union-attr]

@@ -16,6 +16,7 @@ from structured_ensembles.data.augmentation import resolved
 from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import feed_for
 from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.devices import seed_generators
 from structured_ensembles.progress import progress
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.optimizers import optimizer_for, rate_factors
@@ -77,7 +78,7 @@ def fit(
         torch.random.fork_rng(devices=[device] if cuda else []),
         progress(description, recipe.epochs * number, quiet) as advance,
     ):
-        torch.manual_seed(derived(*seed))  # dropout
+        seed_generators(derived(*seed), device)  # dropout
         network.train()
         for epoch in range(recipe.epochs):
             total.zero_()

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.checks import check_choice
+from structured_ensembles.copying import shadow_of
+from structured_ensembles.devices import seed_generators
 
 HeadKind = Literal["linear", "paper"]
 
@@ -53,22 +55,17 @@ def new_head(kind: HeadKind, features: int, classes: int, seed: int) -> nn.Modul
     """A head with weights drawn from `seed` alone."""
     check_choice("head", kind, get_args(HeadKind))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        seed_generators(seed, torch.device("cpu"))
         return nn.Linear(features, classes) if kind == "linear" else PaperHead(features, classes)
 
 
 def num_features(backbone: nn.Module, example: Tensor) -> int:
-    """How many features the backbone gives for a batch such as `example`, which is not changed."""
-    modes = {module: module.training for module in backbone.modules()}
-    backbone.eval()
+    """How many features the backbone, which is not changed, gives for a batch such as `example`."""
     try:
         with torch.no_grad():
-            features = backbone(example)
+            features = shadow_of(backbone).eval()(example)
     except RuntimeError as error:
         raise ValueError(f"backbone cannot take inputs of shape {tuple(example.shape[1:])}: {error}") from error
-    finally:
-        for module, training in modes.items():
-            module.training = training
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(example):
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(f"backbone must map (batch, …) to pooled features (batch, features), but gives {shape}")

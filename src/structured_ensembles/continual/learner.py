@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -50,6 +51,7 @@ class Learned:
     """What a learner remembers of a task besides its weights.
 
     classes: the labels of its classes in the whole data set. names: of the classes. losses: of every epoch.
+    pixels: whether inputs are uint8 pixels.
     """
 
     classes: tuple[int, ...]
@@ -57,6 +59,7 @@ class Learned:
     shape: tuple[int, ...]
     normalization: Normalization | None
     losses: tuple[float, ...] = ()
+    pixels: bool = False
 
 
 class Learner(ABC):
@@ -67,7 +70,7 @@ class Learner(ABC):
         for every task, and all its batches are of equal size, give or take one, and at most `batch_size`.
     augmentation: "auto" crops and flips colour images.
     head: "linear", or the authors' three layers ("paper").
-    seed: of everything random.
+    seed: of everything random; with another number of threads the last digits may differ.
     """
 
     method: ClassVar[str]
@@ -126,22 +129,39 @@ class Learner(ABC):
     # Learning -------------------------------------------------------------------------------------------------------
 
     def learn(self, task: Task) -> None:
-        """Learn a task. If anything goes wrong, the learner is as it was before."""
+        """Learn a task. If anything goes wrong, or an interrupt comes, the learner is as it was before."""
         self._check(task)
+        changed = self._copy()
         data = task.data.to(self.device)
         example = self._example(data.shape)
         features = num_features(self.backbone, example)
         head = new_head(self.head, features, data.num_classes, derived(self.seed, task.number, 1)).to(example)
-        head, losses = self._learn(task.number, data, head)
-        self.heads[task.number] = head.eval()
+        head, losses = changed._learn(task.number, data, head)
+        changed.heads[task.number] = head.eval()
         normalization: Any = data.normalization
-        self.learned[task.number] = Learned(task.classes, data.classes, data.shape, normalization, tuple(losses))
+        changed.learned[task.number] = Learned(
+            task.classes, data.classes, data.shape, normalization, tuple(losses), data.pixels
+        )
+        self._become(changed)
+
+    def _copy(self) -> Self:
+        """Copy the learner so that whatever `_learn` or `forget` changes in the copy leaves the original as it is.
+
+        Past heads are shared: nothing changes them any more.
+        """
+        copied = copy.copy(self)
+        copied.heads, copied.learned = dict(self.heads), dict(self.learned)
+        return copied
+
+    def _become(self, changed: Self) -> None:
+        """Take over the state of a changed copy."""
+        self.__dict__ = changed.__dict__  # one assignment: an interrupt comes before it, or after it
 
     @abstractmethod
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
         """Train on `data`, with a new head on all features; returns the head to keep and the losses.
 
-        Whatever it changes in the learner, it changes at its very end.
+        It is called on a copy of the learner, see `_copy`.
         """
 
     def _example(self, shape: tuple[int, ...]) -> Tensor:
@@ -191,7 +211,7 @@ class Learner(ABC):
     def _ensemble(self, task: int, network: nn.Module) -> Ensemble:
         known = self.learned[task]
         ensemble = Ensemble([network], classes=known.names, normalization=known.normalization).eval()
-        ensemble.input_shape = known.shape
+        ensemble.input_shape, ensemble.pixels = known.shape, known.pixels
         return ensemble
 
     def logits(self, x: Any, task: int, batch_size: int = 512) -> Tensor:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from structured_ensembles.continual.fitting import derived
-from structured_ensembles.continual.heads import num_features
+from structured_ensembles.continual.heads import new_head, num_features
 from structured_ensembles.continual.learner import Common, Learner
 from structured_ensembles.continual.masks import Owners, owner_digits
 from structured_ensembles.continual.memory import Memory
@@ -69,6 +69,12 @@ class OwningLearner(Learner):
     def next_stage(self) -> int:
         return 1 + max(self.stages.values(), default=-1)
 
+    def _copy(self) -> Self:
+        copied = super()._copy()
+        copied.shared, copied.stages = self.shared.copy(), dict(self.stages)
+        copied.backbone = copied.shared.backbone
+        return copied
+
     def _network(self, number: int) -> nn.Module:
         return self.shared.network(self.stages[number], self.heads[number])
 
@@ -89,27 +95,27 @@ class OwningLearner(Learner):
         )
 
     def forget(self, task: int) -> Forgotten:
-        """Drop a task and free its neurons; raises an error if that changed any other task, which it cannot.
+        """Drop a task and free its neurons; raises an error if that would change any other task, which it cannot.
 
         Neurons that a task learned later still reads stay as they are, and become free when the last such task is
-        forgotten. The weights of freed neurons are drawn anew.
+        forgotten. The weights of freed neurons are drawn anew. If an interrupt comes, the learner is as it was before.
         """
         self._check_known(task)
-        others = tuple(number for number in self.learned if number != task)
-        before = {number: _copy(self.network(number)) for number in others}
-        stage = self.stages.pop(task)
-        del self.heads[task], self.learned[task]
+        changed = self._copy()
+        stage = changed.stages.pop(task)
+        del changed.heads[task], changed.learned[task]
         owned = self.shared.owners
-        self.shared.owners = owned.release(self.next_stage - 1)
-        freed = sum(int((own >= self.next_stage).sum()) for own in owned.groups.values())
+        changed.shared.owners = owned.release(changed.next_stage - 1)
+        freed = sum(int((own >= changed.next_stage).sum()) for own in owned.groups.values())
         if freed:
-            self.shared.redraw(derived(self.seed, task, 3))
-        for number, kept in before.items():
-            now = _copy(self.network(number))
-            if any(not torch.equal(kept[name], now[name]) for name in kept):
-                raise AssertionError(f"forgetting task {task} has changed task {number}: please report this")
-        in_use = sum(self.shared.owners.count(stage).values()) if stage < self.next_stage else 0
-        return Forgotten(freed, in_use, others)
+            changed.shared.redraw(derived(self.seed, task, 3))
+        for number in changed.learned:
+            before, after = _tensors(self.network(number)), _tensors(changed.network(number))
+            if any(not torch.equal(own, other) for own, other in zip(before, after, strict=True)):
+                raise AssertionError(f"forgetting task {task} would change task {number}: please report this")
+        in_use = sum(changed.shared.owners.count(stage).values()) if stage < changed.next_stage else 0
+        self._become(changed)
+        return Forgotten(freed, in_use, tuple(changed.learned))
 
     def memory(self) -> Memory:
         masks = self.shared.owners.neurons * len(self.learned)
@@ -131,7 +137,7 @@ class OwningLearner(Learner):
         if not self.learned:
             return
         example = self._example(next(iter(self.learned.values())).shape)
-        probe = nn.Linear(num_features(self.backbone, example), 1).to(example)
+        probe = new_head("linear", num_features(self.backbone, example), 1, seed=0).to(example)
         graph = self.shared.graph(probe, 0, example)  # under a head that no task has
         if graph.prunable != details["groups"]:
             raise ValueError("backbone has other neurons than the file")
@@ -140,5 +146,5 @@ class OwningLearner(Learner):
         self.shared.owners = Owners.unpack(layout, tensors[layout], details["groups"], details["rest"])
 
 
-def _copy(network: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in network.state_dict().items()}
+def _tensors(network: nn.Module) -> list[Tensor]:
+    return [*network.parameters(), *network.buffers()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -69,6 +69,11 @@ class ReweightingLearner(Learner):
         original = {name: backbone.get_parameter(own).detach() for name, own in hidden.items()}
         self.own[number] = self._keep(backbone, factors, original)
         return head, losses
+
+    def _copy(self) -> Self:
+        copied = super()._copy()
+        copied.own = dict(self.own)
+        return copied
 
     def _network(self, number: int) -> nn.Module:
         own, weights = self.own[number], set(weight_names(self.backbone))

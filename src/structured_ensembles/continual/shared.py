@@ -47,6 +47,12 @@ class SharedBackbone:
         self.owners = Owners({})
         self._graphs: dict[int, ChannelGraph] = {}  # by the number of classes of the head
 
+    def copy(self) -> SharedBackbone:
+        """Copy it, with tensors of its own."""
+        copied = SharedBackbone(clone_of(self.backbone), self.seal)
+        copied.owners, copied._graphs = self.owners, dict(self._graphs)  # which nothing changes in place
+        return copied
+
     def graph(self, head: nn.Module, classes: int, example: Tensor) -> ChannelGraph:
         """The channels of the backbone under a head of so many classes; those of the head itself are fixed."""
         if classes not in self._graphs:

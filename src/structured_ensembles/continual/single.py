@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 from torch import Tensor, nn
 
@@ -29,6 +29,11 @@ class SingleModelLearner(Learner):
         losses = self._fit(network, data, number)
         self.backbones[number] = network.backbone
         return head, losses
+
+    def _copy(self) -> Self:
+        copied = super()._copy()
+        copied.backbones = dict(self.backbones)
+        return copied
 
     def _network(self, number: int) -> nn.Module:
         return TaskNetwork(self.backbones[number], self.heads[number])

@@ -122,4 +122,5 @@ def _learned(row: Mapping[str, Any]) -> Learned:
         shape=tuple(row["shape"]),
         normalization=Normalization.from_json(row["normalization"]),
         losses=tuple(row["losses"]),
+        pixels=bool(row.get("pixels", False)),  # files of earlier versions do not say
     )

@@ -13,16 +13,20 @@ from torch.utils.data import DataLoader, Dataset
 
 from structured_ensembles.checks import check_choice, check_type
 from structured_ensembles.data.arrays import (
+    Check,
     as_inputs,
     as_targets,
     check_labels,
+    check_largest_label,
     check_pair,
     stack_samples,
     warn_of_many_classes,
 )
+from structured_ensembles.data.conversion import check_images
 from structured_ensembles.data.drawing import Seed
 from structured_ensembles.data.kinds import Kind, Kinds, Normalizations, kind_of, kinds_of, normalizations_for, parts_of
 from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
+from structured_ensembles.data.random_states import undisturbed
 from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, as_batch, hold_out
 from structured_ensembles.several import Inputs, Shape, batch_size, each, rows_of
 
@@ -83,8 +87,9 @@ class Data:
         """Arrays or tensors: inputs (samples, …) and targets (samples,), or (samples, values) for regression.
 
         inputs: uint8 arrays are pixels, (samples, channels, height, width) if they are images; other numbers become
-            floats. A tuple or a dict of arrays are the inputs of a network that takes several: of these, whole numbers
-            (ids) and booleans (masks) stay such.
+            floats. Images of other whole numbers, such as uint16, need a `normalization`. A tuple or a dict of arrays
+            are the inputs of a network that takes several: of these, whole numbers (ids) and booleans (masks) stay
+            such.
         targets: whole numbers are class labels, floats make it a regression, unless `task` says otherwise.
         validation: the share of the training samples to hold out, drawn with `seed` and, for classification, the same
             share of every class; or a pair of arrays.
@@ -104,7 +109,8 @@ class Data:
             with a choice for each.
         standardize: False leaves float columns as they are.
         """
-        x, y = as_inputs("inputs", inputs, ids), as_targets("targets", targets, task)
+        check = None if _is_chosen(normalization) else check_images
+        x, y = as_inputs("inputs", inputs, ids, check), as_targets("targets", targets, task)
         check_pair("inputs", x, "targets", y)
         if task is None and classes is None:
             warn_of_many_classes(y)
@@ -120,7 +126,7 @@ class Data:
             ("validation", None if isinstance(validation, float | int) else validation),
         ):
             if pair is not None:
-                given[label] = _given_split(label, pair, x, task, ids)
+                given[label] = _given_split(label, pair, x, task, ids, check)
         if task == "classification":
             check_labels("targets", y, len(names))
             for label, split in given.items():
@@ -191,10 +197,11 @@ class Data:
         normalization: as in `from_arrays`, but for "standard", which would need a pass over the data: "auto" leaves
             floats, also columns, as they are and brings pixels to [0,1].
         """
+        check = None if _is_chosen(normalization) else check_images
         for label, loader in (("train", train), ("validation", validation), ("test", test)):
             if loader is not None:
-                _check_loader(label, loader)
-        inputs, targets = as_batch(next(iter(train)))
+                _check_loader(label, loader, ids, check)
+        inputs, targets = as_batch(next(undisturbed(train)))
         if targets.is_floating_point():
             task: Task = "regression"
             names: tuple[str, ...] = ()
@@ -326,9 +333,11 @@ def _normalization(
     return None if ids else normalization_for(choice, inputs, rows, standardize)
 
 
-def _given_split(label: str, pair: Iterable[Any], like: Inputs, task: Task, ids: bool) -> TensorSplit:
+def _given_split(
+    label: str, pair: Iterable[Any], like: Inputs, task: Task, ids: bool, check: Check | None
+) -> TensorSplit:
     inputs, targets = pair
-    x, y = as_inputs(f"{label} inputs", inputs, ids), as_targets(f"{label} targets", targets, task)
+    x, y = as_inputs(f"{label} inputs", inputs, ids, check), as_targets(f"{label} targets", targets, task)
     check_pair(f"{label} inputs", x, f"{label} targets", y)
     given, expected = (each(lambda own: f"{own.dtype} of shape {tuple(own.shape[1:])}", part) for part in (x, like))
     if given != expected:
@@ -340,7 +349,8 @@ def check_data(data: Any, argument: str = "data") -> None:
     check_type(argument, data, Data, "see Data.from_arrays, from_datasets and from_loaders")
 
 
-def _check_loader(label: str, loader: DataLoader[Any]) -> None:
+def _check_loader(label: str, loader: DataLoader[Any], ids: bool, check: Check | None) -> None:
+    """Check how many samples a loader has, and its first batch; the others come while it is used."""
     try:
         batches = len(loader)
         len(loader.dataset)  # type: ignore[arg-type]
@@ -348,23 +358,29 @@ def _check_loader(label: str, loader: DataLoader[Any]) -> None:
         raise TypeError(f"{label} must know how many batches and samples it has: {error}") from error
     if batches == 0:
         raise ValueError(f"{label} is empty")
-    with torch.random.fork_rng(devices=[]):
-        batch = next(iter(loader))
+    batch = next(undisturbed(loader), None)
     try:
-        as_batch(batch)
+        inputs, targets = as_batch(batch)
     except TypeError as error:
         raise TypeError(
             f"{label} must give pairs of tensors (inputs, targets), not {error}. Several inputs come in a tuple or a "
             'dict, as in ((a, b), targets), or in a dict with "labels"'
         ) from error
+    as_inputs(f"inputs of {label}", inputs, ids, check)
+    as_targets(f"targets of {label}", targets, None)
 
 
 def _is_settled(normalization: Choice, inputs: Inputs) -> bool:
     """Tell whether the normalisation is final: chosen by the user, or "auto" of several inputs."""
-    return not (isinstance(normalization, str) and normalization == "auto") or not isinstance(inputs, Tensor)
+    return _is_chosen(normalization) or not isinstance(inputs, Tensor)
+
+
+def _is_chosen(normalization: Choice) -> bool:
+    return not (isinstance(normalization, str) and normalization == "auto")
 
 
 def _class_names(classes: Sequence[str] | int | None, labels: Tensor) -> tuple[str, ...]:
     if classes is None:
+        check_largest_label(labels)
         classes = max(int(labels.max()) + 1, 1)
     return tuple(map(str, range(classes))) if isinstance(classes, int | np.integer) else tuple(map(str, classes))

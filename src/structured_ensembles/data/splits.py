@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from structured_ensembles.checks import checked_seed
 from structured_ensembles.data.arrays import check_labels, labelled
-from structured_ensembles.data.drawing import Seed, fold, shuffled
+from structured_ensembles.data.drawing import Seed, shuffled
+from structured_ensembles.data.random_states import undisturbed
 from structured_ensembles.digests import add_tensor
 from structured_ensembles.several import Inputs, each, joined, moved, rows_of, tensors_in
 
@@ -83,7 +82,7 @@ class TensorSplit:
 
 @dataclass(frozen=True)
 class StreamedSplit:
-    """What a DataLoader gives: its own batch size and order. A seed makes its shuffling repeatable.
+    """What a DataLoader gives: its own batch size and order. What it draws is told by a seed; see `undisturbed`.
 
     classes: how many there are, so that the labels of every batch can be checked; None for a regression.
     """
@@ -98,8 +97,7 @@ class StreamedSplit:
         return len(self.loader)
 
     def batches(self, size: int, seed: Seed | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
-        batches = iter(self.loader) if seed is None else self._seeded(seed)
-        for batch in batches:
+        for batch in undisturbed(self.loader, seed):
             inputs, targets = as_batch(batch)
             yield moved(inputs, device), self._checked(targets).to(device)
 
@@ -111,27 +109,6 @@ class StreamedSplit:
             raise TypeError(f"a loader's targets must be labels in every batch, as in the first, not {targets.dtype}")
         check_labels("a loader's targets", targets, self.classes)
         return targets.long()
-
-    def _seeded(self, seed: Seed) -> Iterator[Any]:
-        """The loader under random states of its own: what it draws depends on the seed, and on nothing between."""
-        number = fold(seed)
-        first = torch.Generator().manual_seed(number).get_state()
-        generators = _generators(self.loader)
-        own: list[Any] = [first] * (1 + len(generators))
-        own += [random.Random(number).getstate(), np.random.RandomState(number % 2**32).get_state()]
-        batches: Iterator[Any] | None = None
-        while True:
-            before = _states(generators)
-            _set_states(generators, own)
-            try:
-                batches = iter(self.loader) if batches is None else batches
-                batch = next(batches, None)
-                own = _states(generators)
-            finally:
-                _set_states(generators, before)
-            if batch is None:
-                return
-            yield batch
 
     def to(self, device: torch.device | str) -> StreamedSplit:
         return self
@@ -155,27 +132,6 @@ def as_batch(given: Any) -> Batch:
     if not several or not all(isinstance(own, Tensor) for own in (*several, targets)):
         raise TypeError(f"a {type(given).__name__} of other things than tensors")
     return inputs, targets
-
-
-def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
-    """Those that a loader and its samplers were given."""
-    owners = [loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
-    found = [getattr(owner, "generator", None) for owner in owners]
-    return list({id(own): own for own in found if isinstance(own, torch.Generator)}.values())
-
-
-def _states(generators: Sequence[torch.Generator]) -> list[Any]:
-    """Of torch, of these generators, of Python and of NumPy: whatever a loader may draw from."""
-    own = [generator.get_state() for generator in generators]
-    return [torch.get_rng_state(), *own, random.getstate(), np.random.get_state()]  # noqa: NPY002
-
-
-def _set_states(generators: Sequence[torch.Generator], states: Sequence[Any]) -> None:
-    torch.set_rng_state(states[0])
-    for generator, state in zip(generators, states[1:], strict=False):
-        generator.set_state(state)
-    random.setstate(states[-2])
-    np.random.set_state(states[-1])  # noqa: NPY002
 
 
 def digest(split: Split) -> str:

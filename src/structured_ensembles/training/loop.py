@@ -11,6 +11,7 @@ from structured_ensembles.combination import combined, member_outputs
 from structured_ensembles.data.augmentation import augment, draw_crops
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.data.splits import Batch, TensorSplit
+from structured_ensembles.devices import seed_generators
 from structured_ensembles.losses import mean_loss
 from structured_ensembles.parallel import add_up, average_buffers
 from structured_ensembles.several import Inputs, cloned, rows_of
@@ -44,7 +45,7 @@ class LoopEngine:
             for index, (member, batch) in enumerate(zip(active, batches, strict=True)):
                 optimizer = self.optimizers[member]
                 inputs, targets, share = self._share(*batch)
-                torch.manual_seed(plan.member_seed("dropout", member, epoch, step, plan.mesh.data_place))
+                seed_generators(plan.member_seed("dropout", member, epoch, step, plan.mesh.data_place), plan.device)
                 set_rate(optimizer, rate)
                 optimizer.zero_grad(set_to_none=True)
                 if share:

@@ -8,11 +8,15 @@ member share every batch: each computes the derivatives of its part, which are a
 the recipe's, whatever the number of processes. Normalisation sees a process's own part only (no synchronised batch
 normalisation); its running statistics are averaged after every epoch. The checkpoint is the one that a single process
 writes: a run may go on with another number of processes. All must see the same files.
+
+Processes of one host talk over its loopback interface. `torchrun` itself listens on all interfaces, and has no
+authentication: on several hosts, and on a host that others can reach, it needs a network that can be trusted.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,9 +63,29 @@ def processes() -> Iterator[None]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-    yield
-    dist.destroy_process_group()  # not after an error: it would wait for processes that wait for this one
+    with _loopback_on_one_host():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        yield
+        dist.destroy_process_group()  # not after an error: it would wait for processes that wait for this one
+
+
+@contextmanager
+def _loopback_on_one_host() -> Iterator[None]:
+    """Let gloo and NCCL listen on loopback if all processes are on this host; the user's own choice comes first.
+
+    Every group of processes that is made later reads these variables again.
+    """
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
+        yield
+        return
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    own = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if loopback and name not in os.environ]
+    os.environ.update(dict.fromkeys(own, loopback or ""))
+    try:
+        yield
+    finally:
+        for name in own:
+            del os.environ[name]
 
 
 # Made once: every group of processes costs connections. They go with the group of all processes: a group's threads end
