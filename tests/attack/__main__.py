@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all by default")
     parser.add_argument("--rounds", type=int, default=1, help="how often every kind is attacked")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="leave out what takes long")
     parser.add_argument("--only", default="", help="one case, as it was printed, with its traceback")
     parser.add_argument("--json", type=Path, help="record the counts; the parts that were not run now are kept")
     options = parser.parse_args()
@@ -40,7 +41,7 @@ def main() -> int:
     for part in options.parts or PARTS:
         start = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="attack-") as root:
-            outcomes = PARTS[part](Path(root), options.seed, options.rounds, options.only)
+            outcomes = PARTS[part](Path(root), options.seed, options.rounds, options.quick, options.only)
         seconds = time.perf_counter() - start
         _show(part, outcomes, seconds)
         failed |= any(outcome.failed for outcome in outcomes)

@@ -15,7 +15,7 @@ FAILURES = ("different", "other")  # must be zero
 
 SECONDS = 3.0  # of CPU time that one file may cost
 MEBIBYTES = 200.0  # of memory that one file may cost, on top of what the process had
-NO_MEMORY = re.compile(r"alloc|out of memory|MemoryError", re.IGNORECASE)
+NO_MEMORY = re.compile(r"alloc|(out of|enough) memory|MemoryError", re.IGNORECASE)
 APOLOGY = re.compile(r"Traceback|traceback|please report|a bug", re.IGNORECASE)  # for what nobody expected
 
 

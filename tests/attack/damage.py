@@ -66,7 +66,9 @@ def noise(random: Random, data: bytes) -> bytes:
 
 def forge_length(random: Random, data: bytes) -> bytes:
     """The first eight bytes of a safetensors file are the length of its header."""
-    length = random.choice([0, 1, 2**16, 100_000_000, 2**31, 2**40, 2**63, 2**64 - 1, len(data), random.getrandbits(64)])
+    length = random.choice(
+        [0, 1, 2**16, 100_000_000, 2**31, 2**40, 2**63, 2**64 - 1, len(data), random.getrandbits(64)]
+    )
     return struct.pack("<Q", length) + data[8:]
 
 

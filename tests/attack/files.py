@@ -20,12 +20,12 @@ from .sandbox import in_child, run_cases
 from .special import SPECIALS
 
 
-def attack_files(root: Path, seed: int, rounds: int, only: str = "") -> list[Outcome]:
+def attack_files(root: Path, seed: int, rounds: int, quick: bool = False, only: str = "") -> list[Outcome]:
     """Attack every kind of file in its own sandbox."""
     outcomes = []
     specimens = _Specimens(root)
     for kind in KINDS.values():
-        if only and only.split("/")[0] != kind.name:
+        if only.split("/")[0] not in ("", kind.name) or (quick and kind.slow):
             continue
         cases = [only] if only else [f"{kind.name}/{name}" for name in _attacks(kind, seed, rounds)]
         attack = _Attack(kind, specimens.folder(kind), root / "scratch", specimens.told(kind), seed, loud=bool(only))
@@ -97,7 +97,7 @@ class _Attack:
             verdict, detail = "other", repr(error)
         if self.canary_ran():
             verdict, detail = "other", f"code ran: {detail}"
-        return verdict, detail.replace(str(self.scratch), "")
+        return verdict, detail.replace(str(self.scratch), "…")
 
     def _strike(self, path: Path, attack: str, random: Random) -> None:
         if attack in SPECIALS:

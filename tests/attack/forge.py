@@ -100,6 +100,7 @@ def reseal(path: Path, change: Callable[[Any, Tensors], tuple[Any, Tensors]]) ->
             with _deep():
                 write_container(path, form, version, structure, tensors)
             return
+    metadata.pop("sha256", None)  # of data sets; files that others made have none
     plain, tensors = change({name: _parsed(text) for name, text in metadata.items()}, tensors)
     with _deep():
         metadata = {name: own if isinstance(own, str) else json.dumps(own) for name, own in plain.items()}
@@ -163,7 +164,7 @@ def _cast(random: Random, tensors: Tensors, name: str) -> None:
 
 def _fill(random: Random, tensors: Tensors, name: str) -> None:
     tensor = tensors[name]
-    values = [math.nan, math.inf, -1e38, 0] if tensor.is_floating_point() else [0, 1, 100]
+    values = [math.nan, math.inf, -6e4, 0] if tensor.is_floating_point() else [0, 1, 100]
     tensors[name] = torch.full_like(tensor, random.choice(values))
 
 
@@ -172,8 +173,11 @@ def _fill(random: Random, tensors: Tensors, name: str) -> None:
 
 def _json(operation: str) -> Forgery:
     def forge(random: Random, path: Path) -> None:
+        content = json.loads(path.read_text())
+        if isinstance(content, dict):
+            content.pop("sha256", None)  # records without a checksum are read, since people write some by hand
         with _deep():
-            text = json.dumps(change_tree(random, json.loads(path.read_text()), operation))
+            text = json.dumps(change_tree(random, content, operation))
         path.write_text(text)
 
     return forge
@@ -182,9 +186,8 @@ def _json(operation: str) -> Forgery:
 def _yaml(operation: str) -> Forgery:
     def forge(random: Random, path: Path) -> None:
         changed = change_tree(random, yaml.safe_load(path.read_text()), operation)
-        # JSON is YAML, and is written without recursion where it is deep.
         with _deep():
-            path.write_text(json.dumps(changed))
+            path.write_text(json.dumps(changed))  # which is YAML, without the comment that has the checksum
 
     return forge
 
@@ -215,7 +218,7 @@ TEXTS = [
     "{" * DEPTH,
     '{"a":' * DEPTH + "1" + "}" * DEPTH,
     "- " * DEPTH + "x",
-    "!!python/object/apply:os.system ['touch /tmp/attack_canary_ran']",
+    "!!python/object/apply:os.system ['touch canary-ran']",
     f"!!python/name:{CANARY.replace(':', '.')}",
     "!!binary |\n  AAAA",
     "--- a\n--- b\n",

@@ -31,10 +31,12 @@ class Scenario:
     name: str
     run: Callable[[Path], str]
     prepare: Callable[[Path], None] = lambda folder: None
+    slow: bool = False  # left out of a quick attack
 
 
 def _method(name: str) -> Scenario:
-    return Scenario(f"kill-{name}", lambda folder: world.told_by(world.run_method(name, folder)))
+    run: Callable[[Path], str] = lambda folder: world.told_by(world.run_method(name, folder))
+    return Scenario(f"kill-{name}", run, slow=name not in ("structured", "snapshot"))
 
 
 def _train(folder: Path) -> str:
@@ -76,6 +78,10 @@ def _cache(folder: Path) -> str:
     return world.told_by_data(se.load_data("tiny", folder))
 
 
+def _trained_before(folder: Path) -> None:
+    _train(folder)
+
+
 def _evaluate(folder: Path) -> str:
     where = ("--root", folder / "data", "--device", "cpu")
     world.command("evaluate", folder / "run", *where, "--fgsm", "0.1")
@@ -89,21 +95,21 @@ SCENARIOS: dict[str, Scenario] = {
     for own in (
         *map(_method, ("structured", "deep", "snapshot", "batch-ensemble", "mc-dropout")),
         Scenario("kill-sens-train", _train),
-        Scenario("kill-sens-train-int8", _train_int8),
-        Scenario("kill-sens-continual", _continual),
+        Scenario("kill-sens-train-int8", _train_int8, slow=True),
+        Scenario("kill-sens-continual", _continual, slow=True),
         Scenario("kill-run_sequence", _sequence),
         Scenario("kill-save", _save, _saved_before),
         Scenario("kill-data-cache", _cache),
-        Scenario("kill-sens-evaluate", _evaluate, lambda folder: _train(folder) and None),
+        Scenario("kill-sens-evaluate", _evaluate, _trained_before, slow=True),
     )
 }
 
 
-def attack_runs(root: Path, seed: int, rounds: int, only: str = "") -> list[Outcome]:
+def attack_runs(root: Path, seed: int, rounds: int, quick: bool = False, only: str = "") -> list[Outcome]:
     """Stop every scenario at `rounds` of its writes in random order, at each in all ways before any comes again."""
     outcomes = []
     for scenario in SCENARIOS.values():
-        if only and only.split("/")[0] != scenario.name:
+        if only.split("/")[0] not in ("", scenario.name) or (quick and scenario.slow):
             continue
         own = _Kills(scenario, root / scenario.name)
         cases = [only] if only else own.cases(seed, rounds)

@@ -27,8 +27,9 @@ class Kind:
     """A kind of file.
 
     file: its name in the folder, as a pattern. form: what is forged in it, see `forge.FORGERIES`.
-    sealed: it has a checksum, so that damage must never change a result. Text files for people have none.
+    sealed: it has a checksum, so that damage must never change a result. What users write themselves has none.
     per_round: how many cases a round has; fewer where reading takes long.
+    slow: left out of a quick attack.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Kind:
     read: Read
     sealed: bool = True
     per_round: int = 6
+    slow: bool = False
 
     def path(self, folder: Path) -> Path:
         return sorted(folder.glob(self.file))[0]
@@ -121,8 +123,8 @@ def _checkpoint(method: str) -> Kind:
         return world.told_by(world.run_method(method, folder))
 
     make = _stopped(lambda folder: world.run_method(method, folder), "checkpoint")
-    slow = method in ("structured", "random", "magnitude", "narrow", "snapshot")
-    return Kind(f"checkpoint-{method}", "checkpoint*.safetensors", "container", make, read, per_round=4 if slow else 6)
+    slow = method not in ("structured", "deep", "snapshot")
+    return Kind(f"checkpoint-{method}", "checkpoint*.safetensors", "container", make, read, per_round=5, slow=slow)
 
 
 def _read_structured(folder: Path) -> str:
@@ -157,7 +159,7 @@ def _run(folder: Path) -> None:
     options |= {"model_arguments": {"hidden": [8, 6]}, "method_arguments": {"search_epochs": 1}}
     (folder / "options.yaml").write_text(json.dumps(options, indent=1))
     _train(folder)
-    _report(folder)
+    world.command("report", folder / "run", "--out", folder / "report", "--root", folder / "data", "--device", "cpu")
 
 
 def _train(folder: Path) -> str:
@@ -190,8 +192,8 @@ READS: dict[str, Read] = {
 
 
 def _of_run(file: str, form: str, command: str, per_round: int) -> Kind:
-    sealed = form == "container"
-    return Kind(f"{file}-{command}", f"run/{file}", form, _run, READS[command], sealed, per_round)
+    slow = command == "report"
+    return Kind(f"{file}-{command}", f"run/{file}", form, _run, READS[command], per_round=per_round, slow=slow)
 
 
 def _continual(folder: Path) -> str:
@@ -230,7 +232,7 @@ KINDS: dict[str, Kind] = {
         Kind("data-cache", "tiny.safetensors", "container", _cache, _load_data, per_round=10),
         Kind("subnets.json", "subnets.json", "json", _searched, _read_structured, per_round=4),
         Kind("sequence-learner", "learner.safetensors", "container", _sequence_made, _sequence),
-        Kind("sequence-matrix.json", "matrix.json", "json", _sequence_made, _sequence, sealed=False),
+        Kind("sequence-matrix.json", "matrix.json", "json", _sequence_made, _sequence),
         _of_run("config.yaml", "yaml", "train", 5),
         _of_run("config.yaml", "yaml", "evaluate", 4),
         _of_run("config.yaml", "yaml", "report", 2),
@@ -243,7 +245,7 @@ KINDS: dict[str, Kind] = {
         _of_run("subnets.json", "json", "report", 2),
         _of_run("ensemble.safetensors", "container", "evaluate", 2),
         Kind("options.yaml", "options.yaml", "yaml", _run, READS["options"], sealed=False, per_round=5),
-        Kind("continual-result.json", "run/result.json", "json", _continual_made, _continual, sealed=False, per_round=3),
+        Kind("continual-result.json", "run/result.json", "json", _continual_made, _continual, per_round=3, slow=True),
         Kind("picture", "picture-0.png", "bytes", _pictures, _predict, sealed=False, per_round=4),
     )
 }

@@ -24,6 +24,7 @@ from .count import Outcome, within_limits
 
 HANG = 8  # seconds of wall-clock time after which a case counts as hanging
 ADDRESS_SPACE = 1 << 30  # bytes that a case may ask for, used or not
+MISTAKE = 99  # exit code of a child in which the harness itself failed
 STATUS = Path("/proc/self/status")
 
 
@@ -70,20 +71,33 @@ def _run_some(cases: Sequence[str], run: Callable[[str], tuple[str, str]]) -> tu
     child = os.fork()
     if child == 0:
         os.close(reading)
-        warnings.simplefilter("ignore")
-        gc.freeze()
-        soft = _status("VmSize") * 1024 + ADDRESS_SPACE
-        resource.setrlimit(resource.RLIMIT_AS, (int(soft), resource.RLIM_INFINITY))
-        with os.fdopen(writing, "w", buffering=1) as pipe:
-            for case in cases:
-                signal.alarm(HANG)
-                pipe.write(json.dumps(asdict(_measured(case, run))) + "\n")
-        os._exit(0)
+        code = MISTAKE
+        try:
+            _run_here(cases, run, writing)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
     os.close(writing)
     with os.fdopen(reading) as pipe:
         lines = pipe.read().splitlines()
     _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status) == MISTAKE:
+        raise RuntimeError(f"the harness itself failed in {cases[len(lines)]}")
     return status, lines
+
+
+def _run_here(cases: Sequence[str], run: Callable[[str], tuple[str, str]], writing: int) -> None:
+    warnings.simplefilter("ignore")
+    gc.freeze()
+    limit = int(_status("VmSize") * 1024) + ADDRESS_SPACE
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    with os.fdopen(writing, "w", buffering=1) as pipe:
+        for case in cases:
+            signal.alarm(HANG)
+            pipe.write(json.dumps(asdict(_measured(case, run))) + "\n")
 
 
 def _measured(case: str, run: Callable[[str], tuple[str, str]]) -> Outcome:

@@ -88,9 +88,7 @@ def backbone() -> torch.nn.Module:
 
 def run_method(method: str, folder: Path | None) -> se.Ensemble:
     arguments: dict[str, Any] = {"members": 2, **OWN_ARGUMENTS.get(method, {})}
-    return METHODS[method](
-        network(), data(), recipe=RECIPE, folder=folder, device="cpu", quiet=True, **arguments
-    )
+    return METHODS[method](network(), data(), recipe=RECIPE, folder=folder, device="cpu", quiet=True, **arguments)
 
 
 def tasks() -> list[Any]:
@@ -99,9 +97,7 @@ def tasks() -> list[Any]:
 
 def new_learner(method: str) -> Any:
     arguments = {"search_epochs": 1} if method == "structured" else {}
-    return se.continual.LEARNERS[method](
-        backbone(), epochs=1, batch_size=64, device="cpu", quiet=True, **arguments
-    )
+    return se.continual.LEARNERS[method](backbone(), epochs=1, batch_size=64, device="cpu", quiet=True, **arguments)
 
 
 # What is told --------------------------------------------------------------------------------------------------------
@@ -123,7 +119,12 @@ def told_by(ensemble: se.Ensemble) -> str:
     x = images(6, seed=2)[0]
     values: list[Any] = [ensemble.logits(x), ensemble.task, ensemble.classes, ensemble.input_shape, ensemble.pixels]
     if ensemble.task == "classification":
-        values += [ensemble.predict_proba(x), ensemble.uncertainty(x).entropy, ensemble.keep(x), ensemble.predict_set(x)]
+        values += [
+            ensemble.predict_proba(x),
+            ensemble.uncertainty(x).entropy,
+            ensemble.keep(x),
+            ensemble.predict_set(x),
+        ]
     else:
         values += [ensemble.predict(x), ensemble.spread(x), ensemble.predict_interval(x)]
     return digest(*values, repr(ensemble.subnets))
@@ -161,7 +162,9 @@ def command(*arguments: str | Path) -> str:
 def told_by_run(folder: Path) -> str:
     """Fingerprint a finished run folder, less what is of this machine and minute."""
     result = json.loads((folder / "result.json").read_text())
-    kept = {name: result.get(name) for name in ("figures", "figures_in_float32", "storage", "epochs", "matrix", "memory")}
+    kept = {
+        name: result.get(name) for name in ("figures", "figures_in_float32", "storage", "epochs", "matrix", "memory")
+    }
     for figures in (kept["figures"], kept["figures_in_float32"] or {}):
         figures.pop("size/peak_bytes", None)
     history = folder / "history.csv"
@@ -175,16 +178,15 @@ def told_by_run(folder: Path) -> str:
 
 def plant_canary(folder: Path) -> Callable[[], bool]:
     """Put a module into the current folder of this process; returns a function that tells whether it was imported."""
-    marks = [folder / "canary-ran", Path("/tmp/attack_canary_ran")]
-    text = f"from pathlib import Path\n\ndef run(*a, **k):\n    return None\n\nPath({str(marks[0])!r}).touch()\n"
+    mark = folder / "canary-ran"
+    text = f"from pathlib import Path\n\ndef run(*a, **k):\n    return None\n\nPath({str(mark)!r}).touch()\n"
     (folder / "attack_canary.py").write_text(text)
     os.chdir(folder)
     sys.path.insert(0, "")
 
     def ran() -> bool:
-        found = any(mark.exists() for mark in marks)
-        for mark in marks:
-            mark.unlink(missing_ok=True)
+        found = mark.exists()
+        mark.unlink(missing_ok=True)
         sys.modules.pop("attack_canary", None)
         return found
 
