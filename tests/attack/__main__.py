@@ -1,4 +1,4 @@
-"""`python -m tests.attack [files] [kills] [races]`: print the table of counts; exit 1 if anything is different or other."""
+"""`python -m tests.attack [files] [kills] [races]`: print the counts; exit with 1 if anything is different or other."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")  # before torch: forks need it
 
 import torch
+
 from structured_ensembles.runs import machine
 from structured_ensembles.tables import text_table
 

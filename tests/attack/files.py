@@ -25,7 +25,7 @@ def attack_files(root: Path, seed: int, rounds: int, quick: bool = False, only: 
     outcomes = []
     specimens = _Specimens(root)
     for kind in KINDS.values():
-        if only.split("/")[0] not in ("", kind.name) or (quick and kind.slow):
+        if only.split("/", maxsplit=1)[0] not in ("", kind.name) or (quick and kind.slow):
             continue
         cases = [only] if only else [f"{kind.name}/{name}" for name in _attacks(kind, seed, rounds)]
         attack = _Attack(kind, specimens.folder(kind), root / "scratch", specimens.told(kind), seed, loud=bool(only))

@@ -109,7 +109,7 @@ def attack_runs(root: Path, seed: int, rounds: int, quick: bool = False, only: s
     """Stop every scenario at `rounds` of its writes in random order, at each in all ways before any comes again."""
     outcomes = []
     for scenario in SCENARIOS.values():
-        if only.split("/")[0] not in ("", scenario.name) or (quick and scenario.slow):
+        if only.split("/", maxsplit=1)[0] not in ("", scenario.name) or (quick and scenario.slow):
             continue
         own = _Kills(scenario, root / scenario.name)
         cases = [only] if only else own.cases(seed, rounds)

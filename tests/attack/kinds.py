@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import structured_ensembles as se
 import torch
 from PIL import Image
+
+import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS
 from structured_ensembles.methods import METHODS
 

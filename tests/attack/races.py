@@ -83,7 +83,7 @@ def attack_folders(root: Path, seed: int, rounds: int, quick: bool = False, only
     """Run every race `rounds` times, the second process a random moment after the first."""
     outcomes = []
     for race in RACES.values():
-        if only.split("/")[0] not in ("", race.name) or (quick and race.slow):
+        if only.split("/", maxsplit=1)[0] not in ("", race.name) or (quick and race.slow):
             continue
         prepared = root / race.name
         prepared.mkdir()

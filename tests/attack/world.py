@@ -14,22 +14,37 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.figure
-import structured_ensembles as se
 import torch
+from torch import Tensor
+
+import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.data.info import Contents, DataInfo
 from structured_ensembles.data.sources import DATA_SETS
 from structured_ensembles.methods import METHODS
-from torch import Tensor
 
 from .count import CommandError
 
 CLASSES = ("ant", "bee", "cow", "dog")
 RECIPE = se.Recipe(epochs=2, batch_size=64)
 OWN_ARGUMENTS: dict[str, dict[str, Any]] = {"structured": {"search_epochs": 1}, "single": {"members": 1}}
-TRAIN = "train --dataset tiny --model mlp --members 2 --epochs 2 --device cpu --quiet true".split()
+TRAIN = [
+    "train",
+    "--dataset",
+    "tiny",
+    "--model",
+    "mlp",
+    "--members",
+    "2",
+    "--epochs",
+    "2",
+    "--device",
+    "cpu",
+    "--quiet",
+    "true",
+]
 TRAIN += ["--model_arguments", "{hidden: [8, 6]}", "--method_arguments", "{search_epochs: 1}"]
-CONTINUAL = "continual --dataset tiny --tasks 2 --epochs 1 --device cpu --quiet true".split()
+CONTINUAL = ["continual", "--dataset", "tiny", "--tasks", "2", "--epochs", "1", "--device", "cpu", "--quiet", "true"]
 
 
 def images(samples: int = 120, seed: int = 0) -> tuple[Tensor, Tensor]:
