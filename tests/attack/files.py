@@ -82,7 +82,7 @@ class _Attack:
             cage = self.scratch.with_name("cage")
             cage.mkdir(exist_ok=True)
             self.canary_ran = world.plant_canary(cage)
-        _, attack, number = case.split("/")
+        _, attack, _ = case.split("/")
         folder = fresh(self.specimen, self.scratch)
         path = self.kind.path(folder)
         self._strike(path, attack, Random(_number(f"{self.seed}/{case}")))

@@ -35,7 +35,9 @@ class Scenario:
 
 
 def _method(name: str) -> Scenario:
-    run: Callable[[Path], str] = lambda folder: world.told_by(world.run_method(name, folder))
+    def run(folder: Path) -> str:
+        return world.told_by(world.run_method(name, folder))
+
     return Scenario(f"kill-{name}", run, slow=name not in ("structured", "snapshot"))
 
 

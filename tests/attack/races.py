@@ -1,4 +1,4 @@
-"""Two processes in one folder at the same time: each ends with the right result or a clean refusal, and so does a third."""
+"""Two processes in one folder at once: each ends with the right result or a clean refusal, and so does a third."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _both(race: Race, folder: Path, delay: float) -> list[Any]:
     child = os.fork()
     if child == 0:
         time.sleep(delay)
-        status, answer = in_child(lambda: kills._reported(race.second, folder))
+        _, answer = in_child(lambda: kills._reported(race.second, folder))
         path.write_text(json.dumps(answer))
         os._exit(0)
     first = in_child(lambda: kills._reported(race.first, folder))[1]

@@ -124,8 +124,9 @@ def digest(*values: Any) -> str:
     for value in values:
         if isinstance(value, Tensor):
             found.update(f"{value.dtype} {tuple(value.shape)}".encode())
-            value = value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        found.update(value if isinstance(value, bytes) else repr(value).encode())
+            found.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            found.update(value if isinstance(value, bytes) else repr(value).encode())
     return found.hexdigest()[:16]
 
 
