@@ -17,7 +17,7 @@ from .damage import DAMAGES, forge_length
 from .forge import FORGERIES, MAY_DIFFER
 from .kinds import KINDS, Kind, Make, Read, fresh
 from .sandbox import in_child, run_cases
-from .special import SPECIALS
+from .special import MISSING, SPECIALS
 
 
 def attack_files(root: Path, seed: int, rounds: int, quick: bool = False, only: str = "") -> list[Outcome]:
@@ -111,7 +111,8 @@ class _Attack:
     def _compared(self, told: str, attack: str) -> tuple[str, str]:
         if told == self.expected:
             return "equal", ""
-        excused = attack in MAY_DIFFER if attack in FORGERIES[self.kind.form] else not self.kind.sealed
+        forged = attack in FORGERIES[self.kind.form]
+        excused = attack in MAY_DIFFER if forged else attack in MISSING or not self.kind.sealed
         return ("accepted" if excused else "different"), ""
 
 

@@ -267,5 +267,5 @@ FORGERIES: dict[str, dict[str, Forgery]] = {
     "csv": {"cell": _cell, "text": _other_text},
     "bytes": {},
 }
-# A checksum is no signature: a forger may say something else. But whoever takes tensors away must be noticed.
+# A checksum is not a signature: a forger may say something else. But whoever takes tensors away must be noticed.
 MAY_DIFFER = {*OPERATIONS, "tensor-cast", "tensor-fill", "cell", "text"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -65,7 +66,7 @@ def _ensembles(name: str, make: Make, dtypes: tuple[str, ...] = ("float32",)) ->
         return lambda folder: world.told_by(se.Ensemble.load(folder / f"{dtype}.safetensors"))
 
     files = [(f"ensemble-{name}-{dtype}", f"{dtype}.safetensors", reading(dtype)) for dtype in dtypes]
-    return [Kind(kind, file, "container", make, read, per_round=10) for kind, file, read in files]
+    return [Kind(kind, file, "container", make, read, per_round=20) for kind, file, read in files]
 
 
 def _make_regression(folder: Path) -> None:
@@ -87,19 +88,19 @@ def _learner(method: str) -> Kind:
     def read(folder: Path) -> str:
         return world.told_by_learner(LEARNERS[method].load(folder / "l.safetensors", device="cpu"))
 
-    return Kind(f"learner-{method}", "l.safetensors", "container", make, read)
+    return Kind(f"learner-{method}", "l.safetensors", "container", make, read, per_round=12)
 
 
 # Runs that were stopped ----------------------------------------------------------------------------------------------
 
 
 def stop_at(number: int, name: str) -> None:
-    """Raise KeyboardInterrupt in this process when a file whose name begins with `name` is replaced once more."""
+    """Raise KeyboardInterrupt in this process when the file `name` is about to get its name for the `number`-th time."""
     count = 0
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal count
-        if event == "os.rename" and Path(str(arguments[1])).name.startswith(name):
+        if event == "os.rename" and Path(str(arguments[1])).name == name:
             count += 1
             if count == number:
                 raise KeyboardInterrupt
@@ -123,9 +124,10 @@ def _checkpoint(method: str) -> Kind:
     def read(folder: Path) -> str:
         return world.told_by(world.run_method(method, folder))
 
-    make = _stopped(lambda folder: world.run_method(method, folder), "checkpoint")
+    file = "checkpoint-1.safetensors" if method == "snapshot" else "checkpoint.safetensors"
+    make = _stopped(lambda folder: world.run_method(method, folder), file)
     slow = method not in ("structured", "deep", "snapshot")
-    return Kind(f"checkpoint-{method}", "checkpoint*.safetensors", "container", make, read, per_round=5, slow=slow)
+    return Kind(f"checkpoint-{method}", file, "container", make, read, per_round=5, slow=slow)
 
 
 def _read_structured(folder: Path) -> str:
@@ -151,31 +153,41 @@ def _cache(folder: Path) -> None:
 
 def _searched(folder: Path) -> None:
     """The neurons are chosen, and no epoch is trained yet."""
-    _stopped(lambda own: world.run_method("structured", own), "checkpoint", 1)(folder)
+    _stopped(lambda own: world.run_method("structured", own), "checkpoint.safetensors", 1)(folder)
+
+
+def _searching(folder: Path) -> None:
+    """The search is in its second epoch."""
+    _stopped(lambda own: world.run_method("structured", own), "checkpoint-search.safetensors")(folder)
 
 
 def _run(folder: Path) -> None:
     """A finished run with everything that is measured of it, and the file of options that it can be given again by."""
     options = {"dataset": "tiny", "model": "mlp", "members": 2, "epochs": 2, "device": "cpu", "quiet": True}
-    options |= {"model_arguments": {"hidden": [8, 6]}, "method_arguments": {"search_epochs": 1}}
+    options |= {"model_arguments": {"hidden": [8, 6]}, "method_arguments": {"search_epochs": 2}}
     (folder / "options.yaml").write_text(json.dumps(options, indent=1))
     _train(folder)
     world.command("report", folder / "run", "--out", folder / "report", "--root", folder / "data", "--device", "cpu")
 
 
+def _figures(printed: str) -> str:
+    """Leave out what depends on the folder, the minute, and whether the run was finished before."""
+    return "\n".join(line for line in printed.splitlines() if not re.search("size/peak|see |done|finished|Next", line))
+
+
 def _train(folder: Path) -> str:
-    return world.command(*world.TRAIN, "--root", folder / "data", "--out", folder / "run").replace(str(folder), "")
+    return _figures(world.command(*world.TRAIN, "--root", folder / "data", "--out", folder / "run"))
 
 
 def _train_by_options(folder: Path) -> str:
     """An option that damage has changed is another run than that in the folder, which is refused."""
     own = ("--root", folder / "data", "--out", folder / "run")
-    return world.command("train", "--config", folder / "options.yaml", *own).replace(str(folder), "")
+    return _figures(world.command("train", "--config", folder / "options.yaml", *own))
 
 
 def _evaluate(folder: Path) -> str:
     told = world.command("evaluate", folder / "run", "--root", folder / "data", "--device", "cpu")
-    return "".join(line for line in told.splitlines() if "size/" not in line)
+    return _figures(told)
 
 
 def _report(folder: Path) -> str:
@@ -199,7 +211,7 @@ def _of_run(file: str, form: str, command: str, per_round: int) -> Kind:
 
 def _continual(folder: Path) -> str:
     own = ("--root", folder / "data", "--out", folder / "run", "--method", "pruning")
-    return world.command(*world.CONTINUAL, *own).replace(str(folder), "")
+    return _figures(world.command(*world.CONTINUAL, *own))
 
 
 def _continual_made(folder: Path) -> None:
@@ -219,7 +231,7 @@ def _predict(folder: Path) -> str:
     return world.command("predict", folder / "e.safetensors", *paths).replace(str(folder), "")
 
 
-_sequence_made = _stopped(_sequence, "matrix", 3)
+_sequence_made = _stopped(_sequence, "learner.safetensors")
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
@@ -230,20 +242,23 @@ KINDS: dict[str, Kind] = {
         *_ensembles("regression", _make_regression),
         *map(_learner, LEARNERS),
         *map(_checkpoint, METHODS),
-        Kind("data-cache", "tiny.safetensors", "container", _cache, _load_data, per_round=10),
+        Kind("data-cache", "tiny.safetensors", "container", _cache, _load_data, per_round=15),
+        Kind(
+            "checkpoint-search", "checkpoint-search.safetensors", "container", _searching, _read_structured, per_round=5
+        ),
         Kind("subnets.json", "subnets.json", "json", _searched, _read_structured, per_round=4),
         Kind("sequence-learner", "learner.safetensors", "container", _sequence_made, _sequence),
         Kind("sequence-matrix.json", "matrix.json", "json", _sequence_made, _sequence),
         _of_run("config.yaml", "yaml", "train", 5),
         _of_run("config.yaml", "yaml", "evaluate", 4),
-        _of_run("config.yaml", "yaml", "report", 2),
+        _of_run("config.yaml", "yaml", "report", 1),
         _of_run("result.json", "json", "train", 5),
-        _of_run("result.json", "json", "report", 2),
+        _of_run("result.json", "json", "report", 1),
         _of_run("evaluation-test-mean.json", "json", "evaluate", 2),
-        _of_run("evaluation-test-mean.json", "json", "report", 2),
-        _of_run("samples.safetensors", "container", "report", 2),
-        _of_run("history.csv", "csv", "report", 2),
-        _of_run("subnets.json", "json", "report", 2),
+        _of_run("evaluation-test-mean.json", "json", "report", 1),
+        _of_run("samples.safetensors", "container", "report", 1),
+        _of_run("history.csv", "csv", "report", 1),
+        _of_run("subnets.json", "json", "report", 1),
         _of_run("ensemble.safetensors", "container", "evaluate", 2),
         Kind("options.yaml", "options.yaml", "yaml", _run, READS["options"], sealed=False, per_round=5),
         Kind("continual-result.json", "run/result.json", "json", _continual_made, _continual, per_round=3, slow=True),

@@ -58,6 +58,7 @@ def device(path: Path) -> None:
         path.symlink_to("/dev/zero")
 
 
+MISSING = ("link-to-nothing", "link-to-itself")  # a file that is not there, which some files may be
 SPECIALS: dict[str, Special] = {
     "link": link,
     "link-to-zero": _link_to("/dev/zero"),
