@@ -33,7 +33,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="how often every kind is attacked")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="leave out what takes long")
-    parser.add_argument("--only", default="", help="one case, as it was printed, with its traceback")
+    parser.add_argument(
+        "--only", default="", help="one case, as it was printed, with its traceback; or a kind, or a pattern of kinds"
+    )
     parser.add_argument("--json", type=Path, help="record the counts; the parts that were not run now are kept")
     options = parser.parse_args()
     torch.set_num_threads(1)

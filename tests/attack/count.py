@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from typing import Literal
 
 Verdict = Literal["clean", "equal", "accepted", "different", "other"]
@@ -77,6 +78,11 @@ def within_limits(outcome: Outcome) -> Outcome:
         return outcome
     cost = f"cost {outcome.seconds:.1f} s, {outcome.mebibytes:.0f} MiB; it was {outcome.verdict}: {outcome.detail}"
     return Outcome(outcome.case, "other", cost, outcome.seconds, outcome.mebibytes)
+
+
+def chosen(kind: str, only: str) -> bool:
+    """Tell whether `--only` means this kind: all of them, those of a pattern such as learner-*, or that of a case."""
+    return not only or fnmatch(kind, only.partition("/")[0])
 
 
 Row = dict[str, int | float]

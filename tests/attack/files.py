@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from . import world
-from .count import Outcome, judged
+from .count import Outcome, chosen, judged
 from .damage import DAMAGES, forge_length
 from .forge import FORGERIES, MAY_DIFFER
 from .kinds import KINDS, Kind, Make, Read, fresh
@@ -25,10 +25,10 @@ def attack_files(root: Path, seed: int, rounds: int, quick: bool = False, only: 
     outcomes = []
     specimens = _Specimens(root)
     for kind in KINDS.values():
-        if only.split("/", maxsplit=1)[0] not in ("", kind.name) or (quick and kind.slow):
+        if not chosen(kind.name, only) or (quick and kind.slow):
             continue
-        cases = [only] if only else [f"{kind.name}/{name}" for name in _attacks(kind, seed, rounds)]
-        attack = _Attack(kind, specimens.folder(kind), root / "scratch", specimens.told(kind), seed, loud=bool(only))
+        cases = [only] if "/" in only else [f"{kind.name}/{name}" for name in _attacks(kind, seed, rounds)]
+        attack = _Attack(kind, specimens.folder(kind), root / "scratch", specimens.told(kind), seed, loud="/" in only)
         outcomes += run_cases(cases, attack)
     return outcomes
 

@@ -17,7 +17,7 @@ from typing import Any
 import structured_ensembles as se
 
 from . import world
-from .count import Outcome, judged
+from .count import Outcome, chosen, judged
 from .sandbox import in_child
 
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod")
@@ -111,10 +111,10 @@ def attack_runs(root: Path, seed: int, rounds: int, quick: bool = False, only: s
     """Stop every scenario at `rounds` of its writes in random order, at each in all ways before any comes again."""
     outcomes = []
     for scenario in SCENARIOS.values():
-        if only.split("/", maxsplit=1)[0] not in ("", scenario.name) or (quick and scenario.slow):
+        if not chosen(scenario.name, only) or (quick and scenario.slow):
             continue
         own = _Kills(scenario, root / scenario.name)
-        cases = [only] if only else own.cases(seed, rounds)
+        cases = [only] if "/" in only else own.cases(seed, rounds)
         outcomes += [own.outcome(case) for case in cases]
         shutil.rmtree(root / scenario.name)
     return outcomes

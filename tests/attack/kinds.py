@@ -95,7 +95,7 @@ def _learner(method: str) -> Kind:
 
 
 def stop_at(number: int, name: str) -> None:
-    """Raise KeyboardInterrupt in this process when the file `name` is about to get its name for the `number`-th time."""
+    """Raise KeyboardInterrupt in this process when the file `name` is written for the `number`-th time."""
     count = 0
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:

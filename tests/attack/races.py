@@ -15,7 +15,7 @@ from typing import Any
 import structured_ensembles as se
 
 from . import kills, world
-from .count import Outcome
+from .count import Outcome, chosen
 from .sandbox import in_child
 
 Run = Callable[[Path], str]
@@ -83,14 +83,13 @@ def attack_folders(root: Path, seed: int, rounds: int, quick: bool = False, only
     """Run every race `rounds` times, the second process a random moment after the first."""
     outcomes = []
     for race in RACES.values():
-        if only.split("/", maxsplit=1)[0] not in ("", race.name) or (quick and race.slow):
+        if not chosen(race.name, only) or (quick and race.slow):
             continue
         prepared = root / race.name
         prepared.mkdir()
         in_child(lambda race=race, prepared=prepared: race.prepare(prepared))  # type: ignore[misc]
         expected = [_alone(run, prepared, root / "folder") for run in (race.first, race.second)]
-        for number in range(rounds):
-            case = f"{race.name}/start/{number}"
+        for case in [only] if "/" in only else [f"{race.name}/start/{number}" for number in range(rounds)]:
             outcomes.append(_outcome(case, race, prepared, root / "folder", expected, Random(f"{seed}/{case}")))
     return outcomes
 
