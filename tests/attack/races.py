@@ -89,8 +89,9 @@ def attack_folders(root: Path, seed: int, rounds: int, quick: bool = False, only
         prepared.mkdir()
         in_child(lambda race=race, prepared=prepared: race.prepare(prepared))  # type: ignore[misc]
         expected = [_alone(run, prepared, root / "folder") for run in (race.first, race.second)]
-        for case in [only] if "/" in only else [f"{race.name}/start/{number}" for number in range(rounds)]:
-            outcomes.append(_outcome(case, race, prepared, root / "folder", expected, Random(f"{seed}/{case}")))
+        cases = [only] if "/" in only else [f"{race.name}/start/{number}" for number in range(rounds)]
+        for case in cases:
+            outcomes += [_outcome(case, race, prepared, root / "folder", expected, Random(f"{seed}/{case}"))]
     return outcomes
 
 

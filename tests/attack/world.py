@@ -27,7 +27,11 @@ from .count import CommandError
 
 CLASSES = ("ant", "bee", "cow", "dog")
 RECIPE = se.Recipe(epochs=2, batch_size=64)
-OWN_ARGUMENTS: dict[str, dict[str, Any]] = {"structured": {"search_epochs": 2}, "single": {"members": 1}}
+OWN_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "structured": {"search_epochs": 2},
+    "single": {"members": 1},
+    "snapshot": {"cycle": 2},
+}
 TRAIN = ["train", "--dataset", "tiny", "--model", "mlp", "--members", "2", "--epochs", "2", "--device", "cpu"]
 TRAIN += ["--quiet", "true", "--model_arguments", "{hidden: [8, 6]}", "--method_arguments", "{search_epochs: 2}"]
 CONTINUAL = ["continual", "--dataset", "tiny", "--tasks", "2", "--epochs", "1", "--device", "cpu", "--quiet", "true"]
