@@ -50,7 +50,11 @@ class Outcome:
 
 
 class CommandError(ValueError):
-    """A command that ended with an error of its own; the message is what it printed."""
+    """A command that ended with an error of its own; the message is what it complained of. printed: all the rest."""
+
+    def __init__(self, complaint: str, printed: str = "") -> None:
+        super().__init__(complaint)
+        self.printed = printed
 
 
 def judged(error: BaseException) -> tuple[Verdict, str]:

@@ -21,7 +21,13 @@ from .count import Outcome, chosen, judged
 from .sandbox import in_child
 
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod")
-WAYS = ("kill", "torn", "full", "interrupt")
+WAYS = {
+    "kill": "SIGKILL just before it",
+    "torn": "SIGKILL, and half of the file is lost",
+    "twice": "SIGKILL, and the second run is killed too, at some other write",
+    "full": "no space is left on the disk",
+    "interrupt": "Ctrl-C",
+}
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ class _Kills:
     def cases(self, seed: int, rounds: int) -> list[str]:
         every = [(number, way) for number, event in enumerate(self.writes) for way in _ways(event)]
         Random(f"{seed}/{self.scenario.name}").shuffle(every)
-        every.sort(key=lambda pair: WAYS.index(pair[1]) > 1)  # kills first
+        every.sort(key=lambda pair: pair[1] in ("full", "interrupt"))  # kills first
         return [f"{self.scenario.name}/{way}/{number}" for number, way in every[:rounds]]
 
     def outcome(self, case: str) -> Outcome:
@@ -140,10 +146,13 @@ class _Kills:
         _, way, number = case.split("/")
         self._lay_out()
         status, said = in_child(lambda: self._stopped_run(way, int(number)))
-        if way in ("kill", "torn") and not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
+        if way in ("kill", "torn", "twice") and not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
             return Outcome(case, "other", f"it was not killed, but said {said} with status {status}")
         if said is not None and said[0] == "other":
             return Outcome(case, "other", f"stopped at {self._where(number)}, it said {said[1]}")
+        if way == "twice":
+            other = Random(case).randrange(len(self.writes))  # if the second run has as many
+            in_child(lambda: self._stopped_run("kill", other))
         _, again = in_child(lambda: _reported(self.scenario.run, self.folder))
         if again is None or again[0] != "told":
             return Outcome(case, "other", f"stopped at {self._where(number)}, then: {again and again[1]}")
@@ -178,7 +187,7 @@ class _Kills:
 
 
 def _ways(event: str) -> tuple[str, ...]:
-    return WAYS if event.startswith("fsync") else tuple(way for way in WAYS if way != "torn")
+    return tuple(way for way in WAYS if way != "torn" or event.startswith("fsync"))
 
 
 def _reported(run: Callable[[Path], str], folder: Path) -> tuple[str, str]:

@@ -162,7 +162,7 @@ def command(*arguments: str | Path) -> str:
     complaint = err.getvalue().strip()
     if code not in (1, 2) or not any(word in complaint for word in ("sens:", "error:")):
         raise RuntimeError(f"sens ended with {code} and said {complaint[-300:]!r}")
-    raise CommandError(complaint[-2000:])
+    raise CommandError(complaint[-2000:], out.getvalue())
 
 
 def told_by_run(folder: Path) -> str:
