@@ -44,7 +44,7 @@ def _method(name: str) -> Scenario:
     def run(folder: Path) -> str:
         return world.told_by(world.run_method(name, folder))
 
-    return Scenario(f"kill-{name}", run, slow=name not in ("structured", "snapshot"))
+    return Scenario(f"kill-{name}", run, slow=name != "structured")
 
 
 def _train(folder: Path) -> str:

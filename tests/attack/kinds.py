@@ -20,6 +20,7 @@ from structured_ensembles.methods import METHODS
 from . import world
 from .count import CommandError
 
+SEARCH = "checkpoint-search.safetensors"
 DTYPES = ("float32", "float16", "int8")
 Make = Callable[[Path], None]  # fills an empty folder
 Read = Callable[[Path], str]  # reads what is in the folder; returns a fingerprint of what it tells
@@ -127,7 +128,7 @@ def _checkpoint(method: str) -> Kind:
 
     file = "checkpoint-1.safetensors" if method == "snapshot" else "checkpoint.safetensors"
     make = _stopped(lambda folder: world.run_method(method, folder), file)
-    slow = method not in ("structured", "deep", "snapshot")
+    slow = method not in ("structured", "deep")
     return Kind(f"checkpoint-{method}", file, "container", make, read, per_round=5, slow=slow)
 
 
@@ -159,7 +160,7 @@ def _searched(folder: Path) -> None:
 
 def _searching(folder: Path) -> None:
     """The search is in its second epoch."""
-    _stopped(lambda own: world.run_method("structured", own), "checkpoint-search.safetensors")(folder)
+    _stopped(lambda own: world.run_method("structured", own), SEARCH)(folder)
 
 
 def _run(folder: Path) -> None:
@@ -249,9 +250,7 @@ KINDS: dict[str, Kind] = {
         *map(_learner, LEARNERS),
         *map(_checkpoint, METHODS),
         Kind("data-cache", "tiny.safetensors", "container", _cache, _load_data, per_round=15),
-        Kind(
-            "checkpoint-search", "checkpoint-search.safetensors", "container", _searching, _read_structured, per_round=5
-        ),
+        Kind("checkpoint-search", SEARCH, "container", _searching, _read_structured, per_round=5, slow=True),
         Kind("subnets.json", "subnets.json", "json", _searched, _read_structured, per_round=4),
         Kind("sequence-learner", "learner.safetensors", "container", _sequence_made, _sequence),
         Kind("sequence-matrix.json", "matrix.json", "json", _sequence_made, _sequence),

@@ -34,7 +34,7 @@ class Race:
 
 def _same(name: str, scenario: str) -> Race:
     own = kills.SCENARIOS[scenario]
-    return Race(f"race-{name}", own.run, own.run, own.prepare, slow=name not in ("structured", "save"))
+    return Race(f"race-{name}", own.run, own.run, own.prepare, slow=name != "structured")
 
 
 def _train_seed_1(folder: Path) -> str:
