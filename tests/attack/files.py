@@ -25,9 +25,10 @@ def attack_files(root: Path, seed: int, rounds: int, quick: bool = False, only: 
     outcomes = []
     specimens = _Specimens(root, reads=1 if quick else 2)
     for kind in KINDS.values():
+        count = rounds * kind.per_round // (2 if quick else 1)
         if not chosen(kind.name, only) or (quick and kind.slow):
             continue
-        cases = [only] if "/" in only else [f"{kind.name}/{name}" for name in _attacks(kind, seed, rounds)]
+        cases = [only] if "/" in only else [f"{kind.name}/{name}" for name in _attacks(kind, seed, count)]
         attack = _Attack(kind, specimens.folder(kind), root / "scratch", specimens.told(kind), seed, loud="/" in only)
         outcomes += run_cases(cases, attack)
     return outcomes
@@ -116,8 +117,8 @@ class _Attack:
         return ("accepted" if excused else "different"), ""
 
 
-def _attacks(kind: Kind, seed: int, rounds: int) -> list[str]:
-    """Draw the attacks of all rounds: every attack once in random order, then all of them again."""
+def _attacks(kind: Kind, seed: int, count: int) -> list[str]:
+    """Draw `count` attacks: every attack once in random order, then all of them again."""
     names = [*DAMAGES, *SPECIALS, *FORGERIES[kind.form], *FORGERIES[kind.form]]
     names += ["forge-length"] if kind.form == "container" else []
 
@@ -127,7 +128,7 @@ def _attacks(kind: Kind, seed: int, rounds: int) -> list[str]:
         return iter(drawn)
 
     endless = chain.from_iterable(shuffled(turn) for turn, _ in enumerate(repeat(None)))
-    return [f"{name}/{number}" for number, name in enumerate(islice(endless, rounds * kind.per_round))]
+    return [f"{name}/{number}" for number, name in enumerate(islice(endless, count))]
 
 
 def _number(text: str) -> int:
