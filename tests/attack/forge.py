@@ -264,6 +264,8 @@ FORGERIES: dict[str, dict[str, Forgery]] = {
     },
     "json": {**{operation: _json(operation) for operation in OPERATIONS}, "text": _other_text},
     "yaml": {**{operation: _yaml(operation) for operation in OPERATIONS}, "text": _other_text},
+    # What users ask for themselves may cost as much as they ask for.
+    "options": {**{name: _yaml(name) for name in OPERATIONS if name != "enlarge"}, "text": _other_text},
     "csv": {"cell": _cell, "text": _other_text},
     "bytes": {},
 }

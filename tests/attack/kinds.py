@@ -265,7 +265,7 @@ KINDS: dict[str, Kind] = {
         _of_run("history.csv", "csv", "report", 1),
         _of_run("subnets.json", "json", "report", 1),
         _of_run("ensemble.safetensors", "container", "evaluate", 2),
-        Kind("options.yaml", "options.yaml", "yaml", _run, READS["options"], sealed=False, per_round=5),
+        Kind("options.yaml", "options.yaml", "options", _run, READS["options"], sealed=False, per_round=5),
         Kind("continual-result.json", "run/result.json", "json", _continual_made, _continual, per_round=3, slow=True),
         Kind("picture", "picture-0.png", "bytes", _pictures, _predict, sealed=False, per_round=4),
     )

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_no_damage_forgery_kill_or_race_has_an_unexpected_outcome(
-    request: pytest.FixtureRequest, record_property: pytest.RecordProperty
+    request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> None:
     """Every outcome is a clean error or an equal result; a failure prints the table and how to repeat each case."""
     rounds = request.config.getoption("--rounds", default=1)
