@@ -22,7 +22,7 @@ from typing import Any
 
 from .count import Outcome, within_limits
 
-HANG = 8  # seconds of wall-clock time after which a case counts as hanging
+HANG = 30  # seconds of wall-clock time after which a case counts as hanging
 ADDRESS_SPACE = 1 << 30  # bytes that a case may ask for, used or not
 MISTAKE = 99  # exit code of a child in which the harness itself failed
 STATUS = Path("/proc/self/status")
