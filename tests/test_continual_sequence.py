@@ -15,6 +15,7 @@ import structured_ensembles as se
 from continual_cases import SHORT, inputs_of, learn_and_check, logits_of, make_backbone, make_tasks
 from structured_ensembles.continual import LEARNERS, AccuracyMatrix, Learner, StructuredLearner, Task, run_sequence
 from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.records import read_json, write_json
 
 TASKS = make_tasks()
 pytestmark = pytest.mark.filterwarnings("ignore:task . gets no neuron")  # small backbones fill up
@@ -171,9 +172,9 @@ def test_a_run_folder_belongs_to_one_run(tmp_path: Path) -> None:
     first = StructuredLearner(make_backbone(), **settings)
     matrix = run_sequence(first, TASKS[:2], tmp_path)
     # A kill between the learner's file and the matrix: the row is computed from the learner.
-    progress = json.loads((tmp_path / "matrix.json").read_text())
+    progress = read_json(tmp_path / "matrix.json", "")
     progress["rows"].pop()
-    (tmp_path / "matrix.json").write_text(json.dumps(progress))
+    write_json(tmp_path / "matrix.json", progress)
     assert run_sequence(StructuredLearner(make_backbone(), **settings), TASKS[:2], tmp_path) == matrix
     changed = [with_other_inputs(task) for task in TASKS[:2]]
     for other, tasks in (

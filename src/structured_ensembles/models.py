@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch import nn
 
 from structured_ensembles import zoo
 from structured_ensembles.origin import ATTRIBUTE, Origin
+
+Trust = bool | Collection[str]  # in functions that files name: in all, in none, or in those that the caller named too
+
+
+def is_trusted(name: str, trust_code: Trust) -> bool:
+    """Whether a name that was read from a file may be used: one of ours, or code that the caller trusts."""
+    if ":" not in name or isinstance(trust_code, bool):
+        return ":" not in name or bool(trust_code)
+    return name in ([trust_code] if isinstance(trust_code, str) else trust_code)
 
 
 def build_model(name: str, **arguments: Any) -> nn.Module:
@@ -43,7 +52,7 @@ def find_function(kind: str, name: str, known: Mapping[str, Callable[..., Any]])
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # TypeError: a relative name, "..module"
         raise ValueError(f"{kind} {name!r} cannot be imported: {error}") from error
     if not callable(found):
         raise ValueError(f"{kind} {name!r} is not a function")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from structured_ensembles.continual.matrix import AccuracyMatrix
-from structured_ensembles.continual.memory import Memory
-from structured_ensembles.continual.owning import Capacity
+from structured_ensembles.continual.results import capacity_of, matrix_of, memory_of, read_continual_result
 from structured_ensembles.report.collected import Finished, Picture
 from structured_ensembles.report.continual_figures import (
     accuracy_against_memory,
@@ -15,7 +13,7 @@ from structured_ensembles.report.continual_figures import (
     accuracy_matrix,
     capacity_used,
 )
-from structured_ensembles.runs import read_config, read_result
+from structured_ensembles.runs import read_config
 
 
 def is_continual(folder: Path) -> bool:
@@ -25,7 +23,7 @@ def is_continual(folder: Path) -> bool:
 
 def read_continual_run(folder: Path) -> Finished:
     """A folder that `sens continual` or `sens reproduce` has filled; its figures begin with `cl/`."""
-    config, result = read_config(folder), read_result(folder)
+    config, result = read_config(folder), read_continual_result(folder)
     return Finished(folder, config, result, {f"cl/{name}": value for name, value in result["figures"].items()})
 
 
@@ -34,34 +32,25 @@ def continual_pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
     found = []
     methods = {own[0].config["method"]: own for own in runs.values()}
     if len(methods) > 1:
-        known = {label: ([run.figures["cl/accuracy"] for run in own], _memory(own[0])) for label, own in runs.items()}
+        known = {
+            label: ([run.figures["cl/accuracy"] for run in own], memory_of(own[0].result))
+            for label, own in runs.items()
+        }
         text = "Accuracy against what a method stores besides one backbone and the heads; mean and range over seeds."
         found.append(Picture("memory", accuracy_against_memory(known), text))
     shares = {
         float(own[0].config["method_arguments"]["prune"]): [run.figures["cl/accuracy"] for run in own]
         for own in runs.values()
-        if "prune" in own[0].config["method_arguments"]
+        if isinstance(own[0].config["method_arguments"].get("prune"), int | float)
     }
     if len(shares) > 1:
         found.append(Picture("prune", accuracy_by_prune(shares), "Accuracy against the share of pruned neurons."))
     for label, own in runs.items():
-        matrix = AccuracyMatrix.from_dict(own[0].result["matrix"])
+        matrix = matrix_of(own[0].result)
         text = f"{label}: accuracy on every task after every task, first seed."
         found.append(Picture(f"matrix-{label.replace(', ', '-')}", accuracy_matrix(matrix), text))
     structured = next((own[0] for own in runs.values() if own[0].config["method"] == "structured"), None)
-    if structured is not None and structured.result["capacity"] is not None:
-        found.append(
-            Picture("capacity", capacity_used(_capacity(structured)), "Neurons that each task took, first seed.")
-        )
+    capacity = None if structured is None else capacity_of(structured.result)
+    if capacity is not None:
+        found.append(Picture("capacity", capacity_used(capacity), "Neurons that each task took, first seed."))
     return found
-
-
-def _memory(run: Finished) -> Memory:
-    names = ("backbone", "factors", "masks", "heads", "stored_masks")
-    return Memory(**{name: run.result["memory"][name] for name in names})
-
-
-def _capacity(run: Finished) -> Capacity:
-    kept = run.result["capacity"]
-    tasks = tuple(kept.get("tasks", range(len(next(iter(kept["taken"].values()))))))
-    return Capacity(tasks, kept["sizes"], {name: tuple(own) for name, own in kept["taken"].items()})
