@@ -27,6 +27,7 @@ from structured_ensembles.parallel import rank
 from structured_ensembles.saliency import saliency
 from structured_ensembles.scaling import Initial, Placement
 from structured_ensembles.search import learn_scales
+from structured_ensembles.search_checkpoint import search_file
 from structured_ensembles.selection import Scope, Selection, Subnet, select
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import check_recipe
@@ -65,8 +66,9 @@ def structured_ensemble(
     recipe: how the members are trained; by default `Recipe.named("modern")`, or "regression" for such data.
     temperature: of the combined prediction, 1.0 for none; by default it is fitted on the validation split, by which
     training has also chosen the best epoch: see `Ensemble.calibrate`.
-    folder: where to keep the choice of neurons and a checkpoint of every epoch; a run that was stopped goes on from
-    there. The other arguments are those of `trace`, `learn_scales`, `select`, `extract` and `train`.
+    folder: where to keep the choice of neurons and a checkpoint of every epoch, of the search too; a run that was
+    stopped goes on from there.
+    The other arguments are those of `trace`, `learn_scales`, `select`, `extract` and `train`.
     """
     if prune is None and memory is None:
         prune = 0.5
@@ -93,6 +95,19 @@ def structured_ensemble(
     subnets = _known_subnets(where, graph, drawn, learned, sizes=scope == "layer")
     if subnets is None:
         scores = None
+        unfinished = search_file(
+            where if learned else None,
+            model,
+            data,
+            members=members,
+            strength=strength,
+            diversity=diversity,
+            epochs=search_epochs,
+            seed=seed,
+            initial=initial,
+            placement=placement,
+            loss=loss,
+        )
         if learned:
             scales = learn_scales(
                 model,
@@ -107,12 +122,15 @@ def structured_ensemble(
                 placement=placement,
                 loss=loss,
                 device=device,
+                checkpoint=unfinished,
                 quiet=quiet,
             )
             scores = saliency(model, graph, scales, data, loss=loss, device=device, quiet=quiet)
         subnets = chosen(scores, selection=selection)
         if where is not None and rank() == 0:
             write_text(where / "subnets.json", json.dumps([json.loads(subnet.to_json()) for subnet in subnets]))
+            if unfinished is not None:
+                unfinished.path.unlink(missing_ok=True)
     if not (reinit or rescale):
         warn_of_faint_members(model, graph, subnets)
     networks = [

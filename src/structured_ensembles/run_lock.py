@@ -45,10 +45,14 @@ def run_lock(folder: Path) -> Iterator[None]:
 def _locked(path: Path) -> int:
     """Open the lock file, locked; returns its descriptor."""
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         except FileNotFoundError:  # its last holder has removed the folder between the two
+            continue
+        except FileExistsError:  # or while mkdir looked whether it is one
+            if path.parent.exists() and not path.parent.is_dir():
+                raise
             continue
         try:
             _lock(path, descriptor)

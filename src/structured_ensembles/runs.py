@@ -51,6 +51,7 @@ TYPES: dict[str, Any] = {
     "limit": int | None,
     "shuffle_labels": bool,
 }
+IDENTITY = "identity.json"  # what a method writes before any work
 MOST_NEURONS = 10_000_000  # of a network that is drawn; more would be a forged file
 CONFIG_REMEDY = "restore it, or choose another folder with --out"
 RESULT_REMEDY = "delete it and give the command again"
@@ -83,8 +84,9 @@ def opened_run(
         try:
             yield known
         except Exception:
-            if _files(folder) == {CONFIG}:
-                (folder / CONFIG).unlink()
+            if (files := _files(folder)) <= {CONFIG, IDENTITY}:
+                for name in files:
+                    (folder / name).unlink()
             raise
 
 
