@@ -1,4 +1,4 @@
-"""Run folders: one process at a time, nothing of a live run deleted, a kill at any moment leaves a folder that goes on."""
+"""Run folders: one process at a time, nothing of a live run deleted, no folder lost by a kill."""
 
 import os
 import signal

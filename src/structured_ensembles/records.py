@@ -20,7 +20,8 @@ import yaml
 from structured_ensembles.files import write_text
 
 LARGEST = 64 * 2**20  # bytes; the largest that we write, the neurons kept of a wide network, have a few
-LARGEST_YAML = 256 * 2**10  # PyYAML is slow: this takes some seconds already
+LARGEST_YAML = 64 * 2**10  # PyYAML is slow
+MOST_BRACKETS = 400  # and slower still, by the square, if they are nested; what we write has few
 CHECKSUM = "sha256"
 YAML_CHECKSUM = "# sha256 of the lines below: "
 # PyYAML lets exceptions of its own code through, such as the KeyError of "!!bool x".
@@ -64,6 +65,8 @@ def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
             first, _, below = text.partition("\n")
             if first.removeprefix(YAML_CHECKSUM) != hashlib.sha256(below.encode()).hexdigest():
                 raise ValueError("its contents do not match its checksum, or were changed by hand")
+        if text.count("[") + text.count("{") > MOST_BRACKETS:
+            raise ValueError(f"it has more than {MOST_BRACKETS} brackets")
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise ValueError("it has aliases, which could stand for any amount of memory")
         content = yaml.safe_load(text)

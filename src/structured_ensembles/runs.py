@@ -139,7 +139,7 @@ def read_result(folder: Path) -> dict[str, Any]:
                 result[name] = checked_figures(result.get(name))
         check_number("seconds", result.get("seconds"))
         check_type("date", result.get("date", ""), str)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise damaged(path, error, RESULT_REMEDY) from error
     return result
 
@@ -160,7 +160,7 @@ def read_samples(folder: Path) -> dict[str, Tensor]:
         if not path.is_file():
             raise ValueError("it is not a regular file")
         with safe_open(path, framework="pt") as file:
-            checked = SAMPLES_FORM in (file.metadata() or {})  # earlier versions wrote no checksum
+            checked = bool(file.metadata())  # earlier versions wrote no checksum
         tensors = read_container(path, SAMPLES_FORM, 1, "samples of a run")[1] if checked else load_file(path)
         _check_samples(tensors)
         return tensors
@@ -229,12 +229,15 @@ def _check_file(path: Path, result: Mapping[str, Any]) -> None:
     """Compare a file with the checksum that the result has of it; those of earlier versions have none."""
     checksums = result.get("checksums")
     expected = checksums.get(path.name) if isinstance(checksums, Mapping) else None
-    if expected is not None and expected != _checksum(path):
-        raise damaged(path, ValueError("its contents do not match its checksum in result.json"), HISTORY_REMEDY)
+    try:
+        if expected is not None and expected != _checksum(path):
+            raise ValueError("its contents do not match its checksum in result.json")
+    except ValueError as error:
+        raise damaged(path, error, HISTORY_REMEDY) from error
 
 
 def _checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_text(path).encode()).hexdigest()
 
 
 def close_run(
