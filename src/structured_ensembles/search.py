@@ -109,7 +109,7 @@ def learn_scales(
     ):
         torch.manual_seed(fold((seed, 3)))  # for dropout
         if earlier := load_search(checkpoint):
-            best, kept, history = earlier.best, _split_snapshot(earlier.kept), list(map(dict, earlier.history))
+            best, kept, history = earlier.best, _split_snapshot(earlier.kept, kept), list(map(dict, earlier.history))
             search.restore(earlier)
             for _ in range(len(history) * steps):
                 advance()
@@ -293,10 +293,12 @@ def _joined_snapshot(snapshot: tuple[dict[str, Tensor], dict[str, Tensor]]) -> d
     return {f"vectors.{name}": value for name, value in learned.items()} | named
 
 
-def _split_snapshot(joined: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The inverse of `_joined_snapshot`."""
-    parts: dict[str, dict[str, Tensor]] = {"vectors": {}, "statistics": {}}
-    for name, value in joined.items():
-        part, _, own = name.partition(".")
-        parts[part][own] = value
-    return parts["vectors"], parts["statistics"]
+def _split_snapshot(
+    joined: Mapping[str, Tensor], like: tuple[dict[str, Tensor], dict[str, Tensor]]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The inverse of `_joined_snapshot`, in the order of the snapshot `like`, which a file does not keep."""
+    if joined.keys() != _joined_snapshot(like).keys():
+        raise ValueError("checkpoint is of another search: its vectors have other names")
+    learned, statistics = like
+    found = {name: joined[f"vectors.{name}"] for name in learned}
+    return found, {name: joined[f"statistics.{name}"] for name in statistics}
