@@ -138,7 +138,8 @@ def read_result(folder: Path) -> dict[str, Any]:
             if name == "figures" or name in result:
                 result[name] = checked_figures(result.get(name))
         check_number("seconds", result.get("seconds"))
-        check_type("date", result.get("date", ""), str)
+        for name, kind in (("date", str), ("device", str), ("versions", dict)):
+            check_type(name, result.get(name), kind)
     except (ValueError, TypeError, OverflowError) as error:
         raise damaged(path, error, RESULT_REMEDY) from error
     return result
@@ -146,9 +147,8 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 def finished_before(folder: Path, result: Mapping[str, Any]) -> str:
     """Say that a run was done before this command, and since when."""
-    date = result.get("date")
-    when = f"finished on {date.replace('T', ' at ')}" if date else "finished at a time that it does not say"
-    return f"{folder} is done already: it was {when}; nothing was trained now"
+    when = result["date"].replace("T", " at ")
+    return f"{folder} is done already: it was finished on {when}; nothing was trained now"
 
 
 def read_samples(folder: Path) -> dict[str, Tensor]:
