@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import platform
+import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -51,8 +52,9 @@ def _locked(path: Path) -> int:
         except FileNotFoundError:  # its last holder has removed the folder between the two
             continue
         except FileExistsError:  # or while mkdir looked whether it is one
-            if path.parent.exists() and not path.parent.is_dir():
-                raise
+            with suppress(FileNotFoundError):
+                if not stat.S_ISDIR(os.lstat(path.parent).st_mode):
+                    raise
             continue
         try:
             _lock(path, descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,7 +86,7 @@ def opened_run(
             yield known
         except Exception:
             if (files := _files(folder)) <= {CONFIG, IDENTITY}:
-                for name in files:
+                for name in sorted(files, reverse=True):  # the configuration last: without it, it is no run folder
                     (folder / name).unlink()
             raise
 
@@ -116,9 +117,12 @@ def _begin(folder: Path, config: Config) -> None:
 
 def _files(folder: Path) -> set[str]:
     """The names of what is in a run folder, without what a process that was killed at its very start leaves there."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file, not a folder: choose another one with --out")
-    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return set()
+    except NotADirectoryError:
+        raise ValueError(f"{folder} is a file, not a folder: choose another one with --out") from None
     return {name for name in names if name != LOCK and not _is_leftover(name)}
 
 
