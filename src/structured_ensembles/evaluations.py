@@ -9,7 +9,7 @@ from typing import Any
 
 from structured_ensembles.ensemble import Combine
 from structured_ensembles.evaluation.robustness import mean_of
-from structured_ensembles.records import checked_figures, damaged, read_json, write_json
+from structured_ensembles.run_files import checked_figures, damaged, read_json, write_json
 
 RULES: tuple[Combine, ...] = ("mean", "logits")  # of combination: ours, and that of the published figures
 

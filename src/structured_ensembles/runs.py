@@ -28,7 +28,7 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.files import write_text
 from structured_ensembles.history import COLUMNS
-from structured_ensembles.records import (
+from structured_ensembles.run_files import (
     checked_figures,
     damaged,
     read_json,

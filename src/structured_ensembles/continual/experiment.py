@@ -23,7 +23,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.files import write_atomically
 from structured_ensembles.ingredients import fitting_arguments, read_data
 from structured_ensembles.models import build_model, find_function, find_model
-from structured_ensembles.records import write_json
+from structured_ensembles.run_files import write_json
 from structured_ensembles.runs import machine, opened_run
 from structured_ensembles.settings import Defaults, defaults_of, folder_name
 

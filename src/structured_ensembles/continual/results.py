@@ -10,7 +10,7 @@ from structured_ensembles.checks import check_number, check_whole
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.owning import Capacity
-from structured_ensembles.records import damaged
+from structured_ensembles.run_files import damaged
 from structured_ensembles.runs import RESULT_REMEDY, read_result
 
 MEMORY = ("backbone", "factors", "masks", "heads", "stored_masks")

@@ -16,7 +16,7 @@ from structured_ensembles.continual.storage import resume
 from structured_ensembles.continual.tasks import Task
 from structured_ensembles.data.splits import digest
 from structured_ensembles.evaluation.predictions import predictions
-from structured_ensembles.records import damaged, read_json, write_json
+from structured_ensembles.run_files import damaged, read_json, write_json
 
 LEARNER, PROGRESS = "learner.safetensors", "matrix.json"
 

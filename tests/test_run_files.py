@@ -20,8 +20,8 @@ import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.continual.results import read_continual_result
 from structured_ensembles.experiment import Request, evaluation_path, measure_experiment, merge_figures, read_figures
-from structured_ensembles.records import CHECKSUM, json_checksum, read_json, write_json, write_yaml
 from structured_ensembles.report.collected import front_points, read_run
+from structured_ensembles.run_files import CHECKSUM, json_checksum, read_json, write_json, write_yaml
 from structured_ensembles.runs import read_config, read_history, read_result, read_samples, read_subnets
 
 TEXTS = ("config.yaml", "result.json", "evaluation-test-mean.json", "history.csv", "subnets.json")
