@@ -210,7 +210,10 @@ def test_samples_that_lack_something_are_left_out(run: Path) -> None:
     save_file(tensors, path)  # as earlier versions wrote it
     assert all(torch.equal(own, tensors[name]) for name, own in read_samples(run).items())
     shorter = {**tensors, "entropy": tensors["entropy"][:-1].clone()}
-    for changed in ({"confidence": tensors["confidence"]}, shorter, {**tensors, "disagreement": torch.zeros(2, 3)}):
+    infinite = {**tensors, "entropy": tensors["entropy"] / 0}
+    counted = {**tensors, "correct": tensors["correct"].float()}
+    square = {**tensors, "disagreement": torch.zeros(2, 3)}
+    for changed in ({"confidence": tensors["confidence"]}, shorter, square, infinite, counted):
         save_file(changed, path)
         with pytest.warns(UserWarning, match="samples.safetensors is damaged"):
             assert read_samples(run) == {}

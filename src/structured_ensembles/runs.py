@@ -187,6 +187,8 @@ def _check_samples(tensors: Mapping[str, Tensor]) -> None:
     whole = all(tensors[name].shape == samples for name in ("correct", "entropy")) and len(samples) == 1
     if not whole or len(matrix) != 2 or matrix[0] != matrix[1] or tensors.get("noisy", tensors["entropy"]).dim() != 1:
         raise ValueError("its shapes do not fit each other")
+    if tensors["correct"].dtype != torch.bool or not all(bool(own.isfinite().all()) for own in tensors.values()):
+        raise ValueError("its values are not those of samples")
 
 
 def read_history(folder: Path, result: Mapping[str, Any]) -> list[dict[str, float | None]]:
