@@ -90,6 +90,29 @@ def test_a_stopped_run_goes_on(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert (broken / "ensemble.safetensors").read_bytes() == (run / "ensemble.safetensors").read_bytes()
 
 
+def test_a_run_stopped_in_its_search_keeps_the_search(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from structured_ensembles.search import _Search
+
+    whole, epochs = _Search.epoch, []
+
+    def interrupted(self: _Search, feed: Any, seed: Any, learn: bool, **more: Any) -> float:
+        epochs.extend([seed] * learn)
+        if len(epochs) == 9:
+            raise KeyboardInterrupt
+        return whole(self, feed, seed, learn, **more)
+
+    monkeypatch.setattr(_Search, "epoch", interrupted)
+    command = ["train", "--out", str(tmp_path / "broken"), *QUICK]
+    assert main(command) == 130
+    assert main(command) == 0
+    assert len(epochs) == 9 + 2  # of the ten, the eight that were done are not done again
+    files = [{path.name for path in folder.iterdir()} for folder in (run, tmp_path / "broken")]
+    assert files[0] == files[1]
+    assert (tmp_path / "broken" / "ensemble.safetensors").read_bytes() == (run / "ensemble.safetensors").read_bytes()
+
+
 def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run), "--split", "validation", "--combine", "vote"]) == 0
     assert "cls/accuracy" in capsys.readouterr().out
@@ -208,7 +231,7 @@ def sums() -> se.Data:
 def test_a_regression_ends_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "run")
     assert main(["train", "--dataset", "test_cli:sums", *QUICK, "--out", out]) == 0
-    assert main(["report", out, "--out", str(tmp_path / "report")]) == 0
+    assert main(["report", out, "--out", str(tmp_path / "report"), "--trust_code", "true"]) == 0
     text = (tmp_path / "report" / "report.md").read_text()
     rmse = json.loads((tmp_path / "run" / "result.json").read_text())["figures"]["reg/rmse"]
     assert f"{rmse:.4f}" in text

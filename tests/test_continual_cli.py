@@ -87,7 +87,8 @@ def test_report_compares_continual_runs(tmp_path: Path, capsys: pytest.CaptureFi
     names = {path.stem for path in (tmp_path / "report" / "figures").glob("*.svg")}
     assert names == {f"digits-lenet5-{name}" for name in ("memory", "matrix-naive", "matrix-structured", "capacity")}
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "config.yaml").write_text("dataset: digits\nmodel: mlp\nmethod: single\nseed: 0\n")
+    small = "dataset: digits\nmodel: mlp\nmethod: single\nseed: 0\nmodel_arguments: {}\nmethod_arguments: {}\n"
+    (tmp_path / "other" / "config.yaml").write_text(small)
     assert main(["report", *folders, str(tmp_path / "other"), "--measure", "false"]) == 2
     assert "runs must be some of sens train, or some of sens continual" in capsys.readouterr().err
     (Path(folders[0]) / "result.json").write_text("{")

@@ -15,6 +15,7 @@ import structured_ensembles as se
 from continual_cases import SHORT, inputs_of, learn_and_check, logits_of, make_backbone, make_tasks
 from structured_ensembles.continual import LEARNERS, AccuracyMatrix, Learner, StructuredLearner, Task, run_sequence
 from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.run_files import read_json, write_json
 
 TASKS = make_tasks()
 pytestmark = pytest.mark.filterwarnings("ignore:task . gets no neuron")  # small backbones fill up
@@ -171,9 +172,9 @@ def test_a_run_folder_belongs_to_one_run(tmp_path: Path) -> None:
     first = StructuredLearner(make_backbone(), **settings)
     matrix = run_sequence(first, TASKS[:2], tmp_path)
     # A kill between the learner's file and the matrix: the row is computed from the learner.
-    progress = json.loads((tmp_path / "matrix.json").read_text())
+    progress = read_json(tmp_path / "matrix.json", "")
     progress["rows"].pop()
-    (tmp_path / "matrix.json").write_text(json.dumps(progress))
+    write_json(tmp_path / "matrix.json", progress)
     assert run_sequence(StructuredLearner(make_backbone(), **settings), TASKS[:2], tmp_path) == matrix
     changed = [with_other_inputs(task) for task in TASKS[:2]]
     for other, tasks in (
@@ -192,6 +193,30 @@ def test_a_run_folder_belongs_to_one_run(tmp_path: Path) -> None:
         (tmp_path / "matrix.json").write_text(content)
         with pytest.raises(ValueError, match=r"matrix.json is damaged"):
             run_sequence(StructuredLearner(make_backbone(), **settings), TASKS[:2], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "rows", [None, 3, [3], [["a"]], [[None]], [[2.0]], [[True]], [[0.5, 0.5]], [[0.5], [0.5, 0.5], [0.5, 0.5, 0.5]], []]
+)
+def test_forged_progress_is_refused(tmp_path: Path, rows: object) -> None:
+    """With a checksum that fits; of two tasks learned, rows for all but the last are there at least."""
+    settings = {"epochs": 0, "search_epochs": 0, "quiet": True}
+    run_sequence(StructuredLearner(make_backbone(), **settings), TASKS[:2], tmp_path)
+    progress = read_json(tmp_path / "matrix.json", "")
+    for changed in ({**progress, "rows": rows}, {"identity": progress["identity"]}):
+        write_json(tmp_path / "matrix.json", changed)
+        with pytest.raises(ValueError, match=r"matrix.json is damaged"):
+            run_sequence(StructuredLearner(make_backbone(), **settings), TASKS[:2], tmp_path)
+
+
+def test_a_first_task_that_fails_leaves_nothing_in_the_folder(tmp_path: Path) -> None:
+    class Failing(StructuredLearner):
+        def learn(self, task: Task) -> None:
+            raise ValueError("a mistake")
+
+    with pytest.raises(ValueError, match="a mistake"):
+        run_sequence(Failing(make_backbone(), quiet=True), TASKS[:2], tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def with_other_inputs(task: Task) -> Task:

@@ -1,6 +1,9 @@
 """learn_scales and saliency: against plain loops, and the promise to leave the model alone."""
 
 import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import structured_ensembles as se
+from structured_ensembles import build
 from structured_ensembles.dealing import deal
 from structured_ensembles.diversity import overlap_penalty
+from structured_ensembles.identity import RunFile
 from structured_ensembles.scaling import scaled
+from structured_ensembles.search import _Search
 
 
 def small_data(samples: int = 60, classes: int = 3) -> se.Data:
@@ -215,3 +221,90 @@ def test_a_model_without_prunable_channels_is_refused() -> None:
     data = small_data()
     with pytest.raises(ValueError, match="no prunable channels"):
         se.learn_scales(model, se.trace(model, data.example()), data)
+
+
+def dropout_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(80, 3)
+    )
+
+
+def tensors_of_scales(scales: se.Scales) -> list[Tensor]:
+    return [*scales.vectors.values(), *scales.statistics.values()]
+
+
+@pytest.mark.parametrize("validation", [0.2, 0.0])
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_an_interrupted_search_goes_on_to_the_same_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, validation: float
+) -> None:
+    """With dropout, batch statistics and momentum: all that an epoch hands on to the next."""
+    model, data = dropout_model(), small_data()
+    data = data if validation else replace(data, validation=None)
+    graph = se.trace(model, data.example())
+    settings = {"members": 2, "epochs": 4, "rate": 0.1, "batch_size": 16, "quiet": True}
+    whole = se.learn_scales(model, graph, data, **settings)
+    file = RunFile(tmp_path / "search.safetensors", {"seed": 0})
+    learned, epoch = [], _Search.epoch
+
+    def counted(self: _Search, feed: Any, seed: Any, learn: bool, **more: Any) -> float:
+        if learn and len(learned) == stop:
+            raise KeyboardInterrupt
+        learned.extend([seed] * learn)
+        return epoch(self, feed, seed, learn, **more)
+
+    monkeypatch.setattr(_Search, "epoch", counted)
+    with pytest.raises(KeyboardInterrupt):
+        se.learn_scales(model, graph, data, checkpoint=file, **settings)
+    assert len(learned) == stop
+    learned.clear()
+    stop = -1
+    resumed = se.learn_scales(model, graph, data, checkpoint=file, **settings)
+    assert [own[1] for own in learned] == list(range(4))[4 - len(learned) :]
+    assert len(learned) < 4
+    assert all(map(torch.equal, tensors_of_scales(resumed), tensors_of_scales(whole)))
+    assert resumed.history == whole.history
+    learned.clear()
+    again = se.learn_scales(model, graph, data, checkpoint=file, **settings)  # as after a kill in what follows
+    assert learned == []
+    assert all(map(torch.equal, tensors_of_scales(again), tensors_of_scales(whole)))
+
+
+def test_the_checkpoint_of_another_search_is_refused(walk, tmp_path: Path) -> None:
+    model, graph, data = walk
+    path = tmp_path / "search.safetensors"
+    settings = {"members": 2, "epochs": 1, "quiet": True}
+    se.learn_scales(model, graph, data, checkpoint=RunFile(path, {"seed": 1}), **settings)
+    with pytest.raises(ValueError, match="of another run, which differs in seed"):
+        se.learn_scales(model, graph, data, checkpoint=RunFile(path, {"seed": 2}), **settings)
+    with pytest.raises(ValueError, match="of another search"):  # of other shapes, whoever says what
+        se.learn_scales(model, graph, data, checkpoint=RunFile(path, {"seed": 1}), **{**settings, "members": 3})
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(se.ArtifactError, match="do not match its checksum"):
+        se.learn_scales(model, graph, data, checkpoint=RunFile(path, {"seed": 1}), **settings)
+
+
+def test_a_folder_keeps_a_search_that_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted after the search, in the saliency: the second call does not search again, and gives the same."""
+    data, recipe = small_data(), se.Recipe(epochs=1)
+    settings = {"members": 2, "recipe": recipe, "search_epochs": 2, "quiet": True}
+    whole = se.structured_ensemble(dropout_model(), data, **settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "saliency", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            se.structured_ensemble(dropout_model(), data, folder=tmp_path, **settings)
+    searched, epoch = [], _Search.epoch
+    monkeypatch.setattr(_Search, "epoch", lambda *given, **more: searched.append(1) or epoch(*given, **more))
+    resumed = se.structured_ensemble(dropout_model(), data, folder=tmp_path, **settings)
+    assert searched == []
+    assert resumed.subnets == whole.subnets
+    states = [own.state_dict().values() for own in (resumed, whole)]
+    assert all(map(torch.equal, *states))
+    assert not (tmp_path / "checkpoint-search.safetensors").exists()
+
+
+def interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt

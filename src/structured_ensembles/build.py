@@ -23,9 +23,11 @@ from structured_ensembles.examination import examined
 from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
 from structured_ensembles.identity import RunFolder, open_folder
 from structured_ensembles.losses import Loss
+from structured_ensembles.parallel import rank
 from structured_ensembles.saliency import saliency
 from structured_ensembles.scaling import Initial, Placement
 from structured_ensembles.search import learn_scales
+from structured_ensembles.search_checkpoint import FILE as SEARCH
 from structured_ensembles.selection import Scope, Selection, Subnet, select
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import recipe_for
@@ -67,8 +69,8 @@ def structured_ensemble(
     recipe: how the members are trained; by default `Recipe.named("modern")`, or "regression" for such data.
     temperature: of the combined prediction, 1.0 for none; by default it is fitted on the validation split, by which
     training has also chosen the best epoch: see `Ensemble.calibrate`.
-    folder: where to keep the choice of neurons and a checkpoint of every epoch; a run that was stopped goes on from
-    there. A folder of another run is refused: of other weights, data or arguments, see `identity`.
+    folder: where to keep the choice of neurons and a checkpoint of every epoch, of the search too; a run that was
+    stopped goes on from there. A folder of another run is refused: of other weights, data or arguments, see `identity`.
     loss_name: tells this loss from others, where there is a folder and the loss cannot be told by itself, such as a
     lambda. The other arguments are those of `trace`, `learn_scales`, `select`, `extract` and `train`.
     """
@@ -123,6 +125,7 @@ def structured_ensemble(
     subnets = _known_subnets(run)
     if subnets is None:
         scores = None
+        unfinished = run.file(SEARCH) if learned else None
         if learned:
             scales = learn_scales(
                 model,
@@ -137,11 +140,14 @@ def structured_ensemble(
                 placement=placement,
                 loss=loss,
                 device=device,
+                checkpoint=unfinished,
                 quiet=quiet,
             )
             scores = saliency(model, graph, scales, data, loss=loss, device=device, quiet=quiet)
         subnets = chosen(scores, selection=selection)
         run = run.write(SUBNETS, json.dumps([json.loads(subnet.to_json()) for subnet in subnets]))
+        if unfinished is not None and rank() == 0:
+            unfinished.path.unlink(missing_ok=True)
     if not (reinit or rescale):
         warn_of_faint_members(model, graph, subnets)
     networks = [

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
-import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,39 +13,46 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.artifact import Storage
-from structured_ensembles.data import Data, load_corrupted, load_data
+from structured_ensembles.checks import check_whole, checked_seed
+from structured_ensembles.data import Data, load_corrupted
 from structured_ensembles.data.corrupted import has_corrupted
-from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.devices import pick_device
-from structured_ensembles.ensemble import Combine, Ensemble, combined, uncertainty_of
+from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation import corrupt, evaluate
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
 from structured_ensembles.evaluation.corruptions import STANDARD
 from structured_ensembles.evaluation.deep_equivalent import calibrated_nlls
 from structured_ensembles.evaluation.diversity import disagreement_matrix
 from structured_ensembles.evaluation.predictions import predictions
-from structured_ensembles.evaluation.robustness import is_over_all, mean_of
+from structured_ensembles.evaluation.robustness import is_over_all
 from structured_ensembles.evaluation.rules import figures_by_rule
-from structured_ensembles.files import write_tensors, write_text
+from structured_ensembles.evaluations import RULES, evaluation_path, merge_figures, read_figures
+from structured_ensembles.ingredients import base_network, fitting_arguments, read_data, run_data, run_ensemble
 from structured_ensembles.methods import METHODS
-from structured_ensembles.models import build_model, find_function
+from structured_ensembles.models import Trust, build_model, find_function, find_model
 from structured_ensembles.parallel import gather, rank
-from structured_ensembles.records import check_figures
-from structured_ensembles.runs import (
-    SAMPLES,
-    close_run,
-    drop_run_without_progress,
-    machine,
-    open_run,
-    read_config,
-    read_samples,
-)
-from structured_ensembles.several import is_several
+from structured_ensembles.runs import close_run, machine, opened_run, read_config, read_samples, write_samples
+from structured_ensembles.settings import Defaults, check_method_arguments, defaults_of, folder_name
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.mesh import processes
 from structured_ensembles.training.recipe import usual
 
-RULES: tuple[Combine, ...] = ("mean", "logits")  # of combination: ours, and that of the published figures
+__all__ = [
+    "RULES",
+    "Experiment",
+    "Prepared",
+    "Request",
+    "evaluation_path",
+    "has_official",
+    "measure_experiment",
+    "merge_figures",
+    "prepare_experiment",
+    "read_data",
+    "read_figures",
+    "train_experiment",
+    "train_prepared",
+    "unmeasured",
+]
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ class Experiment:
         parts = [self.dataset, self.model, self.method, f"{self.members}x"]
         for settings in (self.model_arguments, self.method_arguments, {"recipe": self.recipe}, self.changes):
             parts += [f"{name}={value}" for name, value in settings.items()]
+        parts += [] if self.storage == "float32" else [f"storage={self.storage}"]
         parts += [] if self.limit is None else [f"limit={self.limit}"]
         parts += [] if self.validation else ["all-images"]
         return "-".join([*parts, str(self.seed)]).replace(":", ".").replace("/", ".").replace(" ", "")
@@ -117,6 +123,61 @@ class Request:
         return Request(fgsm, self.corruptions or other.corruptions, severities)
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment whose arguments were checked, and what its names stand for; its recipe is no longer "auto"."""
+
+    experiment: Experiment
+    make: Callable[..., Ensemble]
+    data: Data
+    network: nn.Module
+    recipe: Recipe
+    device: str
+    defaults: Defaults
+
+    @property
+    def folder(self) -> str:
+        """A name for its run folder: data set, model, method, what differs from the defaults, seed."""
+        own = self.experiment
+        config = own.config()
+        told: dict[str, Any] = {}
+        told |= {"members": own.members} if own.members != Experiment.members else {}
+        told |= {f"model.{name}": value for name, value in self.defaults.told(config, "model_arguments").items()}
+        told |= self.defaults.told(config, "method_arguments")
+        told |= {"recipe": own.recipe} if own.recipe != usual(self.data.task) else {}
+        for name, value in self.defaults.told(config, "changes").items():
+            told[f"recipe.{name}" if name in told else name] = value
+        told |= {"storage": own.storage} if own.storage != Experiment.storage else {}
+        told |= {"limit": own.limit} if own.limit is not None else {}
+        told |= {} if own.validation else {"validation": False}
+        return folder_name([own.dataset, own.model, own.method], told, own.seed)
+
+
+def prepare_experiment(experiment: Experiment, *, root: Path | None = None, device: str = "auto") -> Prepared:
+    """Check all arguments of an experiment, as far as they can be before any work, and read its data."""
+    automatic = experiment.recipe == "auto"
+    Recipe.named("modern" if automatic else experiment.recipe, **experiment.changes)  # or an error
+    check_whole("members", experiment.members)
+    checked_seed(experiment.seed)
+    make = find_function("method", experiment.method, METHODS)
+    check_method_arguments(experiment.method, make, experiment.method_arguments)
+    data = read_data(experiment.dataset, root, experiment.seed, experiment.limit, experiment.validation)
+    data.split("test")  # or an error: what it can do is measured there
+    if automatic:
+        experiment = replace(experiment, recipe=usual(data.task))
+    torch.manual_seed(experiment.seed)
+    arguments = fitting_arguments(experiment.model, data, experiment.model_arguments)
+    network = build_model(experiment.model, **arguments)
+    defaults = Defaults(
+        model_arguments=defaults_of(find_model(experiment.model)) | fitting_arguments(experiment.model, data, {}),
+        method_arguments=defaults_of(make),
+        changes=Recipe.named(experiment.recipe).to_dict(),
+    )
+    recipe = Recipe.named(experiment.recipe, **experiment.changes)
+    pick_device(device, network)  # or an error
+    return Prepared(experiment, make, data, network, recipe, device, defaults)
+
+
 def train_experiment(
     experiment: Experiment, folder: Path, *, root: Path | None = None, device: str = "auto", quiet: bool = False
 ) -> tuple[dict[str, Any], bool]:
@@ -124,46 +185,47 @@ def train_experiment(
 
     In a group of processes (`torchrun`), all take part, and the first one writes.
     """
-    automatic = experiment.recipe == "auto"
-    Recipe.named("modern" if automatic else experiment.recipe, **experiment.changes)  # or an error, before any work
-    make = find_function("method", experiment.method, METHODS)
-    data = read_data(experiment.dataset, root, experiment.seed, experiment.limit, experiment.validation)
-    data.split("test")  # or an error: what it can do is measured there
-    if automatic:
-        experiment = replace(experiment, recipe=usual(data.task))
-    recipe = Recipe.named(experiment.recipe, **experiment.changes)
-    torch.manual_seed(experiment.seed)
-    arguments = fitting_arguments(experiment.model, data, experiment.model_arguments)
-    network = build_model(experiment.model, **arguments)
-    with processes():
-        done = gather(open_run(folder, experiment.config()) if rank() == 0 else None)[0]
+    return train_prepared(prepare_experiment(experiment, root=root, device=device), folder, quiet=quiet)
+
+
+def train_prepared(prepared: Prepared, folder: Path, *, quiet: bool = False) -> tuple[dict[str, Any], bool]:
+    """Train an experiment that was checked, as `train_experiment` does."""
+    experiment = prepared.experiment
+    with processes(), _opened(prepared, folder) as result:
+        done = gather(result)[0]
         if done is not None:
             return done, False
         start = time.perf_counter()
-        try:
-            ensemble = make(
-                network,
-                data,
-                members=experiment.members,
-                recipe=recipe,
-                seed=experiment.seed,
-                device=device,
-                folder=folder,
-                quiet=quiet,
-                **experiment.method_arguments,
-            )
-        except Exception:
-            if rank() == 0:
-                drop_run_without_progress(folder)
-            raise
+        ensemble = prepared.make(
+            prepared.network,
+            prepared.data,
+            members=experiment.members,
+            recipe=prepared.recipe,
+            seed=experiment.seed,
+            device=prepared.device,
+            folder=folder,
+            quiet=quiet,
+            **experiment.method_arguments,
+        )
         if rank() == 0:
-            precision = recipe.precision_on(pick_device(device, network))
-            done = close_run(folder, ensemble, data, time.perf_counter() - start, experiment.storage, precision)
+            seconds = time.perf_counter() - start
+            precision = prepared.recipe.precision_on(pick_device(prepared.device, prepared.network))
+            done = close_run(folder, ensemble, prepared.data, seconds, experiment.storage, precision)
         return gather(done)[0], True
 
 
+@contextmanager
+def _opened(prepared: Prepared, folder: Path) -> Iterator[dict[str, Any] | None]:
+    """Of several processes, the first one holds the folder, see `opened_run`."""
+    if rank() > 0:
+        yield None
+        return
+    with opened_run(folder, prepared.experiment.config(), prepared.defaults.comparable) as result:
+        yield result
+
+
 def measure_experiment(
-    folder: Path, request: Request, *, root: Path | None = None, device: str = "auto", trust_code: bool = False
+    folder: Path, request: Request, *, root: Path | None = None, device: str = "auto", trust_code: Trust = False
 ) -> tuple[dict[str, float], bool]:
     """The figures of a trained run on the test split; what is known already is not measured again.
 
@@ -172,15 +234,18 @@ def measure_experiment(
     figures of single samples need: their confidence, entropy and whether they are right, shapes (samples,), the
     members' disagreement (members, members), and the entropy under strong noise. Corruptions are the official images
     where they are in the data folder, and our own otherwise.
+
+    trust_code: let the folder's files import the functions that they name (`package.module:function`): all of them, or
+        those that are listed here because the caller named them too.
     """
     config = read_config(folder)
     official = request.corruptions and has_official(config["dataset"], root)
     wanted = unmeasured(folder, request, official)
     if wanted is None:
         return read_figures(evaluation_path(folder)), False
-    ensemble = Ensemble.load(folder / "ensemble.safetensors", trust_code=trust_code)
+    data = run_data(folder, config, root, trust_code)
+    ensemble = run_ensemble(folder, config, data, trust_code)
     ensemble.to(pick_device(device, ensemble))
-    data = read_data(config["dataset"], root, config["seed"], config.get("limit"), config.get("validation", True))
     figures = evaluate(
         ensemble,
         data,
@@ -198,7 +263,7 @@ def measure_experiment(
         if data.validation is not None:
             nlls = calibrated_nlls(predictions(ensemble, data.validation), (logits, targets))
             figures |= {f"first/{number}/nll_t": nll for number, nll in enumerate(nlls, start=1)}
-        _write_samples(folder / SAMPLES, ensemble, data, logits, targets, noisy=request.corruptions)
+        _write_samples(folder, ensemble, data, logits, targets, noisy=request.corruptions)
     figures["size/file_bytes"] = float((folder / "ensemble.safetensors").stat().st_size)
     rules = RULES if data.task == "classification" else RULES[:1]
     found = {
@@ -206,11 +271,6 @@ def measure_experiment(
         for rule, own in figures_by_rule(figures, rules).items()
     }
     return found["mean"], True
-
-
-def evaluation_path(folder: Path, rule: Combine = "mean") -> Path:
-    """Return the path of the figures of a run on the test split."""
-    return folder / f"evaluation-test-{rule}.json"
 
 
 def has_official(dataset: str, root: Path | None) -> bool:
@@ -234,103 +294,6 @@ def unmeasured(folder: Path, request: Request, official: bool = False) -> Reques
     return wanted if request.corruptions and "noisy" not in samples else None
 
 
-def read_data(dataset: str, root: Path | None, seed: int, limit: int | None = None, validation: bool = True) -> Data:
-    """A data set by name, or from `package.module:function`; with at most `limit` training samples.
-
-    validation: False joins the validation samples to the training samples.
-    """
-    if ":" in dataset:
-        data = find_function("dataset", dataset, {})()
-        if not isinstance(data, Data):
-            raise TypeError(f"dataset {dataset} must give a Data, not a {type(data).__name__}")
-    else:
-        data = load_data(dataset, root, seed=seed)
-    if not validation:
-        data = _without_validation(data)
-    if limit is None or limit >= len(data.train):
-        return data
-    if limit < 1 or not isinstance(data.train, TensorSplit):
-        raise ValueError(f"limit must be at least 1, and the data in memory, not {limit!r}")
-    return replace(data, train=replace(data.train, index=data.train.index[:limit]))
-
-
-def _without_validation(data: Data) -> Data:
-    train, validation = data.train, data.validation
-    if validation is None:
-        return data
-    held_out = isinstance(train, TensorSplit) and isinstance(validation, TensorSplit)
-    if not held_out or train.inputs is not validation.inputs:  # type: ignore[attr-defined]
-        raise ValueError("validation=False needs data in memory whose validation samples were held out of the training")
-    index = torch.cat([train.index, validation.index])  # type: ignore[attr-defined]
-    return replace(data, train=replace(train, index=index), validation=None)  # type: ignore[type-var]
-
-
-def fitting_arguments(model: str, data: Data, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that follow from the data, for a model of the zoo; a user's own function gets what it was given."""
-    if ":" in model:
-        return dict(given)
-    shape = data.shape
-    if is_several(shape):
-        raise ValueError(f"model {model!r} of the zoo takes one input, but the data have several: give one of your own")
-    fitting: dict[str, Any] = {"num_classes": data.num_classes or 1}
-    if model == "mlp":
-        fitting["in_features"] = math.prod(shape)
-    else:
-        fitting["in_channels"] = shape[0]
-    return {**fitting, **given}
-
-
-def base_network(config: Mapping[str, Any], data: Data, trust_code: bool = False) -> nn.Module | None:
-    """The network that the run started from, without its weights; None if only a stranger's code could make it."""
-    name = config["model"]
-    if ":" in name and not trust_code:
-        return None
-    arguments = fitting_arguments(name, data, config.get("model_arguments", {}))
-    with torch.device("meta"):  # only its size is needed
-        return build_model(name, **arguments)
-
-
-def read_figures(path: Path) -> dict[str, float]:
-    """The figures of an evaluation; none if there was none."""
-    if not path.exists():
-        return {}
-    try:
-        return check_figures(json.loads(path.read_text(encoding="utf-8"))["figures"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it, and evaluate again") from error
-
-
-def merge_figures(path: Path, figures: Mapping[str, float], record: Mapping[str, Any]) -> dict[str, float]:
-    """Write the figures beside those that are in the file already; the new ones win. Returns all of them."""
-    known = read_figures(path)
-    merged = _without_partial_means({**known, **figures}, known, figures)
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    write_text(path, json.dumps({**before, **record, "figures": merged}, indent=1) + "\n")
-    return merged
-
-
-def _without_partial_means(
-    merged: Mapping[str, float], known: Mapping[str, float], figures: Mapping[str, float]
-) -> dict[str, float]:
-    """Of the means over corruptions (`cor/mean@3`, …), those that are over all that the merged figures list."""
-
-    def listed(own: Mapping[str, float], kind: str, mean: str, severity: str) -> set[str]:
-        names = {name.removeprefix(f"{kind}/").partition("@")[0] for name in own if name.startswith(f"{kind}/")}
-        own_names = {name for name in names - {"mean", "extra_mean"} if mean_of(name) == mean}
-        return {name for name in own_names if f"{kind}/{name}@{severity}" in own}
-
-    result = dict(merged)
-    for name in [name for name in merged if "mean@" in name]:
-        kind, mean, severity = re.split("[/@]", name)[:3]
-        everything = listed(merged, kind, mean, severity)
-        whole = [own for own in (figures, known) if name in own and listed(own, kind, mean, severity) == everything]
-        if whole:
-            result[name] = whole[0][name]
-        elif everything:
-            del result[name]
-    return result
-
-
 def _first_members(logits: Tensor, targets: Tensor) -> dict[str, float]:
     """What the first 1, 2, … members make together: an ensemble of five tells about smaller ones too."""
     found: dict[str, float] = {}
@@ -344,7 +307,7 @@ def _first_members(logits: Tensor, targets: Tensor) -> dict[str, float]:
     return found
 
 
-def _write_samples(path: Path, ensemble: Ensemble, data: Data, logits: Tensor, targets: Tensor, noisy: bool) -> None:
+def _write_samples(folder: Path, ensemble: Ensemble, data: Data, logits: Tensor, targets: Tensor, noisy: bool) -> None:
     probabilities = combined(logits)
     confidence, labels = probabilities.max(-1)
     tensors: dict[str, Tensor] = {
@@ -360,4 +323,4 @@ def _write_samples(path: Path, ensemble: Ensemble, data: Data, logits: Tensor, t
 
         outputs, _ = predictions(ensemble, data.split("test"), change=noise)
         tensors["noisy"] = uncertainty_of(outputs).entropy.float()
-    write_tensors(path, tensors, {})
+    write_samples(folder, tensors)

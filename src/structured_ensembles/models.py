@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch import nn
@@ -13,6 +13,15 @@ from torch import nn
 from structured_ensembles import zoo
 from structured_ensembles.checks import check_type
 from structured_ensembles.origin import ATTRIBUTE, Origin
+
+Trust = bool | Collection[str]  # in functions that files name: in all, in none, or in those that the caller named too
+
+
+def is_trusted(name: str, trust_code: Trust) -> bool:
+    """Whether a name that was read from a file may be used: one of ours, or code that the caller trusts."""
+    if ":" not in name or isinstance(trust_code, bool):
+        return ":" not in name or bool(trust_code)
+    return name in ([trust_code] if isinstance(trust_code, str) else trust_code)
 
 
 def from_factory(function: str, /, **arguments: Any) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, get_args
 
@@ -21,11 +21,19 @@ from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.dealing import deal
 from structured_ensembles.devices import Device, pick_device, seed_generators
 from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penalty, terms_for
+from structured_ensembles.identity import RunFile
 from structured_ensembles.losses import Loss, learned_units, loss_for, member_losses
 from structured_ensembles.parallel import add_up, average_buffers, rank, world
 from structured_ensembles.pretrained import fitted_normalization
 from structured_ensembles.progress import progress
 from structured_ensembles.scaling import Initial, Placement, Scales, rows_stay_apart, scaled
+from structured_ensembles.search_checkpoint import (
+    SearchState,
+    load_search,
+    random_states,
+    save_search,
+    set_random_state,
+)
 from structured_ensembles.several import Inputs, moved, rows_of
 
 
@@ -45,6 +53,7 @@ def learn_scales(
     rate: float = 1e-3,
     loss: Loss | None = None,
     device: Device = "auto",
+    checkpoint: RunFile | None = None,
     quiet: bool = False,
 ) -> Scales:
     """Learn the members' scaling vectors; the model itself is not changed.
@@ -58,6 +67,8 @@ def learn_scales(
     initial, placement: how the vectors are drawn, and what they scale, see `Scales`.
     loss: a function of (outputs, targets) that averages over samples; by default cross-entropy, or the squared error
         for regression, in the units of `train`.
+    checkpoint: a file to write after every epoch; if it is there already, the search goes on from it, to the same
+        vectors.
     """
     check_walk(model, graph, data)
     data = fitted_normalization(model, data, device)
@@ -89,14 +100,20 @@ def learn_scales(
     if data.validation is not None:
         validation = feed_for(data.validation, data, batch_size, device, dtype=dtype)
 
-    best, kept, history = math.inf, _snapshot(vectors, shadow), []
+    best, kept = math.inf, _snapshot(vectors, shadow)
+    history: list[dict[str, float]] = []
     with (
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         scaled(shadow, graph, vectors, placement, together) as search.run,
         progress("search", epochs * steps, quiet) as advance,
     ):
         seed_generators(fold((seed, 3)), device)  # for dropout
-        for epoch in range(epochs):
+        if earlier := load_search(checkpoint):
+            best, kept, history = earlier.best, _split_snapshot(earlier.kept, kept), list(map(dict, earlier.history))
+            search.restore(earlier)
+            for _ in range(len(history) * steps):
+                advance()
+        for epoch in range(len(history), epochs):
             figures = {"epoch": epoch, "loss": search.epoch(training, (seed, epoch), learn=True, advance=advance)}
             if not math.isfinite(figures["loss"]):
                 raise FloatingPointError(
@@ -108,6 +125,9 @@ def learn_scales(
             history.append(figures)
             if validation is None or figures["validation_loss"] < best:
                 best, kept = figures.get("validation_loss", best), _snapshot(vectors, shadow)
+            if checkpoint is not None:
+                state = SearchState(search.changing(), _joined_snapshot(kept), best, random_states(device), history)
+                save_search(checkpoint, state)
     learned, statistics = kept
     return Scales(learned, placement, statistics, tuple(history))
 
@@ -163,6 +183,35 @@ class _Search:
         yield from (feed.step, self.turn, self.total)
         for values in self.optimizer.state.values():
             yield from (value for value in values.values() if isinstance(value, Tensor))
+
+    def changing(self) -> dict[str, Tensor]:
+        """Copy every tensor that the next epoch begins with, by name, to the CPU."""
+        tensors = {"turn": self.turn}
+        tensors |= {f"vectors.{name}": value for name, value in self.vectors.items()}
+        tensors |= {f"buffers.{name}": value for name, value in self.shadow.named_buffers()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
+        return {name: value.detach().cpu().clone() for name, value in tensors.items()}
+
+    @torch.no_grad()
+    def restore(self, state: SearchState) -> None:
+        """Go back to where a search was after an epoch, the random generator included."""
+        optimizer: dict[int, dict[str, Tensor]] = {}
+        places = {"turn": self.turn}
+        places |= {f"vectors.{name}": value for name, value in self.vectors.items()}
+        places |= {f"buffers.{name}": value for name, value in self.shadow.named_buffers()}
+        for name, tensor in state.changing.items():
+            if name.startswith("optimizer."):
+                _, index, key = name.split(".")
+                optimizer.setdefault(int(index), {})[key] = tensor
+            elif name not in places or places[name].shape != tensor.shape:
+                raise ValueError(f"checkpoint is of another search: {name} does not fit")
+            else:
+                places[name].copy_(tensor)
+        if missing := sorted(places.keys() - state.changing.keys()):
+            raise ValueError(f"checkpoint is of another search: it has no {missing[0]}")
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": optimizer})
+        set_random_state(self.device, state.random)
 
     def _learn(self, feed: Feed, size: int) -> None:
         inputs, targets = feed.batch(size)
@@ -235,3 +284,21 @@ def _snapshot(vectors: dict[str, Tensor], shadow: nn.Module) -> tuple[dict[str, 
     """True copies, on the CPU, of the vectors and of the statistics that belong to them."""
     learned = {name: value.detach().cpu().clone() for name, value in vectors.items()}
     return learned, {name: value.detach().cpu().clone() for name, value in shadow.named_buffers()}
+
+
+def _joined_snapshot(snapshot: tuple[dict[str, Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A snapshot as one dict, as a checkpoint has it."""
+    learned, statistics = snapshot
+    named = {f"statistics.{name}": value for name, value in statistics.items()}
+    return {f"vectors.{name}": value for name, value in learned.items()} | named
+
+
+def _split_snapshot(
+    joined: Mapping[str, Tensor], like: tuple[dict[str, Tensor], dict[str, Tensor]]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The inverse of `_joined_snapshot`, in the order of the snapshot `like`, which a file does not keep."""
+    if joined.keys() != _joined_snapshot(like).keys():
+        raise ValueError("checkpoint is of another search: its vectors have other names")
+    learned, statistics = like
+    found = {name: joined[f"vectors.{name}"] for name in learned}
+    return found, {name: joined[f"statistics.{name}"] for name in statistics}

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from structured_ensembles.cli.hints import next_steps
-from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
-from structured_ensembles.continual.matrix import AccuracyMatrix
-from structured_ensembles.records import check_continual
+from structured_ensembles.continual.experiment import ContinualExperiment, prepare_continual, run_prepared
+from structured_ensembles.continual.results import capacity_of, matrix_of
+from structured_ensembles.runs import finished_before
 from structured_ensembles.tables import text_table
 
 
@@ -37,7 +37,7 @@ def continual(
     """Learn a data set task after task; a run folder that exists is resumed.
 
     Args:
-        out: the run folder; by default runs/continual-DATASET-MODEL-METHOD-SEED
+        out: the run folder; by default runs/continual-DATASET-MODEL-METHOD-SEED, with what differs from the defaults
         dataset: a name (sens datasets), or package.module:function that returns a Data
         tasks: how many tasks to split the classes into; by default as many as the benchmark has
         model: lenet5, half-vgg11, or package.module:function that returns a backbone
@@ -59,7 +59,6 @@ def continual(
         quiet: no progress
 
     """
-    folder = out or Path("runs") / "-".join(["continual", dataset, model, method, str(seed)]).replace(":", ".")
     own = {"epochs": epochs, "prune": prune, "scope": scope, "extraction": extraction}
     arguments = {
         "head": head,
@@ -72,10 +71,11 @@ def continual(
     experiment = ContinualExperiment(
         dataset, model, method, seed, tasks, shuffle_labels, model_arguments or {}, arguments
     )
-    done, new = run_continual(experiment, folder, root=root, device=device, quiet=quiet)
+    prepared = prepare_continual(experiment, root=root, device=device, quiet=quiet)
+    folder = out or Path("runs") / prepared.folder
+    done, new = run_prepared(prepared, folder)
     if not new:
-        check_continual(done)
-        print(f"{folder} is done already")
+        print(finished_before(folder, done))
     show(method, done)
     print(f"\n{done['seconds']:.0f} s; see {folder}")
     print(next_steps(("report",), folder))
@@ -84,7 +84,7 @@ def continual(
 
 def show(method: str, result: dict[str, Any]) -> None:
     memory = result["memory"]
-    print(AccuracyMatrix.from_dict(result["matrix"]).table())
+    print(matrix_of(result).table())
     print()
     percent = [(name.replace("_", " "), f"{100 * value:.2f} %") for name, value in result["figures"].items()]
     print(text_table(("", method), percent))
@@ -98,5 +98,6 @@ def show(method: str, result: dict[str, Any]) -> None:
         f"{result['file_bytes']:,} bytes",
     )
     print(text_table(header, [("", *cells)]))
-    if result["capacity"] is not None and not any(result["capacity"]["free"].values()):
+    capacity = capacity_of(result)
+    if capacity is not None and not any(capacity.free.values()):
         print("\nno neuron is free any more: further tasks would learn their heads alone")

@@ -8,9 +8,10 @@ from typing import Literal
 from structured_ensembles import evaluation
 from structured_ensembles.cli.printing import figures_table
 from structured_ensembles.data import load_corrupted
-from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.corruptions import ORIGIN
-from structured_ensembles.experiment import base_network, merge_figures, read_data
+from structured_ensembles.evaluations import merge_figures
+from structured_ensembles.ingredients import base_network, read_data, run_data, run_ensemble
+from structured_ensembles.models import Trust
 from structured_ensembles.runs import machine, read_config
 
 EPSILONS = (0.02, 0.5)  # the paper's
@@ -43,16 +44,17 @@ def evaluate(
         ood: a data set to tell apart from the ensemble's own, by name or package.module:function
         root: where data sets are kept
         device: auto, cpu, cuda, …
-        trust_code: let the file import the function that makes its network
+        trust_code: let the folder import the functions that make its network and its data
 
     """
     from structured_ensembles.devices import pick_device
 
     config = read_config(run)
     path = run / "ensemble.safetensors"
-    ensemble = Ensemble.load(path, trust_code=trust_code)
+    trusted: Trust = trust_code or ([] if ood is None else [ood])  # what is named here needs no further trust
+    data = run_data(run, config, root, trusted)
+    ensemble = run_ensemble(run, config, data, trusted)
     ensemble.to(pick_device(device, ensemble))
-    data = read_data(config["dataset"], root, config["seed"], config.get("limit"))
     strengths = severities or SEVERITIES
     figures = evaluation.evaluate(
         ensemble,
@@ -63,7 +65,7 @@ def evaluate(
         corruptions=corruptions is not None and (corruptions or True),
         severities=strengths,
         ood=None if ood is None else read_data(ood, root, config["seed"]),
-        base=base_network(config, data, trust_code),
+        base=base_network(config, data, trusted),
     )
     if official is not None:
         images = load_corrupted(official, root)

@@ -25,7 +25,7 @@ def report(
         measure: evaluate runs that lack what the figures need
         root: where data sets are kept
         device: auto, cpu, cuda, …
-        trust_code: let files import the functions that make their networks
+        trust_code: let the folders import the functions that make their networks and data
 
     """
     for run in [own for own in runs if measure and not is_continual(own)]:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from structured_ensembles.cli.hints import next_steps
 from structured_ensembles.cli.printing import figures_table
-from structured_ensembles.experiment import Experiment, train_experiment
+from structured_ensembles.experiment import Experiment, prepare_experiment, train_prepared
+from structured_ensembles.runs import finished_before
 
 
 def train(
@@ -35,7 +36,7 @@ def train(
     """Train an ensemble on a data set; a run folder that exists is resumed.
 
     Args:
-        out: the run folder; by default runs/DATASET-MODEL-METHOD-SEED
+        out: the run folder; by default runs/DATASET-MODEL-METHOD-SEED, with what differs from the defaults
         dataset: a name (sens datasets), or package.module:function that returns a Data
         model: a name (sens models), or package.module:function that returns a network
         method: single, deep, structured, random, magnitude, narrow, snapshot, batch-ensemble, mc-dropout, or
@@ -57,7 +58,6 @@ def train(
         quiet: no progress
 
     """
-    folder = out or Path("runs") / "-".join([dataset, model, method, str(seed)]).replace(":", ".")
     own = {"prune": prune, "memory": memory, "scope": scope, "selection": selection}
     arguments = {name: value for name, value in own.items() if value is not None} | (method_arguments or {})
     changed = {**(changes or {}), **({} if epochs is None else {"epochs": epochs})}
@@ -73,14 +73,19 @@ def train(
         changed,
         storage,
     )
-    done, new = train_experiment(experiment, folder, root=root, device=device, quiet=quiet)
+    prepared = prepare_experiment(experiment, root=root, device=device)
+    folder = out or Path("runs") / prepared.folder
+    done, new = train_prepared(prepared, folder, quiet=quiet)
     if int(os.environ.get("RANK", "0")) > 0:  # of several processes, one speaks
         return 0
     if not new:
-        print(f"{folder} is done already")
+        print(finished_before(folder, done))
     columns = {method: done["figures"]}
     if storage != "float32":
-        columns = {f"{method}, in float32": done["figures_in_float32"], f"as stored, in {storage}": done["figures"]}
+        columns = {
+            f"{method}, in float32": done.get("figures_in_float32", {}),
+            f"as stored, in {storage}": done["figures"],
+        }
     print(figures_table(columns))
     print(f"\n{done['seconds']:.0f} s; see {folder}")
     print(next_steps(("evaluate", "report"), folder, (dataset, model), root))

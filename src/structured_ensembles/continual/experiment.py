@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,12 +16,16 @@ from structured_ensembles.continual import LEARNERS
 from structured_ensembles.continual.learner import Learner
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.owning import OwningLearner
+from structured_ensembles.continual.results import check_continual_result
 from structured_ensembles.continual.sequence import run_sequence
-from structured_ensembles.continual.tasks import BENCHMARKS, split_tasks
-from structured_ensembles.experiment import fitting_arguments, read_data
-from structured_ensembles.files import write_atomically, write_text
-from structured_ensembles.models import build_model, find_function
-from structured_ensembles.runs import machine, open_run
+from structured_ensembles.continual.tasks import BENCHMARKS, Task, split_tasks
+from structured_ensembles.data import Data
+from structured_ensembles.files import write_atomically
+from structured_ensembles.ingredients import fitting_arguments, read_data
+from structured_ensembles.models import build_model, find_function, find_model
+from structured_ensembles.run_files import write_json
+from structured_ensembles.runs import machine, opened_run
+from structured_ensembles.settings import Defaults, defaults_of, folder_name
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,8 @@ class ContinualExperiment:
         if tasks is None:
             known = ", ".join(BENCHMARKS)
             raise ValueError(f"tasks must be given for {self.dataset!r}: only {known} have a usual number")
-        epochs = 30 if usual is None else usual.epochs
         own = {**vars(self), "tasks": tasks, "model_arguments": dict(self.model_arguments)}
-        own["method_arguments"] = {"epochs": epochs, **self.method_arguments}
+        own["method_arguments"] = {"epochs": _usual_epochs(self.dataset), **self.method_arguments}
         return {name: value for name, value in own.items() if not (name == "limit" and value is None)}
 
     @property
@@ -63,6 +65,55 @@ class ContinualExperiment:
         return "-".join([*parts, str(self.seed)]).replace(":", ".").replace("/", ".").replace(" ", "")
 
 
+@dataclass(frozen=True)
+class PreparedSequence:
+    """A continual experiment whose arguments were checked, and what its names stand for."""
+
+    experiment: ContinualExperiment
+    learner: Learner
+    tasks: list[Task]
+    defaults: Defaults
+
+    @property
+    def folder(self) -> str:
+        """A name for its run folder: data set, model, method, what differs from the defaults, seed."""
+        own, config = self.experiment, self.experiment.config()
+        usual = BENCHMARKS.get(own.dataset)
+        told: dict[str, Any] = {}
+        told |= {} if usual is not None and config["tasks"] == usual.tasks else {"tasks": config["tasks"]}
+        told |= {f"model.{name}": value for name, value in self.defaults.told(config, "model_arguments").items()}
+        told |= self.defaults.told(config, "method_arguments")
+        told |= {"shuffled": True} if own.shuffle_labels else {}
+        told |= {"limit": own.limit} if own.limit is not None else {}
+        return folder_name(["continual", own.dataset, own.model, own.method], told, own.seed)
+
+
+def prepare_continual(
+    experiment: ContinualExperiment, *, root: Path | None = None, device: str = "auto", quiet: bool = False
+) -> PreparedSequence:
+    """Check all arguments of an experiment before any work, read its data and make its learner."""
+    config = experiment.config()
+    make = find_function("method", experiment.method, LEARNERS)
+    data = read_data(experiment.dataset, root, experiment.seed, experiment.limit)
+    tasks = split_tasks(data, config["tasks"], experiment.shuffle_labels, experiment.seed)
+    torch.manual_seed(experiment.seed)
+    arguments = _backbone_arguments(experiment.model, data, experiment.model_arguments)
+    backbone = build_model(backbone_name(experiment.model), **arguments)
+    try:
+        learner: Learner = make(
+            backbone, seed=experiment.seed, device=device, quiet=quiet, **config["method_arguments"]
+        )
+    except TypeError as error:
+        raise ValueError(f"method {experiment.method!r} does not take these arguments: {error}") from error
+    defaults = Defaults(
+        model_arguments=defaults_of(find_model(backbone_name(experiment.model)))
+        | _backbone_arguments(experiment.model, data, {}),
+        method_arguments=defaults_of(make) | {"epochs": _usual_epochs(experiment.dataset)},
+        changes={},
+    )
+    return PreparedSequence(experiment, learner, tasks, defaults)
+
+
 def run_continual(
     experiment: ContinualExperiment,
     folder: Path,
@@ -72,26 +123,27 @@ def run_continual(
     quiet: bool = False,
 ) -> tuple[dict[str, Any], bool]:
     """Learn all tasks, or go on with what lies in the folder; returns the results, and whether there was work to do."""
-    config = experiment.config()
-    make = find_function("method", experiment.method, LEARNERS)
-    data = read_data(experiment.dataset, root, experiment.seed, experiment.limit)
-    sequence = split_tasks(data, config["tasks"], experiment.shuffle_labels, experiment.seed)
-    torch.manual_seed(experiment.seed)
-    arguments = fitting_arguments(experiment.model, data, experiment.model_arguments)
-    arguments.pop("num_classes", None)
-    backbone = build_model(backbone_name(experiment.model), **arguments)
-    try:
-        learner: Learner = make(
-            backbone, seed=experiment.seed, device=device, quiet=quiet, **config["method_arguments"]
-        )
-    except TypeError as error:
-        raise ValueError(f"method {experiment.method!r} does not take these arguments: {error}") from error
-    done = open_run(folder, config)
-    if done is not None:
-        return done, False
-    start = time.perf_counter()
-    matrix = run_sequence(learner, sequence, folder)
-    return _close(folder, learner, matrix, time.perf_counter() - start), True
+    return run_prepared(prepare_continual(experiment, root=root, device=device, quiet=quiet), folder)
+
+
+def run_prepared(prepared: PreparedSequence, folder: Path) -> tuple[dict[str, Any], bool]:
+    """Carry out an experiment that was checked, as `run_continual` does."""
+    with opened_run(folder, prepared.experiment.config(), prepared.defaults.comparable) as done:
+        if done is not None:
+            check_continual_result(folder, done)
+            return done, False
+        start = time.perf_counter()
+        matrix = run_sequence(prepared.learner, prepared.tasks, folder)
+        return _close(folder, prepared.learner, matrix, time.perf_counter() - start), True
+
+
+def _backbone_arguments(model: str, data: Data, given: Mapping[str, Any]) -> dict[str, Any]:
+    """As `fitting_arguments`, for a network without a head."""
+    return {name: value for name, value in fitting_arguments(model, data, given).items() if name != "num_classes"}
+
+
+def _usual_epochs(dataset: str) -> int:
+    return BENCHMARKS[dataset].epochs if dataset in BENCHMARKS else 30
 
 
 def backbone_name(model: str) -> str:
@@ -132,5 +184,5 @@ def _close(folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: floa
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **machine(),
     }
-    write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
+    write_json(folder / "result.json", result)
     return result

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from structured_ensembles.continual.learner import Learner, surest
 from structured_ensembles.continual.matrix import AccuracyMatrix
@@ -13,7 +13,7 @@ from structured_ensembles.continual.tasks import Task
 from structured_ensembles.data.splits import digest
 from structured_ensembles.digests import digest_of, module_parts
 from structured_ensembles.evaluation.predictions import predictions
-from structured_ensembles.files import write_text
+from structured_ensembles.run_files import damaged, read_json, write_json
 
 LEARNER, PROGRESS = "learner.safetensors", "matrix.json"
 
@@ -39,12 +39,13 @@ def run_sequence(learner: Learner, tasks: Sequence[Task], folder: str | Path | N
         if task.number not in learner.learned:
             learner.learn(task)
             if where is not None:
+                _write_progress(where, identity, rows)  # first: without it, nobody knows whose the learner is
                 learner.save(where / LEARNER)
         if index >= len(rows):
             # After a kill between the two files the learner is one task ahead: this row is computed from it, as before.
             rows.append([accuracy_on(learner, own) for own in tasks[: index + 1]])
             if where is not None:
-                write_text(where / PROGRESS, json.dumps({"identity": identity, "rows": rows}))
+                _write_progress(where, identity, rows)
     unaided, inferred = without_identity(learner, tasks)
     return AccuracyMatrix(tuple(map(tuple, rows)), unaided, inferred)
 
@@ -72,28 +73,44 @@ def without_identity(learner: Learner, tasks: Sequence[Task]) -> tuple[float, fl
 
 def _resume(learner: Learner, folder: Path, identity: str) -> list[list[float]]:
     """The accuracies that an earlier run in this folder has measured; brings the learner to where it was."""
-    path = folder / PROGRESS
+    path, remedy = folder / PROGRESS, "delete the folder to start anew"
     if not path.exists():
-        write_text(path, json.dumps({"identity": identity, "rows": []}))
         return []
-    try:
-        progress = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error}; delete the folder to start anew") from error
+    progress = read_json(path, remedy)
     if progress.get("identity") != identity:
         raise ValueError(
             f"folder {folder} holds a run with another learner, backbone or tasks: choose another, or delete it"
         )
+    try:
+        rows = [[_checked_accuracy(value) for value in row] for row in progress["rows"]]
+        if any(len(row) != number for number, row in enumerate(rows, start=1)):
+            raise ValueError("its rows are not those of a triangle")
+    except KeyError as error:
+        raise damaged(path, ValueError(f"it has no {error}"), remedy) from error
+    except (ValueError, TypeError) as error:
+        raise damaged(path, error, remedy) from error
     if (folder / LEARNER).exists():
         resume(learner, folder / LEARNER)
-    return [list(row) for row in progress["rows"]]
+    if len(learner.learned) - len(rows) not in (0, 1):
+        raise damaged(path, ValueError(f"it is of {len(rows)} tasks, the learner of {len(learner.learned)}"), remedy)
+    return rows
+
+
+def _checked_accuracy(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"an accuracy cannot be {value!r:.80}")
+    return float(value)
+
+
+def _write_progress(folder: Path, identity: str, rows: Sequence[Sequence[float]]) -> None:
+    write_json(folder / PROGRESS, {"identity": identity, "rows": rows})
 
 
 def _identity(learner: Learner, tasks: Sequence[Task]) -> str:
     """What a run must agree on with the one that it goes on from: method, settings, weights, tasks."""
     described = [
         [task.number, task.classes, task.data.name, task.data.shape]
-        + [digest(task.data.split(name)) for name in ("train", "test")]
+        + [digest(split) for split in (task.data.train, task.data.validation, task.data.test) if split is not None]
         for task in tasks
     ]
     return digest_of([learner.method, learner.settings, described, module_parts(learner.backbone)])

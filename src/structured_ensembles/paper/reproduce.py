@@ -95,8 +95,8 @@ def carry_out(
         run_continual(experiment, folder, root=root, device=device, quiet=True)
         return
     train_experiment(experiment, folder, root=root, device=device, quiet=True)
-    trusted = ":" in experiment.model  # the user named the function on the command line
-    measure_experiment(folder, request, root=root, device=device, trust_code=trusted)
+    named = (experiment.dataset, experiment.model)  # by the user, on the command line
+    measure_experiment(folder, request, root=root, device=device, trust_code=named)
 
 
 def is_complete(

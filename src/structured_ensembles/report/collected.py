@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,8 +15,7 @@ from structured_ensembles.ensemble import Combine
 from structured_ensembles.evaluation.corruptions import ORIGIN, SEVERITIES
 from structured_ensembles.evaluation.discarding import discarding_curve
 from structured_ensembles.evaluation.robustness import best_source, is_over_all
-from structured_ensembles.experiment import RULES, evaluation_path, read_figures
-from structured_ensembles.records import check_history, check_subnets
+from structured_ensembles.evaluations import RULES, evaluation_path, read_figures
 from structured_ensembles.report.figures import kept_neurons, reliability_of
 from structured_ensembles.report.run_figures import (
     FrontPoint,
@@ -30,8 +27,7 @@ from structured_ensembles.report.run_figures import (
     learning_curves,
     overhead_bars,
 )
-from structured_ensembles.runs import read_config, read_result, read_samples
-from structured_ensembles.selection import Subnet
+from structured_ensembles.runs import read_config, read_history, read_result, read_samples, read_subnets
 
 
 @dataclass(frozen=True)
@@ -153,40 +149,12 @@ def _of_one(run: Finished) -> list[Picture]:
                     "Share of samples that two members see differently.",
                 )
             )
-    path = run.folder / "subnets.json"
-    if path.exists():
-        found.append(
-            Picture("kept", kept_neurons(_subnets(path)), "What each member keeps, layer by layer; dark: kept.")
-        )
-    path = run.folder / "history.csv"
-    if path.exists():
-        rows = _history(path)
-        if len({row["epoch"] for row in rows}) > 1:
-            found.append(Picture("learning", learning_curves(rows), "Training of the structured ensemble, first seed."))
+    if subnets := read_subnets(run.folder, run.result):
+        found.append(Picture("kept", kept_neurons(subnets), "What each member keeps, layer by layer; dark: kept."))
+    rows = read_history(run.folder, run.result)
+    if len({row["epoch"] for row in rows}) > 1:
+        found.append(Picture("learning", learning_curves(rows), "Training of the structured ensemble, first seed."))
     return found
-
-
-def _subnets(path: Path) -> list[Subnet]:
-    """Read the channels that each member keeps."""
-    try:
-        subnets = [Subnet.from_json(json.dumps(own)) for own in json.loads(path.read_text(encoding="utf-8"))]
-        check_subnets(subnets)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    return subnets
-
-
-def _history(path: Path) -> list[dict[str, float | None]]:
-    """Read what happened in every epoch, for every member."""
-    try:
-        rows = [
-            {name: float(value) if value else None for name, value in row.items()}
-            for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines())
-        ]
-        check_history(rows)
-    except (ValueError, TypeError, OverflowError, csv.Error) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    return rows
 
 
 def front_points(runs: Mapping[str, Sequence[Finished]], memory: str) -> list[FrontPoint]:
@@ -201,14 +169,22 @@ def front_points(runs: Mapping[str, Sequence[Finished]], memory: str) -> list[Fr
             weight = figures["size/file_bytes"] / unit if unit and "size/file_bytes" in figures else None
         if weight is None:
             continue
-        members = int(figures.get("size/members", 0))
+        members = figures.get("size/members", 0.0)
         shared = own[0].config["method"] in ("batch-ensemble", "mc-dropout")  # one network stands for all members
-        for number in [members] if shared else range(1, members + 1):
+        for number in [
+            number for number in _numbers(figures) if number == members or (number < members and not shared)
+        ]:
             quality = {name: _values(own, f"first/{number}/{name}") for name in ("accuracy", "nll", "ece")}
             if all(quality.values()):
                 share = 1.0 if shared else number / members
                 points.append(FrontPoint(label, f"N={number}", weight * share, **quality))
     return points
+
+
+def _numbers(figures: Mapping[str, float]) -> list[int]:
+    """The numbers 1, 2, … of members that figures are known of: `first/1/accuracy` and so on."""
+    names = [name.split("/") for name in figures if name.startswith("first/") and name.endswith("/accuracy")]
+    return sorted(int(own[1]) for own in names if own[1].isdecimal() and int(own[1]) > 0)
 
 
 def _severities(runs: Sequence[Finished], kind: str) -> dict[int, list[float]]:
