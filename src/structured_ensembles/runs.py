@@ -24,6 +24,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.files import write_text
+from structured_ensembles.safe_yaml import read_yaml
 
 SAMPLES = "samples.safetensors"  # what figures of single samples need, see `measure_experiment`
 KEYS = ("dataset", "model", "method", "seed")  # of every configuration
@@ -135,10 +136,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     if not path.exists():
         raise ValueError(f"{folder} is not a run folder: it has no config.yaml")
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    config = read_yaml(path)
     missing = [key for key in KEYS if not isinstance(config, dict) or key not in config]
     if missing:
         raise ValueError(f"{path} is damaged: it says nothing of {', '.join(missing)}")
