@@ -13,6 +13,7 @@ from structured_ensembles.continual.learner import Learner, surest
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.storage import resume
 from structured_ensembles.continual.tasks import Task
+from structured_ensembles.copying import all_tensors
 from structured_ensembles.data.splits import digest
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.files import write_text
@@ -99,6 +100,6 @@ def _identity(learner: Learner, tasks: Sequence[Task]) -> str:
         for task in tasks
     ]
     found = hashlib.sha256(json.dumps([learner.method, learner.settings, described]).encode())
-    for name, tensor in learner.backbone.state_dict().items():
+    for name, tensor in all_tensors(learner.backbone).items():
         found.update(name.encode() + tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
