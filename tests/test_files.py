@@ -1,6 +1,7 @@
 """Files: whole or not there, never anything but files, and no more than they seem."""
 
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -60,10 +61,10 @@ def test_only_what_killed_processes_left_is_cleared(tmp_path: Path) -> None:
     for stranger in kept:
         stranger.write_text("not ours")
         old(stranger)
-    earlier_version = tmp_path / f"file.txt.host.name-{os.getpid()}.part"
+    earlier_version = tmp_path / f"file.txt.{platform.node()}-{os.getpid()}.part"
     earlier_version.write_text("half")
     old(earlier_version)
-    link = tmp_path / f"file.txt.{'0' * 16}.part"
+    link = tmp_path / f"file.txt.{platform.node()}-{'0' * 16}.part"
     link.symlink_to(kept[0])
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -77,12 +78,15 @@ def test_only_what_killed_processes_left_is_cleared(tmp_path: Path) -> None:
     assert kept[0].read_text() == "not ours"
 
 
-def test_a_file_that_was_just_begun_is_not_cleared(tmp_path: Path) -> None:
+def test_files_of_other_machines_are_cleared_when_they_are_old(tmp_path: Path) -> None:
     """Where locks do not reach other machines, its age is all there is to tell by."""
-    young = tmp_path / f"file.txt.{'a' * 16}.part"
-    young.write_text("half")
+    part = tmp_path / f"file.txt.another.host-{'a' * 16}.part"
+    part.write_text("half")
     write_text(tmp_path / "file.txt", "whole")
-    assert young.exists()
+    assert part.exists()
+    old(part)
+    write_text(tmp_path / "file.txt", "whole")
+    assert not part.exists()
 
 
 def test_nobody_can_guess_or_lay_a_link_under_the_name_that_is_written_to(
@@ -100,7 +104,7 @@ def test_nobody_can_guess_or_lay_a_link_under_the_name_that_is_written_to(
     write_atomically(path, write)
     assert len(set(names)) == 2
     monkeypatch.setattr("structured_ensembles.files.secrets.token_hex", lambda _: "guessed")
-    (tmp_path / "file.txt.guessed.part").symlink_to(secret)
+    (tmp_path / f"file.txt.{platform.node()}-guessed.part").symlink_to(secret)
     with pytest.raises(FileExistsError):
         write_text(path, "mine")
     assert secret.read_text() == "secret"

@@ -1,7 +1,7 @@
 """Files that are never half written, and never anything but files.
 
-A file is written under a random name beside its own, `<name>.<random>.part`, which is created anew (`O_EXCL`, without
-following links) and locked while it is written; then it is flushed to the disk and renamed. A symbolic link at the
+A file is written under a random name beside its own, `<name>.<host>-<random>.part`, which is created anew (`O_EXCL`,
+without following links) and locked while it is written; then it is flushed to the disk and renamed. A symbolic link at the
 target is replaced by the file; what it points to is never written to. Devices, pipes, sockets and folders are refused,
 by writing and by reading.
 """
@@ -9,6 +9,7 @@ by writing and by reading.
 from __future__ import annotations
 
 import os
+import platform
 import secrets
 import stat
 import time
@@ -25,9 +26,9 @@ try:
 except ImportError:  # not on Windows: there, what killed processes left stays
     fcntl = None  # type: ignore[assignment]
 
-# A file whose lock is free was left by a killed process, wherever locks reach all who write. Some network file systems
-# keep them on one machine only: there, a file that is being written is told by its age.
-LEFTOVER_SECONDS = 30
+# A file whose lock is free was left by a killed process, in whatever container that ran. Some network file systems keep
+# locks on one machine only: files of other hosts are told by their age too.
+LEFTOVER_SECONDS = 60
 LARGEST_TEXT = 2**26  # bytes of a JSON or YAML file that is read; the largest that we write are histories
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
@@ -114,7 +115,7 @@ def _kind(mode: int) -> str | None:
 def _new_part(path: Path) -> tuple[Path, int]:
     """Create a file that nobody else has, beside `path`, and lock it; returns its name and its descriptor."""
     while True:
-        part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+        part = path.with_name(f"{path.name}.{platform.node()}-{secrets.token_hex(8)}.part")
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o666)
         if fcntl is None:
             return part, descriptor
@@ -130,29 +131,28 @@ def _open_without_links(name: str, flags: int) -> int:
 
 
 def _clear_leftovers(path: Path) -> None:
-    """Remove the files that killed processes have left beside `path`: they are old, and nobody holds their lock."""
+    """Remove the files that killed processes have left beside `path`: nobody holds their lock."""
     if fcntl is None:
         return
     with os.scandir(path.parent) as entries:
-        found = [entry for entry in entries if _is_part_of(path, entry.name) and entry.is_file(follow_symlinks=False)]
-    for entry in found:
-        with suppress(OSError):  # it is gone meanwhile, or in use, or somebody else's
-            _remove_if_left(entry.path)
+        names = [entry.name for entry in entries if entry.name.endswith(".part")]
+    for name in names:
+        host, _, random = name.removeprefix(f"{path.name}.").removesuffix(".part").rpartition("-")
+        if name != f"{path.name}.{host}-{random}.part" or not set(random) <= set("0123456789abcdef"):
+            continue
+        locked = host == platform.node() and len(random) == 16  # earlier versions had a process number, and no lock
+        with suppress(OSError):  # it is gone meanwhile, or in use, or a link, or somebody else's
+            _remove_if_left(path.with_name(name), 0 if locked else LEFTOVER_SECONDS)
 
 
-def _is_part_of(path: Path, name: str) -> bool:
-    middle = name.removeprefix(f"{path.name}.").removesuffix(".part")
-    # Earlier versions wrote <name>.<host>-<process>.part; a host may have dots in its name.
-    random = len(middle) == 16 and set(middle) <= set("0123456789abcdef")
-    return name == f"{path.name}.{middle}.part" and (random or middle.rpartition("-")[2].isdigit())
-
-
-def _remove_if_left(name: str) -> None:
+def _remove_if_left(part: Path, seconds: float) -> None:
+    """Remove a file if nobody has locked it and it is older than this."""
     assert fcntl is not None
-    descriptor = os.open(name, os.O_RDWR | os.O_NONBLOCK | _NO_FOLLOW)
+    descriptor = os.open(part, os.O_RDWR | os.O_NONBLOCK | _NO_FOLLOW)
     try:
+        status = os.fstat(descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if time.time() - os.fstat(descriptor).st_mtime > LEFTOVER_SECONDS:
-            os.unlink(name)
+        if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= seconds:
+            part.unlink()
     finally:
         os.close(descriptor)

@@ -1,4 +1,7 @@
-"""Checkpoints: one file, written atomically after every epoch, from which training goes on to the same weights."""
+"""Checkpoints: one file, written atomically after every epoch, from which training goes on to the same weights.
+
+It is a container with a checksum, as the files of ensembles are. Those of earlier versions have none, and are read too.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from structured_ensembles.files import write_tensors
+from structured_ensembles.container import ArtifactError, checked, read_container, refused, write_container
+from structured_ensembles.files import check_regular
+
+FORMAT = "structured-ensembles-checkpoint"
+VERSION = 1
+EARLIER = "state"  # the entry that files of earlier versions have: without a checksum and non-persistent buffers
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    write_tensors(path, tensors, {"state": json.dumps(state)})
+    """Write named tensors and what can be written as JSON."""
+    write_container(path, FORMAT, VERSION, state, tensors)
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors and the state; None if there is no checkpoint."""
+    """Read the tensors and the state, checked; None if there is no checkpoint."""
     if not path.exists():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
-            state = json.loads((file.metadata() or {})["state"])
-            return {name: file.get_tensor(name).clone() for name in file.keys()}, state  # noqa: SIM118
-    except (SafetensorError, KeyError, ValueError) as error:
+        with refused(f"{path} is damaged"):
+            check_regular(path)
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if EARLIER in metadata:
+                    state = checked(json.loads(metadata[EARLIER]), dict, "its state")
+                    tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+                    return tensors, {**state, "earlier_version": True}
+        state, tensors = read_container(path, FORMAT, VERSION, "a checkpoint")
+    except ArtifactError as error:
         raise ValueError(f"{path} is not a checkpoint of a training run ({error}): delete it to start anew") from error
+    return {name: tensor.clone() for name, tensor in tensors.items()}, state
 
 
 def optimizer_tensors(prefix: str, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -41,11 +57,17 @@ def optimizer_tensors(prefix: str, optimizer: torch.optim.Optimizer) -> dict[str
 
 
 def restore_optimizer(prefix: str, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`."""
+    """Restore what `optimizer_tensors` gave; raise a ValueError if it is not of an optimizer like this one."""
     whole = optimizer.state_dict()
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, tensor in tensors.items():
         if name.startswith(prefix):
             index, _, key = name.removeprefix(prefix).partition(".")
+            if not index.isdecimal() or int(index) >= len(parameters):
+                raise ValueError(f"the optimizer's state has {name!r}, but there are {len(parameters)} parameters")
+            if tensor.dim() and tensor.shape != parameters[int(index)].shape:
+                shapes = f"{list(tensor.shape)}, but its parameter {list(parameters[int(index)].shape)}"
+                raise ValueError(f"the optimizer's state {name!r} has the shape {shapes}")
             whole["state"].setdefault(int(index), {})[key] = tensor
     optimizer.load_state_dict(whole)
     for parameter, values in optimizer.state.items():

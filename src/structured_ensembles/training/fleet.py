@@ -24,7 +24,15 @@ from torch import Tensor, nn
 from structured_ensembles.calibration_fit import calibrate_trained
 from structured_ensembles.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.checks import check_list, check_type, check_whole, checked_seed
-from structured_ensembles.copying import dtype_of, tensors_of, without_nested_tensors
+from structured_ensembles.container import checked, checked_list, refused
+from structured_ensembles.copying import (
+    all_tensors,
+    dtype_of,
+    fill,
+    tensors_of,
+    unsaved_buffers,
+    without_nested_tensors,
+)
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
 from structured_ensembles.data.dataset import check_data
@@ -111,7 +119,7 @@ def train(
         fleet = [
             Member(network, number, _copy(network)) for network, number in zip(ensemble.members, numbers, strict=True)
         ]
-        history, first = _resume(earlier, fleet)
+        history, first = _resume(earlier, fleet, path)
         units = None if ensemble.units is None else ensemble.units.to_json()
         engine: Engine = GraphEngine(plan) if captured else LoopEngine(plan)
         for epoch in range(first, recipe.epochs):
@@ -275,19 +283,26 @@ def _loss(data: Data, recipe: Recipe, loss: Loss | None, units: Units | None) ->
 
 
 def _copy(network: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors_of(network).items()}
+    return {name: tensor.detach().clone() for name, tensor in all_tensors(network).items()}
 
 
 def _restore(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    state = network.state_dict()  # has versions of its modules with it, which some of them ask for
-    state.update(tensors)
-    network.load_state_dict(state)
+    """Bring a network to what `_copy` has kept of it; a buffer that was not set then is not set now."""
+    fill(network, tensors)
+    for name in unsaved_buffers(network) - tensors.keys():
+        owner, _, attribute = name.rpartition(".")
+        network.get_submodule(owner)._buffers[attribute] = None
 
 
 @torch.no_grad()
 def _copy_into(copy: dict[str, Tensor], network: nn.Module) -> None:
     """In few kernels, whatever the number of tensors."""
-    state = tensors_of(network)
+    state = all_tensors(network)
+    for name in copy.keys() - state.keys():  # a buffer that is not set any more
+        del copy[name]
+    for name, tensor in state.items():
+        if name not in copy or copy[name].shape != tensor.shape:  # a buffer that is new, or has grown
+            copy[name] = tensor.detach().clone()
     for dtype in {tensor.dtype for tensor in state.values()}:
         names = [name for name, tensor in state.items() if tensor.dtype == dtype]
         torch._foreach_copy_([copy[name] for name in names], [state[name] for name in names])
@@ -328,7 +343,7 @@ def _save(
 def _earlier(path: Path | None, identity: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The checkpoint of this run; None if there is none."""
     found = None if path is None else load_checkpoint(path)
-    if found is not None and found[1]["identity"] != identity:
+    if found is not None and found[1].get("identity") != identity:
         raise ValueError(
             f"checkpoint {path} is of another run (its networks, data, recipe or seed differ): "
             "delete it, or choose another file"
@@ -336,21 +351,50 @@ def _earlier(path: Path | None, identity: str) -> tuple[dict[str, Tensor], dict[
     return found
 
 
-def _resume(earlier: tuple[dict[str, Tensor], dict[str, Any]] | None, fleet: list[Member]) -> tuple[History, int]:
+def _resume(
+    earlier: tuple[dict[str, Tensor], dict[str, Any]] | None, fleet: list[Member], path: Path | None
+) -> tuple[History, int]:
     """Bring the fleet to where a checkpoint left it; returns the history so far and the next epoch."""
     if earlier is None:
         return History(), 0
     tensors, state = earlier
-    history = History(state["rows"], engines=state.get("engines", []), fallbacks=state.get("fallbacks", []))
-    for number, (member, kept) in enumerate(zip(fleet, state["members"], strict=True)):
-        device = next(member.network.parameters()).device
-        _restore(member.network, _named(tensors, f"{number}.now.", device))
-        member.best = _named(tensors, f"{number}.best.", device)
-        member.optimizer_state = OptimizerState(_named(tensors, f"{number}.optimizer.", device))
-        _take_standing(member, kept)
-        if member.stopped:
-            history.stopped[number] = member.stopped
-    return history, state["epoch"]
+    with refused(f"checkpoint {path} does not fit the networks (delete it to start anew)"):
+        rows, epoch = checked_list(state["rows"], dict, "rows"), checked(state["epoch"], int, "epoch")
+        history = History(rows, engines=state.get("engines", []), fallbacks=state.get("fallbacks", []))
+        standings = checked_list(state["members"], dict, "members")
+        strangers = {name for name in tensors if not _belongs(name, len(fleet))}
+        if strangers:
+            raise ValueError(f"it has {min(strangers)}")
+        for number, (member, standing) in enumerate(zip(fleet, standings, strict=True)):
+            device = next(member.network.parameters()).device
+            now, best = (_named(tensors, f"{number}.{kind}.", device) for kind in ("now", "best"))
+            for kept in (now, best):
+                _check_complete(member.network, kept, bool(state.get("earlier_version")))
+            _restore(member.network, now)
+            member.best = best
+            member.optimizer_state = OptimizerState(_named(tensors, f"{number}.optimizer.", device))
+            _take_standing(member, standing)
+            if member.stopped:
+                history.stopped[number] = member.stopped
+    return history, epoch
+
+
+def _belongs(name: str, members: int) -> bool:
+    """Tell whether a checkpoint of so many members may have a tensor of this name."""
+    number, kind, *_ = [*name.split(".", 2), ""]
+    return number.isdecimal() and int(number) < members and kind in ("now", "best", "optimizer")
+
+
+def _check_complete(network: nn.Module, kept: Mapping[str, Tensor], earlier_version: bool) -> None:
+    """Raise a ValueError unless `kept` has the state of a network in its shapes; only other buffers may have grown."""
+    optional = unsaved_buffers(network)
+    if earlier_version and optional:
+        raise ValueError(f"an earlier version wrote it, which did not keep the buffer {min(optional)}")
+    expected = {(name, tensor.shape) for name, tensor in tensors_of(network).items()}
+    found = {(name, tensor.shape) for name, tensor in kept.items() if name not in optional}
+    differing = {name for name, _ in expected ^ found}
+    if differing:
+        raise ValueError(f"{min(differing)} has another shape, or is not in both")
 
 
 def _named(tensors: Mapping[str, Tensor], prefix: str, device: torch.device) -> dict[str, Tensor]:
