@@ -23,10 +23,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from scipy.io import savemat
 
-from structured_ensembles.data import sources
+from structured_ensembles.data import cache, sources
 from structured_ensembles.data.cache import cached_source
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.sources import data_sets, is_cached, load_data
@@ -332,12 +333,14 @@ def test_a_truncated_cache_is_refused(cached: Path) -> None:
         cached_source(cached)
 
 
-def test_flipped_bits_in_the_header_never_give_other_data(cached: Path) -> None:
+def test_flipped_bits_never_give_other_data(cached: Path) -> None:
     whole = cached.read_bytes()
     tensors = load_file(cached)
     length = 8 + int.from_bytes(whole[:8], "little")
+    generator = np.random.default_rng(0)
     survived = 0
-    for position in range(length):
+    positions = [*range(length), *generator.integers(length, len(whole), 300).tolist()]
+    for position in positions:
         damaged = bytearray(whole)
         damaged[position] ^= 1 << position % 8
         other = cached.with_name("other")
@@ -348,7 +351,9 @@ def test_flipped_bits_in_the_header_never_give_other_data(cached: Path) -> None:
         except ValueError:
             refused(cached)
             continue
-        survived += 1  # a letter in the source or in the name of a class
+        survived += 1  # a letter of "sha256", or a space at the end of the header
+        assert data.classes == tuple("0123456789")
+        assert cached_source(cached) == sources.DATA_SETS["mnist"].source
         assert data.test is not None
         for found, name in (
             (data.train.inputs, "train.images"),
@@ -357,7 +362,39 @@ def test_flipped_bits_in_the_header_never_give_other_data(cached: Path) -> None:
             (data.test.targets, "test.labels"),
         ):
             np.testing.assert_array_equal(found.numpy(), tensors[name])
-    assert survived < length - 300
+    assert survived < 20
+
+
+def test_a_cache_is_checked_once_per_process_and_again_when_it_changed(
+    cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = list[str]()
+    checksum = cache.checksum
+    monkeypatch.setattr(cache, "checksum", lambda *given: checked.append("") or checksum(*given))
+    load_data("mnist", cached.parent)
+    assert not checked  # the fixture has loaded it
+    other = cached.with_name("other")
+    other.write_bytes(cached.read_bytes())
+    os.replace(other, cached)
+    for _ in range(3):
+        load_data("mnist", cached.parent)
+    assert len(checked) == 1
+
+
+def test_a_cache_with_other_tensors_is_refused(cached: Path) -> None:
+    with safe_open(cached, framework="np") as file:
+        metadata = file.metadata()
+    save_file(load_file(cached) | {"train.more": np.zeros(1)}, cached, metadata)
+    refused(cached, "train.more")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name are a matter of POSIX")
+def test_a_pipe_in_place_of_a_cache_is_refused(cached: Path) -> None:
+    cached.unlink()
+    os.mkfifo(cached)
+    refused(cached, "pipe")
+    with pytest.raises(ValueError, match="pipe"):
+        cached_source(cached)
 
 
 @pytest.mark.parametrize(
