@@ -129,6 +129,7 @@ def expect(monkeypatch: pytest.MonkeyPatch, name: str, downloads: Path, url: str
         replace(
             archive,
             md5=hashlib.md5((downloads / archive.file).read_bytes()).hexdigest(),
+            sha256=hashlib.sha256((downloads / archive.file).read_bytes()).hexdigest(),
             # Nothing in these tests may reach for the real servers.
             url=(url or "http://127.0.0.1:9/") + (archive.file if url else archive.file.rsplit("/", 1)[-1]),
         )
@@ -260,7 +261,9 @@ def test_the_table_tells_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(name == info.name for name, info in table.items())
     files = [archive.file for info in table.values() for archive in info.archives]
     assert len(files) == len(set(files)) == 13
-    assert all(len(bytes.fromhex(archive.md5)) == 16 for info in table.values() for archive in info.archives)
+    for archive in (archive for info in table.values() for archive in info.archives):
+        assert len(bytes.fromhex(archive.md5)) == 16
+        assert len(bytes.fromhex(archive.sha256)) == 32, archive.url  # none may come over http by md5 alone
     digits, info = load_data("digits"), table["digits"]
     assert digits.test is not None
     assert (len(digits.train.inputs), len(digits.test), digits.shape) == (info.train, info.test, info.shape)
@@ -339,7 +342,7 @@ def test_flipped_bits_never_give_other_data(cached: Path) -> None:
     length = 8 + int.from_bytes(whole[:8], "little")
     generator = np.random.default_rng(0)
     survived = 0
-    positions = [*range(length), *generator.integers(length, len(whole), 300).tolist()]
+    positions = [*range(0, length, 2), *generator.integers(length, len(whole), 300).tolist()]
     for position in positions:
         damaged = bytearray(whole)
         damaged[position] ^= 1 << position % 8
@@ -552,7 +555,7 @@ def test_a_download_with_another_checksum_is_refused(
     file = folder / "downloads/cifar-10-binary.tar.gz"
     file.write_bytes(file.read_bytes() + b"more")
     root = tmp_path / "root"
-    with pytest.raises(ValueError, match=f"{url}cifar-10-binary.tar.gz gave .* does not have the md5") as caught:
+    with pytest.raises(ValueError, match=f"{url}cifar-10-binary.tar.gz gave .* does not have the sha256") as caught:
         load_data("cifar10", root)
     assert "\n" not in str(caught.value)
     assert list((root / "downloads").iterdir()) == []
@@ -568,6 +571,28 @@ def test_a_file_with_another_checksum_is_refused_and_kept(tmp_path: Path, monkey
         load_data("cifar10", tmp_path)
     assert "\n" not in str(caught.value)
     assert file.read_bytes() == b"half of it"
+
+
+def test_an_archive_of_the_same_md5_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As somebody on the way of a plain http download could arrange."""
+    prepare(monkeypatch, "cifar10", tmp_path)
+    info = sources.DATA_SETS["cifar10"]
+    expected = "0" * 64
+    other = tuple(replace(archive, sha256=expected) for archive in info.archives)
+    monkeypatch.setitem(sources.DATA_SETS, "cifar10", replace(info, archives=other))
+    with pytest.raises(ValueError, match=f"has the sha256 checksum .* has {expected}: replace it"):
+        load_data("cifar10", tmp_path)
+    assert not is_cached("cifar10", tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name are a matter of POSIX")
+def test_a_pipe_in_place_of_an_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(monkeypatch, "cifar10", tmp_path)
+    file = tmp_path / "downloads/cifar-10-binary.tar.gz"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ValueError, match="is a pipe, not a regular file: replace it"):
+        load_data("cifar10", tmp_path)
 
 
 def test_without_a_network_a_sentence_says_what_to_put_where(

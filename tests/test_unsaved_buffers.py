@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from continual_cases import SHORT, inputs_of, make_tasks
 from torch import Tensor, nn
 
 import structured_ensembles as se
+from continual_cases import SHORT, inputs_of, make_tasks
 from structured_ensembles.container import read_container, write_container
 from structured_ensembles.continual import LEARNERS, Learner
 from structured_ensembles.continual.storage import FORMAT
@@ -92,9 +92,7 @@ def test_the_best_epoch_comes_back_with_its_own_buffers(monkeypatch: pytest.Monk
     from structured_ensembles.training import fleet
 
     judge = fleet._judge
-    monkeypatch.setattr(
-        fleet, "_judge", lambda member, number, row, recipe: judge(member, number, _worse(row), recipe)
-    )
+    monkeypatch.setattr(fleet, "_judge", lambda member, number, row, recipe: judge(member, number, _worse(row), recipe))
     schedule = {"schedule": "constant", "warmup": 0.0}
     first = trained(se.Recipe(epochs=1, batch_size=8, rate=0.05, **schedule))
     best = trained(se.Recipe(epochs=3, batch_size=8, rate=0.05, **schedule))

@@ -130,7 +130,9 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
         ensemble.pixels = checked(structure.get("pixels", False), bool, "pixels")  # files of earlier versions lack it
         ensemble.input_shape = checked_leaves(structure["input_shape"], int, "input_shape")
         ensemble.input_kinds = checked_leaves(structure.get("input_kinds"), str, "input_kinds")
-        ensemble.target_shape = checked_leaves(structure.get("target_shape"), int, "target_shape")  # not in earlier ones
+        ensemble.target_shape = checked_leaves(
+            structure.get("target_shape"), int, "target_shape"
+        )  # not in earlier ones
     return ensemble.eval()
 
 

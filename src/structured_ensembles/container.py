@@ -21,7 +21,16 @@ from structured_ensembles.origin import origin_of
 from structured_ensembles.tensor_file import checksum
 
 # What code meets that was handed fields of a wrong type or size; RecursionError is a RuntimeError.
-MISREAD = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError, AssertionError, MemoryError)
+MISREAD = (
+    LookupError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    MemoryError,
+)
 LONGEST = 400  # characters of a reason: some quote what they were given
 
 

@@ -1,9 +1,9 @@
 """Files that are never half written, and never anything but files.
 
 A file is written under a random name beside its own, `<name>.<host>-<random>.part`, which is created anew (`O_EXCL`,
-without following links) and locked while it is written; then it is flushed to the disk and renamed. A symbolic link at the
-target is replaced by the file; what it points to is never written to. Devices, pipes, sockets and folders are refused,
-by writing and by reading.
+without following links) and locked while it is written; then it is flushed to the disk and renamed. A symbolic link at
+the target is replaced by the file; what it points to is never written to. Devices, pipes, sockets and folders are
+refused, by writing and by reading.
 """
 
 from __future__ import annotations

@@ -144,9 +144,7 @@ class OwningLearner(Learner):
         if len(set(stages)) != len(stages) or not 0 <= min(stages) <= max(stages) < MOST_STAGES:
             raise ValueError(f"its stages must differ and be from 0 to below {MOST_STAGES}")
         layout = details["layout"]
-        self.shared.owners = Owners.unpack(
-            layout, tensors[layout], details["groups"], details["rest"], self.next_stage
-        )
+        self.shared.owners = Owners.unpack(layout, tensors[layout], details["groups"], details["rest"], self.next_stage)
 
 
 def _copy(network: nn.Module) -> dict[str, Tensor]:

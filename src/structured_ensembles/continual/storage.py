@@ -30,7 +30,8 @@ from structured_ensembles.devices import Device
 from structured_ensembles.shrinking import set_sizes
 
 FORMAT = "structured-ensembles-learner"
-# 3 of files with non-persistent buffers, 2 with normalised columns; others are written as 1, which earlier versions read.
+# 3 for files with non-persistent buffers, 2 with normalised columns; others are written as 1, which earlier versions
+# read.
 VERSION = 3
 MOST_VALUES = 2**22  # of one input, for which a file alone is believed: the backbone is run on two such inputs
 Kind = TypeVar("Kind", bound=Learner)
@@ -95,9 +96,7 @@ def resume(learner: Learner, path: Path) -> None:
     _fill(path, learner, structure, tensors, math.inf)
 
 
-def _backbone(
-    path: Path, structure: Mapping[str, Any], tensors: Mapping[str, Tensor], trust_code: bool
-) -> nn.Module:
+def _backbone(path: Path, structure: Mapping[str, Any], tensors: Mapping[str, Tensor], trust_code: bool) -> nn.Module:
     """Build the backbone that the file names; the zoo's only once its sizes are known to be those of the tensors."""
     named = structure.get("model")
     with torch.random.fork_rng(devices=[]):
