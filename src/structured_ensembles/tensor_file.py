@@ -11,8 +11,8 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,10 +58,9 @@ def save_file(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, 
             file.write(bytes_of(tensors[name]))
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return a tensor's elements in order, as bytes; without a copy if it is contiguous and on the CPU."""
-    array = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy()
-    return memoryview(np.ascontiguousarray(array))
+def bytes_of(tensor: Tensor) -> Any:
+    """Return a buffer of a tensor's elements in order; without a copy if it is contiguous and on the CPU."""
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy()
 
 
 def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:

@@ -87,12 +87,12 @@ class ReweightingLearner(Learner):
             number, _, own = name.partition(".")
             self.own.setdefault(int(number), {})[own] = tensor.to(self.device)
         expected, optional = self._own_shapes(), unsaved_buffers(self.backbone)
-        for number in {*self.own, *self.learned}:
-            kept = self.own.setdefault(number, {})
+        for task in {*self.own, *self.learned}:
+            kept = self.own.setdefault(task, {})
             found = {name: tensor.shape for name, tensor in kept.items() if name not in optional}
             differing = {name for name, _ in set(found.items()) ^ set(expected.items())}
-            if differing or number not in self.learned:
-                raise ValueError(f"{min(differing, default='a tensor')} of task {number} does not fit the backbone")
+            if differing or task not in self.learned:
+                raise ValueError(f"{min(differing, default='a tensor')} of task {task} does not fit the backbone")
 
     @abstractmethod
     def _own_shapes(self) -> dict[str, torch.Size]:
