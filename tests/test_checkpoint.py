@@ -103,6 +103,9 @@ def test_strange_tensors_and_fields_are_an_error(begun: Path) -> None:
         ("0.now.stranger", torch.zeros(1), "stranger"),
         ("0.optimizer.99.momentum_buffer", torch.zeros(1), "there are 6 parameters"),
         ("0.optimizer.0.momentum_buffer", torch.zeros(9), "has the shape"),
+        ("0.optimizer.0.momentum_buffer", torch.tensor(0.0), "has the shape"),
+        ("0.optimizer.0.exp_avg", torch.zeros(5, 4), "holds"),
+        ("0.optimizer.x.momentum_buffer", torch.zeros(9), "invalid literal"),
     ):
         save_checkpoint(begun, changed(tensors, name, value), state)
         with pytest.raises(ValueError, match=reason):

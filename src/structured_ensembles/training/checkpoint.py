@@ -6,7 +6,7 @@ It is a container with a checksum, as the files of ensembles are. Those of earli
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from structured_ensembles.files import check_regular
 
 FORMAT = "structured-ensembles-checkpoint"
 VERSION = 1
+SGD, ADAM = {"momentum_buffer"}, {"step", "exp_avg", "exp_avg_sq"}  # what optimizers keep of each parameter
 EARLIER = "state"  # the entry that files of earlier versions have: without a checksum and non-persistent buffers
 
 
@@ -59,18 +60,29 @@ def optimizer_tensors(prefix: str, optimizer: torch.optim.Optimizer) -> dict[str
 def restore_optimizer(prefix: str, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Restore what `optimizer_tensors` gave; raise a ValueError if it is not of an optimizer like this one."""
     whole = optimizer.state_dict()
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    loaded: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith(prefix):
             index, _, key = name.removeprefix(prefix).partition(".")
-            if not index.isdecimal() or int(index) >= len(parameters):
-                raise ValueError(f"the optimizer's state has {name!r}, but there are {len(parameters)} parameters")
-            if tensor.dim() and tensor.shape != parameters[int(index)].shape:
-                shapes = f"{list(tensor.shape)}, but its parameter {list(parameters[int(index)].shape)}"
-                raise ValueError(f"the optimizer's state {name!r} has the shape {shapes}")
-            whole["state"].setdefault(int(index), {})[key] = tensor
+            loaded.setdefault(int(index), {})[key] = tensor
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, state in loaded.items():
+        _check_state(number, state, parameters, SGD if isinstance(optimizer, torch.optim.SGD) else ADAM)
+    whole["state"] |= loaded
     optimizer.load_state_dict(whole)
     for parameter, values in optimizer.state.items():
         for key, value in values.items():
             if value.shape == parameter.shape:  # in the parameter's layout too, as kernels for many tensors want it
                 values[key] = torch.empty_like(parameter, requires_grad=False).copy_(value)
+
+
+def _check_state(index: int, state: Mapping[str, Tensor], parameters: Sequence[Tensor], keys: set[str]) -> None:
+    """Raise a ValueError unless the state is a parameter's: fused kernels write past the end of what is too short."""
+    if not 0 <= index < len(parameters):
+        raise ValueError(f"the optimizer's state is of parameter {index}, but there are {len(parameters)} parameters")
+    if state.keys() != keys:
+        raise ValueError(f"the optimizer's state {index} holds {', '.join(state)}, not {', '.join(sorted(keys))}")
+    for key, tensor in state.items():
+        shape = torch.Size([]) if key == "step" else parameters[index].shape
+        if tensor.shape != shape:
+            raise ValueError(f"{key} of the optimizer's state {index} has the shape {list(tensor.shape)}, not {shape}")
