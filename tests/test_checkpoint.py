@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.container import read_container
+from structured_ensembles.container import read_container, write_container
 from structured_ensembles.files import write_tensors
 from structured_ensembles.training import fleet
 from structured_ensembles.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
@@ -96,6 +96,14 @@ def test_missing_or_other_tensors_are_an_error(name: str, begun: Path) -> None:
             train(begun)
 
 
+def test_a_checkpoint_that_lacks_a_tensor_of_the_optimizer_is_refused(begun: Path) -> None:
+    state, tensors = read_container(begun, FORMAT, 1, "a checkpoint")
+    del tensors["0.optimizer.2.momentum_buffer"]
+    write_container(begun, FORMAT, 1, state, tensors)
+    with pytest.raises(ValueError, match=r"does not have the tensors that it lists.*delete it"):
+        train(begun)
+
+
 def test_strange_tensors_and_fields_are_an_error(begun: Path) -> None:
     tensors, state = load_checkpoint(begun) or ({}, {})
     for name, value, reason in (
@@ -110,9 +118,16 @@ def test_strange_tensors_and_fields_are_an_error(begun: Path) -> None:
         save_checkpoint(begun, changed(tensors, name, value), state)
         with pytest.raises(ValueError, match=reason):
             train(begun)
-    for field, value in (("rows", 5), ("epoch", "two"), ("members", []), ("members", [{}, {}]), ("members", None)):
+    for field, value in (
+        ("rows", 5),
+        ("epoch", "two"),
+        ("members", []),
+        ("members", [{}, {}]),
+        ("members", None),
+        ("units", 5),
+    ):
         save_checkpoint(begun, tensors, {**state, field: value})
-        with pytest.raises(ValueError, match=r"does not fit the networks \(delete it to start anew\)"):
+        with pytest.raises(ValueError, match="delete it to start anew"):
             train(begun)
     save_checkpoint(begun, tensors, {})
     with pytest.raises(ValueError, match="another run"):

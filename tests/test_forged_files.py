@@ -162,12 +162,52 @@ def test_a_small_file_cannot_ask_for_much(what: str, originals: Any, tmp_path: P
     assert time.monotonic() - start < 20
 
 
-def test_large_inputs_are_believed_of_a_caller_who_brings_the_backbone(originals: Any, tmp_path: Path) -> None:
-    form = forged(originals, "naive", put("tasks", 0, "shape", [1, 2100, 2100]), tmp_path / "file")
-    with pytest.raises(se.ArtifactError, match="4,410,000 values each; pass the backbone as backbone="):
+def test_large_inputs_are_believed_of_a_caller_who_brings_the_backbone(
+    originals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = forged(originals, "naive", lambda *_: None, tmp_path / "file")
+    monkeypatch.setattr(storage, "MOST_VALUES", 63)
+    with pytest.raises(se.ArtifactError, match="64 values each; pass the backbone as backbone="):
         load(tmp_path / "file", form)
-    found = load(tmp_path / "file", form, backbone=se.zoo.lenet5_backbone())
-    assert found.learned[0].shape == (1, 2100, 2100)
+    assert load(tmp_path / "file", form, backbone=se.zoo.lenet5_backbone()).learned[0].shape == (1, 8, 8)
+
+
+def networks_that_do_not_run() -> dict[str, tuple[str, Forge]]:
+    """Valid fields that do not belong together: without a look at them, only a prediction would fail."""
+    return {
+        "another width": ("cut", tensor("0.layers.1.weight", torch.zeros(3, 7))),
+        "another bias": ("gaussian", tensor("0.layers.3.bias", torch.zeros(2))),
+        "another type": ("cut", tensor("1.layers.3.weight", torch.zeros(3, 3, dtype=torch.float64))),
+        "complex numbers": ("mc_dropout", tensor("0.network.layers.3.bias", torch.zeros(3, dtype=torch.complex64))),
+        "means for other channels": ("cut", put("normalization", [[0.0] * 3, [1.0] * 3])),
+        "no means": ("naive", put("tasks", 0, "normalization", [[], []])),
+        "a head of another width": ("structured", tensor("heads.0.weight", torch.zeros(2, 7))),
+        "a head of another type": ("supsup", tensor("heads.0.weight", torch.zeros(2, 120, dtype=torch.float64))),
+    }
+
+
+@pytest.mark.parametrize("what", networks_that_do_not_run())
+def test_a_file_whose_networks_do_not_run_is_refused_when_it_is_loaded(
+    what: str, originals: Any, tmp_path: Path
+) -> None:
+    kind, forge = networks_that_do_not_run()[what]
+    if kind == "cut":
+        forge = both(put("input_shape", [4]), forge)
+    form = forged(originals, kind, forge, tmp_path / "file")
+    with pytest.raises(se.ArtifactError, match="file"):
+        load(tmp_path / "file", form)
+
+
+@pytest.mark.parametrize("name", [name for name in se.zoo.__all__ if not name.startswith("vgg")])
+def test_every_network_of_the_zoo_runs_when_it_is_loaded(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = se.zoo.mlp(64) if name == "mlp" else getattr(se.zoo, name)(in_channels=1)
+    ensemble = se.Ensemble([model], normalization=se.Normalization((0.5,), (0.2,)))
+    ensemble.input_shape, ensemble.pixels = (1, 8, 8), True
+    ensemble.save(tmp_path / "file")
+    loaded = se.Ensemble.load(tmp_path / "file")
+    x = torch.randint(256, (2, 1, 8, 8), dtype=torch.uint8)
+    assert torch.equal(loaded(x), ensemble.eval()(x))
 
 
 ODD = (

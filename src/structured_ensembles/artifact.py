@@ -9,6 +9,7 @@ and every tensor makes sure that a damaged file is noticed.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -36,6 +37,7 @@ from structured_ensembles.methods.batch_ensemble import VECTORS, BatchEnsembleNe
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
 from structured_ensembles.selection import Subnet
 from structured_ensembles.shrinking import set_sizes
+from structured_ensembles.tracing.walk import LAYERS
 from structured_ensembles.units import Units
 
 FORMAT = "structured-ensembles"
@@ -49,6 +51,7 @@ CONVERSIONS: dict[str, Callable[..., nn.Module]] = {
 Storage = Literal["float32", "float16", "int8"]
 SCALE = "#scale"  # suffix of the scales of a tensor stored as int8
 MOST_SAMPLES = 10_000  # that a network may stand for without any tensors of theirs in the file, as MC-Dropout does
+LARGEST_INPUT = 2**40  # values; it is not made, but sizes must be numbers that torch can count with
 MOST_EMPTY = 1000  # members without any tensor
 
 
@@ -128,12 +131,38 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
         ensemble.ids = checked(structure.get("ids", False), bool, "ids")
         ensemble.id_limit = checked_leaves(structure.get("id_limit"), int, "id_limit")
         ensemble.pixels = checked(structure.get("pixels", False), bool, "pixels")  # files of earlier versions lack it
-        ensemble.input_shape = checked_leaves(structure["input_shape"], int, "input_shape")
-        ensemble.input_kinds = checked_leaves(structure.get("input_kinds"), str, "input_kinds")
-        ensemble.target_shape = checked_leaves(
-            structure.get("target_shape"), int, "target_shape"
-        )  # not in earlier ones
+        ensemble.input_shape = _nested(structure["input_shape"], int, "input_shape")
+        ensemble.input_kinds = _nested(structure.get("input_kinds"), str, "input_kinds")
+        ensemble.target_shape = _nested(structure.get("target_shape"), int, "target_shape")  # not in earlier ones
+    if model is None and ":" not in structure["model"]["name"]:
+        with refused(f"{path} holds networks that do not run on its inputs (model= would load it as it is)"):
+            _check_runs(ensemble)
     return ensemble.eval()
+
+
+@torch.no_grad()
+def _check_runs(ensemble: Ensemble) -> None:
+    """Run networks of the zoo on inputs of the shape that the file tells, on the meta device, which costs no memory."""
+    shape = ensemble.input_shape
+    if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
+        return
+    if math.prod(shape) > LARGEST_INPUT:
+        raise ValueError(f"its inputs have {math.prod(shape):.3g} values each")
+
+    def outline(_: str, tensor: Tensor) -> Tensor:
+        return tensor.to("meta")
+
+    layers = [module for module in ensemble.modules() if isinstance(module, LAYERS)]
+    dtypes = {own.dtype for layer in layers for own in layer.parameters(recurse=False)}
+    if len(dtypes) > 1:  # which the meta device does not mind
+        raise ValueError(f"its layers have weights of {' and '.join(sorted(map(str, dtypes)))}")
+    dtype = torch.uint8 if ensemble.pixels else torch.int64 if ensemble.ids else torch.float32
+    copy_with(ensemble, outline, outline).eval()(torch.zeros(2, *shape, dtype=dtype, device="meta"))
+
+
+def _nested(value: Any, kind: type, name: str) -> Any:
+    """Return a list or dict, or None, with leaves of this kind."""
+    return checked_leaves(checked(value, (list, dict, type(None)), name), kind, name)
 
 
 def _described(structure: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,8 +240,8 @@ def _converted(base: nn.Module, conversion: Mapping[str, Any] | None, own: Mappi
 
 def _member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """A copy of `base` with these tensors in it, whatever their sizes."""
-    expected = {name: tensor.dim() for name, tensor in all_tensors(base).items()}
-    found = {name: tensor.dim() for name, tensor in tensors.items()}
+    expected = {name: (tensor.dim(), _kind(tensor)) for name, tensor in all_tensors(base).items()}
+    found = {name: (tensor.dim(), _kind(tensor)) for name, tensor in tensors.items()}
     for name in unsaved_buffers(base) - found.keys():  # files of earlier versions lack such buffers
         del expected[name]
     if expected != found:
@@ -225,7 +254,26 @@ def _member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     network = copy_with(base, replace, replace)
     for module in network.modules():
         set_sizes(module)
+        _check_sizes(module)
     return network
+
+
+def _kind(tensor: Tensor) -> str:
+    """Name the kind of a tensor's numbers, whatever their precision."""
+    floats = "floats" if tensor.is_floating_point() else "whole numbers"
+    return "complex" if tensor.is_complex() else "booleans" if tensor.dtype == torch.bool else floats
+
+
+def _check_sizes(module: nn.Module) -> None:
+    """Raise a ValueError if the tensors of a layer do not belong together."""
+    tensors = {**module._parameters, **module._buffers}
+    rows = getattr(module, "out_features" if isinstance(module, nn.Linear) else "out_channels", None)
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        rows = module.num_features
+    for name in ("bias", "running_mean", "running_var"):
+        own = tensors.get(name)
+        if isinstance(module, (*LAYERS, nn.modules.batchnorm._NormBase)) and own is not None and own.shape != (rows,):
+            raise ValueError(f"{name} has the shape {list(own.shape)} in {module}")
 
 
 def _stored(name: str, tensor: Tensor, dtype: Storage) -> dict[str, Tensor]:

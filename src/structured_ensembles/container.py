@@ -46,7 +46,7 @@ def refused(reason: str) -> Iterator[None]:
     except ArtifactError:
         raise
     except (SafetensorError, OSError, *MISREAD) as error:
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = next(iter(str(error).splitlines()), "") or type(error).__name__  # torch adds where in C++ it was
         raise ArtifactError(f"{reason}: {text[:LONGEST]}{'…' * (len(text) > LONGEST)}") from error
 
 

@@ -140,6 +140,17 @@ def _fill(
             learner.heads[number] = _head(learner, len(known.names), _named(tensors, f"heads.{number}."))
             learner.learned[number] = known
         learner._restore(_named(tensors, "own."), checked(structure["details"], dict, "details"))
+        for number, known in tasks:
+            _check_runs(learner.network(number), known, learner._example(known.shape))
+
+
+@torch.no_grad()
+def _check_runs(network: nn.Module, known: Learned, example: Tensor) -> None:
+    """Raise an error unless the network of a task takes its inputs, as they are normalised, and knows its classes."""
+    inputs = example if known.normalization is None else known.normalization(example)
+    outputs = network(inputs)
+    if outputs.shape != (len(example), len(known.names)):
+        raise ValueError(f"the network of a task gives {list(outputs.shape)} for {len(known.names)} classes")
 
 
 def _head(learner: Learner, classes: int, tensors: Mapping[str, Tensor]) -> nn.Module:

@@ -24,8 +24,8 @@ EARLIER = "state"  # the entry that files of earlier versions have: without a ch
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Write named tensors and what can be written as JSON."""
-    write_container(path, FORMAT, VERSION, state, tensors)
+    """Write named tensors, what can be written as JSON, and a list of the tensors, so that none can be missing."""
+    write_container(path, FORMAT, VERSION, {**state, "tensors": sorted(tensors)}, tensors)
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -42,6 +42,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | No
                     tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
                     return tensors, {**state, "earlier_version": True}
         state, tensors = read_container(path, FORMAT, VERSION, "a checkpoint")
+        if state.pop("tensors", None) != sorted(tensors):
+            raise ArtifactError(f"{path} does not have the tensors that it lists")
     except ArtifactError as error:
         raise ValueError(f"{path} is not a checkpoint of a training run ({error}): delete it to start anew") from error
     return {name: tensor.clone() for name, tensor in tensors.items()}, state

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from structured_ensembles.calibration_fit import calibrate_trained
 from structured_ensembles.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.checks import check_list, check_type, check_whole, checked_seed
-from structured_ensembles.container import checked, checked_list, refused
+from structured_ensembles.container import checked, checked_leaves, checked_list, refused
 from structured_ensembles.copying import (
     all_tensors,
     dtype_of,
@@ -104,7 +104,8 @@ def train(
     identity = _identity(ensemble, data, recipe, seed, numbers, loss)
     earlier = _earlier(path, identity)
     if earlier is not None:
-        ensemble.units = Units.from_json(earlier[1].get("units"))
+        with refused(f"checkpoint {path} is damaged; delete it to start anew"):
+            ensemble.units = Units.from_json(checked_leaves(earlier[1].get("units"), (int, float), "units"))
     elif ensemble.units is None:
         ensemble.units = learned_units(list(ensemble.members), data, loss)
     cost = _loss(data, recipe, loss, ensemble.units)
