@@ -246,7 +246,7 @@ def test_fields_of_a_wrong_type_are_told(kind: str, originals: Any, tmp_path: Pa
     draw, path = random.Random(kind), tmp_path / "file"
     found = list(places(originals[kind][0]))
     refused = 0
-    rounds = 150 if kind in ENSEMBLES else 40
+    rounds = 60 if kind in ENSEMBLES else 20
     for place, value in ((draw.choice(found), draw.choice(ODD)) for _ in range(rounds)):
         form = forged(originals, kind, put(*place, value), path)
         try:

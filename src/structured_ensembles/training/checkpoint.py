@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from structured_ensembles.container import ArtifactError, checked, read_container, refused, write_container
+from structured_ensembles.copying import tensors_of, unsaved_buffers
 from structured_ensembles.files import check_regular
 
 FORMAT = "structured-ensembles-checkpoint"
@@ -47,6 +48,24 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | No
     except ArtifactError as error:
         raise ValueError(f"{path} is not a checkpoint of a training run ({error}): delete it to start anew") from error
     return {name: tensor.clone() for name, tensor in tensors.items()}, state
+
+
+def is_members(name: str, members: int) -> bool:
+    """Tell whether a checkpoint of so many members may have a tensor of this name."""
+    number, kind, *_ = [*name.split(".", 2), ""]
+    return number.isdecimal() and int(number) < members and kind in ("now", "best", "optimizer")
+
+
+def check_complete(network: nn.Module, kept: Mapping[str, Tensor], earlier_version: bool) -> None:
+    """Raise a ValueError unless `kept` has the state of a network in its shapes; only other buffers may have grown."""
+    optional = unsaved_buffers(network)
+    if earlier_version and optional:
+        raise ValueError(f"an earlier version wrote it, which did not keep the buffer {min(optional)}")
+    expected = {(name, tensor.shape) for name, tensor in tensors_of(network).items()}
+    found = {(name, tensor.shape) for name, tensor in kept.items() if name not in optional}
+    differing = {name for name, _ in expected ^ found}
+    if differing:
+        raise ValueError(f"{min(differing)} has another shape, or is not in both")
 
 
 def optimizer_tensors(prefix: str, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -44,7 +44,7 @@ from structured_ensembles.history import COLUMNS, History, Row
 from structured_ensembles.losses import Loss, learned_units, loss_for
 from structured_ensembles.parallel import gather, rank
 from structured_ensembles.training.channels_last import channels_last
-from structured_ensembles.training.checkpoint import load_checkpoint, save_checkpoint
+from structured_ensembles.training.checkpoint import check_complete, is_members, load_checkpoint, save_checkpoint
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.graph import GraphEngine
 from structured_ensembles.training.loop import LoopEngine
@@ -363,14 +363,14 @@ def _resume(
         rows, epoch = checked_list(state["rows"], dict, "rows"), checked(state["epoch"], int, "epoch")
         history = History(rows, engines=state.get("engines", []), fallbacks=state.get("fallbacks", []))
         standings = checked_list(state["members"], dict, "members")
-        strangers = {name for name in tensors if not _belongs(name, len(fleet))}
+        strangers = {name for name in tensors if not is_members(name, len(fleet))}
         if strangers:
             raise ValueError(f"it has {min(strangers)}")
         for number, (member, standing) in enumerate(zip(fleet, standings, strict=True)):
             device = next(member.network.parameters()).device
             now, best = (_named(tensors, f"{number}.{kind}.", device) for kind in ("now", "best"))
             for kept in (now, best):
-                _check_complete(member.network, kept, bool(state.get("earlier_version")))
+                check_complete(member.network, kept, bool(state.get("earlier_version")))
             _restore(member.network, now)
             member.best = best
             member.optimizer_state = OptimizerState(_named(tensors, f"{number}.optimizer.", device))
@@ -378,24 +378,6 @@ def _resume(
             if member.stopped:
                 history.stopped[number] = member.stopped
     return history, epoch
-
-
-def _belongs(name: str, members: int) -> bool:
-    """Tell whether a checkpoint of so many members may have a tensor of this name."""
-    number, kind, *_ = [*name.split(".", 2), ""]
-    return number.isdecimal() and int(number) < members and kind in ("now", "best", "optimizer")
-
-
-def _check_complete(network: nn.Module, kept: Mapping[str, Tensor], earlier_version: bool) -> None:
-    """Raise a ValueError unless `kept` has the state of a network in its shapes; only other buffers may have grown."""
-    optional = unsaved_buffers(network)
-    if earlier_version and optional:
-        raise ValueError(f"an earlier version wrote it, which did not keep the buffer {min(optional)}")
-    expected = {(name, tensor.shape) for name, tensor in tensors_of(network).items()}
-    found = {(name, tensor.shape) for name, tensor in kept.items() if name not in optional}
-    differing = {name for name, _ in expected ^ found}
-    if differing:
-        raise ValueError(f"{min(differing)} has another shape, or is not in both")
 
 
 def _named(tensors: Mapping[str, Tensor], prefix: str, device: torch.device) -> dict[str, Tensor]:
