@@ -128,6 +128,7 @@ GREEDY = {
     "layers of a conversion": ("mc_dropout", put("conversions", 0, "layers", ["layers.1"] * 200_000)),
     "hidden layers": ("cut", put("model", "arguments", "hidden", [1] * 300_000)),
     "too wide for any tensor": ("cut", put("model", "arguments", "in_features", 2**62)),
+    "a size that no integer holds": ("cut", put("model", "arguments", "in_features", 10**30)),
     "scales that make a tensor larger": (
         "cut",
         both(

@@ -136,6 +136,8 @@ def build_named(
         checked(arguments, dict, "arguments")
         if not foreign and _items(arguments) > tensors + 10:  # every layer that a list asks for has tensors
             raise ValueError("its arguments ask for more layers than the file has tensors for")
+        if not foreign and any(isinstance(own, int) and own >= 2**31 for own in arguments.values()):
+            raise ValueError("its arguments ask for layers of more than 2,147,483,647 channels")
     if foreign and not trust_code:
         raise ArtifactError(
             f"{path} wants to call {name} for its base network: pass a network as {argument}=, "

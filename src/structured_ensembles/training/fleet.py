@@ -363,6 +363,8 @@ def _resume(
         rows, epoch = checked_list(state["rows"], dict, "rows"), checked(state["epoch"], int, "epoch")
         history = History(rows, engines=state.get("engines", []), fallbacks=state.get("fallbacks", []))
         standings = checked_list(state["members"], dict, "members")
+        if epoch != 1 + max(checked(row["epoch"], int, "an epoch") for row in rows) or epoch < 1:
+            raise ValueError(f"it goes on with epoch {epoch}, which does not follow the last one of its history")
         strangers = {name for name in tensors if not is_members(name, len(fleet))}
         if strangers:
             raise ValueError(f"it has {min(strangers)}")
