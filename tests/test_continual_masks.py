@@ -34,7 +34,7 @@ def test_packing_is_exact_and_as_small_as_promised(case: tuple[int, tuple[list[i
     owners = Owners({str(index): torch.tensor(own) for index, own in enumerate(groups)}, rest=0)
     sizes = {name: len(own) for name, own in owners.groups.items()}
     layout, packed = owners.pack(stages)
-    back = Owners.unpack(layout, packed, sizes, 0)
+    back = Owners.unpack(layout, packed, sizes, 0, stages)
     assert all(torch.equal(back.groups[name], own) for name, own in owners.groups.items())
     neurons = sum(sizes.values())
     shortest = min(stages, math.ceil(math.log2(stages + 1)))

@@ -76,7 +76,7 @@ def expect(monkeypatch: pytest.MonkeyPatch, name: str, root: Path, **fields: int
     def here(archive: corrupted.Archive) -> corrupted.Archive:
         path = root / "downloads" / archive.file
         md5 = hashlib.md5(path.read_bytes()).hexdigest() if path.exists() else archive.md5
-        return replace(archive, md5=md5, url=f"http://127.0.0.1:9/{archive.file}")
+        return replace(archive, md5=md5, sha256="", url=f"http://127.0.0.1:9/{archive.file}")
 
     clean = None if info.clean is None else here(info.clean)
     changed = replace(info, samples=SAMPLES, archive=here(info.archive), clean=clean, **fields)
@@ -180,6 +180,11 @@ def test_archives_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ValueError, match="holds no images of cifar10-c"):
         load_corrupted("cifar10-c", tmp_path)
     assert all(len(bytes.fromhex(info.archive.md5)) == 16 for info in CORRUPTED_SETS.values())
+
+
+def test_no_archive_comes_over_http_by_md5_alone() -> None:
+    for archive in (info.archive for info in CORRUPTED_SETS.values()):
+        assert archive.url.startswith("https:") or archive.sha256, archive.url
 
 
 def test_evaluate_on_official_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,22 @@
+"""Files: whole or not there, never anything but files, and no more than they seem."""
+
 import os
 import platform
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from safetensors.torch import save_file as library_save_file
 
-from structured_ensembles.files import write_atomically, write_text
+from structured_ensembles import files
+from structured_ensembles.files import check_regular, read_text, write_atomically, write_text
+from structured_ensembles.safe_yaml import parse_yaml, read_yaml
+from structured_ensembles.tensor_file import DTYPES, save_file
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -24,12 +34,216 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_leftovers_of_killed_processes_are_cleared_and_those_of_others_left_alone(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "pass"])
-    child.wait()
-    dead, alive = (tmp_path / f"file.txt.{platform.node()}-{process}.part" for process in (child.pid, os.getppid()))
-    other = tmp_path / "other.txt.part"
-    for leftover in (dead, alive, other):
-        leftover.write_text("half")
+WRITER = """
+import sys, time
+from pathlib import Path
+from structured_ensembles.files import write_atomically
+
+def write(part):
+    part.write_text("half")
+    print(part, flush=True)
+    time.sleep(60)
+
+write_atomically(Path(sys.argv[1]), write)
+"""
+
+
+def old(path: Path) -> Path:
+    long_ago = time.time() - 2 * files.LEFTOVER_SECONDS
+    os.utime(path, (long_ago, long_ago))
+    return path
+
+
+def test_only_what_killed_processes_left_is_cleared(tmp_path: Path) -> None:
+    """A live file stays, however old it looks and whatever namespace its process is in; other people's files too."""
+    path = tmp_path / "file.txt"
+    kept = [tmp_path / name for name in ("other.txt.part", "file.txt.part", "file.txt.mine.part", "other.txt.1-2.part")]
+    for stranger in kept:
+        stranger.write_text("not ours")
+        old(stranger)
+    earlier_version = tmp_path / f"file.txt.{platform.node()}-{os.getpid()}.part"
+    earlier_version.write_text("half")
+    old(earlier_version)
+    link = tmp_path / f"file.txt.{platform.node()}-{'0' * 16}.part"
+    link.symlink_to(kept[0])
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        live = old(Path(process.stdout.readline().strip()))
+        write_text(path, "whole")
+        assert sorted(tmp_path.iterdir()) == sorted([path, live, link, *kept])
+        process.kill()
+    write_text(path, "again")
+    assert sorted(tmp_path.iterdir()) == sorted([path, link, *kept])
+    assert path.read_text() == "again"
+    assert kept[0].read_text() == "not ours"
+
+
+def test_files_of_other_machines_are_cleared_when_they_are_old(tmp_path: Path) -> None:
+    """Where locks do not reach other machines, its age is all there is to tell by."""
+    part = tmp_path / f"file.txt.another.host-{'a' * 16}.part"
+    part.write_text("half")
     write_text(tmp_path / "file.txt", "whole")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["file.txt", alive.name, other.name])
+    assert part.exists()
+    old(part)
+    write_text(tmp_path / "file.txt", "whole")
+    assert not part.exists()
+
+
+def test_nobody_can_guess_or_lay_a_link_under_the_name_that_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, secret = tmp_path / "file.txt", tmp_path / "secret"
+    secret.write_text("secret")
+    names = []
+
+    def write(part: Path) -> None:
+        names.append(part.name)
+        part.write_text("x")
+
+    write_atomically(path, write)
+    write_atomically(path, write)
+    assert len(set(names)) == 2
+    monkeypatch.setattr("structured_ensembles.files.secrets.token_hex", lambda _: "guessed")
+    (tmp_path / f"file.txt.{platform.node()}-guessed.part").symlink_to(secret)
+    with pytest.raises(FileExistsError):
+        write_text(path, "mine")
+    assert secret.read_text() == "secret"
+
+
+def test_a_link_laid_while_writing_is_not_followed(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+
+    def exchange(part: Path) -> None:
+        part.unlink()
+        part.symlink_to(secret)
+
+    with pytest.raises(OSError, match="replaced by another process"):
+        write_atomically(tmp_path / "file.txt", exchange)
+    assert secret.read_text() == "secret"
+    assert list(tmp_path.iterdir()) == [secret]
+
+    def exchange_and_save(part: Path) -> None:
+        exchange(part)
+        save_file({}, part, {})
+
+    with pytest.raises(OSError, match="symbolic link"):
+        write_atomically(tmp_path / "file.txt", exchange_and_save)
+    assert secret.read_text() == "secret"
+
+
+def test_a_link_is_replaced_and_what_it_points_to_left_alone(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("before")
+    link.symlink_to(target)
+    write_text(link, "after")
+    assert (target.read_text(), link.read_text(), link.is_symlink()) == ("before", "after", False)
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "nothing")
+    write_text(dangling, "after")
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.fixture
+def special(tmp_path: Path) -> dict[str, Path]:
+    """Things that are no regular files."""
+    os.mkfifo(tmp_path / "pipe")
+    listener = socket.socket(socket.AF_UNIX)
+    where = os.getcwd()
+    os.chdir(tmp_path)  # such addresses must be short
+    try:
+        listener.bind("socket")
+    finally:
+        os.chdir(where)
+        listener.close()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link to a device").symlink_to("/dev/null")
+    return {
+        "pipe": tmp_path / "pipe",
+        "socket": tmp_path / "socket",
+        "folder": tmp_path / "folder",
+        "device": tmp_path / "link to a device",
+    }
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="such files are a matter of POSIX")
+def test_pipes_and_devices_are_neither_read_nor_replaced(special: dict[str, Path]) -> None:
+    for kind, path in special.items():
+        with pytest.raises(OSError, match=f"is a {kind}, not a"):
+            check_regular(path)
+        with pytest.raises(OSError, match=kind):
+            read_text(path)
+        before = path.lstat()
+        with pytest.raises(ValueError, match=rf"is a {kind}, not a regular file: choose another name"):
+            write_text(path, "x")
+        assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
+    with pytest.raises(ValueError, match="not a regular file"):
+        write_text(Path("/dev/stdout"), "x")
+    assert sorted(path.name for path in special["pipe"].parent.iterdir()) == sorted(
+        path.name for path in special.values()
+    )
+
+
+def test_a_text_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(2**40)  # takes no space
+    with pytest.raises(ValueError, match="1,099,511,627,776 bytes, but at most 100 are read"):
+        read_text(path, 100)
+
+
+def test_our_safetensors_files_are_the_librarys(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    tensors = {f"{name}.{kind}": torch.arange(6).view(2, 3).to(kind) for kind in DTYPES for name in ("b", "a")}
+    tensors |= {"empty": torch.zeros(0, 5), "scalar": torch.tensor(3.0), "strided": torch.randn(4, 6)[:, ::2]}
+    tensors["channels last"] = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, ours, {"note": 'ä "quoted"\n'})
+    library_save_file(contiguous, theirs, metadata={"note": 'ä "quoted"\n'})
+    assert ours.read_bytes() == theirs.read_bytes()
+    save_file(tensors, ours, {})
+    library_save_file(contiguous, theirs)
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert torch.equal(load_file(ours)["strided"], tensors["strided"])
+    with pytest.raises(ValueError, match=r"a is torch\.sparse_coo"):
+        save_file({"a": torch.eye(2).to_sparse()}, ours, {})
+
+
+def bomb(levels: int, width: int) -> str:
+    rows = ["a0: &a0 [x]"]
+    rows += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * width)}]" for level in range(1, levels)]
+    return "\n".join(rows)
+
+
+def test_yaml_of_small_size_and_large_meaning_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(bomb(12, 10))
+    with pytest.raises(ValueError, match=r"config.yaml is damaged: its aliases stand for more than 100,000 values"):
+        read_yaml(path)
+    merged = ["a0: &a0 {x: 1}"] + [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 12)]
+    for text, reason in (
+        ("\n".join(merged), "aliases"),
+        ("a: &a [*a]", "hold themselves"),
+        ("[" * 100_000, "nested too deeply"),
+        ("a: 2020-03-32", "day"),
+        ("a: " + "9" * 5000, "digits"),
+        ("a: [1", "expected"),
+        ("? [a]\n: 1", "unhashable|hashable"),
+        ("x" * 2**21, "at most"),
+        ("a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+    ):
+        with pytest.raises(ValueError, match=reason) as caught:
+            parse_yaml(text)
+        assert len(str(caught.value)) < 500
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="is damaged"):
+        read_yaml(path)
+
+
+def test_yaml_that_people_write_is_read() -> None:
+    assert parse_yaml("base: &base {rate: 0.1}\nother: {<<: *base, epochs: 2}\nlist: [*base, *base]") == {
+        "base": {"rate": 0.1},
+        "other": {"rate": 0.1, "epochs": 2},
+        "list": [{"rate": 0.1}, {"rate": 0.1}],
+    }
+    assert parse_yaml("") is None

@@ -23,10 +23,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from scipy.io import savemat
 
-from structured_ensembles.data import sources
+from structured_ensembles.data import cache, sources
 from structured_ensembles.data.cache import cached_source
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.sources import data_sets, is_cached, load_data
@@ -128,6 +129,7 @@ def expect(monkeypatch: pytest.MonkeyPatch, name: str, downloads: Path, url: str
         replace(
             archive,
             md5=hashlib.md5((downloads / archive.file).read_bytes()).hexdigest(),
+            sha256=hashlib.sha256((downloads / archive.file).read_bytes()).hexdigest(),
             # Nothing in these tests may reach for the real servers.
             url=(url or "http://127.0.0.1:9/") + (archive.file if url else archive.file.rsplit("/", 1)[-1]),
         )
@@ -259,7 +261,9 @@ def test_the_table_tells_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(name == info.name for name, info in table.items())
     files = [archive.file for info in table.values() for archive in info.archives]
     assert len(files) == len(set(files)) == 13
-    assert all(len(bytes.fromhex(archive.md5)) == 16 for info in table.values() for archive in info.archives)
+    for archive in (archive for info in table.values() for archive in info.archives):
+        assert len(bytes.fromhex(archive.md5)) == 16
+        assert len(bytes.fromhex(archive.sha256)) == 32, archive.url  # none may come over http by md5 alone
     digits, info = load_data("digits"), table["digits"]
     assert digits.test is not None
     assert (len(digits.train.inputs), len(digits.test), digits.shape) == (info.train, info.test, info.shape)
@@ -332,12 +336,14 @@ def test_a_truncated_cache_is_refused(cached: Path) -> None:
         cached_source(cached)
 
 
-def test_flipped_bits_in_the_header_never_give_other_data(cached: Path) -> None:
+def test_flipped_bits_never_give_other_data(cached: Path) -> None:
     whole = cached.read_bytes()
     tensors = load_file(cached)
     length = 8 + int.from_bytes(whole[:8], "little")
+    generator = np.random.default_rng(0)
     survived = 0
-    for position in range(length):
+    positions = [*range(0, length, 2), *generator.integers(length, len(whole), 300).tolist()]
+    for position in positions:
         damaged = bytearray(whole)
         damaged[position] ^= 1 << position % 8
         other = cached.with_name("other")
@@ -348,7 +354,9 @@ def test_flipped_bits_in_the_header_never_give_other_data(cached: Path) -> None:
         except ValueError:
             refused(cached)
             continue
-        survived += 1  # a letter in the source or in the name of a class
+        survived += 1  # a letter of "sha256", or a space at the end of the header
+        assert data.classes == tuple("0123456789")
+        assert cached_source(cached) == sources.DATA_SETS["mnist"].source
         assert data.test is not None
         for found, name in (
             (data.train.inputs, "train.images"),
@@ -357,7 +365,39 @@ def test_flipped_bits_in_the_header_never_give_other_data(cached: Path) -> None:
             (data.test.targets, "test.labels"),
         ):
             np.testing.assert_array_equal(found.numpy(), tensors[name])
-    assert survived < length - 300
+    assert survived < 20
+
+
+def test_a_cache_is_checked_once_per_process_and_again_when_it_changed(
+    cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = list[str]()
+    checksum = cache.checksum
+    monkeypatch.setattr(cache, "checksum", lambda *given: checked.append("") or checksum(*given))
+    load_data("mnist", cached.parent)
+    assert not checked  # the fixture has loaded it
+    other = cached.with_name("other")
+    other.write_bytes(cached.read_bytes())
+    os.replace(other, cached)
+    for _ in range(3):
+        load_data("mnist", cached.parent)
+    assert len(checked) == 1
+
+
+def test_a_cache_with_other_tensors_is_refused(cached: Path) -> None:
+    with safe_open(cached, framework="np") as file:
+        metadata = file.metadata()
+    save_file(load_file(cached) | {"train.more": np.zeros(1)}, cached, metadata)
+    refused(cached, "train.more")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name are a matter of POSIX")
+def test_a_pipe_in_place_of_a_cache_is_refused(cached: Path) -> None:
+    cached.unlink()
+    os.mkfifo(cached)
+    refused(cached, "pipe")
+    with pytest.raises(ValueError, match="pipe"):
+        cached_source(cached)
 
 
 @pytest.mark.parametrize(
@@ -515,7 +555,7 @@ def test_a_download_with_another_checksum_is_refused(
     file = folder / "downloads/cifar-10-binary.tar.gz"
     file.write_bytes(file.read_bytes() + b"more")
     root = tmp_path / "root"
-    with pytest.raises(ValueError, match=f"{url}cifar-10-binary.tar.gz gave .* does not have the md5") as caught:
+    with pytest.raises(ValueError, match=f"{url}cifar-10-binary.tar.gz gave .* does not have the sha256") as caught:
         load_data("cifar10", root)
     assert "\n" not in str(caught.value)
     assert list((root / "downloads").iterdir()) == []
@@ -531,6 +571,28 @@ def test_a_file_with_another_checksum_is_refused_and_kept(tmp_path: Path, monkey
         load_data("cifar10", tmp_path)
     assert "\n" not in str(caught.value)
     assert file.read_bytes() == b"half of it"
+
+
+def test_an_archive_of_the_same_md5_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As somebody on the way of a plain http download could arrange."""
+    prepare(monkeypatch, "cifar10", tmp_path)
+    info = sources.DATA_SETS["cifar10"]
+    expected = "0" * 64
+    other = tuple(replace(archive, sha256=expected) for archive in info.archives)
+    monkeypatch.setitem(sources.DATA_SETS, "cifar10", replace(info, archives=other))
+    with pytest.raises(ValueError, match=f"has the sha256 checksum .* has {expected}: replace it"):
+        load_data("cifar10", tmp_path)
+    assert not is_cached("cifar10", tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name are a matter of POSIX")
+def test_a_pipe_in_place_of_an_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(monkeypatch, "cifar10", tmp_path)
+    file = tmp_path / "downloads/cifar-10-binary.tar.gz"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ValueError, match="is a pipe, not a regular file: replace it"):
+        load_data("cifar10", tmp_path)
 
 
 def test_without_a_network_a_sentence_says_what_to_put_where(

@@ -9,6 +9,7 @@ and every tensor makes sure that a damaged file is noticed.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,15 +18,27 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.calibration import Calibration
-from structured_ensembles.container import ArtifactError, build_named, named_network, read_container, write_container
-from structured_ensembles.copying import copy_with, tensors_of
+from structured_ensembles.checks import check_choice
+from structured_ensembles.container import (
+    build_named,
+    checked,
+    checked_leaves,
+    checked_list,
+    named_network,
+    read_container,
+    refused,
+    write_container,
+)
+from structured_ensembles.copying import all_tensors, copy_with, unsaved_buffers
+from structured_ensembles.data.dataset import Task
 from structured_ensembles.data.kinds import normalization_from_json
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
+from structured_ensembles.methods.batch_ensemble import VECTORS, BatchEnsembleNetwork
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
 from structured_ensembles.origin import check_shapes, distinct_bases, read_bases, restore_base, warn_if_unnamed
 from structured_ensembles.selection import Subnet
 from structured_ensembles.shrinking import set_sizes
+from structured_ensembles.tracing.walk import LAYERS
 from structured_ensembles.units import Units
 
 FORMAT = "structured-ensembles"
@@ -38,6 +51,9 @@ CONVERSIONS: dict[str, Callable[..., nn.Module]] = {
 }
 Storage = Literal["float32", "float16", "int8"]
 SCALE = "#scale"  # suffix of the scales of a tensor stored as int8
+MOST_SAMPLES = 10_000  # that a network may stand for without any tensors of theirs in the file, as MC-Dropout does
+LARGEST_INPUT = 2**40  # values; it is not made, but sizes must be numbers that torch can count with
+MOST_EMPTY = 1000  # members without any tensor
 
 
 def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> int:
@@ -53,9 +69,12 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
     tensors: dict[str, Tensor] = {}
     for index, network in enumerate(ensemble.members):
         vectors = getattr(network, "member_vectors", ())
-        for name, tensor in _all_tensors(network).items():
+        for name, tensor in all_tensors(network).items():
             tensors |= _stored(f"{index}.{name}", tensor.detach().cpu(), "float32" if name in vectors else dtype)
     conversions = [getattr(network, "conversion", None) for network in ensemble.members]
+    for conversion in conversions:
+        if conversion is not None and conversion["members"] > MOST_SAMPLES:
+            raise ValueError(f"a network that stands for {conversion['members']} members would not be loaded again")
     normalization = ensemble.normalization
     structure = {
         "members": len(ensemble.members),
@@ -99,85 +118,143 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
     """
     path = Path(path)
     structure, stored = read_container(path, FORMAT, VERSION, "an ensemble")
-    tensors = _restored(stored)
-    calibration = _calibration(path, structure)
-    base = model if model is not None else _base(path, structure, trust_code)
-    try:
-        subnets, moments = structure["subnets"], structure["normalization"]
-        conversions = structure.get("conversions") or [None] * structure["members"]
-        converted = [_converted(base, conversion) for conversion in conversions]
-        own = [_of_member(tensors, index) for index in range(structure["members"])]
-        networks = [_member(network, given) for network, given in zip(converted, own, strict=True)]
+    with refused(f"{path} has an invalid calibration"):
+        calibration = _calibration(structure)
+    with refused(f"{path} is not an ensemble that this version can read"):
+        tensors = _restored(stored)
+        members, conversions = _members(structure, tensors)
+    base = model if model is not None else _base(path, structure, trust_code, tensors)
+    with refused(f"{path} does not fit the base network"):
+        converted = [_converted(base, conversion, own) for conversion, own in zip(conversions, members, strict=True)]
+        networks = [_member(network, own) for network, own in zip(converted, members, strict=True)]
         bases = read_bases(structure.get("base_shapes"))
         for network, source in zip(networks, converted, strict=True):
             if model is not None:
-                check_shapes(source, own, bases)
+                check_shapes(source, members, bases)
             restore_base(network, source, bases)
-        ensemble = Ensemble(
-            networks,
-            subnets=None if subnets is None else [Subnet.from_json(json.dumps(subnet)) for subnet in subnets],
-            classes=structure["classes"],
-            task=structure["task"],
-            normalization=normalization_from_json(moments),
-            units=Units.from_json(structure.get("units")),
-            gaussian=structure.get("gaussian", False),
-        )
+        ensemble = Ensemble(networks, **_described(structure))
         ensemble.calibration = calibration
-        ensemble.ids, ensemble.id_limit = structure.get("ids", False), _tuples(structure.get("id_limit"))
-        ensemble.pixels = bool(structure.get("pixels", False))  # files of earlier versions do not say
-        ensemble.input_shape = _tuples(structure["input_shape"])
-        ensemble.input_kinds = _tuples(structure.get("input_kinds"))
-        ensemble.target_shape = _tuples(structure.get("target_shape"))  # files of earlier versions do not have it
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ArtifactError(f"{path} does not fit the base network: {error}") from error
+        ensemble.ids = checked(structure.get("ids", False), bool, "ids")
+        ensemble.id_limit = checked_leaves(structure.get("id_limit"), int, "id_limit")
+        ensemble.pixels = checked(structure.get("pixels", False), bool, "pixels")  # files of earlier versions lack it
+        ensemble.input_shape = _nested(structure["input_shape"], int, "input_shape")
+        ensemble.input_kinds = _nested(structure.get("input_kinds"), str, "input_kinds")
+        ensemble.target_shape = _nested(structure.get("target_shape"), int, "target_shape")  # not in earlier ones
+    if model is None and ":" not in structure["model"]["name"]:
+        with refused(f"{path} holds networks that do not run on its inputs (model= would load it as it is)"):
+            _check_runs(ensemble)
     return ensemble.eval()
 
 
-def _tuples(value: Any) -> Any:
-    """Turn the lists of a JSON value back into tuples, also inside dicts."""
-    if isinstance(value, dict):
-        return {name: _tuples(own) for name, own in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+@torch.no_grad()
+def _check_runs(ensemble: Ensemble) -> None:
+    """Run networks of the zoo on inputs of the shape that the file tells, on the meta device, which costs no memory."""
+    shape = ensemble.input_shape
+    if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
+        return
+    if math.prod(shape) > LARGEST_INPUT:
+        raise ValueError(f"its inputs have {math.prod(shape):.3g} values each")
+
+    def outline(_: str, tensor: Tensor) -> Tensor:
+        return tensor.to("meta")
+
+    layers = [module for module in ensemble.modules() if isinstance(module, LAYERS)]
+    dtypes = {own.dtype for layer in layers for own in layer.parameters(recurse=False)}
+    if len(dtypes) > 1:  # which the meta device does not mind
+        raise ValueError(f"its layers have weights of {' and '.join(sorted(map(str, dtypes)))}")
+    dtype = torch.uint8 if ensemble.pixels else torch.int64 if ensemble.ids else torch.float32
+    copy_with(ensemble, outline, outline).eval()(torch.zeros(2, *shape, dtype=dtype, device="meta"))
 
 
-def _calibration(path: Path, structure: Mapping[str, Any]) -> Calibration:
+def _nested(value: Any, kind: type, name: str) -> Any:
+    """Return a list or dict, or None, with leaves of this kind."""
+    return checked_leaves(checked(value, (list, dict, type(None)), name), kind, name)
+
+
+def _described(structure: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Ensemble` besides its networks."""
+    subnets = structure["subnets"]
+    check_choice("task", structure["task"], get_args(Task))
+    for name in ("normalization", "units"):
+        checked_leaves(structure.get(name), (int, float), name)
+    return {
+        "subnets": None if subnets is None else [Subnet.from_json(json.dumps(subnet)) for subnet in subnets],
+        "classes": checked_list(structure["classes"], str, "classes"),
+        "task": structure["task"],
+        "normalization": normalization_from_json(structure["normalization"]),
+        "units": Units.from_json(structure.get("units")),
+        "gaussian": checked(structure.get("gaussian", False), bool, "gaussian"),
+    }
+
+
+def _members(
+    structure: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> tuple[list[dict[str, Tensor]], list[dict[str, Any] | None]]:
+    """Sort the tensors by member, and return them with the members' conversions; no more members than have tensors."""
+    count = checked(structure["members"], int, "members")
+    if not 0 < count <= max(len(tensors), MOST_EMPTY):
+        raise ValueError(f"it claims {count} members, but holds {len(tensors)} tensors")
+    members: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    for name, tensor in tensors.items():
+        index, _, own = name.partition(".")
+        if not index.isdecimal() or int(index) >= count:
+            raise ValueError(f"{name} belongs to none of its {count} members")
+        members[int(index)][own] = tensor
+    conversions = structure.get("conversions") or [None] * count
+    return members, checked_list(conversions, (dict, type(None)), "conversions")
+
+
+def _calibration(structure: Mapping[str, Any]) -> Calibration:
     """Read the calibration; files of earlier versions have only a threshold, the paper's."""
     value = structure.get("calibration")
     if value is None:
         threshold = structure.get("threshold")
         value = Calibration(threshold=threshold, paper_threshold=threshold).to_json()
-    try:
-        return Calibration.from_json(value)
-    except ValueError as error:
-        raise ArtifactError(f"{path} has an invalid calibration: {error}") from error
+    return Calibration.from_json(value)
 
 
-def _base(path: Path, structure: Mapping[str, Any], trust_code: bool) -> nn.Module:
-    named = structure["model"]
-    if named is not None and ":" in named["name"]:  # code that may compute with what it makes: no meta tensors for it
+def _base(path: Path, structure: Mapping[str, Any], trust_code: bool, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Build the base network; one of the zoo without memory, unless it has buffers that the file lacks."""
+    named = structure.get("model")
+
+    def build() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            return build_named(path, named, trust_code)
-    with torch.device("meta"):  # only its structure is needed
-        return build_named(path, named, trust_code)
+            return build_named(path, named, trust_code, tensors=len(tensors))
+
+    if isinstance(named, Mapping) and ":" in str(named.get("name")):  # code that may compute with what it makes
+        return build()
+    with torch.device("meta"):
+        base = build()
+    return base if all(f"0.{name}" in tensors for name in unsaved_buffers(base)) else build()
 
 
-def _converted(base: nn.Module, conversion: Mapping[str, Any] | None) -> nn.Module:
-    """What a conversion makes of the base network; the base network itself if it is that already."""
+def _converted(base: nn.Module, conversion: Mapping[str, Any] | None, own: Mapping[str, Tensor]) -> nn.Module:
+    """What a conversion makes of the base network; the base network itself if it is that already.
+
+    own: the tensors of the member, which say how large it may be.
+    """
     if conversion is None or getattr(base, "conversion", None) == conversion:
         return base
     arguments = dict(conversion)
     method = arguments.pop("method")
     if method not in CONVERSIONS:
         raise ValueError(f"it is converted by {method!r}, which this version does not know")
+    members, layers = checked(arguments["members"], int, "members"), checked_list(arguments["layers"], str, "layers")
+    checked(arguments.get("seed", 0), int, "seed")
+    possible = len(set(layers)) == len(layers) <= len(own) and members <= MOST_SAMPLES
+    if method == "batch_ensemble":
+        vectors = [own.get(f"network.{layer}.{vector}") for layer in layers for vector in VECTORS]
+        possible &= all(len(vector) == members for vector in vectors if vector is not None)
+    if not possible:
+        raise ValueError(f"it is converted to {members} members in {len(layers)} layers, which its tensors do not have")
     return CONVERSIONS[method](base, **arguments)
 
 
 def _member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """A copy of `base` with these tensors in it, whatever their sizes."""
-    expected = {name: tensor.dim() for name, tensor in _all_tensors(base).items()}
-    found = {name: tensor.dim() for name, tensor in tensors.items()}
-    unsaved = expected.keys() - base.state_dict().keys() - found.keys()  # files of earlier versions lack such buffers
-    for name in unsaved:
+    expected = {name: (tensor.dim(), _kind(tensor)) for name, tensor in all_tensors(base).items()}
+    found = {name: (tensor.dim(), _kind(tensor)) for name, tensor in tensors.items()}
+    for name in unsaved_buffers(base) - found.keys():  # files of earlier versions lack such buffers
         del expected[name]
     if expected != found:
         differing = sorted(set(expected.items()) ^ set(found.items()))[0][0]
@@ -189,18 +266,26 @@ def _member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     network = copy_with(base, replace, replace)
     for module in network.modules():
         set_sizes(module)
+        _check_sizes(module)
     return network
 
 
-def _all_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Its state, and the buffers that are no part of it, which may be as wide as the network."""
-    state = tensors_of(network)
-    return state | {name: buffer for name, buffer in network.named_buffers() if name not in state}
+def _kind(tensor: Tensor) -> str:
+    """Name the kind of a tensor's numbers, whatever their precision."""
+    floats = "floats" if tensor.is_floating_point() else "whole numbers"
+    return "complex" if tensor.is_complex() else "booleans" if tensor.dtype == torch.bool else floats
 
 
-def _of_member(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
-    prefix = f"{index}."
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+def _check_sizes(module: nn.Module) -> None:
+    """Raise a ValueError if the tensors of a layer do not belong together."""
+    tensors = {**module._parameters, **module._buffers}
+    rows = getattr(module, "out_features" if isinstance(module, nn.Linear) else "out_channels", None)
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        rows = module.num_features
+    for name in ("bias", "running_mean", "running_var"):
+        own = tensors.get(name)
+        if isinstance(module, (*LAYERS, nn.modules.batchnorm._NormBase)) and own is not None and own.shape != (rows,):
+            raise ValueError(f"{name} has the shape {list(own.shape)} in {module}")
 
 
 def _stored(name: str, tensor: Tensor, dtype: Storage) -> dict[str, Tensor]:
@@ -226,6 +311,8 @@ def _restored(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if name.endswith(SCALE):
             continue
         if name + SCALE in stored:
+            if tensor.dim() < 2 or stored[name + SCALE].shape != tensor.shape[:1]:
+                raise ValueError(f"{name} has {stored[name + SCALE].numel()} scales for the shape {list(tensor.shape)}")
             scale = stored[name + SCALE].view(-1, *[1] * (tensor.dim() - 1))
             restored[name] = (tensor.float() * scale).to(exact)
         else:

@@ -176,6 +176,48 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
+def all_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Its state and its non-persistent buffers: every tensor that its outputs may depend on."""
+    state = tensors_of(model)
+    return state | {name: buffer for name, buffer in model.named_buffers() if name not in state}
+
+
+def unsaved_buffers(model: nn.Module) -> set[str]:
+    """Name the non-persistent buffers, which a state dict leaves out."""
+    return {name for name, _ in model.named_buffers()} - set(tensors_of(model))
+
+
+@torch.no_grad()
+def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into a model, in place, by the names of `all_tensors`; a buffer that is not among them stays.
+
+    Raises a RuntimeError if the state has other names or shapes. A non-persistent buffer may have another shape than
+    the model's, such as a cache that grows.
+    """
+    state = model.state_dict()  # has versions of its modules with it, which some of them ask for
+    apart = {name: tensor for name, tensor in tensors.items() if name not in state}
+    strangers = {name for name in apart if not _is_buffer(model, name)}
+    missing = {name for name, value in state.items() if isinstance(value, Tensor)} - tensors.keys()
+    if strangers or missing:
+        raise RuntimeError(f"{min(strangers or missing)} is not in both")
+    state.update({name: tensor for name, tensor in tensors.items() if name in state})
+    model.load_state_dict(state)
+    for name, tensor in apart.items():
+        owner, _, attribute = name.rpartition(".")
+        buffers = model.get_submodule(owner)._buffers
+        buffer = buffers[attribute]
+        if buffer is not None and buffer.shape == tensor.shape:
+            buffer.copy_(tensor)
+        else:
+            buffers[attribute] = tensor.to(device_of(model), copy=True)
+
+
+def _is_buffer(model: nn.Module, name: str) -> bool:
+    """Tell whether a model has registered a buffer of this name, set or not."""
+    owner, _, attribute = name.rpartition(".")
+    return attribute in getattr(dict(model.named_modules()).get(owner), "_buffers", {})
+
+
 def dtype_of(model: nn.Module) -> torch.dtype:
     """The type of numbers it computes with: that of its first parameter of floats."""
     for own in model.parameters():  # no generator: torch 2.6 cannot export those

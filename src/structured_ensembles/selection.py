@@ -52,11 +52,10 @@ class Subnet:
 
     @classmethod
     def from_json(cls, text: str) -> Subnet:
+        """Restore what `to_json` wrote; raise a ValueError that says what is invalid."""
         try:
-            return cls(
-                tuple((str(row["group"]), int(row["size"]), tuple(map(int, row["kept"]))) for row in json.loads(text))
-            )
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            return cls(tuple(_checked_group(row) for row in json.loads(text)))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"this is not the JSON of a Subnet: {error!r}") from error
 
     def __repr__(self) -> str:
@@ -67,6 +66,19 @@ class Subnet:
         rows = [(name, f"{len(kept)}/{size}") for name, size, kept in self.groups]
         total, size = sum(self.counts.values()), sum(size for _, size, _ in self.groups)
         return text_table(("group", "kept"), rows) + f"\n{total:,} of {size:,} channels kept"
+
+
+def _checked_group(row: Any) -> tuple[str, int, tuple[int, ...]]:
+    """Return a group as JSON has it: its name, its size, and channels of it, ascending."""
+    name, size, kept = row["group"], row["size"], row["kept"]
+    if not isinstance(name, str) or type(size) is not int or not isinstance(kept, list):
+        raise TypeError(f"a group must have a name, a size and a list of the channels kept, not {row!r:.100}")
+    if any(type(channel) is not int for channel in kept):
+        raise TypeError(f"the channels kept of {name} must be whole numbers")
+    bounds = [-1, *kept, size]
+    if any(low >= high for low, high in zip(bounds, bounds[1:], strict=False)):
+        raise ValueError(f"the channels kept of {name} must ascend from 0 to below {size}")
+    return name, size, tuple(kept)
 
 
 def select(

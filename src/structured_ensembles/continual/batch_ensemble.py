@@ -17,7 +17,7 @@ from structured_ensembles.continual.fitting import derived
 from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.reweighting import Own, ReweightingLearner, tensors_but, weight_names
-from structured_ensembles.copying import copy_with
+from structured_ensembles.copying import copy_with, unsaved_buffers
 from structured_ensembles.training import ParameterRule
 
 OUTPUTS, INPUTS = "#outputs", "#inputs"  # suffixes of the factors of a weight
@@ -53,6 +53,16 @@ class BatchEnsembleLearner(ReweightingLearner):
 
     def _weight(self, weight: Tensor, name: str, own: Own) -> Tensor:
         return reweighted(weight, own[name + OUTPUTS], own[name + INPUTS])
+
+    def _own_shapes(self) -> dict[str, torch.Size]:
+        weights = weight_names(self.backbone)
+        shapes = {name: tensor.shape for name, tensor in tensors_but(self.backbone, weights, lambda _: True).items()}
+        for name in unsaved_buffers(self.backbone):
+            del shapes[name]
+        for name in weights:
+            outputs, inputs = self.backbone.get_parameter(name).shape[:2]
+            shapes |= {name + OUTPUTS: torch.Size([outputs]), name + INPUTS: torch.Size([inputs])}
+        return shapes
 
     def memory(self) -> Memory:
         floats = sum(t.numel() for own in self.own.values() for t in own.values() if t.is_floating_point())

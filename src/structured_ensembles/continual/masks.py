@@ -92,11 +92,18 @@ class Owners:
         return "owners" if digits < stages else "masks", torch.from_numpy(packed)
 
     @classmethod
-    def unpack(cls, layout: Layout, packed: Tensor, sizes: Mapping[str, int], rest: int) -> Owners:
-        """The inverse of `pack`."""
+    def unpack(cls, layout: Layout, packed: Tensor, sizes: Mapping[str, int], rest: int, stages: int) -> Owners:
+        """The inverse of `pack`; raises a ValueError for what `pack` cannot have given."""
+        rows = {"masks": stages, "owners": owner_digits(stages)}.get(layout)
+        expected = (rows, -(-sum(sizes.values()) // 8))
+        if packed.dtype != torch.uint8 or tuple(packed.shape) != expected:
+            raise ValueError(f"{layout} are {packed.dtype} of shape {tuple(packed.shape)}, not uint8 of {expected}")
         planes = np.unpackbits(packed.numpy(), axis=1, count=sum(sizes.values())).astype(np.int64)
         weights = 2 ** np.arange(len(planes)) if layout == "owners" else np.arange(1, len(planes) + 1)
         owners = torch.from_numpy(weights @ planes - 1)
+        highest = max(owners.tolist(), default=FREE)
+        if type(rest) is not int or not FREE <= rest < stages or highest >= stages:
+            raise ValueError("neurons belong to tasks that the learner does not know")
         return cls(dict(zip(sizes, owners.split(list(sizes.values())), strict=True)), rest)
 
 

@@ -21,6 +21,7 @@ from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.shared import Chosen, Part, SharedBackbone
 from structured_ensembles.tables import text_table
 
+MOST_STAGES = 100_000  # that a file may tell of
 NONE_FREE = "none is free any more"
 
 
@@ -142,8 +143,13 @@ class OwningLearner(Learner):
         if graph.prunable != details["groups"]:
             raise ValueError("backbone has other neurons than the file")
         self.stages = {int(number): stage for number, stage in details["stages"].items()}
+        stages = list(self.stages.values())
+        if self.stages.keys() != self.learned.keys() or any(type(own) is not int for own in stages):
+            raise ValueError("its stages are not those of its tasks")
+        if len(set(stages)) != len(stages) or not 0 <= min(stages) <= max(stages) < MOST_STAGES:
+            raise ValueError(f"its stages must differ and be from 0 to below {MOST_STAGES}")
         layout = details["layout"]
-        self.shared.owners = Owners.unpack(layout, tensors[layout], details["groups"], details["rest"])
+        self.shared.owners = Owners.unpack(layout, tensors[layout], details["groups"], details["rest"], self.next_stage)
 
 
 def _tensors(network: nn.Module) -> list[Tensor]:

@@ -10,12 +10,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Self, Unpack
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Common, Learner
-from structured_ensembles.copying import clone_of, copy_with
+from structured_ensembles.copying import clone_of, copy_with, unsaved_buffers
 from structured_ensembles.data import Data
 
 Own = dict[str, Tensor]  # what a task has of its own, by name
@@ -90,6 +91,17 @@ class ReweightingLearner(Learner):
         for name, tensor in tensors.items():
             number, _, own = name.partition(".")
             self.own.setdefault(int(number), {})[own] = tensor.to(self.device)
+        expected, optional = self._own_shapes(), unsaved_buffers(self.backbone)
+        for task in {*self.own, *self.learned}:
+            kept = self.own.setdefault(task, {})
+            found = {name: tensor.shape for name, tensor in kept.items() if name not in optional}
+            differing = {name for name, _ in set(found.items()) ^ set(expected.items())}
+            if differing or task not in self.learned:
+                raise ValueError(f"{min(differing, default='a tensor')} of task {task} does not fit the backbone")
+
+    @abstractmethod
+    def _own_shapes(self) -> dict[str, torch.Size]:
+        """The shapes of what a task keeps, without non-persistent buffers, which may grow."""
 
 
 def tensors_but(backbone: nn.Module, weights: list[str], wanted: Callable[[Tensor], bool]) -> Own:

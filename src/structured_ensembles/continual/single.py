@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Common, Learner
 from structured_ensembles.continual.memory import Memory, count
-from structured_ensembles.copying import clone_of
+from structured_ensembles.copying import all_tensors, clone_of, fill
 from structured_ensembles.data import Data
 
 
@@ -46,12 +46,12 @@ class SingleModelLearner(Learner):
         return {
             f"{number}.{name}": tensor
             for number, backbone in self.backbones.items()
-            for name, tensor in backbone.state_dict().items()
+            for name, tensor in all_tensors(backbone).items()
         }, {}
 
     def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
         for number in self.learned:
             backbone, prefix = clone_of(self.backbone), f"{number}."
             own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            backbone.load_state_dict(own)
+            fill(backbone, own)
             self.backbones[number] = backbone

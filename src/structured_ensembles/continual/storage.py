@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,17 +11,30 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.container import ArtifactError, build_named, named_network, read_container, write_container
+from structured_ensembles.container import (
+    ArtifactError,
+    build_named,
+    checked,
+    checked_leaves,
+    checked_list,
+    named_network,
+    read_container,
+    refused,
+    write_container,
+)
 from structured_ensembles.continual.heads import new_head, num_features
 from structured_ensembles.continual.learner import Learned, Learner
-from structured_ensembles.copying import copy_with
+from structured_ensembles.copying import all_tensors, copy_with, fill, unsaved_buffers
 from structured_ensembles.data import Normalization
 from structured_ensembles.devices import Device
 from structured_ensembles.origin import warn_if_unnamed
 from structured_ensembles.shrinking import set_sizes
 
 FORMAT = "structured-ensembles-learner"
-VERSION = 2  # of files with normalised columns; others are written as 1, which earlier versions read
+# 3 for files with non-persistent buffers, 2 with normalised columns; others are written as 1, which earlier versions
+# read.
+VERSION = 3
+MOST_VALUES = 2**22  # of one input, for which a file alone is believed: the backbone is run on two such inputs
 Kind = TypeVar("Kind", bound=Learner)
 
 
@@ -27,9 +42,9 @@ def save(learner: Learner, path: str | Path) -> int:
     """Write the learner; returns the size of the file in bytes."""
     warn_if_unnamed(learner.backbone, "backbone")
     own, details = learner._state()
-    tensors = {f"backbone.{name}": tensor for name, tensor in learner.backbone.state_dict().items()}
+    tensors = {f"backbone.{name}": tensor for name, tensor in all_tensors(learner.backbone).items()}
     for number, head in learner.heads.items():
-        tensors |= {f"heads.{number}.{name}": tensor for name, tensor in head.state_dict().items()}
+        tensors |= {f"heads.{number}.{name}": tensor for name, tensor in all_tensors(head).items()}
     tensors |= {f"own.{name}": tensor for name, tensor in own.items()}
     structure = {
         "method": learner.method,
@@ -41,7 +56,8 @@ def save(learner: Learner, path: str | Path) -> int:
     }
     stored = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
     columns = any(known.normalization and len(known.shape) != 3 for known in learner.learned.values())
-    return write_container(path, FORMAT, 2 if columns else 1, structure, stored)
+    version = 3 if unsaved_buffers(learner.backbone) else 2 if columns else 1
+    return write_container(path, FORMAT, version, structure, stored)
 
 
 def load(
@@ -61,41 +77,118 @@ def load(
 
     path = Path(path)
     structure, tensors = read_container(path, FORMAT, VERSION, "a continual learner")
-    method = LEARNERS.get(structure["method"])
+    with refused(f"{path} does not say what learner it holds"):
+        name = checked(structure["method"], str, "method")
+        settings = checked(structure["settings"], dict, "settings")
+    method = LEARNERS.get(name)
     if method is None or not issubclass(method, kind):
-        raise ArtifactError(f"{path} holds a learner of the method {structure['method']!r}, not a {kind.__name__}")
-    with torch.random.fork_rng(devices=[]):
-        base = build_named(path, structure["model"], trust_code, "backbone") if backbone is None else backbone
-    learner = method(base, device=device, **structure["settings"])
-    _fill(path, learner, structure, tensors)
+        raise ArtifactError(f"{path} holds a learner of the method {name!r}, not a {kind.__name__}")
+    base = _backbone(path, structure, tensors, trust_code) if backbone is None else backbone
+    with refused(f"{path} has settings that are not of a learner"):
+        learner = method(base, device=device, **settings)
+    _fill(path, learner, structure, tensors, math.inf if backbone is not None else MOST_VALUES)
     return learner
 
 
 def resume(learner: Learner, path: Path) -> None:
     """Bring a learner that has learned nothing yet to where the file is; it must be of the same method and settings."""
     structure, tensors = read_container(path, FORMAT, VERSION, "a continual learner")
-    if structure["method"] != learner.method or structure["settings"] != learner.settings:
+    if structure.get("method") != learner.method or structure.get("settings") != learner.settings:
         raise ArtifactError(f"{path} holds a learner with another method or other settings")
-    _fill(path, learner, structure, tensors)
+    _fill(path, learner, structure, tensors, math.inf)
 
 
-def _fill(path: Path, learner: Learner, structure: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    try:
+def _backbone(path: Path, structure: Mapping[str, Any], tensors: Mapping[str, Tensor], trust_code: bool) -> nn.Module:
+    """Build the backbone that the file names; the zoo's only once its sizes are known to be those of the tensors."""
+    named = structure.get("model")
+    with torch.random.fork_rng(devices=[]):
+        if isinstance(named, dict) and ":" not in str(named.get("name")):
+            with torch.device("meta"):
+                outline = build_named(path, named, trust_code, "backbone", tensors=len(tensors))
+            with refused(f"{path} does not fit the backbone"):
+                _check_shapes(outline, _named(tensors, "backbone."))
+        return build_named(path, named, trust_code, "backbone", tensors=len(tensors))
+
+
+def _fill(
+    path: Path, learner: Learner, structure: Mapping[str, Any], tensors: Mapping[str, Tensor], most_values: float
+) -> None:
+    """Put what the file holds into a learner. most_values: how many one input may have."""
+    with refused(f"{path} does not fit the backbone"):
         weights = _named(tensors, "backbone.")
         learner.backbone.to(next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point()))
-        learner.backbone.load_state_dict(weights)
-        features = 0
-        for row in structure["tasks"]:
-            number, known = row["number"], _learned(row)
-            if not features:
-                features = num_features(learner.backbone, learner._example(known.shape))
-            whole = new_head(learner.head, features, len(known.names), seed=0)
-            own = _named(tensors, f"heads.{number}.")
-            learner.heads[number] = _of_size(whole, own).to(learner.device).eval()
+        lost = _check_shapes(learner.backbone, weights)
+        if lost:
+            warnings.warn(
+                f"{path} was written by an earlier version, which did not keep the non-persistent buffers "
+                f"{', '.join(sorted(lost))}: those of the backbone stay. What it predicts may differ",
+                stacklevel=4,
+            )
+        fill(learner.backbone, weights)
+        tasks = [_learned(row) for row in checked_list(structure["tasks"], dict, "tasks")]
+        if len(dict(tasks)) != len(tasks):
+            raise ValueError("it has two tasks of the same number")
+        strangers = {name for name in tensors if not _belongs(name, dict(tasks))}
+        if strangers:
+            raise ValueError(f"{min(strangers)} belongs to none of its tasks")
+        for number, known in tasks:
+            if math.prod(known.shape) > most_values:
+                raise ValueError(
+                    f"its inputs have {math.prod(known.shape):,} values each; pass the backbone as backbone= if that "
+                    "is right"
+                )
+            if not learner.learned:
+                num_features(learner.backbone, learner._example(known.shape))  # whether it takes such inputs
+            learner.heads[number] = _head(learner, len(known.names), _named(tensors, f"heads.{number}."))
             learner.learned[number] = known
-        learner._restore(_named(tensors, "own."), structure["details"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ArtifactError(f"{path} does not fit the backbone: {error}") from error
+        learner._restore(_named(tensors, "own."), checked(structure["details"], dict, "details"))
+        for number, known in tasks:
+            _check_runs(learner.network(number), known, learner._example(known.shape))
+
+
+@torch.no_grad()
+def _check_runs(network: nn.Module, known: Learned, example: Tensor) -> None:
+    """Raise an error unless the network of a task takes its inputs, as they are normalised, and knows its classes."""
+    inputs = example if known.normalization is None else known.normalization(example)
+    outputs = network(inputs)
+    if outputs.shape != (len(example), len(known.names)):
+        raise ValueError(f"the network of a task gives {list(outputs.shape)} for {len(known.names)} classes")
+
+
+def _head(learner: Learner, classes: int, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Build a head with these tensors in it; it may be narrower than the backbone."""
+    with torch.device("meta"):
+        outline = new_head(learner.head, 1, classes, seed=0)
+    expected, found = all_tensors(outline), dict(tensors)
+    if {name: own.dim() for name, own in expected.items()} != {name: own.dim() for name, own in found.items()}:
+        raise ValueError(f"a head has the tensors {', '.join(found)[:200]}, not {', '.join(expected)}")
+    last = list(expected)[-1]
+    if len(found[last]) != classes:
+        raise ValueError(f"a head has {len(found[last])} outputs for {classes} classes")
+    return _of_size(outline, found).to(learner.device).eval()
+
+
+def _check_shapes(module: nn.Module, tensors: Mapping[str, Tensor]) -> set[str]:
+    """Raise a ValueError unless tensors have the names and shapes of a module; returns non-persistent buffers it lacks.
+
+    Non-persistent buffers may have other shapes, such as caches that grow.
+    """
+    expected, optional = all_tensors(module), unsaved_buffers(module)
+    differing = {
+        name
+        for name, own in tensors.items()
+        if name not in expected or (name not in optional and own.shape != expected[name].shape)
+    }
+    differing |= expected.keys() - optional - tensors.keys()
+    if differing:
+        raise ValueError(f"{min(differing)} has another shape, or is not in both")
+    return optional - tensors.keys()
+
+
+def _belongs(name: str, tasks: Mapping[int, Learned]) -> bool:
+    """Tell whether a tensor of this name is of the backbone, of a method or of the head of a known task."""
+    kind, _, rest = name.partition(".")
+    return kind in ("backbone", "own") or (kind == "heads" and rest.partition(".")[0] in set(map(str, tasks)))
 
 
 def _of_size(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -115,12 +208,18 @@ def _described(number: int, known: Learned) -> dict[str, Any]:
     return {**vars(known), "normalization": normalization, "number": number}
 
 
-def _learned(row: Mapping[str, Any]) -> Learned:
-    return Learned(
-        classes=tuple(row["classes"]),
-        names=tuple(row["names"]),
-        shape=tuple(row["shape"]),
+def _learned(row: Mapping[str, Any]) -> tuple[int, Learned]:
+    """Read what is known of a task, and its number."""
+    classes, names = checked_list(row["classes"], int, "classes"), checked_list(row["names"], str, "names")
+    shape, number = checked_list(row["shape"], int, "shape"), checked(row["number"], int, "number")
+    if len(classes) != len(names) or not names or not shape or min(*shape, 1) < 1 or number < 0:
+        raise ValueError(f"a task has {len(classes)} classes, {len(names)} names, inputs of {shape}, number {number}")
+    checked_leaves(row["normalization"], (int, float), "normalization")
+    return number, Learned(
+        classes=tuple(classes),
+        names=tuple(names),
+        shape=tuple(shape),
         normalization=Normalization.from_json(row["normalization"]),
-        losses=tuple(row["losses"]),
-        pixels=bool(row.get("pixels", False)),  # files of earlier versions do not say
+        losses=tuple(checked_list(row["losses"], (int, float), "losses")),
+        pixels=checked(row.get("pixels", False), bool, "pixels"),  # files of earlier versions do not say
     )

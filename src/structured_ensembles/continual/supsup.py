@@ -19,6 +19,7 @@ from structured_ensembles.continual.fitting import derived
 from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.reweighting import Own, ReweightingLearner, tensors_but, weight_names
+from structured_ensembles.copying import unsaved_buffers
 
 
 class SupSupLearner(ReweightingLearner):
@@ -56,6 +57,11 @@ class SupSupLearner(ReweightingLearner):
     def _weight(self, weight: Tensor, name: str, own: Own) -> Tensor:
         return weight * own[name]
 
+    def _own_shapes(self) -> dict[str, torch.Size]:
+        buffers = dict(self.backbone.named_buffers())
+        shapes = {name: buffers[name].shape for name in buffers.keys() - unsaved_buffers(self.backbone)}
+        return shapes | {name: self.backbone.get_parameter(name).shape for name in weight_names(self.backbone)}
+
     def memory(self) -> Memory:
         masks = sum(t.numel() for own in self.own.values() for t in own.values() if t.dtype == torch.bool)
         floats = sum(t.numel() for own in self.own.values() for t in own.values() if t.is_floating_point())
@@ -75,6 +81,8 @@ class SupSupLearner(ReweightingLearner):
         for name, tensor in tensors.items():
             shape = shapes.get(name.partition(".")[2])
             if shape is not None:
+                if tensor.dtype != torch.uint8 or tensor.shape != (-(-shape.numel() // 8),):
+                    raise ValueError(f"{name} is {tensor.dtype} of shape {list(tensor.shape)}, not a mask's bits")
                 bits = np.unpackbits(tensor.numpy(), count=shape.numel()).astype(bool)
                 unpacked[name] = torch.from_numpy(bits).view(shape)
         super()._restore(unpacked, details)

@@ -50,7 +50,13 @@ CIFAR10 = DataInfo(
     num_classes=10,
     train=50_000,
     test=10_000,
-    archives=(Archive("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
+    archives=(
+        Archive(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            "c32a1d4ab5d03f1284b67883e8d87530",
+            sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        ),
+    ),
     read=_read_cifar10,
 )
 CIFAR100 = DataInfo(
@@ -60,6 +66,12 @@ CIFAR100 = DataInfo(
     num_classes=100,
     train=50_000,
     test=10_000,
-    archives=(Archive("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
+    archives=(
+        Archive(
+            "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+            "03b5dce01913d631647c71ecec9e9cb8",
+            sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+        ),
+    ),
     read=_read_cifar100,
 )

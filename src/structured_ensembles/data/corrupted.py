@@ -161,7 +161,11 @@ CIFAR10_C = CorruptedInfo(
     shape=(3, 32, 32),
     num_classes=10,
     samples=10_000,
-    archive=Archive("https://zenodo.org/records/2535967/files/CIFAR-10-C.tar", "56bf5dcef84df0e2308c6dcbcbbd8499"),
+    archive=Archive(
+        "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar",
+        "56bf5dcef84df0e2308c6dcbcbbd8499",
+        sha256="c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7",
+    ),
     corruptions=_array_names,
     read=_read_arrays,
 )
@@ -170,7 +174,11 @@ CIFAR100_C = CorruptedInfo(
     shape=(3, 32, 32),
     num_classes=100,
     samples=10_000,
-    archive=Archive("https://zenodo.org/records/3555552/files/CIFAR-100-C.tar", "11f0ed0f1191edbf9fa23466ae6021d3"),
+    archive=Archive(
+        "https://zenodo.org/records/3555552/files/CIFAR-100-C.tar",
+        "11f0ed0f1191edbf9fa23466ae6021d3",
+        sha256="30ee6543a1bfd049fa33834b7c1ada301e7064b7fbe8fc38340eb8b62ced4b33",
+    ),
     corruptions=_array_names,
     read=_read_arrays,
 )

@@ -1,5 +1,6 @@
 """Get the official archives: those a person put into the folder of downloads, or from the network. Always checked."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,8 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from structured_ensembles.data.info import Archive
+from structured_ensembles.files import check_regular
 
-CHUNK = 2**16  # bytes
+CHUNK = 2**16  # bytes of a download
+PIECE = 2**22  # bytes of a file
 TIMEOUT = 30  # seconds without any answer
 
 
@@ -17,7 +20,7 @@ def fetch_archives(archives: Sequence[Archive], folder: Path) -> list[Path]:
     for archive in archives:
         path = folder / archive.file
         if path.exists():
-            _check(path, archive)
+            check_archive(path, archive)
             continue
         try:
             _download(archive, path)
@@ -29,26 +32,36 @@ def fetch_archives(archives: Sequence[Archive], folder: Path) -> list[Path]:
             wanted = " and ".join(f"{other.url} at {folder / other.file}" for other in missing)
             raise RuntimeError(f"{archive.url} cannot be downloaded ({type(error).__name__}): put {wanted}") from error
         except ValueError as error:
+            name, value = next(iter(archive.checksums.items()))
             raise ValueError(
-                f"{archive.url} gave a file that does not have the md5 checksum {archive.md5}; it was thrown away: "
+                f"{archive.url} gave a file that does not have the {name} checksum {value}; it was thrown away: "
                 f"try again, or put the right file at {path}"
             ) from error
     return [folder / archive.file for archive in archives]
 
 
-def _check(path: Path, archive: Archive) -> None:
-    import pooch  # here, since most people have their data already
-
-    found = pooch.file_hash(str(path), alg="md5")
-    if found != archive.md5:
-        raise ValueError(
-            f"{path} has the md5 checksum {found}, but {archive.url} has {archive.md5}: "
-            "replace it, or delete it and it will be downloaded"
-        )
+def check_archive(path: Path, archive: Archive) -> None:
+    """Raise a ValueError unless a regular file has all checksums of an archive; it is read once."""
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise ValueError(f"{error}: replace it, or delete it and it will be downloaded") from error
+    digests = {name: hashlib.new(name) for name in archive.checksums}
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            for digest in digests.values():
+                digest.update(piece)
+    for name, expected in reversed(archive.checksums.items()):
+        found = digests[name].hexdigest()
+        if found != expected:
+            raise ValueError(
+                f"{path} has the {name} checksum {found}, but {archive.url} has {expected}: "
+                "replace it, or delete it and it will be downloaded"
+            )
 
 
 def _download(archive: Archive, path: Path) -> None:
-    import pooch
+    import pooch  # here, since most people have their data already
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -57,7 +70,7 @@ def _download(archive: Archive, path: Path) -> None:
     ) as bars:
         pooch.retrieve(
             archive.url,
-            known_hash=f"md5:{archive.md5}",
+            known_hash=":".join(next(iter(archive.checksums.items()))),
             fname=path.name,
             path=path.parent,
             downloader=pooch.HTTPDownloader(

@@ -12,11 +12,21 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Archive:
-    """A file as its authors publish it."""
+    """A file as its authors publish it.
+
+    md5: the checksum that they publish. sha256: what many have found for that file, where we know it; it holds against
+        whoever makes another file of the same md5, which http would let through.
+    """
 
     url: str
     md5: str
     folder: str = ""  # of its own under the downloads, for archives whose file names are not unique
+    sha256: str = ""
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The known checksums, by algorithm, the strongest first."""
+        return {name: value for name, value in (("sha256", self.sha256), ("md5", self.md5)) if value}
 
     @property
     def file(self) -> str:
@@ -52,7 +62,11 @@ class DataInfo:
     @property
     def source(self) -> str:
         """The archives and their checksums, in one line."""
-        return "; ".join(f"{archive.file} md5 {archive.md5}" for archive in self.archives)
+        parts = [
+            f"{archive.file} {' '.join(f'{name} {value}' for name, value in reversed(archive.checksums.items()))}"
+            for archive in self.archives
+        ]
+        return "; ".join(parts)
 
     def check(self, contents: Contents) -> None:
         """Raises a ValueError that says in what the contents differ from this description."""

@@ -46,8 +46,11 @@ def _read_idx(path: Path, dimensions: int) -> Tensor:
     return torch.frombuffer(values, dtype=torch.uint8).reshape(shape)
 
 
-def _archives(mirror: str, folder: str, checksums: Sequence[str]) -> tuple[Archive, ...]:
-    return tuple(Archive(mirror + file, md5, folder) for file, md5 in zip(FILES, checksums, strict=True))
+def _archives(mirror: str, folder: str, checksums: Sequence[tuple[str, str]]) -> tuple[Archive, ...]:
+    """List the four files with their checksums, md5 and SHA-256."""
+    return tuple(
+        Archive(mirror + file, md5, folder, sha256) for file, (md5, sha256) in zip(FILES, checksums, strict=True)
+    )
 
 
 MNIST = DataInfo(
@@ -61,10 +64,10 @@ MNIST = DataInfo(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",  # the authors' own server turns programs away
         "mnist",
         (
-            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "d53e105ee54ea40749a09fcbcd1e9432",
-            "9fb629c4189551a2d022fa330f9573f3",
-            "ec29112dd5afa0611ce80d1b7f02629c",
+            ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+            ("d53e105ee54ea40749a09fcbcd1e9432", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+            ("9fb629c4189551a2d022fa330f9573f3", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+            ("ec29112dd5afa0611ce80d1b7f02629c", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
         ),
     ),
     read=partial(_read_mnist, classes=DIGITS),
@@ -77,13 +80,13 @@ FASHION_MNIST = DataInfo(
     train=60_000,
     test=10_000,
     archives=_archives(
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",  # their other server has no https
         "fashion-mnist",
         (
-            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "25c81989df183df01b3e8a0aad5dffbe",
-            "bef4ecab320f06d8554ea6380940ec79",
-            "bb300cfdad3c16e7a12a480ee83cd310",
+            ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+            ("25c81989df183df01b3e8a0aad5dffbe", "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+            ("bef4ecab320f06d8554ea6380940ec79", "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+            ("bb300cfdad3c16e7a12a480ee83cd310", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
         ),
     ),
     read=partial(_read_mnist, classes=CLOTHES),

@@ -96,6 +96,12 @@ TINY_IMAGENET = DataInfo(
     num_classes=200,
     train=100_000,
     test=10_000,
-    archives=(Archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
+    archives=(
+        Archive(
+            "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            "90528d7ca1a48142e341f4ef8d21d0de",
+            sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+        ),
+    ),
     read=_read_tiny_imagenet,
 )

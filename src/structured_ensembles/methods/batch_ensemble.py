@@ -127,6 +127,9 @@ def _add_factors(layer: nn.Module, members: int, generator: torch.Generator) -> 
     linear = isinstance(layer, nn.Linear)
     sizes = (layer.in_features, layer.out_features) if linear else (layer.in_channels, layer.out_channels)
     for name, size in zip(VECTORS, sizes, strict=False):
+        if weight.is_meta:  # only its structure is wanted, see `artifact`
+            layer.register_parameter(name, nn.Parameter(weight.new_empty(members, size)))  # type: ignore[call-overload]
+            continue
         signs = 2 * torch.randint(2, (members, size), generator=generator) - 1  # type: ignore[arg-type]
         layer.register_parameter(name, nn.Parameter(signs.to(weight.device, weight.dtype)))
     bias = layer.bias

@@ -22,7 +22,14 @@ from torch import Tensor, nn
 from structured_ensembles.calibration_fit import calibrate_trained
 from structured_ensembles.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.checks import check_list, check_type, check_whole, checked_seed
-from structured_ensembles.copying import dtype_of, tensors_of, without_nested_tensors
+from structured_ensembles.container import checked, checked_leaves, checked_list, refused
+from structured_ensembles.copying import (
+    all_tensors,
+    dtype_of,
+    fill,
+    unsaved_buffers,
+    without_nested_tensors,
+)
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
 from structured_ensembles.data.dataset import check_data
@@ -35,7 +42,7 @@ from structured_ensembles.identity import Identity, RunFile, check_same, identit
 from structured_ensembles.losses import Loss, learned_units, loss_for
 from structured_ensembles.parallel import gather, rank
 from structured_ensembles.training.channels_last import channels_last
-from structured_ensembles.training.checkpoint import load_checkpoint, save_checkpoint
+from structured_ensembles.training.checkpoint import check_complete, is_members, load_checkpoint, save_checkpoint
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.graph import GraphEngine
 from structured_ensembles.training.loop import LoopEngine
@@ -97,7 +104,8 @@ def train(
     earlier = _earlier(path, identity)
     data, loss = _adopted(ensemble, data, loss, where)
     if earlier is not None:
-        ensemble.units = Units.from_json(earlier[1].get("units"))
+        with refused(f"checkpoint {path} is damaged; delete it to start anew"):
+            ensemble.units = Units.from_json(checked_leaves(earlier[1].get("units"), (int, float), "units"))
     elif ensemble.units is None:
         ensemble.units = learned_units(list(ensemble.members), data, loss)
     cost = _loss(data, recipe, loss, ensemble.units)
@@ -112,7 +120,7 @@ def train(
         fleet = [
             Member(network, number, _copy(network)) for network, number in zip(ensemble.members, numbers, strict=True)
         ]
-        history, first = _resume(earlier, fleet)
+        history, first = _resume(earlier, fleet, path)
         units = None if ensemble.units is None else ensemble.units.to_json()
         engine: Engine = GraphEngine(plan) if captured else LoopEngine(plan)
         for epoch in range(first, recipe.epochs):
@@ -275,19 +283,26 @@ def _loss(data: Data, recipe: Recipe, loss: Loss | None, units: Units | None) ->
 
 
 def _copy(network: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors_of(network).items()}
+    return {name: tensor.detach().clone() for name, tensor in all_tensors(network).items()}
 
 
 def _restore(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    state = network.state_dict()  # has versions of its modules with it, which some of them ask for
-    state.update(tensors)
-    network.load_state_dict(state)
+    """Bring a network to what `_copy` has kept of it; a buffer that was not set then is not set now."""
+    fill(network, tensors)
+    for name in unsaved_buffers(network) - tensors.keys():
+        owner, _, attribute = name.rpartition(".")
+        network.get_submodule(owner)._buffers[attribute] = None
 
 
 @torch.no_grad()
 def _copy_into(copy: dict[str, Tensor], network: nn.Module) -> None:
     """In few kernels, whatever the number of tensors."""
-    state = tensors_of(network)
+    state = all_tensors(network)
+    for name in copy.keys() - state.keys():  # a buffer that is not set any more
+        del copy[name]
+    for name, tensor in state.items():
+        if name not in copy or copy[name].shape != tensor.shape:  # a buffer that is new, or has grown
+            copy[name] = tensor.detach().clone()
     for dtype in {tensor.dtype for tensor in state.values()}:
         names = [name for name, tensor in state.items() if tensor.dtype == dtype]
         torch._foreach_copy_([copy[name] for name in names], [state[name] for name in names])
@@ -338,25 +353,38 @@ def _earlier(path: Path | None, identity: Identity) -> tuple[dict[str, Tensor], 
     """The checkpoint of this run; None if there is none."""
     found = None if path is None else load_checkpoint(path)
     if found is not None:
-        check_same(found[1]["identity"], identity, f"checkpoint {path}")
+        check_same(found[1].get("identity"), identity, f"checkpoint {path}")
     return found
 
 
-def _resume(earlier: tuple[dict[str, Tensor], dict[str, Any]] | None, fleet: list[Member]) -> tuple[History, int]:
+def _resume(
+    earlier: tuple[dict[str, Tensor], dict[str, Any]] | None, fleet: list[Member], path: Path | None
+) -> tuple[History, int]:
     """Bring the fleet to where a checkpoint left it; returns the history so far and the next epoch."""
     if earlier is None:
         return History(), 0
     tensors, state = earlier
-    history = History(state["rows"], engines=state.get("engines", []), fallbacks=state.get("fallbacks", []))
-    for number, (member, kept) in enumerate(zip(fleet, state["members"], strict=True)):
-        device = next(member.network.parameters()).device
-        _restore(member.network, _named(tensors, f"{number}.now.", device))
-        member.best = _named(tensors, f"{number}.best.", device)
-        member.optimizer_state = OptimizerState(_named(tensors, f"{number}.optimizer.", device))
-        _take_standing(member, kept)
-        if member.stopped:
-            history.stopped[number] = member.stopped
-    return history, state["epoch"]
+    with refused(f"checkpoint {path} does not fit the networks (delete it to start anew)"):
+        rows, epoch = checked_list(state["rows"], dict, "rows"), checked(state["epoch"], int, "epoch")
+        history = History(rows, engines=state.get("engines", []), fallbacks=state.get("fallbacks", []))
+        standings = checked_list(state["members"], dict, "members")
+        if epoch != 1 + max(checked(row["epoch"], int, "an epoch") for row in rows) or epoch < 1:
+            raise ValueError(f"it goes on with epoch {epoch}, which does not follow the last one of its history")
+        strangers = {name for name in tensors if not is_members(name, len(fleet))}
+        if strangers:
+            raise ValueError(f"it has {min(strangers)}")
+        for number, (member, standing) in enumerate(zip(fleet, standings, strict=True)):
+            device = next(member.network.parameters()).device
+            now, best = (_named(tensors, f"{number}.{kind}.", device) for kind in ("now", "best"))
+            for kept in (now, best):
+                check_complete(member.network, kept, bool(state.get("earlier_version")))
+            _restore(member.network, now)
+            member.best = best
+            member.optimizer_state = OptimizerState(_named(tensors, f"{number}.optimizer.", device))
+            _take_standing(member, standing)
+            if member.stopped:
+                history.stopped[number] = member.stopped
+    return history, epoch
 
 
 def _named(tensors: Mapping[str, Tensor], prefix: str, device: torch.device) -> dict[str, Tensor]:

@@ -1,0 +1,56 @@
+"""YAML from people we do not know: plain values only, no larger than the file makes one expect.
+
+`yaml.safe_load` runs no code, but a few lines of aliases of aliases stand for billions of values, which cost nothing
+until somebody walks, prints or compares them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from structured_ensembles.files import read_text
+
+LARGEST = 2**20  # bytes; a configuration has a few hundred
+MOST_VALUES = 100_000  # in a document, those that aliases stand for counted each time
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a regular file of at most 1 MiB; raise a ValueError or OSError that names it and says what is wrong."""
+    try:
+        return parse_yaml(read_text(path, LARGEST))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse one YAML document; raise a ValueError that says what is wrong with it."""
+    if len(text) > LARGEST:
+        raise ValueError(f"it has {len(text):,} characters, but at most {LARGEST:,} are read")
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is not None and _size(root, {}) > MOST_VALUES:
+            raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    except RecursionError as error:
+        raise ValueError("its lists or mappings are nested too deeply, or hold themselves") from error
+    except (ValueError, TypeError, AttributeError, ArithmeticError, LookupError) as error:  # such as a 32nd of March
+        raise ValueError(str(error)) from error
+
+
+def _size(node: Any, known: dict[int, int | None]) -> int:
+    """Count the values that a node stands for."""
+    if id(node) in known:
+        size = known[id(node)]
+        if size is None:  # on the way here
+            raise RecursionError
+        return size
+    known[id(node)] = None
+    parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+    children = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
+    known[id(node)] = size = 1 + sum(_size(child, known) for child in children)
+    return size

@@ -1,0 +1,78 @@
+"""The safetensors format, written as a stream, and the checksum of its tensors.
+
+The format is the library's: eight bytes with the length of a JSON header, the header, the tensors' bytes. Its own
+`save_file` writes to a name that we do not know, which stays behind when the process is killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = {  # in the order of the file, as the library has it: wide ones first, so that all are aligned
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float32: "F32",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+ALIGNMENT = 8  # of the first tensor, in bytes
+
+
+def save_file(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
+    """Write tensors, on any device, into the file at `path`; equal contents give equal files."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
+            raise ValueError(f"{name} is {tensor.layout} of {tensor.dtype}, which a safetensors file cannot hold")
+    order = list(DTYPES)
+    names = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
+    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    end = 0
+    for name in names:
+        tensor, start = tensors[name], end
+        end += tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with open(path, "wb", opener=_open_without_links) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            file.write(bytes_of(tensors[name]))
+
+
+def bytes_of(tensor: Tensor) -> Any:
+    """Return a buffer of a tensor's elements in order; without a copy if it is contiguous and on the CPU."""
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy()
+
+
+def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """Compute the SHA-256 of a text, and of the name, type, shape and bytes of every tensor."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        if tensor.numel():
+            digest.update(bytes_of(tensor))
+    return digest.hexdigest()
+
+
+def _open_without_links(name: str, flags: int) -> int:
+    return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

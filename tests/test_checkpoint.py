@@ -1,0 +1,134 @@
+"""Checkpoints: a damaged one is never used, and one of an earlier version still is."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+import structured_ensembles as se
+from structured_ensembles.container import read_container, write_container
+from structured_ensembles.files import write_tensors
+from structured_ensembles.training import fleet
+from structured_ensembles.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
+
+RECIPE = se.Recipe(epochs=2, batch_size=8, rate=0.05)
+
+
+def few() -> se.Data:
+    generator = torch.Generator().manual_seed(0)
+    return se.Data.from_arrays(torch.randn(40, 4, generator=generator), torch.arange(40) % 3)
+
+
+def train(checkpoint: Path | None = None) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    networks = [nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)) for _ in range(2)]
+    ensemble = se.Ensemble(networks)
+    se.train(ensemble, few(), RECIPE, checkpoint=checkpoint, device="cpu", quiet=True)
+    return ensemble.state_dict()
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint after the first of two epochs."""
+    save = fleet._save
+
+    def stop(*arguments: object) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet, "_save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+def same(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
+
+
+def test_flipped_bits_are_noticed(begun: Path) -> None:
+    whole, draw = begun.read_bytes(), random.Random(0)
+    tensors, state = load_checkpoint(begun) or ({}, {})
+    header = 8 + int.from_bytes(whole[:8], "little")
+    positions = [draw.randrange(header) for _ in range(200)] + [draw.randrange(header, len(whole)) for _ in range(200)]
+    refused = 0
+    for position in positions:
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << draw.randrange(8)
+        begun.write_bytes(damaged)
+        try:
+            found = load_checkpoint(begun)
+        except ValueError as error:
+            assert str(begun) in str(error)  # noqa: PT017
+            assert "delete it to start anew" in str(error)  # noqa: PT017
+            refused += 1
+            continue
+        assert found is not None
+        assert same(found[0], tensors)
+        assert found[1] == state
+    assert refused >= 390  # spaces in the header may change
+
+
+def test_checkpoints_of_earlier_versions_go_on_to_the_same_weights(begun: Path) -> None:
+    state, tensors = read_container(begun, FORMAT, 1, "a checkpoint")
+    write_tensors(begun, {name: tensor.clone() for name, tensor in tensors.items()}, {"state": json.dumps(state)})
+    assert same(train(begun), train())
+    with safe_open(begun, framework="pt") as file:
+        assert FORMAT in file.metadata()
+
+
+def changed(tensors: dict[str, torch.Tensor], name: str, value: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    others = {own: tensor for own, tensor in tensors.items() if own != name}
+    return others if value is None else {**others, name: value}
+
+
+@pytest.mark.parametrize("name", ["0.now.3.weight", "1.best.1.running_mean", "1.best.1.num_batches_tracked"])
+def test_missing_or_other_tensors_are_an_error(name: str, begun: Path) -> None:
+    tensors, state = load_checkpoint(begun) or ({}, {})
+    for value in (None, torch.zeros(7)):
+        save_checkpoint(begun, changed(tensors, name, value), state)
+        with pytest.raises(ValueError, match=rf"{name[6:].lstrip('.')}.* has another shape, or is not in both"):
+            train(begun)
+
+
+def test_a_checkpoint_that_lacks_a_tensor_of_the_optimizer_is_refused(begun: Path) -> None:
+    state, tensors = read_container(begun, FORMAT, 1, "a checkpoint")
+    del tensors["0.optimizer.2.momentum_buffer"]
+    write_container(begun, FORMAT, 1, state, tensors)
+    with pytest.raises(ValueError, match=r"does not have the tensors that it lists.*delete it"):
+        train(begun)
+
+
+def test_strange_tensors_and_fields_are_an_error(begun: Path) -> None:
+    tensors, state = load_checkpoint(begun) or ({}, {})
+    for name, value, reason in (
+        ("2.now.0.weight", torch.zeros(1), "it has 2.now.0.weight"),
+        ("0.now.stranger", torch.zeros(1), "stranger"),
+        ("0.optimizer.99.momentum_buffer", torch.zeros(1), "there are 6 parameters"),
+        ("0.optimizer.0.momentum_buffer", torch.zeros(9), "has the shape"),
+        ("0.optimizer.0.momentum_buffer", torch.tensor(0.0), "has the shape"),
+        ("0.optimizer.0.exp_avg", torch.zeros(5, 4), "holds"),
+        ("0.optimizer.x.momentum_buffer", torch.zeros(9), "invalid literal"),
+    ):
+        save_checkpoint(begun, changed(tensors, name, value), state)
+        with pytest.raises(ValueError, match=reason):
+            train(begun)
+    for field, value in (
+        ("rows", 5),
+        ("epoch", "two"),
+        ("members", []),
+        ("members", [{}, {}]),
+        ("members", None),
+        ("units", 5),
+    ):
+        save_checkpoint(begun, tensors, {**state, field: value})
+        with pytest.raises(ValueError, match="delete it to start anew"):
+            train(begun)
+    save_checkpoint(begun, tensors, {})
+    with pytest.raises(ValueError, match="another run"):
+        train(begun)
