@@ -224,7 +224,7 @@ def test_yaml_of_small_size_and_large_meaning_is_refused(tmp_path: Path) -> None
     for text, reason in (
         ("\n".join(merged), "aliases"),
         ("a: &a [*a]", "hold themselves"),
-        ("[" * 100_000, "nested too deeply"),
+        ("[" * 10_000, "brackets"),
         ("a: 2020-03-32", "day"),
         ("a: " + "9" * 5000, "digits"),
         ("a: [1", "expected"),

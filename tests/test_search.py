@@ -278,7 +278,7 @@ def test_the_checkpoint_of_another_search_is_refused(walk, tmp_path: Path) -> No
     se.learn_scales(model, graph, data, checkpoint=RunFile(path, {"seed": 1}), **settings)
     with pytest.raises(ValueError, match="of another run, which differs in seed"):
         se.learn_scales(model, graph, data, checkpoint=RunFile(path, {"seed": 2}), **settings)
-    with pytest.raises(ValueError, match="of another search"):  # of other shapes, whoever says what
+    with pytest.raises(ValueError, match="does not fit this search"):  # of other shapes, whoever says what
         se.learn_scales(model, graph, data, checkpoint=RunFile(path, {"seed": 1}), **{**settings, "members": 3})
     content = bytearray(path.read_bytes())
     content[-1] ^= 1

@@ -21,7 +21,7 @@ from torch import nn
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import digest
 from structured_ensembles.digests import UnidentifiedError, described, digest_of, module_parts
-from structured_ensembles.files import write_text
+from structured_ensembles.files import read_text, write_text
 from structured_ensembles.parallel import gather, rank
 
 if TYPE_CHECKING:  # which imports this module
@@ -68,12 +68,12 @@ class RunFolder:
             return None
         path = self.path / name
         try:
-            text = path.read_bytes()
-        except OSError as error:
+            text = read_text(path)
+        except (OSError, ValueError) as error:
             raise ValueError(f"{path} cannot be read ({error}): delete the folder, or choose another") from error
-        if hashlib.sha256(text).hexdigest() != self.files[name]:
+        if hashlib.sha256(text.encode()).hexdigest() != self.files[name]:
             raise ValueError(f"{path} is damaged: delete the folder, or choose another")
-        return text.decode()
+        return text
 
     def write(self, name: str, text: str) -> RunFolder:
         """Keep a text file. Its checksum comes after it: if the run is killed in between, it is written again."""
@@ -128,9 +128,9 @@ def _claimed(folder: Path, identity: Identity) -> RunFolder:
         _write(folder, identity, {})
         return RunFolder(folder, identity, {})
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = json.loads(read_text(path))
         parts, files = dict(known["parts"]), dict(known["files"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete the folder, or choose another") from error
     if parts != identity:
         if kept or files:

@@ -27,14 +27,13 @@ from structured_ensembles.copying import device_of
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
-from structured_ensembles.files import write_text
+from structured_ensembles.files import read_text, write_text
 from structured_ensembles.history import COLUMNS
 from structured_ensembles.run_files import (
     checked_figures,
     damaged,
     read_json,
     read_table,
-    read_text,
     read_yaml,
     write_json,
     write_yaml,
@@ -218,7 +217,7 @@ def read_subnets(folder: Path, result: Mapping[str, Any]) -> list[Subnet]:
         subnets = [Subnet.from_json(json.dumps(own)) for own in rows]
         _check_subnets(subnets)
         return subnets
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OSError, OverflowError, RecursionError) as error:
         raise damaged(path, error, HISTORY_REMEDY) from error
 
 
@@ -240,7 +239,7 @@ def _check_file(path: Path, result: Mapping[str, Any]) -> None:
     try:
         if expected is not None and expected != _checksum(path):
             raise ValueError("its contents do not match its checksum in result.json")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise damaged(path, error, HISTORY_REMEDY) from error
 
 

@@ -13,12 +13,13 @@ import yaml
 
 from structured_ensembles.files import read_text
 
-LARGEST = 2**20  # bytes; a configuration has a few hundred
+LARGEST = 2**16  # bytes; a configuration has a few hundred, and PyYAML is slow
+MOST_BRACKETS = 400  # it is slower still, by the square, where they are nested
 MOST_VALUES = 100_000  # in a document, those that aliases stand for counted each time
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a regular file of at most 1 MiB; raise a ValueError or OSError that names it and says what is wrong."""
+    """Read a regular file of at most 64 KiB; raise a ValueError or OSError that names it and says what is wrong."""
     try:
         return parse_yaml(read_text(path, LARGEST))
     except ValueError as error:
@@ -29,6 +30,8 @@ def parse_yaml(text: str) -> Any:
     """Parse one YAML document; raise a ValueError that says what is wrong with it."""
     if len(text) > LARGEST:
         raise ValueError(f"it has {len(text):,} characters, but at most {LARGEST:,} are read")
+    if text.count("[") + text.count("{") > MOST_BRACKETS:
+        raise ValueError(f"it has more than {MOST_BRACKETS} brackets")
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is not None and _size(root, {}) > MOST_VALUES:

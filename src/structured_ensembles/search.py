@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from structured_ensembles.capture import Step, captured_if_possible
 from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.checks import check_choice, check_number, check_type, check_whole, checked_seed
+from structured_ensembles.container import refused
 from structured_ensembles.copying import dtype_of, shadow_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
@@ -108,9 +109,11 @@ def learn_scales(
         progress("search", epochs * steps, quiet) as advance,
     ):
         seed_generators(fold((seed, 3)), device)  # for dropout
-        if earlier := load_search(checkpoint):
-            best, kept, history = earlier.best, _split_snapshot(earlier.kept, kept), list(map(dict, earlier.history))
-            search.restore(earlier)
+        if checkpoint is not None and (earlier := load_search(checkpoint)):
+            with refused(f"{checkpoint.path} does not fit this search; delete it to start anew"):
+                kept = _split_snapshot(earlier.kept, kept)
+                search.restore(earlier)
+            best, history = earlier.best, list(map(dict, earlier.history))
             for _ in range(len(history) * steps):
                 advance()
         for epoch in range(len(history), epochs):
@@ -200,16 +203,17 @@ class _Search:
         places = {"turn": self.turn}
         places |= {f"vectors.{name}": value for name, value in self.vectors.items()}
         places |= {f"buffers.{name}": value for name, value in self.shadow.named_buffers()}
+        shapes = {name: value.shape for name, value in places.items()}
+        for index, vector in enumerate(self.vectors.values()):
+            shapes |= {f"optimizer.{index}.{key}": vector.shape for key in ("exp_avg", "exp_avg_sq")}
+            shapes[f"optimizer.{index}.step"] = torch.Size()
+        _check_shapes(state.changing, shapes)
         for name, tensor in state.changing.items():
-            if name.startswith("optimizer."):
-                _, index, key = name.split(".")
-                optimizer.setdefault(int(index), {})[key] = tensor
-            elif name not in places or places[name].shape != tensor.shape:
-                raise ValueError(f"checkpoint is of another search: {name} does not fit")
-            else:
+            if name in places:
                 places[name].copy_(tensor)
-        if missing := sorted(places.keys() - state.changing.keys()):
-            raise ValueError(f"checkpoint is of another search: it has no {missing[0]}")
+            else:
+                _, number, key = name.split(".")
+                optimizer.setdefault(int(number), {})[key] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": optimizer})
         set_random_state(self.device, state.random)
 
@@ -297,8 +301,14 @@ def _split_snapshot(
     joined: Mapping[str, Tensor], like: tuple[dict[str, Tensor], dict[str, Tensor]]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The inverse of `_joined_snapshot`, in the order of the snapshot `like`, which a file does not keep."""
-    if joined.keys() != _joined_snapshot(like).keys():
-        raise ValueError("checkpoint is of another search: its vectors have other names")
+    _check_shapes(joined, {name: value.shape for name, value in _joined_snapshot(like).items()})
     learned, statistics = like
     found = {name: joined[f"vectors.{name}"] for name in learned}
     return found, {name: joined[f"statistics.{name}"] for name in statistics}
+
+
+def _check_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
+    """Raise a ValueError unless a checkpoint has exactly the tensors of this search."""
+    for name in sorted({*tensors, *shapes}):
+        if name not in tensors or name not in shapes or tensors[name].shape != shapes[name]:
+            raise ValueError(f"{name} is missing, unknown or of another shape")

@@ -12,6 +12,9 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from structured_ensembles.files import read_text
+from structured_ensembles.safe_yaml import parse_yaml
+
 CODE = ("dataset", "model", "method", "ood")  # options that may be package.module:function
 EMPTY = "{}"  # a configuration that says nothing
 
@@ -73,11 +76,13 @@ def _configurations_first(words: Sequence[str]) -> list[str]:
 def _configuration(path: Path) -> str:
     """Read a file of options, whose names may have dashes, as YAML that the parser takes."""
     try:
-        options = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        options = parse_yaml(read_text(path))
+    except ValueError as error:
         raise ValueError(f"--config must be a YAML file, which is text, and {path} is not: {error}") from error
     except OSError as error:
-        raise ValueError(f"--config must be a YAML file, and {path} cannot be read: {error.strerror}") from error
+        raise ValueError(
+            f"--config must be a YAML file, and {path} cannot be read: {error.strerror or error}"
+        ) from error
     if options is None:
         return EMPTY
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
