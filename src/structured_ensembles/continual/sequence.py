@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def run_sequence(learner: Learner, tasks: Sequence[Task], folder: str | Path | N
         raise ValueError(f"tasks must be new to the learner, and different: {numbers}, known are {[*learner.learned]}")
     where = None if folder is None else Path(folder)
     identity = "" if where is None else _identity(learner, tasks)
-    rows = [] if where is None else _resume(learner, where, identity)
+    rows = [] if where is None else _resume(learner, tasks, where, identity)
     for index, task in enumerate(tasks):
         if task.number not in learner.learned:
             learner.learn(task)
@@ -71,7 +72,7 @@ def without_identity(learner: Learner, tasks: Sequence[Task]) -> tuple[float, fl
     return right / samples, found / samples
 
 
-def _resume(learner: Learner, folder: Path, identity: str) -> list[list[float]]:
+def _resume(learner: Learner, tasks: Sequence[Task], folder: Path, identity: str) -> list[list[float]]:
     """The accuracies that an earlier run in this folder has measured; brings the learner to where it was."""
     path, remedy = folder / PROGRESS, "delete the folder to start anew"
     if not path.exists():
@@ -90,7 +91,7 @@ def _resume(learner: Learner, folder: Path, identity: str) -> list[list[float]]:
     except (ValueError, TypeError) as error:
         raise damaged(path, error, remedy) from error
     if (folder / LEARNER).exists():
-        resume(learner, folder / LEARNER)
+        resume(learner, folder / LEARNER, max(math.prod(task.data.shape) for task in tasks))
     if len(learner.learned) - len(rows) not in (0, 1):
         raise damaged(path, ValueError(f"it is of {len(rows)} tasks, the learner of {len(learner.learned)}"), remedy)
     return rows

@@ -90,12 +90,15 @@ def load(
     return learner
 
 
-def resume(learner: Learner, path: Path) -> None:
-    """Bring a learner that has learned nothing yet to where the file is; it must be of the same method and settings."""
+def resume(learner: Learner, path: Path, most_values: float) -> None:
+    """Bring a learner that has learned nothing yet to where the file is; it must be of the same method and settings.
+
+    most_values: how many one input of its tasks has.
+    """
     structure, tensors = read_container(path, FORMAT, VERSION, "a continual learner")
     if structure.get("method") != learner.method or structure.get("settings") != learner.settings:
         raise ArtifactError(f"{path} holds a learner with another method or other settings")
-    _fill(path, learner, structure, tensors, math.inf)
+    _fill(path, learner, structure, tensors, most_values)
 
 
 def _backbone(path: Path, structure: Mapping[str, Any], tensors: Mapping[str, Tensor], trust_code: bool) -> nn.Module:
