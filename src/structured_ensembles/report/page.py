@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,10 @@ CONTINUAL_SUMMARY = ("cl/accuracy", "cl/final_accuracy", "cl/forgetting", "cl/ac
 
 @dataclass(frozen=True)
 class Lines:
-    """A table: figures per seed by (row, column), the paper's cells beside them, and the cells that stay empty."""
+    """A table: figures per seed by (row, column), the paper's cells beside them, and the cells that stay empty.
+
+    titles: what to write for a row or a column instead of its name.
+    """
 
     title: str
     rows: Sequence[str]
@@ -44,6 +47,7 @@ class Lines:
     ours: Mapping[Key, Sequence[float]]
     paper: Mapping[Key, Cell]
     blank: Collection[Key] = ()
+    titles: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_report(
@@ -72,7 +76,7 @@ def write_report(
     template = Environment(autoescape=True).from_string(
         files("structured_ensembles.report").joinpath("page.html").read_text(encoding="utf-8")
     )
-    html = [{"title": own.title, "html": html_table(*_cells(own))} for own in tables]
+    html = [{"title": own.title, "html": html_table(*table_arguments(own))} for own in tables]
     path = folder / "report.html"
     write_text(path, template.render(title=title, intro=intro, tables=html, places=written, runs=list(runs)))
     return path
@@ -148,8 +152,9 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _cells(own: Lines) -> tuple[Any, ...]:
-    return own.rows, own.columns, own.metrics, own.ours, own.paper, {}, own.blank
+def table_arguments(own: Lines) -> tuple[Any, ...]:
+    """Return what `markdown_table` and `html_table` take, in their order."""
+    return own.rows, own.columns, own.metrics, own.ours, own.paper, own.titles, own.blank
 
 
 def _markdown(
@@ -158,7 +163,7 @@ def _markdown(
     parts = [f"# {title}", *intro]
     for own in tables:
         parts += [f"## {own.title}"] if own.title else []
-        parts.append(markdown_table(*_cells(own)).rstrip())
+        parts.append(markdown_table(*table_arguments(own)).rstrip())
     for place, shown in places.items():
         parts.append(f"{FIGURES} {place}")
         parts += [f"![{picture.caption}](figures/{_plain(place)}-{picture.name}.svg)" for picture in shown]
