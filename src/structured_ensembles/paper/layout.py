@@ -61,7 +61,8 @@ def markdown_table(
     lines = [layout.header, ("---", *("---:" for _ in columns))]
     lines += [(title, *map(_markdown_cell, cells)) for title, cells in layout.lines]
     if seeds:
-        last = ["seeds", "---:", *(_seeds([len(ours.get((row, column), ())) for column in columns]) for row in rows)]
+        shown = {row: [len(ours.get((row, own), ())) for own in columns if (row, own) not in blank] for row in rows}
+        last = ["seeds", "---:", *(_seeds(counts) if counts else "" for counts in shown.values())]
         lines = [(*line, cell) for line, cell in zip(lines, last, strict=True)]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
     notes = [f"{_superscript(number)} suspicious: {reason}" for number, reason in enumerate(layout.notes, start=1)]
