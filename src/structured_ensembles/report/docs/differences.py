@@ -11,9 +11,9 @@ from typing import Any
 from structured_ensembles.ensemble import Combine
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.studies import Study
-from structured_ensembles.report.docs.records import Records
+from structured_ensembles.report.docs.records import Records, table
 
-ONE_SEED = "one seed: no error known"
+ONE_SEED = "1: no error known"
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,17 @@ class Difference:
         return stdev(self.values) / sqrt(len(self.values)) if len(self.values) > 1 else None
 
     def __str__(self) -> str:
+        return self.number + (" points" if metric_of(self.figure).percent else "")
+
+    @property
+    def number(self) -> str:
+        """Its mean ± error without a unit; points where the figure is a percentage."""
         metric = metric_of(self.figure)
         unit = 100 if metric.percent else 1
         text = f"{unit * self.mean:+.{metric.decimals}f}".replace("-", "−")
         if self.error is not None:
             text += f" ± {unit * self.error:.{metric.decimals}f}"
-        return text + (" points" if metric.percent else "")
+        return text
 
 
 def difference(records: Records, wanted: Study, pair: tuple[str, str], figure: str, rule: Combine) -> Difference | None:
@@ -53,28 +58,21 @@ def runs_of_row(wanted: Study, row: str) -> tuple[Any, ...]:
     return next((runs for (own, _), (runs, _) in wanted.sources.items() if own == row), ())
 
 
-def difference_list(records: Records, wanted: Study, pairs: Sequence[tuple[str, str]], figures: Sequence[str]) -> str:
+def difference_table(records: Records, wanted: Study, pairs: Sequence[tuple[str, str]], figures: Sequence[str]) -> str:
     """Write a line for every pair of rows: the differences in all figures, by every combination rule of the study."""
-    lines = {f"{first} − {second}": _line(records, wanted, (first, second), figures) for first, second in pairs}
-    known = [f"- {pair}: {line}" for pair, line in lines.items() if line]
-    missing = [pair for pair, line in lines.items() if not line]
-    known += [f"- not run: {'; '.join(missing)}"] if missing and known else []
-    title = "Differences, paired over seeds, ± standard error:"
-    return f"{title}\n\n" + "\n".join(known) if known else "Differences between rows: not run."
+    lines = [_line(records, wanted, pair, figures) for pair in pairs]
+    if all(line[-1] == "0" for line in lines):
+        return "Differences between rows: not run."
+    rules = "; in brackets by the paper's rule" if len(wanted.rules) > 1 else ""
+    header = ("difference", *(metric_of(figure).title.replace("(%)", "(points)") for figure in figures), "seeds")
+    return f"Differences, paired over seeds, ± standard error{rules}:\n\n" + table(header, lines, range(1, len(header)))
 
 
-def _line(records: Records, wanted: Study, pair: tuple[str, str], figures: Sequence[str]) -> str:
-    """Write the differences of two rows; nothing if they have no seed in common."""
-    shown, seeds = [], 0
+def _line(records: Records, wanted: Study, pair: tuple[str, str], figures: Sequence[str]) -> tuple[str, ...]:
+    cells, seeds = [], 0
     for figure in figures:
         found = [difference(records, wanted, pair, figure, rule) for rule in wanted.rules]
         known = [own for own in found if own is not None]
-        if not known:
-            continue
-        seeds = len(known[0].values)
-        title = metric_of(figure).title.removesuffix(" (%)")
-        others = "".join(f" (by the paper's rule {own})" for own in known[1:])
-        shown.append(f"{title} {known[0]}{others}")
-    if not shown:
-        return ""
-    return f"{', '.join(shown)}; {ONE_SEED if seeds == 1 else f'{seeds} seeds'}"
+        cells.append(known[0].number + "".join(f" ({own.number})" for own in known[1:]) if known else "not run")
+        seeds = max([seeds, *(len(own.values) for own in known)])
+    return (f"{pair[0]} − {pair[1]}", *cells, ONE_SEED if seeds == 1 else str(seeds))

@@ -23,11 +23,11 @@ def front_figure(records: Records, wanted: Study, temperature: bool = False) -> 
         if not runs:
             continue
         figures = [run.figures for run in runs]
-        members = int(figures[0]["size/members"])
+        name, members = _line_name(row), int(figures[0]["size/members"])
         points.append(
             FrontPoint(
-                _line_name(row),
-                f"N={members}",
+                name,
+                f"N={members}" if name == "deep" else "",  # other names tell the number of members
                 figures[0]["size/overhead"],
                 *([own[name] for own in figures] for name in ("cls/accuracy", f"cal/nll{after}", f"cal/ece15{after}")),
             )

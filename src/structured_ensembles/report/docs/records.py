@@ -76,6 +76,12 @@ def provenance(runs: Sequence[Finished]) -> str:
     return f"{_runs(len(runs))}: version {code}; torch {torch}; {devices}; {precisions}; {days}."
 
 
+def table(header: Sequence[str], lines: Iterable[Sequence[str]], right: Collection[int]) -> str:
+    """Write a Markdown table; right: the columns that are aligned so."""
+    rule = ["---:" if column in right else "---" for column in range(len(header))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *lines))
+
+
 def _counted(values: Iterable[str]) -> str:
     """List different values, with how often each occurs where there are several."""
     counts = Counter(values)

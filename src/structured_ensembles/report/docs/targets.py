@@ -12,11 +12,12 @@ from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK
 from structured_ensembles.paper.studies import SEEDS, Part, Study
 from structured_ensembles.report.docs.differences import difference, runs_of_row
-from structured_ensembles.report.docs.records import Records
+from structured_ensembles.report.docs.records import Records, table
 from structured_ensembles.report.docs.topics import CENTRES, NOT_RUN
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
-HEADER = ("target", "figure", "seeds", "")
+HEADER = ("target", "figure", "seeds", "verdict")
+SUMMARY_HEADER = ("targets", "met", "not met", "seeds")
 BETTER_IN = ("cls/accuracy", "cal/nll", "cal/ece15")
 
 
@@ -49,18 +50,38 @@ def targets(records: Records) -> list[Target]:
     return found + [_continual(records, dataset) for dataset in NAMES]
 
 
-def targets_table(found: Sequence[Target], only_run: bool = False) -> str:
-    """Write targets as a Markdown table; a group of which nothing was run takes one line, or none with `only_run`."""
+def targets_table(found: Sequence[Target]) -> str:
+    """Write targets as a Markdown table; a group of which nothing was run takes one line."""
     lines = []
-    for group in dict.fromkeys(own.group for own in found):
-        own = [target for target in found if target.group == group]
+    for group, own in grouped(found).items():
         if any(target.met is not None for target in own):
-            lines += [target.line for target in own if not only_run or target.met is not None]
-        elif not only_run:
-            number = f"{len(own)} targets" if len(own) > 1 else own[0].text
-            lines.append((f"{group}: {number}", "–", f"0 of {own[0].planned_seeds}", NOT_RUN))
-    rows = [HEADER, ("---", "---:", "---:", "---"), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+            lines += [target.line for target in own]
+        else:
+            text = f"{len(own)} targets" if len(own) > 1 else own[0].text
+            lines.append((f"{group}: {text}", "–", f"0 of {own[0].planned_seeds}", NOT_RUN))
+    return table(HEADER, lines, right=(1, 2))
+
+
+def targets_summary(found: Sequence[Target]) -> str:
+    """Write one line for each group of targets of which something was run: how many are met, and which are not."""
+    lines = []
+    for group, own in grouped(found).items():
+        known = [target for target in own if target.met is not None]
+        missed = [f"{target.text} ({target.figure})" for target in known if not target.met]
+        left = len(own) - len(known)
+        missed += [f"{left} not run"] if left else []
+        if known:
+            met = f"{sum(bool(target.met) for target in known)} of {len(own)}"
+            seeds = min(target.seeds for target in known)
+            lines.append((group, met, "; ".join(missed) or "–", f"{seeds} of {own[0].planned_seeds}"))
+    return table(SUMMARY_HEADER, lines, right=(3,)) if lines else "None of them yet."
+
+
+def grouped(found: Sequence[Target]) -> dict[str, list[Target]]:
+    groups: dict[str, list[Target]] = {}
+    for own in found:
+        groups.setdefault(own.group, []).append(own)
+    return groups
 
 
 def _main(records: Records) -> list[Target]:
@@ -140,7 +161,8 @@ def _beats(records: Records, wanted: Study, pair: tuple[str, str], group: str) -
     if len(known) < len(BETTER_IN):
         return Target(group, text)
     better = [own.mean > 0 if metric_of(own.figure).better == "higher" else own.mean < 0 for own in known]
-    return Target(group, text, ", ".join(map(str, known)), len(known[0].values), met=all(better))
+    shown = ", ".join(f"{name} {own}" for name, own in zip(("accuracy", "NLL", "ECE"), known, strict=True))
+    return Target(group, text, shown, len(known[0].values), met=all(better))
 
 
 def _continual(records: Records, dataset: str) -> Target:

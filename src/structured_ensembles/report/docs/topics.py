@@ -14,7 +14,7 @@ from structured_ensembles.paper.published import Cell
 from structured_ensembles.paper.studies import RIVALS, Part, Study
 from structured_ensembles.paper.tables import corruption_notes, study_table
 from structured_ensembles.paper.wide_studies import wide_front_study, wide_resnet_study
-from structured_ensembles.report.docs.differences import difference_list
+from structured_ensembles.report.docs.differences import difference_table
 from structured_ensembles.report.docs.pictures import front_figure, pruning_figure
 from structured_ensembles.report.docs.records import Records, left, provenance
 from structured_ensembles.report.page import Lines, table_arguments
@@ -133,7 +133,7 @@ def rendered(topic: Topic, records: Records) -> str:
     if runs := records.runs(experiments.values()):
         parts.append(provenance(runs))
     if topic.pairs:
-        parts.append(difference_list(records, topic.studies[0], topic.pairs, topic.figures))
+        parts.append(difference_table(records, topic.studies[0], topic.pairs, topic.figures))
     for name, (draw, caption) in (topic.pictures or {}).items():
         if draw(records) is not None:
             parts.append(f"![{caption}](images/{name}.svg)\n\n*{caption}*")

@@ -17,7 +17,7 @@ from structured_ensembles.data.sources import data_sets
 from structured_ensembles.experiment import Experiment
 from structured_ensembles.paper.sections import Run
 from structured_ensembles.report.collected import Finished
-from structured_ensembles.report.docs.records import Records
+from structured_ensembles.report.docs.records import Records, table
 from structured_ensembles.training import Recipe
 
 BATCH = 128  # of the measured steps
@@ -97,9 +97,8 @@ def _fleet_step(row: Mapping[str, Any], settings: Mapping[str, Any]) -> Step | N
 def wall_time_table(records: Records, steps: Mapping[tuple[str, Step], float]) -> str:
     """Write a line for every finished run, in the order of the queue."""
     done = [own.experiment for own in records.planned if records.is_done(own)]
-    lines = [HEADER, ("---", *["---:"] * (len(HEADER) - 1))]
-    lines += [_line(own, records.done[own.folder], steps) for own in done]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    lines = [_line(own, records.done[own.folder], steps) for own in done]
+    return table(HEADER, lines, right=range(1, len(HEADER)))
 
 
 def _line(experiment: Run, run: Finished, steps: Mapping[tuple[str, Step], float]) -> tuple[str, ...]:

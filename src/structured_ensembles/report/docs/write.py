@@ -12,8 +12,8 @@ from jinja2 import Environment, StrictUndefined
 
 from structured_ensembles.files import write_text
 from structured_ensembles.paper.sections import Planned, planned_runs
-from structured_ensembles.report.docs.records import Records, hours, left, provenance, read_records
-from structured_ensembles.report.docs.targets import targets, targets_table
+from structured_ensembles.report.docs.records import Records, hours, left, provenance, read_records, table
+from structured_ensembles.report.docs.targets import targets, targets_summary, targets_table
 from structured_ensembles.report.docs.topics import MAIN, Topic, rendered, table_text, topic_tables, topics
 from structured_ensembles.report.docs.wall_time import BATCH, read_steps, wall_time_table
 from structured_ensembles.report.figures import as_svg
@@ -72,7 +72,7 @@ def render_docs(results: Path, root: Path, planned: Sequence[Planned] | None = N
     blocks = {
         "progress": f"{len(records.done)} of {len(records.planned)} planned runs are done.",
         "table-accuracy": compact_table(known, records),
-        "targets": targets_table(goals, only_run=True),
+        "targets": targets_summary(goals),
         "front": readme_front(known["front-cifar10"], records),
     }
     images = {
@@ -96,12 +96,12 @@ def filled(text: str, blocks: dict[str, str]) -> str:
 
 def progress_table(records: Records) -> str:
     """Write how many runs of each section of the queue are done, and the hours that are left."""
-    lines = [("section", "runs done", "planned", "hours left"), ("---", "---:", "---:", "---:")]
+    lines = []
     for section in dict.fromkeys(own.section for own in records.planned):
         own = records.in_sections([section])
         waiting = [run for run in own if not records.is_done(run)]
         lines.append((section, str(len(own) - len(waiting)), str(len(own)), f"{hours(waiting):.1f}"))
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return table(("section", "runs done", "planned", "hours left"), lines, right=(1, 2, 3))
 
 
 def compact_table(known: dict[str, Topic], records: Records) -> str:
@@ -110,8 +110,8 @@ def compact_table(known: dict[str, Topic], records: Records) -> str:
     if not any(map(records.is_done, planned)):
         return f"Not run yet ({left(planned)})."
     studies = [known[name].studies[0] for name in ("table-accuracy", "table-ece", "figure-memory")]
-    (table,) = topic_tables(studies, records)
-    return f"{table_text(table)}\n\n{provenance(records.runs(studies[0].experiments))}"
+    (joined,) = topic_tables(studies, records)
+    return f"{table_text(joined)}\n\n{provenance(records.runs(studies[0].experiments))}"
 
 
 def readme_front(topic: Topic, records: Records) -> str:
