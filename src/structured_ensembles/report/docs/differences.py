@@ -13,7 +13,7 @@ from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.studies import Study
 from structured_ensembles.report.docs.records import Records, table
 
-ONE_SEED = "1: no error known"
+ONE_SEED = "one seed: no error known"
 
 
 @dataclass(frozen=True)
