@@ -133,6 +133,10 @@ def test_differences_are_paired_over_common_seeds() -> None:
     assert overlapping is not None
     assert overlapping.values == pytest.approx((0.001,))
     assert overlapping.error is None
+    diverged = seeds_of("table-accuracy", "single", [math.nan, 0.9], "cls__accuracy")
+    lost = difference(records_of(*runs, *diverged), wanted, ("structured, layer", "single"), "cls/accuracy", "mean")
+    assert lost is not None
+    assert str(lost) == "+nan points"
 
 
 def test_several_versions_devices_and_days_are_told() -> None:
@@ -278,7 +282,7 @@ def test_the_fastest_recorded_eager_step_counts_and_own_measurements_come_first(
     full, half = (Step("resnet20", 1, 32, kind) for kind in ("full", "prune=0.5"))
     wide = Step("resnet32", 1, 64, "full")
     assert read_steps(tmp_path) == {(device, full): 8.0, (device, half): 8.0, (device, wide): 26.0}
-    rows = [{**vars(full), "precision": own, "ms": ms} for own, ms in (("float32", 9.0), ("bfloat16", 8.5))]
+    rows = [{**vars(full), "precision": own, "ms": ms} for own, ms in (("float32", 8.5), ("bfloat16", 9.0))]
     write_record(tmp_path, "eager-h200", rows)
     write_record(tmp_path, "eager-trial", [{**vars(wide), "ms": 0.1}], batch=8)
     assert read_steps(tmp_path) == {(device, full): 8.5, (device, half): 8.0, (device, wide): 26.0}

@@ -76,7 +76,7 @@ def write_report(
     template = Environment(autoescape=True).from_string(
         files("structured_ensembles.report").joinpath("page.html").read_text(encoding="utf-8")
     )
-    html = [{"title": own.title, "html": html_table(**table_arguments(own))} for own in tables]
+    html = [{"title": own.title, "html": html_table(*_cells(own))} for own in tables]
     path = folder / "report.html"
     write_text(path, template.render(title=title, intro=intro, tables=html, places=written, runs=list(runs)))
     return path
@@ -152,9 +152,8 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def table_arguments(own: Lines) -> dict[str, Any]:
-    """Return what `markdown_table` and `html_table` take, by name."""
-    return {name: value for name, value in vars(own).items() if name != "title"}
+def _cells(own: Lines) -> tuple[Any, ...]:
+    return own.rows, own.columns, own.metrics, own.ours, own.paper, own.titles, own.blank
 
 
 def _markdown(
@@ -163,7 +162,7 @@ def _markdown(
     parts = [f"# {title}", *intro]
     for own in tables:
         parts += [f"## {own.title}"] if own.title else []
-        parts.append(markdown_table(**table_arguments(own)).rstrip())
+        parts.append(markdown_table(*_cells(own)).rstrip())
     for place, shown in places.items():
         parts.append(f"{FIGURES} {place}")
         parts += [f"![{picture.caption}](figures/{_plain(place)}-{picture.name}.svg)" for picture in shown]

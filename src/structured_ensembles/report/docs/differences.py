@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
@@ -29,8 +29,9 @@ class Difference:
 
     @property
     def error(self) -> float | None:
-        """The standard error of the mean; unknown for one seed."""
-        return stdev(self.values) / sqrt(len(self.values)) if len(self.values) > 1 else None
+        """The standard error of the mean; unknown for one seed, or where a run diverged."""
+        known = len(self.values) > 1 and all(map(isfinite, self.values))
+        return stdev(self.values) / sqrt(len(self.values)) if known else None
 
     def __str__(self) -> str:
         return self.number + (" points" if metric_of(self.figure).percent else "")

@@ -17,7 +17,7 @@ from structured_ensembles.paper.wide_studies import wide_front_study, wide_resne
 from structured_ensembles.report.docs.differences import difference_table
 from structured_ensembles.report.docs.pictures import front_figure, pruning_figure
 from structured_ensembles.report.docs.records import Records, left, provenance
-from structured_ensembles.report.page import Lines, table_arguments
+from structured_ensembles.report.page import Lines
 
 NOT_RUN = "not run"
 SHORT_RULES = {"mean": "mean of probabilities", "logits": "paper's rule"}
@@ -179,5 +179,7 @@ def side_by_side(tables: Mapping[str, Lines]) -> Lines:
 
 def table_text(own: Lines, counted: bool = False) -> str:
     """Write a table as Markdown, with the seeds of every row, and what was not run."""
-    table = markdown_table(**table_arguments(own), missing=NOT_RUN, seeds=not counted).rstrip()
+    table = markdown_table(
+        own.rows, own.columns, own.metrics, own.ours, own.paper, own.titles, own.blank, NOT_RUN, seeds=not counted
+    ).rstrip()
     return f"**{own.title}**\n\n{table}" if own.title else table
