@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
@@ -121,8 +121,11 @@ def front_topic(name: str, wanted: Study, pairs: Sequence[tuple[str, str]]) -> T
     return Topic((name,), (wanted,), pairs, FRONT_FIGURES, pictures)
 
 
-def rendered(topic: Topic, records: Records) -> str:
-    """Write a topic as Markdown: its tables, where they come from, differences, figures; or that nothing was run."""
+def rendered(topic: Topic, records: Records, drawn: Collection[str] = ()) -> str:
+    """Write a topic as Markdown: its tables, where they come from, differences, figures; or that nothing was run.
+
+    drawn: the names of the figures that exist.
+    """
     experiments = {own.folder: own for wanted in topic.studies for own in wanted.experiments}
     planned = [own for own in records.in_sections(topic.sections) if own.experiment.folder in experiments]
     if planned and not any(map(records.is_done, planned)):
@@ -134,8 +137,8 @@ def rendered(topic: Topic, records: Records) -> str:
         parts.append(provenance(runs))
     if topic.pairs:
         parts.append(difference_table(records, topic.studies[0], topic.pairs, topic.figures))
-    for name, (draw, caption) in (topic.pictures or {}).items():
-        if draw(records) is not None:
+    for name, (_, caption) in (topic.pictures or {}).items():
+        if name in drawn:
             parts.append(f"![{caption}](images/{name}.svg)\n\n*{caption}*")
     return "\n\n".join(part for part in parts if part)
 

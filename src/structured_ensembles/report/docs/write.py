@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
+from matplotlib.figure import Figure
 
 from structured_ensembles.files import write_text
 from structured_ensembles.paper.sections import Planned, planned_runs
@@ -30,7 +31,7 @@ class Docs:
 
     page: str
     readme: str
-    images: dict[str, str]
+    images: dict[str, Figure]
 
 
 def write_docs(results: Path, root: Path | None = None) -> list[Path]:
@@ -43,7 +44,7 @@ def write_docs(results: Path, root: Path | None = None) -> list[Path]:
         raise ValueError(f"{root} has no {README}: --docs takes the folder results/ of a checkout, not {results}")
     found = render_docs(results, root)
     texts = {PAGE: found.page, README: found.readme}
-    texts |= {IMAGES / f"{name}.svg": svg for name, svg in found.images.items()}
+    texts |= {IMAGES / f"{name}.svg": as_svg(figure) for name, figure in found.images.items()}
     for path, text in texts.items():
         write_text(root / path, text)
     return [root / path for path in texts]
@@ -53,7 +54,13 @@ def render_docs(results: Path, root: Path, planned: Sequence[Planned] | None = N
     """Render everything without writing; the same runs give the same bytes."""
     records = read_records(results, planned_runs() if planned is None else planned)
     known = topics()
-    texts = {name: rendered(own, records) for name, own in known.items()}
+    images = {
+        name: figure
+        for own in known.values()
+        for name, (draw, _) in (own.pictures or {}).items()
+        if (figure := draw(records)) is not None
+    }
+    texts = {name: rendered(own, records, images) for name, own in known.items()}
     goals = targets(records)
     waiting = [own for own in records.planned if not records.is_done(own)]
     template = Environment(autoescape=False, undefined=StrictUndefined, keep_trailing_newline=True).from_string(
@@ -73,13 +80,7 @@ def render_docs(results: Path, root: Path, planned: Sequence[Planned] | None = N
         "progress": f"{len(records.done)} of {len(records.planned)} planned runs are done.",
         "table-accuracy": compact_table(known, records),
         "targets": targets_summary(goals),
-        "front": readme_front(known["front-cifar10"], records),
-    }
-    images = {
-        name: as_svg(figure)
-        for own in known.values()
-        for name, (draw, _) in (own.pictures or {}).items()
-        if (figure := draw(records)) is not None
+        "front": readme_front(known["front-cifar10"], records, images),
     }
     return Docs(page.lstrip(), filled(_read(root / README), blocks), images)
 
@@ -114,11 +115,11 @@ def compact_table(known: dict[str, Topic], records: Records) -> str:
     return f"{table_text(joined)}\n\n{provenance(records.runs(studies[0].experiments))}"
 
 
-def readme_front(topic: Topic, records: Records) -> str:
+def readme_front(topic: Topic, records: Records, drawn: Collection[str]) -> str:
     """The README's figure of the front, or that it is not run."""
     planned = [own for own in records.in_sections(topic.sections) if not records.is_done(own)]
-    name, (draw, caption) = next(iter((topic.pictures or {}).items()))
-    if draw(records) is None:
+    name, (_, caption) = next(iter((topic.pictures or {}).items()))
+    if name not in drawn:
         return f"The front, quality against memory with ResNet18 on CIFAR-10: not run yet (left: {left(planned)})."
     return f"![{caption}]({IMAGES}/{name}.svg)\n\n*{caption}*"
 
