@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from structured_ensembles.experiment import Request, measure_experiment
+from structured_ensembles.paper.queue import QUEUE
 from structured_ensembles.report.continual_collected import is_continual
+from structured_ensembles.report.docs import write_docs
 from structured_ensembles.report.page import report_runs
 
 
@@ -16,18 +18,26 @@ def report(
     root: Path | None = None,
     device: str = "auto",
     trust_code: bool = False,
+    docs: bool = False,
 ) -> int:
     """Compare any runs: Markdown, figures, and one self-contained HTML page.
 
     Args:
-        runs: run folders of sens train, or of sens continual
+        runs: run folders of sens train, or of sens continual; with --docs the folder results
         out: the folder of the report
         measure: evaluate runs that lack what the figures need
         root: where data sets are kept
         device: auto, cpu, cuda, …
         trust_code: let the folders import the functions that make their networks and data
+        docs: write docs/results.md, its figures and the README's tables from the recorded runs of the queue instead
 
     """
+    if docs:
+        if len(runs) != 1 or not (runs[0] / QUEUE).exists():
+            raise ValueError("--docs takes one folder, that of the queue and its runs: sens report results --docs")
+        for path in write_docs(runs[0]):
+            print(f"wrote {path}")
+        return 0
     for run in [own for own in runs if measure and not is_continual(own)]:
         measure_experiment(run, Request(), root=root, device=device, trust_code=trust_code)
     page = report_runs(runs, out)

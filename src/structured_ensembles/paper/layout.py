@@ -42,6 +42,8 @@ def markdown_table(
     paper: Mapping[Key, Cell] | None = None,
     titles: Mapping[str, str] | None = None,
     blank: Collection[Key] = (),
+    missing: str = MISSING,
+    seeds: bool = False,
 ) -> str:
     """A Markdown table, and footnotes for the numbers of the paper that cannot be trusted.
 
@@ -51,12 +53,18 @@ def markdown_table(
     paper: the published cells by (row, column), as `published(name).cells`.
     titles: what to write for a row or a column instead of its name.
     blank: the cells that are not meant to have a figure, and stay empty; others without one show a dash.
+    missing: what a cell shows that `ours` does not have; one that it has without a value shows a dash.
+    seeds: add a column with the number of values behind each row.
 
     For a published table: `markdown_table(table.rows, table.columns, table.metrics, ours, table.cells)`.
     """
-    layout = _lay_out(rows, columns, metrics, ours, paper or {}, titles or {}, blank)
+    layout = _lay_out(rows, columns, metrics, ours, paper or {}, titles or {}, blank, missing)
     lines = [tuple(map(literal, layout.header)), ("---", *("---:" for _ in columns))]
     lines += [(literal(title), *map(_markdown_cell, cells)) for title, cells in layout.lines]
+    if seeds:
+        shown = {row: [len(ours.get((row, own), ())) for own in columns if (row, own) not in blank] for row in rows}
+        last = ["seeds", "---:", *(_seeds(counts) if counts else "" for counts in shown.values())]
+        lines = [(*line, cell) for line, cell in zip(lines, last, strict=True)]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     notes = [f"{_superscript(number)} suspicious: {reason}" for number, reason in enumerate(layout.notes, start=1)]
     return "\n\n".join([table, *notes]) + "\n"
@@ -93,6 +101,7 @@ def _lay_out(
     paper: Mapping[Key, Cell],
     titles: Mapping[str, str],
     blank: Collection[Key],
+    missing: str = MISSING,
 ) -> _Layout:
     _check(rows, columns, metrics, ours)
     kinds = {column: metric_of(metrics[column]) for column in columns}
@@ -109,7 +118,7 @@ def _lay_out(
                 notes.append(reason)
             cells.append(
                 _Shown(
-                    "" if (row, column) in blank else _ours(ours.get((row, column), ()), kinds[column]),
+                    "" if (row, column) in blank else _ours(ours.get((row, column)), kinds[column], missing),
                     None if cell is None else ("< " if cell.below else "") + kinds[column].shown(cell.value),
                     None if reason is None else notes.index(reason) + 1,
                     (row, column) in best,
@@ -142,7 +151,9 @@ def _header(columns: Sequence[str], metrics: Mapping[str, str], titles: Mapping[
     return (same.pop() if silent and len(same) == 1 else "", *shown)
 
 
-def _ours(values: Sequence[float], metric: Metric) -> str:
+def _ours(values: Sequence[float] | None, metric: Metric, missing: str) -> str:
+    if values is None:
+        return missing
     if not values:
         return MISSING
     mean = metric.shown(fmean(values))
@@ -173,6 +184,12 @@ def _html_cell(cell: _Shown) -> str:
         return ours
     paper = f"({escape(cell.paper)}{'' if cell.note is None else f'<sup>{cell.note}</sup>'})"
     return f'{ours} <span class="{"paper" if cell.note is None else "paper suspicious"}">{paper}</span>'
+
+
+def _seeds(counts: Sequence[int]) -> str:
+    """Tell the number of seeds behind a row, or their range where its figures differ in that."""
+    known = [count for count in counts if count] or [0]
+    return str(known[0]) if len(set(known)) == 1 else f"{min(known)}–{max(known)}"
 
 
 def _superscript(number: int) -> str:

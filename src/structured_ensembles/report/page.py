@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,10 @@ CONTINUAL_SUMMARY = ("cl/accuracy", "cl/final_accuracy", "cl/forgetting", "cl/ac
 
 @dataclass(frozen=True)
 class Lines:
-    """A table: figures per seed by (row, column), the paper's cells beside them, and the cells that stay empty."""
+    """A table: figures per seed by (row, column), the paper's cells beside them, and the cells that stay empty.
+
+    titles: what to write for a row or a column instead of its name.
+    """
 
     title: str
     rows: Sequence[str]
@@ -48,6 +51,7 @@ class Lines:
     ours: Mapping[Key, Sequence[float]]
     paper: Mapping[Key, Cell]
     blank: Collection[Key] = ()
+    titles: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_report(
@@ -151,7 +155,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _cells(own: Lines) -> tuple[Any, ...]:
-    return own.rows, own.columns, own.metrics, own.ours, own.paper, {}, own.blank
+    return own.rows, own.columns, own.metrics, own.ours, own.paper, own.titles, own.blank
 
 
 def _markdown(

@@ -1,0 +1,117 @@
+"""What a training step of one network costs in a plain eager loop, for every kind of network in the queue of runs.
+
+    python benchmarks/eager.py [--models resnet20 resnet18 vgg11 wrn28_10 resnet32 vgg16] [--batch 128] [--steps 20]
+                               [--precisions float32 bfloat16] [--json benchmarks/results/eager-h200.json]
+    python benchmarks/eager.py --device cpu --models resnet20 --batch 8 --steps 1 --precisions float32    a trial
+
+A step is zero_grad, forward, cross-entropy, backward, SGD with momentum, at batch 128, on a batch that lies on the
+device; bfloat16 is autocast with channels last. That is "one full network, eager" and "eager loop" of fleet.py, for one
+network of each kind. Pruned networks are random subsets of the size that the run's members have; BatchEnsemble sees the
+batch once for each member. The table of wall times in docs/results.md takes the faster precision.
+"""
+
+import argparse
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import structured_ensembles as se
+from recording import arguments_of, from_scratch, milliseconds, record
+from structured_ensembles.data.sources import data_sets
+from structured_ensembles.experiment import Experiment
+from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
+from structured_ensembles.methods.layers import called_layers
+from structured_ensembles.methods.mc_dropout import DropoutNetwork
+from structured_ensembles.models import build_model
+from structured_ensembles.paper.sections import planned_runs
+from structured_ensembles.report.docs.wall_time import Step, step_of
+from structured_ensembles.tables import text_table
+
+MODELS = ["resnet20", "resnet18", "vgg11", "wrn28_10", "resnet32", "vgg16"]
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__, models=MODELS, batch=128, steps=0, precisions=["float32", "bfloat16"])
+    arguments.steps = arguments.steps or (20 if arguments.device.startswith("cuda") else 1)
+    rows = []
+    for step, experiment in steps_of_the_queue().items():
+        if step.model not in arguments.models:
+            continue
+        for precision in arguments.precisions:
+            row = {**vars(step), "precision": precision, **measured(experiment, precision, arguments)}
+            rows.append(row)
+            print(f"{step}, {precision}: {row['ms']:.2f} ms", flush=True)
+            record(arguments, rows)  # what there is, should somebody interrupt it
+    header = ("network", "pixels", "kind", "precision", "parameters", "ms")
+    shown = [
+        (row["model"], str(row["size"]), row["kind"], row["precision"], f"{row['parameters']:,}", f"{row['ms']:.2f}")
+        for row in rows
+    ]
+    print(text_table(header, shown))
+
+
+def steps_of_the_queue() -> dict[Step, Experiment]:
+    """Find the different training steps of the queue, each with the first run that has it."""
+    found: dict[Step, Experiment] = {}
+    for planned in planned_runs(seeds=(0,)):
+        step = step_of(planned.experiment)
+        if step is not None:
+            found.setdefault(step, planned.experiment)
+    return found
+
+
+def measured(experiment: Experiment, precision: str, arguments: argparse.Namespace) -> dict:
+    device = arguments.device
+    if device.startswith("cuda"):
+        from_scratch()
+    torch.manual_seed(0)
+    info = data_sets()[experiment.dataset]
+    network = network_of(experiment)
+    x = torch.randn(arguments.batch, *info.shape, device=device)
+    y = torch.arange(arguments.batch, device=device) % info.num_classes
+    step = training_step(network.to(device).train(), x, y, halved=precision == "bfloat16")
+    parameters = sum(own.numel() for own in network.parameters())
+    return {"ms": milliseconds(step, device, arguments.steps), "parameters": parameters}
+
+
+def network_of(experiment: Experiment) -> nn.Module:
+    """Make one network as the run trains it."""
+    info = data_sets()[experiment.dataset]
+    arguments = {"num_classes": info.num_classes, "in_channels": info.shape[0], **experiment.model_arguments}
+    base = build_model(experiment.model, **arguments)
+    example = torch.zeros(2, *info.shape)
+    own, members = experiment.method_arguments, experiment.members
+    if experiment.method == "batch-ensemble":
+        return BatchEnsembleNetwork(base, called_layers(base, example).all, members, "tile")
+    if experiment.method == "mc-dropout":
+        return DropoutNetwork(base, called_layers(base, example).hidden, members)
+    sizes = {name: own[name] for name in ("prune", "memory") if name in own}
+    if not sizes:
+        return base
+    graph = se.trace(base, example, coupled=own.get("coupled", False))
+    subnet, *_ = se.select(graph, **sizes, selection="random", members=members)
+    return se.extract(base, graph, subnet)
+
+
+def training_step(network: nn.Module, x: Tensor, y: Tensor, halved: bool) -> Callable[[], None]:
+    if halved:
+        network = network.to(memory_format=torch.channels_last)
+        x = x.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(network.parameters(), 0.01, 0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=halved):
+            logits = network(x)  # (batch, classes), or (members, batch, classes) where one network stands for several
+            rows = logits.flatten(0, -2)
+            loss = F.cross_entropy(rows, y.repeat(len(rows) // len(y)))
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The tables of a study, filled with finished runs, and the sentences that say how to read them.
+
+`sens reproduce` and `sens report --docs` both show what this makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from structured_ensembles.ensemble import Combine
+from structured_ensembles.evaluation.corruptions import ORIGIN
+from structured_ensembles.evaluation.robustness import best_source
+from structured_ensembles.experiment import Experiment
+from structured_ensembles.paper.studies import RESCALED, Part, Study
+from structured_ensembles.report.collected import Finished
+from structured_ensembles.report.page import Lines
+
+RULE_TITLES: dict[Combine, str] = {
+    "mean": "Combined by the mean of probabilities, our default",
+    "logits": "Combined by the softmax of the mean logits, as the published figures are",
+}
+
+
+def study_table(wanted: Study, done: Mapping[str, Finished], rule: Combine) -> Lines:
+    """Build the table of one combination rule.
+
+    done: finished runs by the name of their folder. A cell of which no run is done has no entry in `ours`; one whose
+        runs do not have the figure has an empty one.
+    """
+    official = _official_datasets(wanted, done)
+    ours = {key: list(values) for key, values in wanted.counted.items()}
+    for key, (experiments, figure) in wanted.sources.items():
+        runs = [done[own.folder] for own in experiments if own.folder in done]
+        measured = experiments[0].dataset in official and figure.startswith("cor/")
+        shown = f"official/{figure.removeprefix('cor/')}" if measured else figure
+        values = [found[shown] for run in runs if shown in (found := run.combined_by(rule))]
+        if runs:
+            ours[key] = values
+    filled = wanted.sources.keys() | wanted.counted.keys()
+    blank = {(row, column) for row in wanted.rows for column in wanted.columns if (row, column) not in filled}
+    title = RULE_TITLES[rule] if len(wanted.rules) > 1 else ""
+    return Lines(title, wanted.rows, wanted.columns, wanted.metrics, ours, wanted.paper, blank)
+
+
+def study_notes(wanted: Study, part: Part) -> list[str]:
+    """Say how to read the tables of a study."""
+    if wanted.counted:
+        lines = ["Counted for the paper's backbones; in brackets what the paper printed."]
+        if wanted.name == "table-continual-overhead":
+            lines.append(
+                "b: the floats of the backbone. The paper's bound for structured learners, 0.001·b binary values per "
+                "task, holds for half-VGG11; LeNet-5 has more neurons for its size."
+            )
+        return lines
+    seeds = ", ".join(map(str, part.seeds))
+    lines = [
+        f"Ours: mean ± standard deviation over seeds {seeds}. In brackets what the paper printed; struck through where "
+        "it cannot be trusted."
+    ]
+    if len(wanted.rules) > 1:
+        lines.append(
+            "Predictions of the members are combined in two ways, one table each: the published numbers come from the "
+            "softmax of the mean logits. Plots are of the mean of probabilities."
+        )
+    if any(row.partition(f", {RESCALED}")[0].endswith((", layer", ", network")) for row in wanted.rows):
+        lines.append(
+            "layer, network: neurons ranked in each layer, or in the whole network at once. The paper's text says the "
+            "first, its overheads can only come from the second; its numbers stand beside both."
+        )
+    if any(RESCALED in row for row in wanted.rows):
+        lines.append(
+            "rescaled: inherited weights × √(full fan-in / kept fan-in), for networks without normalisation, whose "
+            "activations shrink otherwise. The paper does not do it."
+        )
+    if part.smoke:
+        lines.append("A trial run on digits for three epochs: it shows that everything works, and nothing else.")
+    elif (recipe := _recipe(wanted)) != "paper" or part.epochs is not None or part.limit is not None:
+        lines.append(
+            f"Not the paper's training: recipe {recipe}"
+            + (f", {part.epochs} epochs" if part.epochs is not None else "")
+            + (f", {part.limit} training samples" if part.limit is not None else "")
+            + "."
+        )
+    return lines
+
+
+def _recipe(wanted: Study) -> str:
+    """Name the recipe of a study's runs; continual learners are trained as the paper says."""
+    return next((own.recipe for own in wanted.experiments if isinstance(own, Experiment)), "paper")
+
+
+def corruption_notes(wanted: Study, done: Mapping[str, Finished]) -> list[str]:
+    """Say which corrupted images the figures are of, and what their mean is over."""
+    if not wanted.request.corruptions:
+        return []
+    official = _official_datasets(wanted, done)
+    lines = ["Figures under corruptions are means over the 15 standard ones."]
+    if official:
+        lines.append(f"For {', '.join(sorted(official))} they are of the official corrupted images.")
+    if {own.dataset for own in wanted.experiments} - official:
+        lines.append(("Elsewhere: " if official else "") + ORIGIN)
+    return lines
+
+
+def _official_datasets(wanted: Study, done: Mapping[str, Finished]) -> set[str]:
+    """Find the data sets whose runs were all measured on the official corrupted images."""
+    if not wanted.request.corruptions:
+        return set()
+    figures: dict[str, list[Mapping[str, float]]] = {}
+    for run in [done[own.folder] for own in wanted.experiments if own.folder in done]:
+        figures.setdefault(run.config["dataset"], []).append(run.figures)
+    severities = wanted.request.severities
+    return {name for name, own in figures.items() if all(best_source(own, at) == "official" for at in severities)}

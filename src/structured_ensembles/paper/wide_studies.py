@@ -1,0 +1,54 @@
+"""The studies behind the tables of wide networks, which the paper does not have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from structured_ensembles.experiment import RULES, Experiment
+from structured_ensembles.paper.front import COLUMNS
+from structured_ensembles.paper.published import Cell
+from structured_ensembles.paper.sections import wide_front, wide_resnets
+from structured_ensembles.paper.studies import SEEDS, Study
+
+# Accuracy, NLL and ECE after 200 epochs, from the README files of google/uncertainty-baselines, baselines/cifar.
+UNCERTAINTY_BASELINES = {
+    "cifar10": {"single": (0.960, 0.159, 0.023), "MIMO": (0.964, 0.123, 0.010), "deep ×4": (0.966, 0.114, 0.010)},
+    "cifar100": {"single": (0.798, 0.875, 0.086), "MIMO": (0.820, 0.690, 0.022), "deep ×4": (0.827, 0.666, 0.021)},
+}
+PUBLISHED_COLUMNS = ("cls/accuracy", "cal/nll", "cal/ece15")
+
+
+def wide_front_study(seeds: tuple[int, ...] = SEEDS) -> Study:
+    """The centre of the front with a ResNet20 four times as wide."""
+    return _study("front-wide-resnet20", "Quality against memory, a ResNet20 four times as wide", wide_front(seeds))
+
+
+def wide_resnet_study(dataset: str, seeds: tuple[int, ...] = SEEDS) -> Study:
+    """WRN-28-10 on one data set, beside figures that others published."""
+    runs = [own for own in wide_resnets(seeds) if own.dataset == dataset]
+    own = _study(f"wrn28-10-{dataset}", f"WRN-28-10, {dataset}", runs)
+    cells = {
+        (row, column): Cell(value)
+        for row, values in UNCERTAINTY_BASELINES[dataset].items()
+        for column, value in zip(PUBLISHED_COLUMNS, values, strict=True)
+    }
+    rows = (*own.rows, *(row for row in UNCERTAINTY_BASELINES[dataset] if row not in own.rows))
+    return replace(own, rows=rows, paper=cells)
+
+
+def _study(name: str, title: str, experiments: list[Any]) -> Study:
+    by_row: dict[str, list[Experiment]] = {}
+    for own in experiments:
+        by_row.setdefault(_row(own), []).append(own)
+    sources = {(row, column): (tuple(runs), column) for row, runs in by_row.items() for column in COLUMNS}
+    metrics = dict(zip(COLUMNS, COLUMNS, strict=True))
+    return Study(name, title, tuple(by_row), COLUMNS, metrics, sources, {}, rules=RULES)
+
+
+def _row(experiment: Experiment) -> str:
+    """Label an experiment as the front does."""
+    settings = experiment.method_arguments
+    memory = f", {settings['memory']:g}" if "memory" in settings else ""
+    members = f" ×{experiment.members}" if experiment.members > 1 else ""
+    return f"{experiment.method}{members}{memory}{', coupled' * bool(settings.get('coupled'))}"

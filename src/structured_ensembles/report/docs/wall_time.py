@@ -1,0 +1,130 @@
+"""Wall time of every finished run beside that of a plain eager loop in PyTorch.
+
+`benchmarks/eager.py` measures a training step of every kind of network that the queue has; until it has been run on a
+device, what `benchmarks/fleet.py` recorded stands in, where it has the network.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from structured_ensembles.data.sources import data_sets
+from structured_ensembles.experiment import Experiment
+from structured_ensembles.paper.sections import Run
+from structured_ensembles.report.collected import Finished
+from structured_ensembles.report.docs.records import Records, table
+from structured_ensembles.training import Recipe
+
+BATCH = 128  # of the measured steps
+VALIDATION = 0.1  # of the training images, held out
+EAGER = "eager-*.json"
+FLEETS = "fleet*-*.json"
+NOT_MEASURED = "not measured"
+HEADER = ("run", "seconds", "epochs", "network-epochs", "engine", "eager step (ms)", "eager loop (s)", "eager / ours")
+
+
+@dataclass(frozen=True, order=True)
+class Step:
+    """What decides the time of a training step of one network: the network, the side of its images, and its kind.
+
+    kind: "full", "prune=0.5", "memory=1 of 4", "memory=1 of 4, coupled", "batch-ensemble ×5" or "mc-dropout".
+    """
+
+    model: str
+    width: int
+    size: int
+    kind: str
+
+    def __str__(self) -> str:
+        wide = f" ×{self.width} wide" if self.width > 1 else ""
+        return f"{self.model}{wide}, {self.size}×{self.size}, {self.kind}"
+
+
+def step_of(experiment: Run) -> Step | None:
+    """Describe a training step of one of its networks; None for continual learners."""
+    if not isinstance(experiment, Experiment):
+        return None
+    own, members = experiment.method_arguments, experiment.members
+    kinds = {"batch-ensemble": f"batch-ensemble ×{members}", "mc-dropout": "mc-dropout"}
+    kind = kinds.get(experiment.method, "full")
+    if "memory" in own:
+        kind = f"memory={own['memory']:g} of {members}{', coupled' * bool(own.get('coupled'))}"
+    elif "prune" in own:
+        kind = f"prune={own['prune']:g}"
+    side = data_sets()[experiment.dataset].shape[-1]
+    return Step(experiment.model, experiment.model_arguments.get("width", 1), side, kind)
+
+
+def read_steps(folder: Path) -> dict[tuple[str, Step], float]:
+    """Read the milliseconds of a step by device: of several records and precisions the fastest one counts."""
+    found: dict[tuple[str, Step], float] = {}
+    measured = set()
+    for path in sorted(folder.glob(EAGER)):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["settings"]["batch"] != BATCH:
+            continue
+        for row in record["rows"]:
+            key = (record["device"], Step(row["model"], row["width"], row["size"], row["kind"]))
+            found[key] = min(row["ms"], found.get(key, math.inf))
+            measured.add(key)
+    for path in sorted(folder.glob(FLEETS)):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for row in record["rows"]:
+            step = _fleet_step(row, record["settings"])
+            if step is None or (key := (record["device"], step)) in measured:
+                continue
+            if row.get("ms"):
+                members = 1 if step.kind == "full" else row["members"]
+                found[key] = min(row["ms"] / members, found.get(key, math.inf))
+    return found
+
+
+def _fleet_step(row: Mapping[str, Any], settings: Mapping[str, Any]) -> Step | None:
+    """Return what a row of `benchmarks/fleet.py` measured, if it is an eager loop."""
+    if settings["batch"] != BATCH:
+        return None
+    kinds = {"one full network, eager": "full"}
+    kinds |= dict.fromkeys(("eager loop", "eager loop, bfloat16"), f"prune={settings['prune']:g}")
+    kind = kinds.get(row["name"])
+    return None if kind is None else Step(row["model"], 1, 64 if row["model"] == "resnet32" else 32, kind)
+
+
+def wall_time_table(records: Records, steps: Mapping[tuple[str, Step], float]) -> str:
+    """Write a line for every finished run, in the order of the queue."""
+    done = [own.experiment for own in records.planned if records.is_done(own)]
+    lines = [_line(own, records.done[own.folder], steps) for own in done]
+    return table(HEADER, lines, right=range(1, len(HEADER)))
+
+
+def _line(experiment: Run, run: Finished, steps: Mapping[tuple[str, Step], float]) -> tuple[str, ...]:
+    seconds, epochs, trained = run.result["seconds"], run.result.get("epochs"), network_epochs(run)
+    shown = [f"`{run.folder.name}`", f"{seconds:,.0f}", _or_dash(epochs), _or_dash(trained)]
+    shown.append(run.result.get("engine") or "–")
+    step = step_of(experiment)
+    milliseconds = None if step is None else steps.get((run.result["device"], step))
+    if milliseconds is None or trained is None or not isinstance(experiment, Experiment):
+        return (*shown, NOT_MEASURED, "–", "–")
+    eager = milliseconds / 1000 * steps_per_epoch(experiment) * trained
+    return (*shown, f"{milliseconds:.1f}", f"{eager:,.0f}", f"{eager / seconds:.1f}")
+
+
+def network_epochs(run: Finished) -> int | None:
+    """Count the epochs of all its networks: one row of the history each."""
+    path = run.folder / "history.csv"
+    return len(path.read_text(encoding="utf-8").splitlines()) - 1 if path.exists() else None
+
+
+def steps_per_epoch(experiment: Experiment) -> int:
+    images = data_sets()[experiment.dataset].train
+    trained = images - round(VALIDATION * images) if experiment.validation else images
+    recipe = Recipe.named(experiment.recipe, **experiment.changes)
+    return math.ceil(min(trained, experiment.limit or trained) / recipe.batch_size)
+
+
+def _or_dash(number: int | None) -> str:
+    return "–" if number is None else f"{number:,}"
