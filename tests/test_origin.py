@@ -14,7 +14,7 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.artifact import FORMAT
-from structured_ensembles.container import _checksum
+from structured_ensembles.container import checksum
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
 
@@ -210,7 +210,7 @@ def rewritten(path: Path, **changes: Any) -> None:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     structure = json.loads(envelope["structure"]) | changes
     text = json.dumps({name: value for name, value in structure.items() if value is not None or name not in changes})
-    envelope |= {"structure": text, "sha256": _checksum(text, tensors)}
+    envelope |= {"structure": text, "sha256": checksum(text, tensors)}
     save_file(tensors, path, metadata={FORMAT: json.dumps(envelope)})
 
 
