@@ -75,3 +75,22 @@ def test_code_travels_runs_come_back(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "carry/back/results.tar.gz") as archive:
         names = [name for name in archive.getnames() if name.startswith("split-digits")]
     assert set(names) == {f"{run}/{name}" for name in ("config.yaml", "result.json", "matrix.json")}
+
+
+def test_unfinished_runs_travel_with_all_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished, unfinished = (tmp_path / "results" / "section" / name for name in ("finished", "unfinished"))
+    for folder in (finished, unfinished):
+        folder.mkdir(parents=True)
+        for name in ("config.yaml", "identity.json", "checkpoint.safetensors", "run.lock"):
+            (folder / name).write_text(name)
+    (finished / "result.json").write_text("{}")
+    kept = {unfinished / name for name in ("config.yaml", "identity.json", "checkpoint.safetensors")}
+    assert set(carry["unfinished_files"](tmp_path / "results")) == kept
+    carry["pack_back"](tmp_path / "results", tmp_path / "back")
+    with tarfile.open(tmp_path / "back" / "results.tar.gz") as archive:
+        assert set(archive.getnames()) == {"section/finished/config.yaml", "section/finished/result.json"}
+    with tarfile.open(tmp_path / "back" / "unfinished-0.tar.gz") as archive:
+        assert set(archive.getnames()) == {path.relative_to(tmp_path / "results").as_posix() for path in kept}
+    monkeypatch.setitem(carry["pack_back"].__globals__, "CHECKPOINT", 10)
+    carry["pack_back"](tmp_path / "results", tmp_path / "back")
+    assert [path.name for path in (tmp_path / "back").iterdir()] == ["results.tar.gz"]  # too large to travel

@@ -1,6 +1,7 @@
 """sens reproduce queue: every run of the studies once, in order; finished runs are not done again."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -79,14 +80,24 @@ def test_the_list_in_the_repository_is_that_of_the_code() -> None:
     assert done == {own.name for own in planned if is_finished(own, ROOT / "results")}
 
 
-@pytest.mark.parametrize("planned", [own for own in planned_runs() if (ROOT / "results" / own.name).exists()])
+RECORDED = [own for own in planned_runs() if (ROOT / "results" / own.name / "result.json").exists()]
+
+
+def test_only_what_is_small_is_recorded() -> None:
+    listed = subprocess.run(["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=True)
+    runs = [Path(name) for name in listed.stdout.splitlines() if name.count("/") == 3]
+    assert len(runs) >= 3 * len(RECORDED)
+    assert {path.name for path in runs} <= set(KEPT)
+    assert max((ROOT / path).stat().st_size for path in runs) < 200_000
+
+
+@pytest.mark.parametrize("planned", RECORDED)
 def test_recorded_runs_are_what_the_queue_asks_for(planned) -> None:
     folder = ROOT / "results" / planned.name
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     assert config == json.loads(json.dumps(planned.experiment.config()))
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     assert {"device", "versions", "date", "precision", "seconds"} <= result.keys()
-    assert {path.name for path in folder.iterdir()} <= set(KEPT)
 
 
 def test_the_queue_runs_what_is_missing_and_nothing_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

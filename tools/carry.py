@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,10 +73,10 @@ def pack_all(arguments: argparse.Namespace) -> None:
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
     with tarfile.open(out / CODE, "w:gz") as archive:
         for name in files.stdout.decode().splitlines():
-            if name.startswith(("src/", "results/")):
+            if name.startswith(("src/", "results/")) and (ROOT / name).exists():
                 archive.add(ROOT / name, name)
-        for checkpoint in (ROOT / "results").rglob("checkpoint*.safetensors"):
-            archive.add(checkpoint, checkpoint.relative_to(ROOT).as_posix())
+        for path in unfinished_files(ROOT / "results"):
+            archive.add(path, path.relative_to(ROOT).as_posix())
     if arguments.packages:
         target = out / "packages"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
@@ -87,6 +88,18 @@ def pack_all(arguments: argparse.Namespace) -> None:
         pack_data(name, arguments.root, out, int(arguments.mib * MIB))
     for path in sorted(out.iterdir()):
         print(f"{path.stat().st_size / MIB:7.1f} MiB  {path}")
+
+
+def unfinished_files(results: Path) -> list[Path]:
+    """List what runs that were not finished need to go on: checkpoints, and what says of which run they are."""
+    runs = [path.parent for path in sorted(results.glob("*/*/config.yaml"))]
+    return [
+        path
+        for run in runs
+        if not (run / "result.json").exists()
+        for path in sorted(run.iterdir())
+        if path.suffix in (".safetensors", ".json", ".yaml")
+    ]
 
 
 def pack_data(name: str, root: Path | None, out: Path, limit: int) -> None:
@@ -233,9 +246,9 @@ def pack_back(results: Path, back: Path) -> None:
             for name in KEPT if (run / "result.json").exists() else ():
                 if (run / name).exists():
                     archive.add(run / name, (run / name).relative_to(results).as_posix())
-    unfinished = [run for run in runs if not (run / "result.json").exists()]
-    for number, run in enumerate(unfinished):
-        kept = [path for path in run.iterdir() if path.suffix in (".safetensors", ".json", ".yaml")]
+    unfinished = groupby(unfinished_files(results), lambda path: path.parent)
+    for number, (_, files) in enumerate(unfinished):
+        kept = list(files)
         if sum(path.stat().st_size for path in kept) <= CHECKPOINT:
             with tarfile.open(back / f"unfinished-{number}.tar.gz", "w:gz") as archive:
                 for path in kept:
