@@ -12,6 +12,7 @@ from torch import nn
 import structured_ensembles as se
 from structured_ensembles.container import read_container, write_container
 from structured_ensembles.files import write_tensors
+from structured_ensembles.history import COLUMNS, History
 from structured_ensembles.training import fleet
 from structured_ensembles.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
 
@@ -132,3 +133,22 @@ def test_strange_tensors_and_fields_are_an_error(begun: Path) -> None:
     save_checkpoint(begun, tensors, {})
     with pytest.raises(ValueError, match="another run"):
         train(begun)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rows": {}}, "must have epoch, member"),
+        ({"rows": [{"epoch": 0}]}, "must have epoch, member"),
+        ({"rows": [dict.fromkeys(COLUMNS, 0) | {"member": "0"}]}, "'0' as member"),
+        ({"rows": [dict.fromkeys(COLUMNS, 0) | {"loss": [1.0]}]}, "as loss"),
+        ({"rows": [dict.fromkeys(COLUMNS, 0) | {"epoch": True}]}, "True as epoch"),
+        ({"engines": {}}, "must be texts"),
+        ({"fallbacks": [1]}, "must be texts"),
+    ],
+)
+def test_a_history_of_the_wrong_kind_is_refused(change: dict[str, object], reason: str) -> None:
+    right = {"rows": [dict.fromkeys(COLUMNS, 0)], "engines": ["loop"], "fallbacks": []}
+    assert History.restored(**right).epochs == 1
+    with pytest.raises(ValueError, match=reason):
+        History.restored(**{**right, **change})

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from structured_ensembles.tables import text_table
 
@@ -21,6 +22,20 @@ class History:
     stopped: dict[int, str] = field(default_factory=dict)  # why a member stopped before the last epoch
     engines: list[str] = field(default_factory=list)  # "graph" or "loop", in the order in which they computed epochs
     fallbacks: list[str] = field(default_factory=list)  # what went another way than the fastest one, and why
+
+    @classmethod
+    def restored(cls, rows: Any, engines: Any, fallbacks: Any) -> History:
+        """Return the history that a checkpoint has as JSON; raise a ValueError if it is none."""
+        for row in rows if isinstance(rows, list) else [rows]:
+            if not isinstance(row, dict) or row.keys() != set(COLUMNS):
+                raise ValueError(f"a row of its history must have {', '.join(COLUMNS)}, not {str(row)[:80]}")
+            wrong = [name for name, value in row.items() if not _fits(name, value)]
+            if wrong:
+                raise ValueError(f"its history has {row[wrong[0]]!r:.80} as {wrong[0]}")
+        for texts in (engines, fallbacks):
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+                raise ValueError(f"its engines and fallbacks must be texts, not {str(texts)[:80]}")
+        return cls(rows, engines=engines, fallbacks=fallbacks)
 
     def __str__(self) -> str:
         members = sorted({int(row["member"] or 0) for row in self.rows})
@@ -69,3 +84,10 @@ class History:
         writer.writeheader()
         writer.writerows(self.rows)
         return text.getvalue()
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Tell whether a row may have the value in this column."""
+    if name in ("epoch", "member"):
+        return type(value) is int and value >= 0
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

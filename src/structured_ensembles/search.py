@@ -312,3 +312,5 @@ def _check_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size
     for name in sorted({*tensors, *shapes}):
         if name not in tensors or name not in shapes or tensors[name].shape != shapes[name]:
             raise ValueError(f"{name} is missing, unknown or of another shape")
+        if tensors[name].isnan().any():
+            raise ValueError(f"{name} has NaN")

@@ -120,6 +120,8 @@ def _fill(
     with refused(f"{path} does not fit the backbone"):
         weights = _named(tensors, "backbone.")
         learner.backbone.to(next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point()))
+        if broken := sorted(name for name, tensor in tensors.items() if tensor.isnan().any()):
+            raise ValueError(f"{broken[0]} has NaN")  # no learner was saved so: training stops with an error
         lost = _check_shapes(learner.backbone, weights)
         if lost:
             warnings.warn(

@@ -365,10 +365,10 @@ def _resume(
         return History(), 0
     tensors, state = earlier
     with refused(f"checkpoint {path} does not fit the networks (delete it to start anew)"):
-        rows, epoch = checked_list(state["rows"], dict, "rows"), checked(state["epoch"], int, "epoch")
-        history = History(rows, engines=state.get("engines", []), fallbacks=state.get("fallbacks", []))
+        history = History.restored(state["rows"], state.get("engines", []), state.get("fallbacks", []))
+        epoch = checked(state["epoch"], int, "epoch")
         standings = checked_list(state["members"], dict, "members")
-        if epoch != 1 + max(checked(row["epoch"], int, "an epoch") for row in rows) or epoch < 1:
+        if epoch != history.epochs or epoch < 1:
             raise ValueError(f"it goes on with epoch {epoch}, which does not follow the last one of its history")
         strangers = {name for name in tensors if not is_members(name, len(fleet))}
         if strangers:
