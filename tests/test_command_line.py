@@ -123,7 +123,7 @@ def test_dashes_in_a_file_and_in_the_names_of_pictures(tmp_path: Path, given: Ca
     [
         (b"a: [1", "must be a YAML file"),
         (b"- 1", "lines such as `members: 5`"),
-        (b"\xff\xfe\x00", "must be a YAML file, which is text"),
+        (b"\xff\xfe\x00", "must be a YAML file of options"),
         (b"1: 2", "lines such as"),
         (b"config: other.yaml", "cannot name another file"),
         (None, "cannot be read: No such file"),

@@ -75,8 +75,8 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "array of rows": lambda x: [*x],
 }
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "masked": (lambda x: np.ma.masked_array(x, x > 1), r"have \d+ masked values.*filled"),
-    "rows masked": (lambda x: [np.ma.masked_array(row, row > 1) for row in x], r"have \d+ masked values"),
+    "masked": (lambda x: np.ma.masked_array(x, x > 1), r"has \d+ masked values.*filled"),
+    "rows masked": (lambda x: [np.ma.masked_array(row, row > 1) for row in x], r"has \d+ masked values"),
     "float64 beyond float32": (lambda x: x.astype(np.float64) * 1e200, "float32 cannot hold, beyond 3.4e38"),
     "float16 overflow": (lambda x: torch.tensor(x * 1e6).half(), "not finite"),
     "NaN": (lambda x: np.where(x > 1, np.nan, x), "not finite"),
@@ -156,7 +156,7 @@ def test_numbers_that_a_dataset_or_loader_gives_are_checked_too() -> None:
 
 def test_targets_are_checked_as_inputs_are() -> None:
     for targets, sentence in (
-        (np.ma.masked_array(LABELS, np.arange(40) == 3), "have 1 masked values"),
+        (np.ma.masked_array(LABELS, np.arange(40) == 3), "has 1 masked values"),
         (np.full(40, 1e200), "beyond 3.4e38"),
         (np.full(40, np.nan), "not finite"),
         (np.array(["cat", "dog"] * 20), "must be numbers.*'cat'"),

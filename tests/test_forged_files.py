@@ -265,7 +265,7 @@ def test_fields_of_a_wrong_type_are_told(kind: str, originals: Any, tmp_path: Pa
 def test_missing_fields_and_tensors_are_told(kind: str, originals: Any, tmp_path: Path) -> None:
     structure, tensors, _ = originals[kind]
     optional = {"torch", "storage", "threshold", "pixels", "ids", "id_limit", "target_shape", "gaussian", "units"}
-    optional |= {"base_shapes"}
+    optional |= {"base_shapes"}  # of earlier versions, or to be read by people
     for field in structure.keys() - optional:
         form = forged(originals, kind, lambda own, _, field=field: own.pop(field), tmp_path / "file")
         if field in ("conversions", "calibration"):

@@ -29,13 +29,29 @@ Y = torch.arange(60) % 3
 SCALE = 2.0
 
 
-class Net(nn.Module):
-    """A perceptron with a buffer that no file keeps, and a setting."""
+class Settings:
+    """What a network may keep in an object of its own."""
 
-    def __init__(self, slope: float = 0.5) -> None:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.itself = self
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+
+class Net(nn.Module):
+    """A perceptron with a buffer that no file keeps, and settings."""
+
+    def __init__(self, slope: float = 0.5, factor: float = 1.0, slotted: float = 1.0) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
         self.slope = slope
+        self.settings, self.slotted = Settings(factor), [Slotted(slotted)]
         self.register_buffer("shift", torch.zeros(8), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,6 +102,8 @@ OTHER: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "one weight": (lambda: {"model": with_(net(), lambda m: m.second.bias[2].add_(1e-6))}, "weights"),
     "a buffer that no file keeps": (lambda: {"model": with_(net(), lambda m: m.shift.add_(1))}, "buffers"),
     "a setting of the network": (lambda: {"model": net(slope=0.1)}, "architecture"),
+    "a setting in an object": (lambda: {"model": net(factor=2.0)}, "architecture"),
+    "a setting in an object with slots": (lambda: {"model": net(slotted=2.0)}, "architecture"),
     "a frozen layer": (lambda: {"model": with_(net(), lambda m: m.first.requires_grad_(False))}, "architecture"),
     "a hook": (lambda: {"model": with_(net(), lambda m: m.register_forward_hook(doubled))}, "architecture"),
     "the last sample": (lambda: {"given": changed(-1)}, "training data"),
@@ -398,7 +416,7 @@ def test_a_split_is_told_by_its_samples_not_by_how_they_are_stored() -> None:
     assert digest(TensorSplit(many, many[:, 0], torch.arange(5000))) != before
 
 
-def test_a_loader_is_told_by_its_first_batch_if_that_can_be_repeated(tmp_path: Path) -> None:
+def test_a_loader_is_told_by_its_data_set_and_its_first_batch(tmp_path: Path) -> None:
     def loaded(inputs: Tensor) -> se.Data:
         dataset = TensorDataset(inputs, Y)
         return se.Data.from_loaders(DataLoader(dataset, batch_size=60, shuffle=True), classes=3)
@@ -407,6 +425,15 @@ def test_a_loader_is_told_by_its_first_batch_if_that_can_be_repeated(tmp_path: P
     made("deep", tmp_path, given=loaded(X))
     with pytest.raises(ValueError, match="differs in training data"):
         made("deep", tmp_path, given=loaded(X + 1))
+
+    later = X.clone()
+    later[50] += 1
+
+    def in_order(inputs: Tensor) -> se.Data:
+        return se.Data.from_loaders(DataLoader(TensorDataset(inputs, Y), batch_size=20), classes=3)
+
+    assert digest(in_order(X).train) == digest(in_order(X.clone()).train)
+    assert digest(in_order(X).train) != digest(in_order(later).train)  # after the first batch
 
     class Noisy(TensorDataset):
         draws = np.random.default_rng()

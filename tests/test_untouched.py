@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -100,6 +100,26 @@ def knotted(tie: Callable[[Any], None]) -> nn.Module:
 def test_no_copy_of_a_model_that_refers_to_itself(tie: Callable[[Any], None], copy: Any) -> None:
     with pytest.raises(ValueError, match="model keeps a function that refers to its own layers"):
         copy(knotted(tie))
+
+
+class Registered(nn.Module):
+    """Looks itself up where a copy finds the original."""
+
+    known: ClassVar[dict[str, nn.Module]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+        self.known["self"] = self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.known["self"].last(x)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("method", ["single", "deep", "snapshot", "mc-dropout", "batch-ensemble"])
+def test_a_model_that_finds_itself_elsewhere_is_refused(method: str) -> None:
+    with pytest.raises(ValueError, match=r"a copy of it computes with the parameters of another network"):
+        METHODS[method](Registered(), se.Data.from_arrays(X, Y), members=2, recipe=RECIPE, quiet=True)
 
 
 def test_functions_that_refer_to_nothing_of_the_model_are_copied() -> None:

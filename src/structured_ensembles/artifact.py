@@ -121,6 +121,9 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
     with refused(f"{path} has an invalid calibration"):
         calibration = _calibration(structure)
     with refused(f"{path} is not an ensemble that this version can read"):
+        for name in ("storage", "torch"):
+            checked(structure.get(name, ""), str, name)
+        checked_leaves(structure.get("threshold"), (int, float), "threshold")
         tensors = _restored(stored)
         members, conversions = _members(structure, tensors)
     base = model if model is not None else _base(path, structure, trust_code, tensors)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import hashlib
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -22,12 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.data import Dataset, Sampler
 
 CHUNK = 1024  # samples that are digested at a time
 OURS = ("torch", "structured_ensembles")  # whose functions and classes are known by their names
 PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format, slice, bytes, complex)
 MODULE_STATE = {*vars(nn.Module())}  # what every module has, and we describe otherwise, or not at all
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+DEEPEST = 24  # objects within objects that are looked at
 
 
 class UnidentifiedError(TypeError):
@@ -108,7 +111,7 @@ def described(value: Any, path: tuple[int, ...] = (), loose: bool = False) -> An
 
     A function must have a name of its own in a module: no lambda, no function within another. Of an object, the class
     and all attributes count. path: the ids of what it is inside of.
-    loose: raise nothing; of a lambda the code counts, of an object only the class.
+    loose: raise nothing; of a lambda the code counts, of an object what can be compared of it.
     """
     if id(value) in path:
         return "itself"
@@ -122,13 +125,27 @@ def described(value: Any, path: tuple[int, ...] = (), loose: bool = False) -> An
             raise UnidentifiedError(f"{kind}, {value.__qualname__}")
         return _function(value, inside, loose)
     if loose:
-        return _name(type(value))
+        return _object(value, inside)
     if isinstance(value, nn.Module):
         attributes = [_attributes(layer) for layer in value.modules()]
         return ["module", module_parts(value), described(attributes, inside)]
     if not hasattr(value, "__dict__") or _root(type(value)) in (*OURS, "builtins", "_thread"):
         raise UnidentifiedError(f"a {type(value).__module__}.{type(value).__qualname__}")
     return [_class(type(value)), described(dict(vars(value)), inside)]
+
+
+def _object(value: Any, path: tuple[int, ...]) -> Any:
+    """Describe an object as far as it can be compared: its class, and what it keeps unless Python or torch made it."""
+    kind = type(value)
+    known = _root(kind) in (*OURS, *sys.stdlib_module_names) and not isinstance(value, nn.Module | Dataset | Sampler)
+    if known or len(path) > DEEPEST:
+        return _name(kind)
+    if isinstance(value, nn.Module):
+        tensors = [digest_of_tensors(own) for own in (value.named_parameters(), value.named_buffers())]
+        return [_class(kind), tensors, described(_attributes(value), path, loose=True)]
+    slots = [slot for own in kind.__mro__ for slot in getattr(own, "__slots__", ()) if isinstance(slot, str)]
+    kept = {**{slot: getattr(value, slot, None) for slot in slots}, **getattr(value, "__dict__", {})}
+    return [_class(kind), described(kept, path, loose=True)]
 
 
 def _datum(value: Any) -> Any:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.combination import combined_logs, entropy_of
-from structured_ensembles.copying import bystander_of, device_of, dtype_of
+from structured_ensembles.copying import bystander_of, clone_of, device_of, dtype_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import some_samples
 from structured_ensembles.devices import Device
@@ -34,9 +34,35 @@ def examined(model: nn.Module, data: Data, device: Device = "auto") -> Data:
     if data.examined:
         return data
     check_data_ids(model, data)
+    check_own_parameters(model, data)
     data = replace(fitted_normalization(model, data, device), examined=True)
     warn_of_probabilities(model, data)
     return data
+
+
+def check_own_parameters(network: nn.Module, data: Data) -> None:
+    """Raise a ValueError if a copy of the network computes with another network's parameters, not with its own.
+
+    Such as where `forward` looks itself up in a global variable: all members would then be the user's one network.
+    """
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        return
+    used = True
+    with suppress(Exception):  # a network that does not fit the data: the walk itself says it better
+        inputs, _ = some_samples(data.train, 8)
+        copied = clone_of(network)
+        device = device_of(copied)
+        cuda = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
+            outputs: Tensor = call(copied, data.prepare(moved(inputs, device), dtype_of(copied)))
+            parameters = [parameter for parameter in copied.parameters() if parameter.requires_grad]
+            gradients = torch.autograd.grad(outputs.sum(), parameters, allow_unused=True)
+            used = any(gradient is not None for gradient in gradients)
+    if not used:
+        raise ValueError(
+            "model cannot be copied: a copy of it computes with the parameters of another network, such as one that "
+            "`forward` finds in a global variable. Let `forward` use the layers of `self`"
+        )
 
 
 def warn_of_probabilities(network: nn.Module, data: Data) -> None:

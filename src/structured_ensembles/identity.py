@@ -1,4 +1,6 @@
-"""One identity for a whole run: all that influences its result, so that no folder is taken for another run's.
+"""One identity for a whole run: what influences its result, so that no folder is taken for another run's.
+
+Of data that are streamed, the loader's data set counts with all that it keeps, but not the files that it opens.
 
 It is a flat dict of JSON values by the name of the part: "seed", "recipe.epochs", "weights", "training data", ….
 A method writes it into its folder before any work, and every file of the run carries it. A later call goes on with the

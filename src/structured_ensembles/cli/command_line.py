@@ -78,7 +78,7 @@ def _configuration(path: Path) -> str:
     try:
         options = parse_yaml(read_text(path))
     except ValueError as error:
-        raise ValueError(f"--config must be a YAML file, which is text, and {path} is not: {error}") from error
+        raise ValueError(f"--config must be a YAML file of options, and {path} is none: {error}") from error
     except OSError as error:
         raise ValueError(
             f"--config must be a YAML file, and {path} cannot be read: {error.strerror or error}"

@@ -77,7 +77,7 @@ def continual(
     if not new:
         print(finished_before(folder, done))
     show(method, done)
-    print(f"\n{done['seconds']:.0f} s; see {folder}")
+    print(f"\n{'it took ' * (not new)}{done['seconds']:.0f} s; see {folder}")
     print(next_steps(("report",), folder))
     return 0
 

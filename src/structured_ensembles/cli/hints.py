@@ -19,7 +19,7 @@ def next_steps(commands: Sequence[str], run: Path, code: Sequence[str] = (), roo
     own = [name for name in code if ":" in name]
     options = ["--trust-code"] * bool(own) + ([] if root is None else ["--root", str(root)])
     # Names in files are never looked up in the current folder, unless the user says so, in Python's own way
-    setting = "PYTHONPATH=. " if any(map(_is_in_current_folder, own)) else ""
+    setting = "PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH} " if any(map(_is_in_current_folder, own)) else ""
     program = ["sens"] if shutil.which("sens") else [sys.executable, "-m", "structured_ensembles"]
     lines = [setting + shlex.join([*program, command, str(run), *options]) for command in commands]
     return "\n".join(["Next:", *(f"  {line}" for line in lines)])

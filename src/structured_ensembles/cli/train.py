@@ -87,6 +87,6 @@ def train(
             f"as stored, in {storage}": done["figures"],
         }
     print(figures_table(columns))
-    print(f"\n{done['seconds']:.0f} s; see {folder}")
+    print(f"\n{'it took ' * (not new)}{done['seconds']:.0f} s; see {folder}")
     print(next_steps(("evaluate", "report"), folder, (dataset, model), root))
     return 0

@@ -77,7 +77,7 @@ def _array(argument: str, values: Any) -> np.ndarray[Any, Any]:
     parts = values if isinstance(values, list | tuple) else (values,)
     if masked := sum(int(np.ma.count_masked(own)) for own in parts if isinstance(own, np.ma.MaskedArray)):
         raise ValueError(
-            f"{argument} have {masked:,} masked values, which a tensor cannot leave out: replace them, as in "
+            f"{argument} has {masked:,} masked values, which a tensor cannot leave out: replace them, as in "
             "x.filled(0), or drop the samples that have any"
         )
     try:

@@ -16,7 +16,7 @@ from structured_ensembles.checks import checked_seed
 from structured_ensembles.data.arrays import check_labels, labelled
 from structured_ensembles.data.drawing import Seed, shuffled
 from structured_ensembles.data.random_states import undisturbed
-from structured_ensembles.digests import add_tensor
+from structured_ensembles.digests import add_tensor, described, digest_of
 from structured_ensembles.several import Inputs, each, joined, moved, rows_of, tensors_in
 
 Batch = tuple[Inputs, Tensor]
@@ -135,15 +135,19 @@ def as_batch(given: Any) -> Batch:
 
 
 def digest(split: Split) -> str:
-    """Digest what tells two splits apart: all samples in memory; of a loader its length and its first batch.
+    """Digest what tells two splits apart: all samples in memory; of a loader its data set, length and first batch.
 
-    A loader's batch counts only if it is the same twice: some draw from random states that nobody can set.
+    Of a loader's data set all that it keeps counts, such as arrays, paths and transforms, but no file is opened. Its
+    first batch counts only if it is the same twice: some draw from random states that nobody can set.
     """
     found = hashlib.sha256(f"{type(split).__name__} {len(split)}".encode())
     if isinstance(split, TensorSplit):
         _add_batch(found, (split.inputs, split.targets), split.index)
         return found.hexdigest()
     found.update(f"{split.num_batches(1)} batches".encode())
+    if isinstance(split, StreamedSplit):
+        loader = split.loader
+        found.update(digest_of(described([loader.dataset, loader.sampler], loose=True)).encode())
     first, second = hashlib.sha256(), hashlib.sha256()
     for own in (first, second):
         for batch in islice(split.batches(1, seed=(0,)), 1):
