@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import structured_ensembles as se
 from structured_ensembles import build, identity
 from structured_ensembles.data.splits import TensorSplit, digest
-from structured_ensembles.digests import UnidentifiedError, described, module_parts
+from structured_ensembles.digests import UnidentifiedError, described, digest_of_tensors, module_parts
 from structured_ensembles.methods import METHODS
 
 RECIPE = se.Recipe(epochs=1, batch_size=32)
@@ -382,6 +382,14 @@ def test_a_network_is_told_by_its_code_too() -> None:
 
 
 # Data ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_is_told_by_its_values_not_by_how_they_are_stored() -> None:
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    for lazy in (values.conj(), values.conj().imag):  # views that torch conjugates or negates when they are read
+        assert digest_of_tensors([("", lazy)]) == digest_of_tensors([("", torch.tensor(lazy.tolist()))])
+    assert digest_of_tensors([("", values)]) != digest_of_tensors([("", values.conj())])
+    assert digest_of_tensors([("", torch.zeros(0, 2))]) != digest_of_tensors([("", torch.zeros(0, 3))])
 
 
 def test_a_split_is_told_by_its_samples_not_by_how_they_are_stored() -> None:

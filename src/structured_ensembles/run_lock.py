@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from structured_ensembles.tensor_file import NO_FOLLOW
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -48,7 +50,7 @@ def _locked(path: Path) -> int:
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o644)
         except FileNotFoundError:  # its last holder has removed the folder between the two
             continue
         except FileExistsError:  # or while mkdir looked whether it is one
