@@ -202,15 +202,20 @@ def test_damaged_files_of_a_run_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "subnets.json"
     text = path.read_text()
     path.write_text(text.replace("3", "2", 1))  # still a choice of neurons
-    with pytest.raises(ValueError, match=r"subnets.json is damaged: delete the folder"):
+    with pytest.raises(ValueError, match=r"subnets.json is damaged: its contents .*; delete the folder"):
         made("structured", tmp_path)
     path.write_text(text)
     made("structured", tmp_path)
     about = tmp_path / identity.FILE
+    known = about.read_text()
+    assert '"seed": 0' in known
     for broken in ("{", "[]", "{}", '{"parts": 1, "files": {}}'):
         about.write_text(broken)
         with pytest.raises(ValueError, match=r"identity.json is damaged"):
             made("structured", tmp_path)
+    about.write_text(known.replace('"seed": 0', '"seed": 1'))  # still an identity
+    with pytest.raises(ValueError, match=r"identity.json is damaged: its contents do not match its checksum"):
+        made("structured", tmp_path)
     about.unlink()
     with pytest.raises(ValueError, match=r"has a checkpoint, but no identity.json"):
         made("structured", tmp_path)
