@@ -177,11 +177,13 @@ def test_pipes_and_devices_are_neither_read_nor_replaced(special: dict[str, Path
         with pytest.raises(ValueError, match=rf"is a {kind}, not a regular file: choose another name"):
             write_text(path, "x")
         assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
+    folder = special["pipe"].parent
+    stdout = folder / "link to stdout"
+    stdout.symlink_to("/proc/self/fd/1")  # as /dev/stdout is, which a mistake of ours would replace
     with pytest.raises(ValueError, match="not a regular file"):
-        write_text(Path("/dev/stdout"), "x")
-    assert sorted(path.name for path in special["pipe"].parent.iterdir()) == sorted(
-        path.name for path in special.values()
-    )
+        write_text(stdout, "x")
+    assert stdout.is_symlink()
+    assert {path.name for path in folder.iterdir()} == {path.name for path in (*special.values(), stdout)}
 
 
 def test_a_text_that_is_too_large_is_not_read(tmp_path: Path) -> None:
