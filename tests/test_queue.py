@@ -14,8 +14,9 @@ import yaml
 
 from structured_ensembles import zoo
 from structured_ensembles.cli.main import main
-from structured_ensembles.experiment import Experiment, read_data, train_experiment
+from structured_ensembles.experiment import Experiment, train_experiment
 from structured_ensembles.grid import Job, run_grid
+from structured_ensembles.ingredients import read_data
 from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.queue import KEPT, is_finished, run_queue
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK, planned_runs

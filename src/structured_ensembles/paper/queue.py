@@ -16,7 +16,8 @@ import yaml
 
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.data import load_data
-from structured_ensembles.experiment import RULES, Request, evaluation_path, read_figures
+from structured_ensembles.evaluations import RULES, evaluation_path, read_figures
+from structured_ensembles.experiment import NOTHING
 from structured_ensembles.files import write_text
 from structured_ensembles.grid import Job, Outcome, run_grid
 from structured_ensembles.paper.estimates import checkpoint_bytes
@@ -128,9 +129,8 @@ def is_finished(planned: Planned, out: Path) -> bool:
         return False
     if isinstance(planned.experiment, ContinualExperiment):
         return True
-    nothing = Request((), False, ())
     figures = [read_figures(evaluation_path(folder, rule)) for rule in RULES]
-    return all("size/overhead" in own and planned.request.missing(own) == nothing for own in figures)
+    return all("size/overhead" in own and planned.request.missing(own) == NOTHING for own in figures)
 
 
 def write_queue(planned: Sequence[Planned], out: Path) -> None:
