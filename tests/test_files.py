@@ -15,7 +15,7 @@ from safetensors.torch import save_file as library_save_file
 
 from structured_ensembles import files
 from structured_ensembles.files import check_regular, read_text, write_atomically, write_text
-from structured_ensembles.safe_yaml import parse_yaml, read_yaml
+from structured_ensembles.safe_yaml import parse_yaml
 from structured_ensembles.tensor_file import DTYPES, save_file
 
 
@@ -217,13 +217,10 @@ def bomb(levels: int, width: int) -> str:
     return "\n".join(rows)
 
 
-def test_yaml_of_small_size_and_large_meaning_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(bomb(12, 10))
-    with pytest.raises(ValueError, match=r"config.yaml is damaged: its aliases stand for more than 100,000 values"):
-        read_yaml(path)
+def test_yaml_of_small_size_and_large_meaning_is_refused() -> None:
     merged = ["a0: &a0 {x: 1}"] + [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 12)]
     for text, reason in (
+        (bomb(12, 10), "its aliases stand for more than 100,000 values"),
         ("\n".join(merged), "aliases"),
         ("a: &a [*a]", "hold themselves"),
         ("[" * 10_000, "brackets"),
@@ -237,9 +234,6 @@ def test_yaml_of_small_size_and_large_meaning_is_refused(tmp_path: Path) -> None
         with pytest.raises(ValueError, match=reason) as caught:
             parse_yaml(text)
         assert len(str(caught.value)) < 500
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="is damaged"):
-        read_yaml(path)
 
 
 def test_yaml_that_people_write_is_read() -> None:

@@ -30,7 +30,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
 TALLEST = 16_000  # pixels of a WebP image
-CHECKPOINT = 16 * MIB
 PACKAGES = "packages.tar.gz"
 CODE = "code.tar.gz"
 
@@ -223,7 +222,7 @@ def unpack_data(name: str, folder: Path, out: Path) -> None:
 
 def pack_back(results: Path, back: Path) -> None:
     """Leave what is small of the finished runs in one archive, and each checkpoint of the unfinished in another."""
-    from structured_ensembles.paper.queue import KEPT
+    from structured_ensembles.paper.queue import KEPT, PORTABLE
 
     shutil.rmtree(back, ignore_errors=True)
     back.mkdir(parents=True)
@@ -236,7 +235,7 @@ def pack_back(results: Path, back: Path) -> None:
     unfinished = [run for run in runs if not (run / "result.json").exists()]
     for number, run in enumerate(unfinished):
         kept = [path for path in run.iterdir() if path.suffix in (".safetensors", ".json", ".yaml")]
-        if sum(path.stat().st_size for path in kept) <= CHECKPOINT:
+        if sum(path.stat().st_size for path in kept) <= PORTABLE:
             with tarfile.open(back / f"unfinished-{number}.tar.gz", "w:gz") as archive:
                 for path in kept:
                     archive.add(path, path.relative_to(results).as_posix())

@@ -141,7 +141,7 @@ def build_named(
     if foreign and not trust_code:
         raise ArtifactError(
             f"{path} wants to call {name} for its base network: pass a network as {argument}=, "
-            "or trust_code=True (--trust_code on the command line) to let it"
+            "or trust_code=True (--trust-code on the command line) to let it"
         )
     with refused(f"{path} names a base network that cannot be built"):
         return build_model(name, **arguments)

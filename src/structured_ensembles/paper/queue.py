@@ -40,7 +40,7 @@ HEADER = """\
 # minutes: an estimate for an H200, or what the finished run took.
 """
 TOGETHER = 0.8  # of the GPU's time that each further worker costs the others
-PORTABLE = 16 * 2**20  # bytes of a checkpoint that can travel back from a borrowed machine
+PORTABLE = 16 * 2**20  # bytes of an unfinished run that can travel back from a borrowed machine, see tools/carry.py
 WORTH_STARTING = 90.0  # seconds: less time than that is spent on starting up
 
 
