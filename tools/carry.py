@@ -69,12 +69,12 @@ def pack_all(arguments: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     shutil.copy(__file__, out / "carry.py")
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+    names = {name for name in files.stdout.decode().splitlines() if name.startswith(("src/", "results/"))}
+    for kept in unfinished_runs(ROOT / "results"):  # git ignores some of their files
+        names |= {path.relative_to(ROOT).as_posix() for path in kept}
     with tarfile.open(out / CODE, "w:gz") as archive:
-        for name in files.stdout.decode().splitlines():
-            if name.startswith(("src/", "results/")):
-                archive.add(ROOT / name, name)
-        for checkpoint in (ROOT / "results").rglob("checkpoint*.safetensors"):
-            archive.add(checkpoint, checkpoint.relative_to(ROOT).as_posix())
+        for name in sorted(names):
+            archive.add(ROOT / name, name)
     if arguments.packages:
         target = out / "packages"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
@@ -86,6 +86,16 @@ def pack_all(arguments: argparse.Namespace) -> None:
         pack_data(name, arguments.root, out, int(arguments.mib * MIB))
     for path in sorted(out.iterdir()):
         print(f"{path.stat().st_size / MIB:7.1f} MiB  {path}")
+
+
+def unfinished_runs(results: Path) -> list[list[Path]]:
+    """List the files that each unfinished run goes on from."""
+    runs = [path.parent for path in sorted(results.glob("*/*/config.yaml"))]
+    return [
+        [path for path in sorted(run.iterdir()) if path.suffix in (".safetensors", ".json", ".yaml")]
+        for run in runs
+        if not (run / "result.json").exists()
+    ]
 
 
 def pack_data(name: str, root: Path | None, out: Path, limit: int) -> None:
@@ -232,9 +242,7 @@ def pack_back(results: Path, back: Path) -> None:
             for name in KEPT if (run / "result.json").exists() else ():
                 if (run / name).exists():
                     archive.add(run / name, (run / name).relative_to(results).as_posix())
-    unfinished = [run for run in runs if not (run / "result.json").exists()]
-    for number, run in enumerate(unfinished):
-        kept = [path for path in run.iterdir() if path.suffix in (".safetensors", ".json", ".yaml")]
+    for number, kept in enumerate(unfinished_runs(results)):
         if sum(path.stat().st_size for path in kept) <= PORTABLE:
             with tarfile.open(back / f"unfinished-{number}.tar.gz", "w:gz") as archive:
                 for path in kept:
