@@ -132,6 +132,16 @@ def test_a_link_laid_while_writing_is_not_followed(tmp_path: Path) -> None:
     assert secret.read_text() == "secret"
 
 
+def test_a_file_that_a_writer_makes_anew_has_the_usual_permissions(tmp_path: Path) -> None:
+    def write(part: Path) -> None:
+        part.unlink()
+        os.close(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600))  # as tempfile does
+
+    write_atomically(tmp_path / "made", write)
+    write_text(tmp_path / "text", "x")
+    assert (tmp_path / "made").stat().st_mode == (tmp_path / "text").stat().st_mode
+
+
 def test_a_link_is_replaced_and_what_it_points_to_left_alone(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("before")

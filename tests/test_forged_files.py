@@ -163,6 +163,26 @@ def test_a_small_file_cannot_ask_for_much(what: str, originals: Any, tmp_path: P
     assert time.monotonic() - start < 20
 
 
+def repeat_a_task(structure: dict[str, Any], _: dict[str, Tensor]) -> None:
+    structure["tasks"] *= 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "forge", "reason"),
+    [
+        ("batch_ensemble", put("conversions", 0, "members", 4), "which its tensors do not have"),
+        ("naive", repeat_a_task, "two tasks of the same number"),
+        ("cut", put("members", True), "members is True"),
+    ],
+)
+def test_counts_that_do_not_fit_the_tensors_are_told(
+    kind: str, forge: Forge, reason: str, originals: Any, tmp_path: Path
+) -> None:
+    form = forged(originals, kind, forge, tmp_path / "file")
+    with pytest.raises(se.ArtifactError, match=reason):
+        load(tmp_path / "file", form)
+
+
 def test_large_inputs_are_believed_of_a_caller_who_brings_the_backbone(
     originals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
