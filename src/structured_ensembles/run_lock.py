@@ -88,7 +88,7 @@ def _lock(path: Path, descriptor: int) -> None:
 
 
 def _holder(descriptor: int) -> str:
-    """Who holds a lock, in words, as far as the file says."""
+    """Name the process that holds a lock, as far as the file says."""
     with suppress(ValueError, KeyError, TypeError, OSError):
         owner = json.loads(os.read(descriptor, 4096))
         return f"process {int(owner['process'])} on {str(owner['host'])!r}, since {owner['since']}"
@@ -96,7 +96,7 @@ def _holder(descriptor: int) -> str:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether the open file is the one that has this name now."""
+    """Tell whether the open file is the one that has this name now."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
     except FileNotFoundError:

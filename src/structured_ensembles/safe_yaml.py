@@ -1,4 +1,4 @@
-"""YAML from people we do not know: plain values only, no larger than the file makes one expect.
+"""parse_yaml(): YAML from untrusted files, with plain values only and a bound on their number.
 
 `yaml.safe_load` runs no code, but a few lines of aliases of aliases stand for billions of values, which cost nothing
 until somebody walks, prints or compares them.

@@ -46,7 +46,7 @@ WORTH_STARTING = 90.0  # seconds: less time than that is spent on starting up
 
 @dataclass(frozen=True)
 class Progress:
-    """What a pass over the queue did.
+    """Outcome of a pass over the queue.
 
     new, left: names of the runs that it finished, and of those that remain. failed: what went wrong, by name.
     without: data sets that could not be had, and why.
