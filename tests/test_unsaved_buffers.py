@@ -11,8 +11,9 @@ from continual_cases import SHORT, inputs_of, make_tasks
 from structured_ensembles.container import read_container, write_container
 from structured_ensembles.continual import LEARNERS, Learner
 from structured_ensembles.continual.storage import FORMAT
-from structured_ensembles.copying import all_tensors, fill
+from structured_ensembles.copying import all_tensors, fill, tensors_of
 from structured_ensembles.training import fleet
+from structured_ensembles.training.checkpoint import check_complete
 
 
 class Centred(nn.Module):
@@ -121,6 +122,15 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_buffers(
     resumed = trained(RECIPE, path)
     for name, tensor in all_tensors(whole).items():
         assert torch.equal(all_tensors(resumed)[name], tensor), name
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_for_what_it_lacks() -> None:
+    network = backbone()
+    check_complete(network, tensors_of(network), earlier_version=False)
+    with pytest.raises(ValueError, match=r"an earlier version wrote it, which did not keep the buffer 2\.mean"):
+        check_complete(network, tensors_of(network), earlier_version=True)
+    plain = nn.Linear(2, 2)
+    check_complete(plain, tensors_of(plain), earlier_version=True)
 
 
 def test_an_ensembles_file_has_them(tmp_path: Path) -> None:
