@@ -1,9 +1,11 @@
 """tools/carry.py: data and runs that travel to a machine with a GPU, and back."""
 
 import runpy
+import shutil
 import subprocess
 import sys
 import tarfile
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).parent.parent
+# Whatever a run goes on from: of a method, of a search, of a continual learner
+UNFINISHED = ("config.yaml", "identity.json", "subnets.json", "checkpoint-2.safetensors", "learner.safetensors")
 carry = runpy.run_path(str(ROOT / "tools" / "carry.py"))
 
 
@@ -49,6 +53,62 @@ def test_a_missing_part_is_named(data_folder: Path, tmp_path: Path) -> None:
         carry["unpack_data"]("cifar10", tmp_path, tmp_path / "there")
 
 
+def files_in(archive: Path) -> set[str]:
+    with tarfile.open(archive) as opened:
+        return {own.name for own in opened.getmembers() if own.isfile()}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of its own, which the tool takes for ours."""
+    root = tmp_path / "checkout"
+    unfinished = [f"results/s/run/{own}" for own in UNFINISHED]
+    for name in ("src/a.py", "docs/b.md", "results/queue.yaml", *unfinished):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    shutil.copy(ROOT / "results" / ".gitignore", root / "results")
+    subprocess.run(["git", "init", "-q"], check=True, cwd=root)
+    monkeypatch.setitem(carry["pack_all"].__globals__, "ROOT", root)
+    return root
+
+
+def test_unfinished_runs_travel_with_the_code(checkout: Path, tmp_path: Path) -> None:
+    done = checkout / "results" / "s" / "done"
+    done.mkdir()
+    for name in ("config.yaml", "result.json", "ensemble.safetensors"):
+        (done / name).write_text(name)
+    carry["pack_all"](Namespace(out=tmp_path / "carry", packages=[], datasets=[]))
+    packed = files_in(tmp_path / "carry" / "code.tar.gz")
+    expected = {"src/a.py", "results/.gitignore", "results/queue.yaml"}
+    expected |= {f"results/s/done/{own}" for own in ("config.yaml", "result.json")}
+    assert packed == expected | {f"results/s/run/{own}" for own in UNFINISHED}  # also what git ignores
+
+
+def test_finished_runs_and_small_checkpoints_come_back(checkout: Path, tmp_path: Path) -> None:
+    results, back = tmp_path / "there", tmp_path / "back"
+    runs = {
+        "done": {"config.yaml": 1, "result.json": 1, "history.csv": 1, "ensemble.safetensors": 99, "run.log": 1},
+        "begun": {"config.yaml": 1, "identity.json": 1, "checkpoint.safetensors": 16 * 2**20 - 2, "run.lock": 1},
+        "large": {"config.yaml": 1, "identity.json": 1, "checkpoint.safetensors": 16 * 2**20 - 1},
+    }
+    for run, files in runs.items():
+        (results / "s" / run).mkdir(parents=True)
+        for name, size in files.items():
+            (results / "s" / run / name).write_bytes(bytes(size))
+    carry["pack_back"](results, back)
+    done = {f"s/done/{own}" for own in ("config.yaml", "result.json", "history.csv")}
+    assert files_in(back / "results.tar.gz") == done
+    (other,) = [path for path in back.iterdir() if path.name != "results.tar.gz"]
+    assert files_in(other) == {f"s/begun/{own}" for own in ("config.yaml", "identity.json", "checkpoint.safetensors")}
+    stale = checkout / "results" / "s" / "done" / "checkpoint.safetensors"  # from when it came back unfinished
+    stale.parent.mkdir()
+    stale.touch()
+    carry["unpack_back"](Namespace(back=back))
+    taken = {path.relative_to(checkout / "results").as_posix() for path in checkout.glob("results/s/*/*")}
+    assert taken == done | files_in(other) | {f"s/run/{own}" for own in UNFINISHED}
+    assert "runs:" in (checkout / "results" / "queue.yaml").read_text(encoding="utf-8")
+
+
 def test_code_travels_runs_come_back(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, ROOT / "tools/carry.py", "pack", "--out", tmp_path / "carry"], check=True, cwd=tmp_path
@@ -75,22 +135,3 @@ def test_code_travels_runs_come_back(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "carry/back/results.tar.gz") as archive:
         names = [name for name in archive.getnames() if name.startswith("split-digits")]
     assert set(names) == {f"{run}/{name}" for name in ("config.yaml", "result.json", "matrix.json")}
-
-
-def test_unfinished_runs_travel_with_all_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished, unfinished = (tmp_path / "results" / "section" / name for name in ("finished", "unfinished"))
-    for folder in (finished, unfinished):
-        folder.mkdir(parents=True)
-        for name in ("config.yaml", "identity.json", "checkpoint.safetensors", "run.lock"):
-            (folder / name).write_text(name)
-    (finished / "result.json").write_text("{}")
-    kept = {unfinished / name for name in ("config.yaml", "identity.json", "checkpoint.safetensors")}
-    assert set(carry["unfinished_files"](tmp_path / "results")) == kept
-    carry["pack_back"](tmp_path / "results", tmp_path / "back")
-    with tarfile.open(tmp_path / "back" / "results.tar.gz") as archive:
-        assert set(archive.getnames()) == {"section/finished/config.yaml", "section/finished/result.json"}
-    with tarfile.open(tmp_path / "back" / "unfinished-0.tar.gz") as archive:
-        assert set(archive.getnames()) == {path.relative_to(tmp_path / "results").as_posix() for path in kept}
-    monkeypatch.setitem(carry["pack_back"].__globals__, "CHECKPOINT", 10)
-    carry["pack_back"](tmp_path / "results", tmp_path / "back")
-    assert [path.name for path in (tmp_path / "back").iterdir()] == ["results.tar.gz"]  # too large to travel

@@ -121,7 +121,10 @@ def test_strange_tensors_and_fields_are_an_error(begun: Path) -> None:
             train(begun)
     for field, value in (
         ("rows", 5),
+        ("rows", []),
         ("epoch", "two"),
+        ("epoch", 0),  # one epoch is done, so that the next has the number 1
+        ("epoch", 2),
         ("members", []),
         ("members", [{}, {}]),
         ("members", None),

@@ -141,11 +141,11 @@ def test_an_accident_in_our_own_code_does_not_pass_for_a_sentence(
 ) -> None:
     monkeypatch.setattr(LISTS, lambda: {"broken": None})
     assert main(["datasets"]) == 70  # an AttributeError
-    monkeypatch.setattr(LISTS, lambda: [])
+    monkeypatch.setattr(LISTS, dict)
     monkeypatch.setattr("structured_ensembles.cli.lists.text_table", lambda header: "")
     capsys.readouterr()
     assert main(["datasets"]) == 70  # a TypeError, though our own sentences may have that type too
-    assert "sorry" in capsys.readouterr().err
+    assert "sorry, this should not have happened: TypeError" in capsys.readouterr().err
 
 
 def test_our_own_refusals_stay_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,6 +93,7 @@ def test_a_file_of_options_does_not_let_a_list_swallow_what_follows(
         (["--shuffle-labels"], "shuffle_labels", True),
         (["--shuffle-labels=false"], "shuffle_labels", False),
         (["--shuffle_labels"], "shuffle_labels", True),
+        (["--shuffle-labels", "no"], "shuffle_labels", False),
         (["--model-arguments", '{"a-b": "c-d"}'], "model_arguments", {"a-b": "c-d"}),
         (["--model-arguments.a-b", "c-d"], "model_arguments", {"a-b": "c-d"}),
         (["--dataset", "tiny-imagenet"], "dataset", "tiny-imagenet"),
@@ -180,6 +181,12 @@ def test_code_that_a_file_of_options_names_needs_trust_or_the_same_name(
         for more in (["--trust-code"], [f"--{option}", "os:getcwd"], [f"--{option}=os:getcwd"]):
             assert main(["train", "--config", path, *out, *more, *QUICK[2:]]) != 0
             assert "wants to import" not in capsys.readouterr().err
+    path = write(tmp_path / "a.yaml", ood="os:getcwd")
+    assert main(["evaluate", str(tmp_path), "--config", path]) == 2
+    assert "wants to import os:getcwd as ood" in capsys.readouterr().err
+    path = write(tmp_path / "a.yaml", method=["single", "os:getcwd"])
+    assert main(["reproduce", "table-ece", "--config", path]) == 2
+    assert "wants to import os:getcwd as method" in capsys.readouterr().err
 
 
 def hints(shown: str) -> list[str]:

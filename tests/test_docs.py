@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 import sys
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from structured_ensembles.report.collected import Finished
 from structured_ensembles.report.docs.differences import difference, runs_of_row
 from structured_ensembles.report.docs.pictures import front_figure, pruning_figure
 from structured_ensembles.report.docs.records import Records, provenance
-from structured_ensembles.report.docs.targets import targets, targets_summary, targets_table
+from structured_ensembles.report.docs.targets import Target, targets, targets_summary, targets_table
 from structured_ensembles.report.docs.topics import rendered, topics
-from structured_ensembles.report.docs.wall_time import Step, read_steps, step_of, wall_time_table
+from structured_ensembles.report.docs.wall_time import Step, read_steps, step_of, steps_per_epoch, wall_time_table
 from structured_ensembles.report.docs.write import BLOCK, README, filled, render_docs
 from structured_ensembles.report.figures import as_svg
 
@@ -203,6 +204,8 @@ def test_groups_of_targets_that_were_not_run_take_one_line_or_none() -> None:
     summary = targets_summary(found).splitlines()
     assert summary[2:] == ["| Split-CIFAR-10 | 1 of 1 | – | 2 of 3 |"]
     assert targets_summary(targets(records_of())) == "None of them yet."
+    fewest = [Target("group", "a", "1 %", 3, met=True), Target("group", "b", "2 %", 1, met=False)]
+    assert targets_summary(fewest).splitlines()[2:] == ["| group | 1 of 2 | b (2 %) | 1 of 3 |"]
 
 
 def test_the_front_has_whole_ensembles_only() -> None:
@@ -264,6 +267,9 @@ def test_the_eager_loop_is_steps_times_epochs_of_all_networks(tmp_path: Path) ->
     # 45,000 images are 352 batches of 128; three epochs of them at 0.1 s a step
     assert first == f"| `{deep.folder}` | 100 | 200 | 3 | graph | 100.0 | 106 | 1.1 |"
     assert second.endswith("| not measured | – | – |")
+    # Of 1,000 samples, the last of eight batches is not full; all 50,000 images are 391
+    assert steps_per_epoch(replace(deep, limit=1000)) == 8
+    assert steps_per_epoch(replace(deep, validation=False)) == 391
     other = {("NVIDIA L4", Step("resnet20", 1, 32, "full")): 100.0}
     assert "not measured" in wall_time_table(records, other).splitlines()[2]
 

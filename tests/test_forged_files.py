@@ -163,6 +163,26 @@ def test_a_small_file_cannot_ask_for_much(what: str, originals: Any, tmp_path: P
     assert time.monotonic() - start < 20
 
 
+def repeat_a_task(structure: dict[str, Any], _: dict[str, Tensor]) -> None:
+    structure["tasks"] *= 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "forge", "reason"),
+    [
+        ("batch_ensemble", put("conversions", 0, "members", 4), "which its tensors do not have"),
+        ("naive", repeat_a_task, "two tasks of the same number"),
+        ("cut", put("members", True), "members is True"),
+    ],
+)
+def test_counts_that_do_not_fit_the_tensors_are_told(
+    kind: str, forge: Forge, reason: str, originals: Any, tmp_path: Path
+) -> None:
+    form = forged(originals, kind, forge, tmp_path / "file")
+    with pytest.raises(se.ArtifactError, match=reason):
+        load(tmp_path / "file", form)
+
+
 def test_large_inputs_are_believed_of_a_caller_who_brings_the_backbone(
     originals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,14 +336,16 @@ def test_structures_that_are_no_dict_or_nested_too_deeply_are_told(tmp_path: Pat
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name are a matter of POSIX")
 def test_pipes_and_devices_are_neither_read_nor_replaced_by_models(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path, kind in ((tmp_path / "pipe", "pipe"), (Path("/dev/zero"), "device"), (tmp_path, "folder")):
+    device = tmp_path / "device"
+    device.symlink_to("/dev/zero")  # not the device itself, which a mistake of ours would replace
+    for path, kind in ((tmp_path / "pipe", "pipe"), (device, "device"), (tmp_path, "folder")):
         for read in (se.Ensemble.load, Learner.load):
             with pytest.raises(se.ArtifactError, match=f"is a {kind}, not a"):
                 read(path)
         with pytest.raises(ValueError, match=f"is a {kind}, not a regular file"):
             cut().save(path)
     assert (tmp_path / "pipe").is_fifo()
-    assert Path("/dev/zero").is_char_device()
+    assert device.is_symlink()
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import structured_ensembles as se
 from structured_ensembles import build, identity
 from structured_ensembles.data.splits import TensorSplit, digest
-from structured_ensembles.digests import UnidentifiedError, described, module_parts
+from structured_ensembles.digests import UnidentifiedError, described, digest_of_tensors, module_parts
 from structured_ensembles.methods import METHODS
 
 RECIPE = se.Recipe(epochs=1, batch_size=32)
@@ -220,15 +221,20 @@ def test_damaged_files_of_a_run_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "subnets.json"
     text = path.read_text()
     path.write_text(text.replace("3", "2", 1))  # still a choice of neurons
-    with pytest.raises(ValueError, match=r"subnets.json is damaged: delete the folder"):
+    with pytest.raises(ValueError, match=r"subnets.json is damaged: its contents .*; delete the folder"):
         made("structured", tmp_path)
     path.write_text(text)
     made("structured", tmp_path)
     about = tmp_path / identity.FILE
+    known = about.read_text()
+    assert '"seed": 0' in known
     for broken in ("{", "[]", "{}", '{"parts": 1, "files": {}}'):
         about.write_text(broken)
         with pytest.raises(ValueError, match=r"identity.json is damaged"):
             made("structured", tmp_path)
+    about.write_text(known.replace('"seed": 0', '"seed": 1'))  # still an identity
+    with pytest.raises(ValueError, match=r"identity.json is damaged: its contents do not match its checksum"):
+        made("structured", tmp_path)
     about.unlink()
     with pytest.raises(ValueError, match=r"has a checkpoint, but no identity.json"):
         made("structured", tmp_path)
@@ -301,6 +307,21 @@ def local() -> Callable[[Tensor, Tensor], Tensor]:
     return inner
 
 
+def wrapped(power: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """A function such as a decorator makes, which has the name of another."""
+
+    @wraps(powered)
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return powered(outputs, targets, power)
+
+    return loss
+
+
+def with_default(power: float) -> FunctionType:
+    """The function `powered` with another default."""
+    return FunctionType(powered.__code__, powered.__globals__, "powered", (power,))
+
+
 MODULE_LAMBDA = lambda outputs, targets: 2 * F.cross_entropy(outputs, targets)  # noqa: E731
 
 
@@ -345,6 +366,8 @@ def test_losses_are_the_same_if_they_compute_the_same(monkeypatch: pytest.Monkey
         (partial(powered, power=2.0), partial(powered, power=2.0)),
         (Weighted(2.0, torch.ones(3)), Weighted(2.0, torch.ones(3))),
         (Powered(2.0), Powered(2.0)),
+        (wrapped(2.0), wrapped(2.0)),
+        (with_default(2.0), with_default(2.0)),
         (Weighted(2.0).method, Weighted(2.0).method),
         (nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(label_smoothing=0.1)),
     ]
@@ -356,6 +379,8 @@ def test_losses_are_the_same_if_they_compute_the_same(monkeypatch: pytest.Monkey
         (Weighted(2.0), Weighted(3.0)),
         (Weighted(2.0, torch.ones(3)), Weighted(2.0, torch.tensor([1.0, 1.0, 2.0]))),
         (Powered(2.0), Powered(3.0)),
+        (wrapped(2.0), wrapped(3.0)),
+        (with_default(2.0), with_default(3.0)),
         (Weighted(2.0).method, Weighted(3.0).method),
         (nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(label_smoothing=0.2)),
         (F.cross_entropy, F.nll_loss),
@@ -400,6 +425,29 @@ def test_a_network_is_told_by_its_code_too() -> None:
 
 
 # Data ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_is_told_by_its_values_not_by_how_they_are_stored() -> None:
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    for lazy in (values.conj(), values.conj().imag):  # views that torch conjugates or negates when they are read
+        assert digest_of_tensors([("", lazy)]) == digest_of_tensors([("", torch.tensor(lazy.tolist()))])
+    assert digest_of_tensors([("", values)]) != digest_of_tensors([("", values.conj())])
+    assert digest_of_tensors([("", torch.zeros(0, 2))]) != digest_of_tensors([("", torch.zeros(0, 3))])
+
+
+def test_all_of_a_recipe_counts_but_what_only_changes_the_speed() -> None:
+    parts = identity.identity_of(net(), data(), RECIPE, None, None, "folder=")
+    assert {f"recipe.{name}" for name in RECIPE.to_dict()} - parts.keys() == {
+        "recipe.engine",
+        "recipe.compile",
+        "recipe.streams",
+    }
+
+
+def test_data_are_told_by_how_a_network_gets_them() -> None:
+    before = identity.data_parts(data())
+    for name, value in (("normalization_settled", not data().normalization_settled), ("ids", not data().ids)):
+        assert identity.data_parts(replace(data(), **{name: value})) != before, name
 
 
 def test_a_split_is_told_by_its_samples_not_by_how_they_are_stored() -> None:

@@ -15,12 +15,16 @@ import yaml
 
 from structured_ensembles import zoo
 from structured_ensembles.cli.main import main
-from structured_ensembles.experiment import Experiment, read_data, train_experiment
+from structured_ensembles.evaluation.corruptions import STANDARD
+from structured_ensembles.evaluations import evaluation_path
+from structured_ensembles.experiment import Experiment, train_experiment
 from structured_ensembles.grid import Job, run_grid
+from structured_ensembles.ingredients import read_data
 from structured_ensembles.paper.catalogue import study, study_names
-from structured_ensembles.paper.queue import KEPT, is_finished, run_queue
+from structured_ensembles.paper.queue import KEPT, is_finished, run_queue, write_queue
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK, planned_runs
 from structured_ensembles.paper.studies import EVERYTHING, Part
+from structured_ensembles.run_files import write_json
 from structured_ensembles.workers import BACKENDS, Pool
 
 ROOT = Path(__file__).parent.parent
@@ -140,11 +144,41 @@ def test_runs_with_small_checkpoints_begin_whenever_there_is_time(monkeypatch: p
     )
     planned = planned_runs((0,))
     run_queue(planned, Path("nowhere"), minutes=25, workers=2)
-    needed = {
-        own.experiment.model: given[own.name] for own in planned if own.experiment.method in ("deep", "structured")
-    }
-    assert needed["resnet20"] == 90
-    assert 90 < needed["resnet18"] < needed["wrn28_10"]
+    members = {own.experiment.model: own for own in planned if own.experiment.method in ("deep", "structured")}
+    assert given[members["resnet20"].name] == 90
+    for model in ("resnet18", "wrn28_10"):
+        whole = members[model]
+        assert given[whole.name] == pytest.approx(60 * whole.minutes * 1.8)  # a second worker takes 0.8 of the time
+        assert given[whole.name] > 90
+
+
+def test_a_run_is_finished_when_it_has_all_figures_by_both_rules(tmp_path: Path) -> None:
+    planned, other, *_ = planned_runs((0,), smoke=True)
+    folder = tmp_path / planned.name
+    whole = {"size/overhead": 1.0, "adv/fgsm@0.02": 0.5, "adv/fgsm@0.5": 0.1}
+    whole |= {f"cor/{name}@{severity}": 0.5 for name in STANDARD for severity in (3, 5)}
+    whole |= {f"cor/mean@{severity}": 0.5 for severity in (3, 5)}
+
+    def rows() -> list[dict[str, Any]]:
+        write_queue([planned, other], tmp_path)
+        listed = yaml.safe_load((tmp_path / "queue.yaml").read_text(encoding="utf-8"))
+        hours = sum(row["minutes"] for row in listed["runs"] if "done" not in row) / 60
+        left = sum("done" not in row for row in listed["runs"])
+        assert listed["total"] == {"runs": 2, "left": left, "hours_left": round(hours, 1)}
+        return listed["runs"]
+
+    result = {"figures": {}, "seconds": 90.0, "date": "2026-11-16", "device": "CPU", "versions": {}}
+    write_json(folder / "result.json", result)
+    write_json(evaluation_path(folder, "mean"), {"figures": whole})
+    assert not is_finished(planned, tmp_path)  # trained, but measured by one rule only
+    for missing in whole:
+        figures = {name: value for name, value in whole.items() if name != missing}
+        write_json(evaluation_path(folder, "logits"), {"figures": figures})
+        assert not is_finished(planned, tmp_path), missing
+    assert rows()[0] == {"run": planned.name, "minutes": round(planned.minutes, 1)}
+    write_json(evaluation_path(folder, "logits"), {"figures": whole})
+    assert is_finished(planned, tmp_path)
+    assert rows()[0] == {"run": planned.name, "minutes": 1.5, "done": True}
 
 
 def test_options_that_would_change_the_queues_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 import structured_ensembles as se
 from continual_cases import BACKBONES, make_tasks
 from structured_ensembles.continual import LEARNERS, pruning, run_sequence, split_tasks
 from structured_ensembles.continual.owning import OwningLearner
+from structured_ensembles.data.random_states import undisturbed
 from structured_ensembles.grid import Job, run_grid
 from structured_ensembles.methods import METHODS
 
@@ -200,3 +201,13 @@ def test_a_loader_goes_on_from_the_programs_random_states() -> None:
     assert torch.equal(torch.cat([targets for _, targets in data.batches("train", 16)]), seen)
     torch.default_generator.manual_seed(4)
     assert not torch.equal(torch.cat([targets for _, targets in data.batches("train", 16)]), seen)
+
+
+@pytest.mark.parametrize("where", ["sampler", "batch sampler"])
+def test_a_generator_that_only_a_sampler_has_stays_as_it_is(where: str) -> None:
+    sampler = RandomSampler(Drawing(), generator=GENERATOR)
+    chosen: dict[str, Any] = {"sampler": sampler, "batch_size": None}  # no batches of the loader's own
+    if where == "batch sampler":
+        chosen = {"batch_sampler": BatchSampler(sampler, 16, drop_last=False)}
+    with nothing_drawn(where):
+        list(undisturbed(DataLoader(Drawing(), **chosen)))

@@ -13,7 +13,9 @@ from safetensors.torch import load
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.evaluation import CORRUPTIONS
-from structured_ensembles.experiment import Experiment, Request, measure_experiment, read_data, read_figures
+from structured_ensembles.evaluations import read_figures
+from structured_ensembles.experiment import Experiment, Request, measure_experiment
+from structured_ensembles.ingredients import read_data
 from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.reproduce import is_complete
 from structured_ensembles.paper.studies import Part, figure_of

@@ -2,12 +2,15 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from structured_ensembles import run_lock as locks
+from structured_ensembles import runs
+from structured_ensembles.run_files import write_json
 from structured_ensembles.run_lock import LOCK, run_lock
 from structured_ensembles.runs import opened_run, read_config
 
@@ -91,6 +94,23 @@ def test_a_second_process_is_refused_and_deletes_nothing_of_a_live_run(tmp_path:
             begin(folder)
         assert read_config(folder) == CONFIG
     begin(folder)
+
+
+def test_a_run_that_another_process_finishes_while_this_one_waits_for_the_lock_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    result = {"figures": {}, "seconds": 1.0, "date": "2026-11-16", "device": "CPU", "versions": {}}
+
+    @contextmanager
+    def slow_lock(path: Path) -> Iterator[None]:
+        begin(folder)
+        write_json(folder / "result.json", result)
+        yield
+
+    monkeypatch.setattr(runs, "run_lock", lambda path: monkeypatch.undo() or slow_lock(path))  # `begin` has a lock too
+    with opened_run(folder, CONFIG) as done:
+        assert done == result
 
 
 def test_an_error_before_any_work_frees_the_folder_and_later_ones_do_not(tmp_path: Path) -> None:

@@ -78,6 +78,8 @@ def test_a_default_given_explicitly_is_the_same_run() -> None:
     assert folder_of("batch_ensemble") == folder_of("batch-ensemble")
     given = {"prune": 0.5, "epochs": 30, "rate": 1e-3, "head": "linear", "batch_size": 128, "search_epochs": 10}
     assert continual_folder_of(method_arguments=given, tasks=5) == continual_folder_of()
+    assert folder_of(method_arguments={"round_to": 1}) == folder_of()
+    assert folder_of(method_arguments={"coupled": 0}) != folder_of()  # nobody knows whether a method takes it for False
 
 
 def test_what_a_file_name_cannot_say_is_told_apart_all_the_same() -> None:

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.experiment import Experiment, Request, measure_experiment, train_experiment
+from structured_ensembles.ingredients import run_ensemble
 from structured_ensembles.models import is_trusted
 
 STRANGER = """
@@ -138,6 +140,17 @@ def test_functions_that_the_caller_named_are_trusted_and_no_others(
     assert not stranger()
     figures, _ = measure_experiment(folder, Request(), device="cpu", trust_code=["stranger:data", "stranger:network"])
     assert figures["size/overhead"] == 1.0
+
+
+def test_a_run_of_ones_own_network_is_loaded_for_who_names_it(tmp_path: Path, stranger: Callable[[], bool]) -> None:
+    network = se.from_factory("stranger:network")
+    se.Ensemble([network]).save(tmp_path / "ensemble.safetensors")
+    config, data = {"dataset": "digits", "model": "stranger:network", "model_arguments": {}}, se.load_data("digits")
+    for trusted in (True, ["stranger:network"]):
+        loaded = run_ensemble(tmp_path, config, data, trusted)
+        assert torch.equal(loaded.members[0].state_dict()["layers.1.weight"], network.state_dict()["layers.1.weight"])
+    with pytest.raises(se.ArtifactError, match="wants to import 'stranger:network' for its model"):
+        run_ensemble(tmp_path, config, data, ["stranger:data"])
 
 
 def test_trust_is_in_whole_names() -> None:

@@ -11,11 +11,13 @@ from continual_cases import SHORT, inputs_of, make_tasks
 from structured_ensembles.container import read_container, write_container
 from structured_ensembles.continual import LEARNERS, Learner
 from structured_ensembles.continual.storage import FORMAT
-from structured_ensembles.copying import all_tensors, fill
+from structured_ensembles.copying import all_tensors, fill, tensors_of
+from structured_ensembles.training import fleet
+from structured_ensembles.training.checkpoint import check_complete
 
 
 class Centred(nn.Module):
-    """Subtracts a mean that it learns in training, and keeps the last batch as a cache that has other sizes."""
+    """Subtract a mean that is learned in training, and count the steps."""
 
     mean: Tensor
     steps: Tensor
@@ -89,8 +91,6 @@ def trained(recipe: se.Recipe, checkpoint: Path | None = None) -> se.Ensemble:
 
 def test_the_best_epoch_comes_back_with_its_own_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first epoch is made the best: what it left is what the first epoch alone leaves."""
-    from structured_ensembles.training import fleet
-
     judge = fleet._judge
     monkeypatch.setattr(fleet, "_judge", lambda member, number, row, recipe: judge(member, number, _worse(row), recipe))
     schedule = {"schedule": "constant", "warmup": 0.0}
@@ -108,8 +108,6 @@ def _worse(row: dict[str, float | None]) -> dict[str, float | None]:
 def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_buffers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from structured_ensembles.training import fleet
-
     whole = trained(RECIPE)
     save, path = fleet._save, tmp_path / "checkpoint"
 
@@ -124,6 +122,15 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_buffers(
     resumed = trained(RECIPE, path)
     for name, tensor in all_tensors(whole).items():
         assert torch.equal(all_tensors(resumed)[name], tensor), name
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_for_what_it_lacks() -> None:
+    network = backbone()
+    check_complete(network, tensors_of(network), earlier_version=False)
+    with pytest.raises(ValueError, match=r"an earlier version wrote it, which did not keep the buffer 2\.mean"):
+        check_complete(network, tensors_of(network), earlier_version=True)
+    plain = nn.Linear(2, 2)
+    check_complete(plain, tensors_of(plain), earlier_version=True)
 
 
 def test_an_ensembles_file_has_them(tmp_path: Path) -> None:
@@ -143,6 +150,12 @@ def test_buffers_that_grow_or_begin_later_are_filled() -> None:
     fill(other, all_tensors(one))
     assert torch.equal(other.mean, one.mean)
     assert torch.equal(other.cache, one.cache)
+    kept = fleet._copy(one)  # of an earlier epoch
+    one.mean, one.cache = torch.arange(7.0), None
+    fleet._copy_into(kept, one)
+    fleet._restore(other, kept)
+    assert torch.equal(other.mean, torch.arange(7.0))
+    assert other.cache is None
     with pytest.raises(RuntimeError, match="stranger is not in both"):
         fill(other, {"stranger": torch.ones(1)})
     with pytest.raises(RuntimeError, match=r"weight is not in both"):

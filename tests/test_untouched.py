@@ -49,6 +49,10 @@ def default_argument(model: Any) -> None:
     model.stem = lambda x, layer=model.first: layer(x)
 
 
+def named_default_argument(model: Any) -> None:
+    model.stem = lambda x, *, layer=model.first: layer(x)
+
+
 def list_of_functions(model: Any) -> None:
     model.stems = [lambda x: 2 * model.first(x)]
     model.stem = partial(model.stems[0])
@@ -81,6 +85,7 @@ KNOTS = [
     closure,
     closure_over_a_weight,
     default_argument,
+    named_default_argument,
     list_of_functions,
     function_in_a_function,
     method_of_a_layer,

@@ -25,13 +25,11 @@ import subprocess
 import sys
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
 TALLEST = 16_000  # pixels of a WebP image
-CHECKPOINT = 16 * MIB
 PACKAGES = "packages.tar.gz"
 CODE = "code.tar.gz"
 
@@ -71,12 +69,13 @@ def pack_all(arguments: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     shutil.copy(__file__, out / "carry.py")
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+    names = {name for name in files.stdout.decode().splitlines() if name.startswith(("src/", "results/"))}
+    for kept in unfinished_runs(ROOT / "results"):  # git ignores some of their files
+        names |= {path.relative_to(ROOT).as_posix() for path in kept}
     with tarfile.open(out / CODE, "w:gz") as archive:
-        for name in files.stdout.decode().splitlines():
-            if name.startswith(("src/", "results/")) and (ROOT / name).exists():
+        for name in sorted(names):
+            if (ROOT / name).exists():  # git lists what was deleted, too
                 archive.add(ROOT / name, name)
-        for path in unfinished_files(ROOT / "results"):
-            archive.add(path, path.relative_to(ROOT).as_posix())
     if arguments.packages:
         target = out / "packages"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
@@ -90,15 +89,13 @@ def pack_all(arguments: argparse.Namespace) -> None:
         print(f"{path.stat().st_size / MIB:7.1f} MiB  {path}")
 
 
-def unfinished_files(results: Path) -> list[Path]:
-    """List what runs that were not finished need to go on: checkpoints, and what says of which run they are."""
+def unfinished_runs(results: Path) -> list[list[Path]]:
+    """List the files that each unfinished run goes on from."""
     runs = [path.parent for path in sorted(results.glob("*/*/config.yaml"))]
     return [
-        path
+        [path for path in sorted(run.iterdir()) if path.suffix in (".safetensors", ".json", ".yaml")]
         for run in runs
         if not (run / "result.json").exists()
-        for path in sorted(run.iterdir())
-        if path.suffix in (".safetensors", ".json", ".yaml")
     ]
 
 
@@ -159,6 +156,9 @@ def unpack_back(arguments: argparse.Namespace) -> None:
         with tarfile.open(path) as archive:
             archive.extractall(ROOT / "results", filter="data")
             print(*(name for name in archive.getnames() if name.endswith(("result.json", "safetensors"))), sep="\n")
+    for result in (ROOT / "results").glob("*/*/result.json"):
+        for checkpoint in result.parent.glob("checkpoint*.safetensors"):  # of a run that is finished now
+            checkpoint.unlink()
     write_queue(planned_runs(), ROOT / "results")
     print("see results/queue.yaml; then: sens report results/ --docs, and commit")
 
@@ -236,7 +236,7 @@ def unpack_data(name: str, folder: Path, out: Path) -> None:
 
 def pack_back(results: Path, back: Path) -> None:
     """Leave what is small of the finished runs in one archive, and each checkpoint of the unfinished in another."""
-    from structured_ensembles.paper.queue import KEPT
+    from structured_ensembles.paper.queue import KEPT, PORTABLE
 
     shutil.rmtree(back, ignore_errors=True)
     back.mkdir(parents=True)
@@ -246,10 +246,8 @@ def pack_back(results: Path, back: Path) -> None:
             for name in KEPT if (run / "result.json").exists() else ():
                 if (run / name).exists():
                     archive.add(run / name, (run / name).relative_to(results).as_posix())
-    unfinished = groupby(unfinished_files(results), lambda path: path.parent)
-    for number, (_, files) in enumerate(unfinished):
-        kept = list(files)
-        if sum(path.stat().st_size for path in kept) <= CHECKPOINT:
+    for number, kept in enumerate(unfinished_runs(results)):
+        if sum(path.stat().st_size for path in kept) <= PORTABLE:
             with tarfile.open(back / f"unfinished-{number}.tar.gz", "w:gz") as archive:
                 for path in kept:
                     archive.add(path, path.relative_to(results).as_posix())

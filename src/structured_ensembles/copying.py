@@ -187,6 +187,18 @@ def unsaved_buffers(model: nn.Module) -> set[str]:
     return {name for name, _ in model.named_buffers()} - set(tensors_of(model))
 
 
+def check_fits(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError unless tensors have the names and shapes of a model's state.
+
+    A non-persistent buffer may be missing, or have another shape, such as a cache that grows.
+    """
+    optional = unsaved_buffers(model)
+    expected = {(name, tensor.shape) for name, tensor in tensors_of(model).items()}
+    found = {(name, tensor.shape) for name, tensor in tensors.items() if name not in optional}
+    if differing := {name for name, _ in expected ^ found}:
+        raise ValueError(f"{min(differing)} has another shape, or is not in both")
+
+
 @torch.no_grad()
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors into a model, in place, by the names of `all_tensors`; a buffer that is not among them stays.

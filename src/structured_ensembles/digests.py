@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset, Sampler
 
+from structured_ensembles.tensor_file import bytes_of
+
 CHUNK = 1024  # samples that are digested at a time
 OURS = ("torch", "structured_ensembles")  # whose functions and classes are known by their names
 PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format, slice, bytes, complex)
@@ -62,15 +64,11 @@ def add_tensor(found: Any, tensor: Tensor, rows: Tensor | None = None) -> None:
     found.update(f"{own.dtype} {(count, *own.shape[1:]) if own.dim() else ()}".encode())
     if rows is None:
         for piece in own.split(max(1, len(own) // 8)) if own.dim() and own.is_cuda else [own]:
-            found.update(_bytes(piece))
+            found.update(bytes_of(piece))
         return
     buffer = own.new_empty((min(CHUNK, count), *own.shape[1:]))
     for part in rows.to(own.device).split(CHUNK):
-        found.update(_bytes(torch.index_select(own, 0, part, out=buffer[: len(part)])))
-
-
-def _bytes(tensor: Tensor) -> Any:
-    return tensor.cpu().contiguous().flatten().view(torch.uint8).numpy() if tensor.numel() else b""
+        found.update(bytes_of(torch.index_select(own, 0, part, out=buffer[: len(part)])))
 
 
 # Modules ------------------------------------------------------------------------------------------------------------

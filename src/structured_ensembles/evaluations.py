@@ -20,7 +20,7 @@ def evaluation_path(folder: Path, rule: Combine = "mean") -> Path:
 
 
 def read_figures(path: Path) -> dict[str, float]:
-    """The figures of an evaluation; none if there was none."""
+    """Read the figures of an evaluation; none if there was none."""
     found: dict[str, float] = _read_evaluation(path)["figures"] if path.exists() else {}
     return found
 
@@ -35,7 +35,7 @@ def merge_figures(path: Path, figures: Mapping[str, float], record: Mapping[str,
 
 
 def _read_evaluation(path: Path) -> dict[str, Any]:
-    """The record of an evaluation, its figures checked."""
+    """Read the record of an evaluation and check its figures."""
     remedy = "delete it, and evaluate again"
     record = read_json(path, remedy)
     try:
@@ -47,7 +47,7 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
 def _without_partial_means(
     merged: Mapping[str, float], known: Mapping[str, float], figures: Mapping[str, float]
 ) -> dict[str, float]:
-    """Of the means over corruptions (`cor/mean@3`, …), those that are over all that the merged figures list."""
+    """Drop means over corruptions (`cor/mean@3`, …) that leave out any corruption of the merged figures."""
 
     def listed(own: Mapping[str, float], kind: str, mean: str, severity: str) -> set[str]:
         names = {name.removeprefix(f"{kind}/").partition("@")[0] for name in own if name.startswith(f"{kind}/")}

@@ -37,23 +37,6 @@ from structured_ensembles.training import Recipe
 from structured_ensembles.training.mesh import processes
 from structured_ensembles.training.recipe import usual
 
-__all__ = [
-    "RULES",
-    "Experiment",
-    "Prepared",
-    "Request",
-    "evaluation_path",
-    "has_official",
-    "measure_experiment",
-    "merge_figures",
-    "prepare_experiment",
-    "read_data",
-    "read_figures",
-    "train_experiment",
-    "train_prepared",
-    "unmeasured",
-]
-
 
 @dataclass(frozen=True)
 class Experiment:
@@ -121,6 +104,9 @@ class Request:
         fgsm = tuple(dict.fromkeys((*self.fgsm, *other.fgsm)))
         severities = tuple(sorted({*self.severities, *other.severities}))
         return Request(fgsm, self.corruptions or other.corruptions, severities)
+
+
+NOTHING = Request((), False, ())  # what a measured run lacks
 
 
 @dataclass(frozen=True)
@@ -284,12 +270,11 @@ def unmeasured(folder: Path, request: Request, official: bool = False) -> Reques
     regression = bool(known["mean"]) and "cls/accuracy" not in known["mean"]
     if regression:
         del known["logits"]  # there is nothing to combine in two ways, and no figure of single samples
-    nothing = Request((), False, ())
-    wanted = nothing
+    wanted = NOTHING
     for figures in known.values():
         wanted |= request.missing(figures, official)
     whole = all("size/overhead" in figures for figures in known.values()) and (samples or regression)
-    if wanted != nothing or not whole:
+    if wanted != NOTHING or not whole:
         return wanted
     return wanted if request.corruptions and "noisy" not in samples else None
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from structured_ensembles.tensor_file import save_file
+from structured_ensembles.tensor_file import NO_FOLLOW, open_without_links, save_file
 
 try:
     import fcntl
@@ -30,7 +30,6 @@ except ImportError:  # not on Windows: there, what killed processes left stays
 # locks on one machine only: files of other hosts are told by their age too.
 LEFTOVER_SECONDS = 60
 LARGEST_TEXT = 2**26  # bytes of a JSON or YAML file that is read; the largest that we write are histories
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -55,7 +54,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     def write(part: Path) -> None:
-        with open(part, "w", encoding="utf-8", opener=_open_without_links) as file:
+        with open(part, "w", encoding="utf-8", opener=open_without_links) as file:
             file.write(text)
 
     write_atomically(path, write)
@@ -116,7 +115,7 @@ def _new_part(path: Path) -> tuple[Path, int]:
     """Create a file that nobody else has, beside `path`, and lock it; returns its name and its descriptor."""
     while True:
         part = path.with_name(f"{path.name}.{platform.node()}-{secrets.token_hex(8)}.part")
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o666)
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
         if fcntl is None:
             return part, descriptor
         with suppress(OSError):  # a file system without locks, where nobody clears leftovers either
@@ -124,10 +123,6 @@ def _new_part(path: Path) -> tuple[Path, int]:
         if os.fstat(descriptor).st_nlink:
             return part, descriptor
         os.close(descriptor)  # somebody took it for a leftover before it was locked
-
-
-def _open_without_links(name: str, flags: int) -> int:
-    return os.open(name, flags | _NO_FOLLOW, 0o666)
 
 
 def _clear_leftovers(path: Path) -> None:
@@ -148,7 +143,7 @@ def _clear_leftovers(path: Path) -> None:
 def _remove_if_left(part: Path, seconds: float) -> None:
     """Remove a file if nobody has locked it and it is older than this."""
     assert fcntl is not None
-    descriptor = os.open(part, os.O_RDWR | os.O_NONBLOCK | _NO_FOLLOW)
+    descriptor = os.open(part, os.O_RDWR | os.O_NONBLOCK | NO_FOLLOW)
     try:
         status = os.fstat(descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,7 +11,6 @@ reached is no part of it: the device, `quiet`, the recipe's engine, streams and 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,13 +23,15 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.splits import digest
 from structured_ensembles.digests import UnidentifiedError, described, digest_of, module_parts
 from structured_ensembles.files import read_text, write_text
-from structured_ensembles.parallel import gather, rank
+from structured_ensembles.parallel import decided_by_first, rank
+from structured_ensembles.run_files import damaged, read_json, text_checksum, write_json
 
 if TYPE_CHECKING:  # which imports this module
     from structured_ensembles.training.recipe import Recipe
 
 FILE = "identity.json"
-CHECKPOINTS = "checkpoint*.safetensors"
+CHECKPOINTS = "checkpoint*.safetensors"  # that a finished run drops
+REMEDY = "delete the folder, or choose another"
 NOT_PARTS = ("engine", "compile", "streams")  # of a recipe: they change the speed
 HINTS = {
     "weights": "a network with other weights is another run: call torch.manual_seed before it is made",
@@ -71,15 +72,15 @@ class RunFolder:
         path = self.path / name
         try:
             text = read_text(path)
+            if text_checksum(text) != self.files[name]:
+                raise ValueError(f"its contents do not match its checksum in {FILE}")
         except (OSError, ValueError) as error:
-            raise ValueError(f"{path} cannot be read ({error}): delete the folder, or choose another") from error
-        if hashlib.sha256(text.encode()).hexdigest() != self.files[name]:
-            raise ValueError(f"{path} is damaged: delete the folder, or choose another")
+            raise damaged(path, error, REMEDY) from error
         return text
 
     def write(self, name: str, text: str) -> RunFolder:
         """Keep a text file. Its checksum comes after it: if the run is killed in between, it is written again."""
-        written = replace(self, files={**self.files, name: hashlib.sha256(text.encode()).hexdigest()})
+        written = replace(self, files={**self.files, name: text_checksum(text)})
         if self.path is not None and rank() == 0:
             write_text(self.path / name, text)
             _write(self.path, self.identity, written.files)
@@ -104,18 +105,10 @@ def open_folder(
     """
     if folder is None:
         return RunFolder(None, {}, {})
-    found: RunFolder | Exception | None = None
-    if rank() == 0:
-        try:
-            what = {"method": method, **arguments}
-            found = _claimed(Path(folder), identity_of(model, data, recipe, loss, loss_name, "folder=", **what))
-        except Exception as error:  # which the others must hear of, or they would wait
-            found = error
-    found = gather(found)[0]
-    if isinstance(found, Exception):
-        raise found
-    assert found is not None
-    return found
+    path, what = Path(folder), {"method": method, **arguments}
+    return decided_by_first(
+        lambda: _claimed(path, identity_of(model, data, recipe, loss, loss_name, "folder=", **what))
+    )
 
 
 def _claimed(folder: Path, identity: Identity) -> RunFolder:
@@ -129,11 +122,10 @@ def _claimed(folder: Path, identity: Identity) -> RunFolder:
             )
         _write(folder, identity, {})
         return RunFolder(folder, identity, {})
-    try:
-        known = json.loads(read_text(path))
-        parts, files = dict(known["parts"]), dict(known["files"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}): delete the folder, or choose another") from error
+    known = read_json(path, REMEDY)
+    parts, files = known.get("parts"), known.get("files")
+    if not isinstance(parts, dict) or not isinstance(files, dict):
+        raise damaged(path, ValueError("it does not say of what run it is"), REMEDY)
     if parts != identity:
         if kept or files:
             check_same(parts, identity, f"folder {folder}")
@@ -142,7 +134,7 @@ def _claimed(folder: Path, identity: Identity) -> RunFolder:
 
 
 def _write(folder: Path, identity: Identity, files: Mapping[str, str]) -> None:
-    write_text(folder / FILE, json.dumps({"parts": identity, "files": files}, indent=1) + "\n")
+    write_json(folder / FILE, {"parts": identity, "files": files})
 
 
 def check_same(known: Any, identity: Identity, where: str) -> None:

@@ -1,4 +1,4 @@
-"""What an experiment names, its data and its network; what a file names is imported only for callers that trust it."""
+"""Data and network of an experiment, by their names; names from files are imported only for callers that trust them."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from structured_ensembles.tables import printable
+
 ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word marks nothing
 LINKS = re.compile(r":(?=//)|(?<=www)\.|@(?=[^\W\d])", re.IGNORECASE)  # GitHub makes links of bare addresses
@@ -14,8 +16,7 @@ def literal(text: str) -> str:
 
     Control characters, which might act on a terminal or hide what is written, are spelled out.
     """
-    line = " ".join(text.split())
-    line = "".join(own if own.isprintable() else repr(own)[1:-1] for own in line)
+    line = printable(" ".join(text.split()))
     line = "".join(ENTITIES.get(own, own) for own in line)
     line = MARKUP.sub(lambda found: "\\" + found[0], line)
     return LINKS.sub(lambda found: f"&#{ord(found[0])};", line)

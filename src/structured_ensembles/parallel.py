@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+Decision = TypeVar("Decision")
 
 
 def world() -> int:
@@ -27,6 +29,20 @@ def gather(own: Any) -> list[Any]:
         return [own]
     dist.all_gather_object(found, own)
     return found
+
+
+def decided_by_first(decide: Callable[[], Decision]) -> Decision:
+    """Return in every process what `decide` returns in the first one; its error is raised in all of them."""
+    found: Decision | Exception | None = None
+    if rank() == 0:
+        try:
+            found = decide()
+        except Exception as error:  # which the others must hear of, or they would wait
+            found = error
+    found = gather(found)[0]
+    if isinstance(found, Exception):
+        raise found
+    return cast(Decision, found)
 
 
 @torch.no_grad()

@@ -42,13 +42,17 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def json_checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return text_checksum(json.dumps(content, sort_keys=True))
+
+
+def text_checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_yaml(path: Path, content: Mapping[str, Any]) -> None:
     """Write a YAML file whose first line, a comment, has the checksum of the others."""
     text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
-    write_text(path, f"{YAML_CHECKSUM}{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+    write_text(path, f"{YAML_CHECKSUM}{text_checksum(text)}\n{text}")
 
 
 def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
@@ -57,7 +61,7 @@ def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
         text = read_text(path)
         if text.startswith(YAML_CHECKSUM):
             first, _, below = text.partition("\n")
-            if first.removeprefix(YAML_CHECKSUM) != hashlib.sha256(below.encode()).hexdigest():
+            if first.removeprefix(YAML_CHECKSUM) != text_checksum(below):
                 raise ValueError("its contents do not match its checksum, or were changed by hand")
         content = parse_yaml(text)
         json.dumps(content)  # or a TypeError: what we write has no dates, sets or bytes

@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from structured_ensembles.tensor_file import NO_FOLLOW
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -48,7 +50,7 @@ def _locked(path: Path) -> int:
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o644)
         except FileNotFoundError:  # its last holder has removed the folder between the two
             continue
         except FileExistsError:  # or while mkdir looked whether it is one
@@ -86,7 +88,7 @@ def _lock(path: Path, descriptor: int) -> None:
 
 
 def _holder(descriptor: int) -> str:
-    """Who holds a lock, in words, as far as the file says."""
+    """Name the process that holds a lock, as far as the file says."""
     with suppress(ValueError, KeyError, TypeError, OSError):
         owner = json.loads(os.read(descriptor, 4096))
         return f"process {int(owner['process'])} on {str(owner['host'])!r}, since {owner['since']}"
@@ -94,7 +96,7 @@ def _holder(descriptor: int) -> str:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether the open file is the one that has this name now."""
+    """Tell whether the open file is the one that has this name now."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
     except FileNotFoundError:

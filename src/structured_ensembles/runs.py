@@ -21,27 +21,31 @@ from torch import Tensor
 
 import structured_ensembles
 from structured_ensembles.artifact import Storage
+from structured_ensembles.build import SUBNETS
 from structured_ensembles.checks import check_number, check_type
 from structured_ensembles.container import read_container, write_container
 from structured_ensembles.copying import device_of
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
-from structured_ensembles.files import read_text, write_text
+from structured_ensembles.files import check_regular, read_text, write_text
 from structured_ensembles.history import COLUMNS
+from structured_ensembles.identity import CHECKPOINTS
+from structured_ensembles.identity import FILE as IDENTITY
 from structured_ensembles.run_files import (
     checked_figures,
     damaged,
     read_json,
     read_table,
     read_yaml,
+    text_checksum,
     write_json,
     write_yaml,
 )
 from structured_ensembles.run_lock import LOCK, run_lock
 from structured_ensembles.selection import Subnet
 
-CONFIG, HISTORY, SUBNETS = "config.yaml", "history.csv", "subnets.json"
+CONFIG, HISTORY = "config.yaml", "history.csv"
 SAMPLES = "samples.safetensors"  # what figures of single samples need, see `measure_experiment`
 SAMPLES_FORM = "structured-ensembles-samples"
 KEYS = ("dataset", "model", "method", "seed", "model_arguments", "method_arguments")  # of every configuration
@@ -53,7 +57,6 @@ TYPES: dict[str, Any] = {
     "shuffle_labels": bool,
     "validation": bool,
 }
-IDENTITY = "identity.json"  # what a method writes before any work
 MOST_NEURONS = 10_000_000  # of a network that is drawn; more would be a forged file
 CONFIG_REMEDY = "restore it, or choose another folder with --out"
 RESULT_REMEDY = "delete it and give the command again"
@@ -162,8 +165,7 @@ def read_samples(folder: Path) -> dict[str, Tensor]:
     if not path.exists():
         return {}
     try:
-        if not path.is_file():
-            raise ValueError("it is not a regular file")
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             checked = bool(file.metadata())  # earlier versions wrote no checksum
         tensors = read_container(path, SAMPLES_FORM, 1, "samples of a run")[1] if checked else load_file(path)
@@ -244,7 +246,7 @@ def _check_file(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def _checksum(path: Path) -> str:
-    return hashlib.sha256(read_text(path).encode()).hexdigest()
+    return text_checksum(read_text(path))
 
 
 def close_run(
@@ -280,7 +282,7 @@ def close_run(
         **machine(),
     }
     write_json(folder / "result.json", result)
-    for checkpoint in folder.glob("checkpoint*.safetensors"):
+    for checkpoint in folder.glob(CHECKPOINTS):
         checkpoint.unlink()
     return result
 

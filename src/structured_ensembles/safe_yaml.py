@@ -1,4 +1,4 @@
-"""YAML from people we do not know: plain values only, no larger than the file makes one expect.
+"""parse_yaml(): YAML from untrusted files, with plain values only and a bound on their number.
 
 `yaml.safe_load` runs no code, but a few lines of aliases of aliases stand for billions of values, which cost nothing
 until somebody walks, prints or compares them.
@@ -6,24 +6,13 @@ until somebody walks, prints or compares them.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from structured_ensembles.files import read_text
-
-LARGEST = 2**16  # bytes; a configuration has a few hundred, and PyYAML is slow
+LARGEST = 2**16  # characters; a configuration has a few hundred, and PyYAML is slow
 MOST_BRACKETS = 400  # it is slower still, by the square, where they are nested
 MOST_VALUES = 100_000  # in a document, those that aliases stand for counted each time
-
-
-def read_yaml(path: Path) -> Any:
-    """Read a regular file of at most 64 KiB; raise a ValueError or OSError that names it and says what is wrong."""
-    try:
-        return parse_yaml(read_text(path, LARGEST))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def parse_yaml(text: str) -> Any:

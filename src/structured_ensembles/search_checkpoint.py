@@ -10,9 +10,9 @@ from torch import Tensor
 
 from structured_ensembles.container import ArtifactError, read_container, write_container
 from structured_ensembles.identity import RunFile, check_same
-from structured_ensembles.parallel import gather, rank
+from structured_ensembles.parallel import decided_by_first, gather, rank
 
-FILE = "checkpoint-search.safetensors"  # a finished run drops all files that are named checkpoint*
+FILE = "checkpoint-search.safetensors"  # one of `identity.CHECKPOINTS`
 FORM = "structured-ensembles-search"
 VERSION = 1
 
@@ -33,9 +33,9 @@ class SearchState:
     history: Sequence[Mapping[str, float]]
 
 
-def save_search(file: RunFile | None, state: SearchState) -> None:
+def save_search(file: RunFile, state: SearchState) -> None:
     """Write the state; of several processes, the first one does."""
-    if file is None or rank() > 0:
+    if rank() > 0:
         return
     random = {str(index): own for index, own in enumerate(state.random)}
     parts = {"changing": state.changing, "kept": state.kept, "random": random}
@@ -44,20 +44,9 @@ def save_search(file: RunFile | None, state: SearchState) -> None:
     write_container(file.path, FORM, VERSION, structure, tensors)
 
 
-def load_search(file: RunFile | None) -> SearchState | None:
+def load_search(file: RunFile) -> SearchState | None:
     """Read the state of this search, as the first process finds it; None if there is none."""
-    if file is None:
-        return None
-    found: SearchState | Exception | None = None
-    if rank() == 0:
-        try:
-            found = _read(file) if file.path.exists() else None
-        except Exception as error:  # which the others must hear of, or they would wait
-            found = error
-    found = gather(found)[0]
-    if isinstance(found, Exception):
-        raise found
-    return found
+    return decided_by_first(lambda: _read(file) if file.path.exists() else None)
 
 
 def _read(file: RunFile) -> SearchState:

@@ -26,7 +26,7 @@ LONGEST = 150  # characters of a folder's name
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the arguments of a model and of a method, and the parts of a recipe, are if nothing is said."""
+    """Default arguments of a model and of a method, and default parts of a recipe."""
 
     model_arguments: Mapping[str, Any]
     method_arguments: Mapping[str, Any]
@@ -100,7 +100,7 @@ def _text(value: Any) -> str:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two values are the same in a configuration: 1 and 1.0, (1, 2) and [1, 2], but not 1 and True."""
+    """Tell whether two values are the same in a configuration: 1 and 1.0, (1, 2) and [1, 2], but not 1 and True."""
     one, other = (json.loads(json.dumps(own, default=str)) for own in (one, other))
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 

@@ -1,4 +1,4 @@
-"""Tables of text, as `print` shows them."""
+"""Tables of text, as `print` shows them, and text as terminals may have it."""
 
 from collections.abc import Sequence
 
@@ -18,6 +18,11 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     widths_shown = [*widths[:-1], min(widths[-1], max(len(header[-1]), 12))]  # the last column may hold sentences
     return "\n".join([line(header), "  ".join("─" * width for width in widths_shown), *map(line, rows)])
+
+
+def printable(text: str) -> str:
+    """Write out control characters: a name from a file must not move the cursor, colour the terminal or add lines."""
+    return "".join(own if own.isprintable() else repr(own)[1:-1] for own in text)
 
 
 def _is_number(cell: str) -> bool:

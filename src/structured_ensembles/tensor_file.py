@@ -35,6 +35,7 @@ DTYPES = {  # in the order of the file, as the library has it: wide ones first, 
     torch.bool: "BOOL",
 }
 ALIGNMENT = 8  # of the first tensor, in bytes
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 
 
 def save_file(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
@@ -52,7 +53,7 @@ def save_file(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, 
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % ALIGNMENT)
-    with open(path, "wb", opener=_open_without_links) as file:
+    with open(path, "wb", opener=open_without_links) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             file.write(bytes_of(tensors[name]))
@@ -69,10 +70,10 @@ def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        if tensor.numel():
-            digest.update(bytes_of(tensor))
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 
-def _open_without_links(name: str, flags: int) -> int:
-    return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+def open_without_links(name: str, flags: int) -> int:
+    """Open a file as `open(…, opener=)` wants it; an OSError if the name is a symbolic link."""
+    return os.open(name, flags | NO_FOLLOW, 0o666)

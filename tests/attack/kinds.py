@@ -252,6 +252,7 @@ KINDS: dict[str, Kind] = {
         Kind("data-cache", "tiny.safetensors", "container", _cache, _load_data, per_round=15),
         Kind("checkpoint-search", SEARCH, "container", _searching, _read_structured, per_round=5, slow=True),
         Kind("subnets.json", "subnets.json", "json", _searched, _read_structured, per_round=4),
+        Kind("identity.json", "identity.json", "json", _searched, _read_structured, per_round=4),
         Kind("sequence-learner", "learner.safetensors", "container", _sequence_made, _sequence),
         Kind("sequence-matrix.json", "matrix.json", "json", _sequence_made, _sequence),
         _of_run("config.yaml", "yaml", "train", 5),

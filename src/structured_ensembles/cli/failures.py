@@ -1,4 +1,4 @@
-"""What the user reads when a command fails: a sentence for whatever can be expected, an apology for the rest."""
+"""run_guarded(): a sentence for every failure that can be expected, an apology with the traceback for the rest."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _tracker() -> str:
 
 
 def _stdout_is_lost() -> bool:
-    """Whether stdout cannot be written any more; if so, drop what it holds, or Python would complain when it exits."""
+    """Tell whether stdout cannot be written any more; if so, drop its buffer, or Python would complain at exit."""
     try:
         sys.stdout.flush()
     except OSError:

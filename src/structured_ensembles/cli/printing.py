@@ -1,8 +1,8 @@
-"""Figures as people read them, and text as terminals may have it."""
+"""Figures and messages as people read them."""
 
 from collections.abc import Mapping
 
-from structured_ensembles.tables import text_table
+from structured_ensembles.tables import printable, text_table
 
 PERCENT = ("accuracy", "ece", "disagreement", "discarded", "auroc", "aurc", "fpr95", "kept", "coverage", "@")
 
@@ -21,11 +21,6 @@ def shown(name: str, value: float | None) -> str:
         return f"{100 * value:.2f} %"
     counted = name.startswith("size/") and name != "size/overhead"
     return f"{value:,.0f}" if counted else f"{value:.4f}"
-
-
-def printable(text: str) -> str:
-    """Write out control characters: a name from a file must not move the cursor, colour the terminal or add lines."""
-    return "".join(own if own.isprintable() else repr(own)[1:-1] for own in text)
 
 
 def printable_lines(text: str) -> str:

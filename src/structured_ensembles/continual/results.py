@@ -41,7 +41,7 @@ def check_continual_result(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 def matrix_of(result: Mapping[str, Any]) -> AccuracyMatrix:
-    """The accuracies on every task after every task."""
+    """Rebuild the accuracies on every task after every task."""
     matrix = AccuracyMatrix.from_dict(result["matrix"])
     for value in [value for row in matrix.rows for value in row]:
         check_number("each accuracy", value)
@@ -52,7 +52,7 @@ def matrix_of(result: Mapping[str, Any]) -> AccuracyMatrix:
 
 
 def memory_of(result: Mapping[str, Any]) -> Memory:
-    """What the learner stores."""
+    """Rebuild the memory that the learner takes."""
     found = {name: result["memory"][name] for name in MEMORY}
     for name, value in found.items():
         check_whole(name, value, 0)
@@ -60,7 +60,7 @@ def memory_of(result: Mapping[str, Any]) -> Memory:
 
 
 def capacity_of(result: Mapping[str, Any]) -> Capacity | None:
-    """Who owns how many neurons; None for learners whose tasks own none."""
+    """Rebuild the neurons that each task owns; None for learners whose tasks own none."""
     kept = result["capacity"]
     if kept is None:
         return None

@@ -24,7 +24,7 @@ from structured_ensembles.container import (
 )
 from structured_ensembles.continual.heads import new_head, num_features
 from structured_ensembles.continual.learner import Learned, Learner
-from structured_ensembles.copying import all_tensors, copy_with, fill, unsaved_buffers
+from structured_ensembles.copying import all_tensors, check_fits, copy_with, fill, unsaved_buffers
 from structured_ensembles.data import Normalization
 from structured_ensembles.devices import Device
 from structured_ensembles.origin import warn_if_unnamed
@@ -109,7 +109,7 @@ def _backbone(path: Path, structure: Mapping[str, Any], tensors: Mapping[str, Te
             with torch.device("meta"):
                 outline = build_named(path, named, trust_code, "backbone", tensors=len(tensors))
             with refused(f"{path} does not fit the backbone"):
-                _check_shapes(outline, _named(tensors, "backbone."))
+                check_fits(outline, _named(tensors, "backbone."))
         return build_named(path, named, trust_code, "backbone", tensors=len(tensors))
 
 
@@ -122,8 +122,8 @@ def _fill(
         learner.backbone.to(next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point()))
         if broken := sorted(name for name, tensor in tensors.items() if tensor.isnan().any()):
             raise ValueError(f"{broken[0]} has NaN")  # no learner was saved so: training stops with an error
-        lost = _check_shapes(learner.backbone, weights)
-        if lost:
+        check_fits(learner.backbone, weights)
+        if lost := unsaved_buffers(learner.backbone) - weights.keys():
             warnings.warn(
                 f"{path} was written by an earlier version, which did not keep the non-persistent buffers "
                 f"{', '.join(sorted(lost))}: those of the backbone stay. What it predicts may differ",
@@ -171,23 +171,6 @@ def _head(learner: Learner, classes: int, tensors: Mapping[str, Tensor]) -> nn.M
     if len(found[last]) != classes:
         raise ValueError(f"a head has {len(found[last])} outputs for {classes} classes")
     return _of_size(outline, found).to(learner.device).eval()
-
-
-def _check_shapes(module: nn.Module, tensors: Mapping[str, Tensor]) -> set[str]:
-    """Raise a ValueError unless tensors have the names and shapes of a module; returns non-persistent buffers it lacks.
-
-    Non-persistent buffers may have other shapes, such as caches that grow.
-    """
-    expected, optional = all_tensors(module), unsaved_buffers(module)
-    differing = {
-        name
-        for name, own in tensors.items()
-        if name not in expected or (name not in optional and own.shape != expected[name].shape)
-    }
-    differing |= expected.keys() - optional - tensors.keys()
-    if differing:
-        raise ValueError(f"{min(differing)} has another shape, or is not in both")
-    return optional - tensors.keys()
 
 
 def _belongs(name: str, tasks: Mapping[int, Learned]) -> bool:

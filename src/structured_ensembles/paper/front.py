@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from structured_ensembles.experiment import RULES
+from structured_ensembles.evaluations import RULES
 from structured_ensembles.paper.studies import PRUNED, Part, Study, methods_of, places_of, runs_of
 
 COLUMNS = (

@@ -16,7 +16,8 @@ import yaml
 
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.data import load_data
-from structured_ensembles.experiment import RULES, Request, evaluation_path, read_figures
+from structured_ensembles.evaluations import RULES, evaluation_path, read_figures
+from structured_ensembles.experiment import NOTHING
 from structured_ensembles.files import write_text
 from structured_ensembles.grid import Job, Outcome, run_grid
 from structured_ensembles.paper.estimates import checkpoint_bytes
@@ -39,13 +40,13 @@ HEADER = """\
 # minutes: an estimate for an H200, or what the finished run took.
 """
 TOGETHER = 0.8  # of the GPU's time that each further worker costs the others
-PORTABLE = 16 * 2**20  # bytes of a checkpoint that can travel back from a borrowed machine
+PORTABLE = 16 * 2**20  # bytes of an unfinished run that can travel back from a borrowed machine, see tools/carry.py
 WORTH_STARTING = 90.0  # seconds: less time than that is spent on starting up
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a pass over the queue did.
+    """Outcome of a pass over the queue.
 
     new, left: names of the runs that it finished, and of those that remain. failed: what went wrong, by name.
     without: data sets that could not be had, and why.
@@ -128,9 +129,8 @@ def is_finished(planned: Planned, out: Path) -> bool:
         return False
     if isinstance(planned.experiment, ContinualExperiment):
         return True
-    nothing = Request((), False, ())
     figures = [read_figures(evaluation_path(folder, rule)) for rule in RULES]
-    return all("size/overhead" in own and planned.request.missing(own) == nothing for own in figures)
+    return all("size/overhead" in own and planned.request.missing(own) == NOTHING for own in figures)
 
 
 def write_queue(planned: Sequence[Planned], out: Path) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from structured_ensembles.ensemble import Combine
-from structured_ensembles.experiment import RULES, Experiment, Request
+from structured_ensembles.evaluations import RULES
+from structured_ensembles.experiment import Experiment, Request
 from structured_ensembles.paper.published import Cell, published
 
 Key = tuple[str, str]  # row, column

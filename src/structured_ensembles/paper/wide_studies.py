@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from structured_ensembles.experiment import RULES, Experiment
+from structured_ensembles.evaluations import RULES
+from structured_ensembles.experiment import Experiment
 from structured_ensembles.paper.front import COLUMNS
 from structured_ensembles.paper.published import Cell
 from structured_ensembles.paper.sections import wide_front, wide_resnets

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from structured_ensembles.container import ArtifactError, checked, read_container, refused, write_container
-from structured_ensembles.copying import tensors_of, unsaved_buffers
+from structured_ensembles.copying import check_fits, unsaved_buffers
 from structured_ensembles.files import check_regular
 
 FORMAT = "structured-ensembles-checkpoint"
@@ -61,11 +61,7 @@ def check_complete(network: nn.Module, kept: Mapping[str, Tensor], earlier_versi
     optional = unsaved_buffers(network)
     if earlier_version and optional:
         raise ValueError(f"an earlier version wrote it, which did not keep the buffer {min(optional)}")
-    expected = {(name, tensor.shape) for name, tensor in tensors_of(network).items()}
-    found = {(name, tensor.shape) for name, tensor in kept.items() if name not in optional}
-    differing = {name for name, _ in expected ^ found}
-    if differing:
-        raise ValueError(f"{min(differing)} has another shape, or is not in both")
+    check_fits(network, kept)
 
 
 def optimizer_tensors(prefix: str, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ ONE_SEED = "one seed: no error known"
 
 @dataclass(frozen=True)
 class Difference:
-    """What one row has more than another in a figure, one value per seed that both have."""
+    """A figure of one row minus that of another: one value for each seed that both have."""
 
     figure: str
     values: tuple[float, ...]

@@ -30,7 +30,7 @@ HEADER = ("run", "seconds", "epochs", "network-epochs", "engine", "eager step (m
 
 @dataclass(frozen=True, order=True)
 class Step:
-    """What decides the time of a training step of one network: the network, the side of its images, and its kind.
+    """A training step of one network, by all that decides its time: the network, the side of its images, its kind.
 
     kind: "full", "prune=0.5", "memory=1 of 4", "memory=1 of 4, coupled", "batch-ensemble ×5" or "mc-dropout".
     """

@@ -27,7 +27,7 @@ BLOCK = re.compile(r"(<!-- results: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", r
 
 @dataclass(frozen=True)
 class Docs:
-    """What is written: the page, the README with its tables filled in, and figures by the name of their file."""
+    """Rendered documents: the page, the README with its tables filled in, and figures by the name of their file."""
 
     page: str
     readme: str
