@@ -1,6 +1,7 @@
 """Checkpoints: a damaged one is never used, and one of an earlier version still is."""
 
 import json
+import math
 import random
 from pathlib import Path
 
@@ -14,7 +15,13 @@ from structured_ensembles.container import read_container, write_container
 from structured_ensembles.files import write_tensors
 from structured_ensembles.history import COLUMNS, History
 from structured_ensembles.training import fleet
-from structured_ensembles.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
+from structured_ensembles.training.checkpoint import (
+    FORMAT,
+    load_checkpoint,
+    optimizer_tensors,
+    restore_optimizer,
+    save_checkpoint,
+)
 
 RECIPE = se.Recipe(epochs=2, batch_size=8, rate=0.05)
 
@@ -155,3 +162,15 @@ def test_a_history_of_the_wrong_kind_is_refused(change: dict[str, object], reaso
     assert History.restored(**right).epochs == 1
     with pytest.raises(ValueError, match=reason):
         History.restored(**{**right, **change})
+
+
+def test_a_step_that_no_optimizer_counts_is_refused() -> None:
+    layer = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(layer.parameters())
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    tensors = optimizer_tensors("", optimizer)
+    restore_optimizer("", optimizer, tensors)
+    for value in (-1e30, math.inf, math.nan):
+        with pytest.raises(ValueError, match=r"step of the optimizer's state 0 cannot be"):
+            restore_optimizer("", optimizer, {**tensors, "0.step": torch.tensor(value)})

@@ -1,6 +1,7 @@
 """The figures in the README are those of recorded runs."""
 
 import json
+import math
 import statistics
 import tomllib
 from pathlib import Path
@@ -152,3 +153,16 @@ def test_growth_is_straight() -> None:
     slope, start = statistics.linear_regression(members, times)
     assert all(abs(start + slope * x - ms) < 0.1 * ms for x, ms in by_kind["members"] if x > 2)
     assert max(ms for _, ms in by_kind["prune"]) < 1.15 * min(ms for _, ms in by_kind["prune"])
+
+
+def test_the_sentences_about_attacks() -> None:
+    record = json.loads((ROOT / "benchmarks" / "results" / "attack-cpu.json").read_text(encoding="utf-8"))
+    for part in record.values():
+        assert part["total"]["different"] == part["total"]["other"] == 0
+    theirs = ("options.yaml", "picture")  # which we read, but do not write
+    files = {name: row for name, row in record["files"]["rows"].items() if name not in theirs}
+    assert f"{sum(row['cases'] for row in files.values()):,} damaged and forged files" in TEXT
+    seconds, size = (max(row[name] for row in files.values()) for name in ("seconds", "MiB"))
+    assert f"none took more than {math.ceil(seconds)} s or {math.ceil(size / 10) * 10} MiB" in TEXT
+    assert f"{record['kills']['total']['cases']} runs that were killed" in TEXT
+    assert f"of {record['races']['total']['cases']} pairs of processes" in TEXT

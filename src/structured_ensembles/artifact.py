@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.calibration import Calibration
 from structured_ensembles.checks import check_choice
+from structured_ensembles.conformal import ConformalIntervals
 from structured_ensembles.container import (
     build_named,
     checked,
@@ -33,6 +34,7 @@ from structured_ensembles.copying import all_tensors, copy_with, unsaved_buffers
 from structured_ensembles.data.dataset import Task
 from structured_ensembles.data.kinds import normalization_from_json
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.gaussian import mean_and_spread
 from structured_ensembles.methods.batch_ensemble import VECTORS, BatchEnsembleNetwork
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
 from structured_ensembles.origin import check_shapes, distinct_bases, read_bases, restore_base, warn_if_unnamed
@@ -166,7 +168,10 @@ def _check_runs(ensemble: Ensemble) -> None:
     if len(dtypes) > 1:  # which the meta device does not mind
         raise ValueError(f"its layers have weights of {' and '.join(sorted(map(str, dtypes)))}")
     dtype = torch.uint8 if ensemble.pixels else torch.int64 if ensemble.ids else torch.float32
-    copy_with(ensemble, outline, outline).eval()(torch.zeros(2, *shape, dtype=dtype, device="meta"))
+    outputs = copy_with(ensemble, outline, outline).eval()(torch.zeros(2, *shape, dtype=dtype, device="meta"))
+    rule = ensemble.calibration.conformal
+    if isinstance(rule, ConformalIntervals):
+        rule.interval(*mean_and_spread(outputs, ensemble.gaussian))  # whether there is one for each value
 
 
 def _nested(value: Any, kind: type, name: str) -> Any:

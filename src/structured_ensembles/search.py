@@ -314,3 +314,5 @@ def _check_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size
             raise ValueError(f"{name} is missing, unknown or of another shape")
         if tensors[name].isnan().any():
             raise ValueError(f"{name} has NaN")
+        if name.endswith(".step") and not 0 <= float(tensors[name]) < 2**53:
+            raise ValueError(f"{name} cannot be {float(tensors[name])}")

@@ -58,7 +58,10 @@ class CommandError(ValueError):
 
 
 def judged(error: BaseException) -> tuple[Verdict, str]:
-    """Tell whether an exception is a clean error: a ValueError of ours with a sentence, and no failed allocation."""
+    """Tell whether an exception is a clean error: a ValueError of ours with a sentence, and no failed allocation.
+
+    So is the FloatingPointError by which training ends if forged weights are so extreme that the loss is NaN.
+    """
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in chain:
@@ -67,7 +70,7 @@ def judged(error: BaseException) -> tuple[Verdict, str]:
     text = f"{type(error).__module__}.{type(error).__name__}: {error}".replace("builtins.", "")[:300]
     if any(isinstance(own, MemoryError) or NO_MEMORY.search(f"{type(own).__name__} {own}") for own in chain):
         return "other", f"memory: {text}"
-    if not isinstance(error, ValueError) or isinstance(error, UnicodeError | json.JSONDecodeError):
+    if not isinstance(error, ValueError | FloatingPointError) or isinstance(error, UnicodeError | json.JSONDecodeError):
         return "other", text
     if len(str(error).split()) < 4:
         return "other", f"not a sentence: {text}"

@@ -21,6 +21,7 @@ from structured_ensembles.files import check_regular
 FORMAT = "structured-ensembles-checkpoint"
 VERSION = 1
 SGD, ADAM = {"momentum_buffer"}, {"step", "exp_avg", "exp_avg_sq"}  # what optimizers keep of each parameter
+MOST_STEPS = 2**53
 EARLIER = "state"  # the entry that files of earlier versions have: without a checksum and non-persistent buffers
 
 
@@ -103,3 +104,5 @@ def _check_state(index: int, state: Mapping[str, Tensor], parameters: Sequence[T
         shape = torch.Size([]) if key == "step" else parameters[index].shape
         if tensor.shape != shape:
             raise ValueError(f"{key} of the optimizer's state {index} has the shape {list(tensor.shape)}, not {shape}")
+        if key == "step" and not 0 <= float(tensor) < MOST_STEPS:
+            raise ValueError(f"the step of the optimizer's state {index} cannot be {float(tensor)}")
