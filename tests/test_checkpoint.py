@@ -22,6 +22,7 @@ from structured_ensembles.training.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
+from structured_ensembles.training.plan import Member
 
 RECIPE = se.Recipe(epochs=2, batch_size=8, rate=0.05)
 
@@ -174,3 +175,14 @@ def test_a_step_that_no_optimizer_counts_is_refused() -> None:
     for value in (-1e30, math.inf, math.nan):
         with pytest.raises(ValueError, match=r"step of the optimizer's state 0 cannot be"):
             restore_optimizer("", optimizer, {**tensors, "0.step": torch.tensor(value)})
+
+
+@pytest.mark.parametrize("field", ["score", "epoch", "rise", "stopped"])
+def test_a_members_standing_of_the_wrong_kind_is_refused(field: str) -> None:
+    layer = nn.Linear(2, 1)
+    member = Member(layer, 0, {})
+    standing = {"score": -math.inf, "epoch": 0, "rise": 0, "stopped": None}
+    fleet._take_standing(member, standing)
+    for value in ([], {}, True):
+        with pytest.raises(ValueError, match="member"):
+            fleet._take_standing(member, {**standing, field: value})

@@ -136,7 +136,7 @@ def build_named(
         checked(arguments, dict, "arguments")
         if not foreign and _items(arguments) > tensors + 10:  # every layer that a list asks for has tensors
             raise ValueError("its arguments ask for more layers than the file has tensors for")
-        if not foreign and any(isinstance(own, int) and own >= 2**31 for own in arguments.values()):
+        if not foreign and _largest(arguments) >= 2**31:
             raise ValueError("its arguments ask for layers of more than 2,147,483,647 channels")
     if foreign and not trust_code:
         raise ArtifactError(
@@ -145,6 +145,13 @@ def build_named(
         )
     with refused(f"{path} names a base network that cannot be built"):
         return build_model(name, **arguments)
+
+
+def _largest(value: Any) -> float:
+    """Return the largest number within nested lists and dicts, by its size; 0 if there is none."""
+    if isinstance(value, dict | list):
+        return max(map(_largest, value.values() if isinstance(value, dict) else value), default=0)
+    return abs(value) if isinstance(value, int | float) else 0
 
 
 def _items(value: Any) -> int:

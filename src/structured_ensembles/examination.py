@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.combination import combined_logs, entropy_of
-from structured_ensembles.copying import bystander_of, clone_of, device_of, dtype_of
+from structured_ensembles.copying import bystander_of, device_of, dtype_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import some_samples
 from structured_ensembles.devices import Device
@@ -50,7 +50,9 @@ def check_own_parameters(network: nn.Module, data: Data) -> None:
     used = True
     with suppress(Exception):  # a network that does not fit the data: the walk itself says it better
         inputs, _ = some_samples(data.train, 8)
-        copied = clone_of(network)
+        copied = bystander_of(network)
+        for parameter in copied.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
         device = device_of(copied)
         cuda = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():

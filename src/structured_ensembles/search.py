@@ -203,11 +203,11 @@ class _Search:
         places = {"turn": self.turn}
         places |= {f"vectors.{name}": value for name, value in self.vectors.items()}
         places |= {f"buffers.{name}": value for name, value in self.shadow.named_buffers()}
-        shapes = {name: value.shape for name, value in places.items()}
+        expected = dict(places)
         for index, vector in enumerate(self.vectors.values()):
-            shapes |= {f"optimizer.{index}.{key}": vector.shape for key in ("exp_avg", "exp_avg_sq")}
-            shapes[f"optimizer.{index}.step"] = torch.Size()
-        _check_shapes(state.changing, shapes)
+            expected |= {f"optimizer.{index}.{key}": vector for key in ("exp_avg", "exp_avg_sq")}
+            expected[f"optimizer.{index}.step"] = torch.zeros(())
+        _check_like(state.changing, expected)
         for name, tensor in state.changing.items():
             if name in places:
                 places[name].copy_(tensor)
@@ -301,18 +301,19 @@ def _split_snapshot(
     joined: Mapping[str, Tensor], like: tuple[dict[str, Tensor], dict[str, Tensor]]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The inverse of `_joined_snapshot`, in the order of the snapshot `like`, which a file does not keep."""
-    _check_shapes(joined, {name: value.shape for name, value in _joined_snapshot(like).items()})
+    _check_like(joined, _joined_snapshot(like))
     learned, statistics = like
     found = {name: joined[f"vectors.{name}"] for name in learned}
     return found, {name: joined[f"statistics.{name}"] for name in statistics}
 
 
-def _check_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
-    """Raise a ValueError unless a checkpoint has exactly the tensors of this search."""
-    for name in sorted({*tensors, *shapes}):
-        if name not in tensors or name not in shapes or tensors[name].shape != shapes[name]:
-            raise ValueError(f"{name} is missing, unknown or of another shape")
-        if tensors[name].isnan().any():
-            raise ValueError(f"{name} has NaN")
-        if name.endswith(".step") and not 0 <= float(tensors[name]) < 2**53:
-            raise ValueError(f"{name} cannot be {float(tensors[name])}")
+def _check_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError unless a checkpoint has exactly the tensors of this search, in their shapes and types."""
+    for name in sorted({*tensors, *expected}):
+        if name not in tensors or name not in expected:
+            raise ValueError(f"{name} is missing, or unknown")
+        found, own = tensors[name], expected[name]
+        if found.shape != own.shape or found.dtype != own.dtype or found.isnan().any():
+            raise ValueError(f"{name} has another shape or type, or NaN")
+        if name.endswith(".step") and not 0 <= float(found) < 2**53:
+            raise ValueError(f"{name} cannot be {float(found)}")

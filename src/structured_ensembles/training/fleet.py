@@ -198,8 +198,10 @@ def _standing(member: Member) -> dict[str, Any]:
 
 
 def _take_standing(member: Member, standing: Mapping[str, Any]) -> None:
-    member.best_score, member.best_epoch = standing["score"], standing["epoch"]
-    member.rise, member.stopped = standing["rise"], standing["stopped"]
+    member.best_score = float(checked(standing["score"], (int, float), "a member's score"))
+    member.best_epoch = checked(standing["epoch"], int, "a member's best epoch")
+    member.rise = checked(standing["rise"], int, "a member's last epoch that was better")
+    member.stopped = checked(standing["stopped"], (str, type(None)), "why a member stopped")
 
 
 def _captured(recipe: Recipe, device: torch.device, mesh: Mesh) -> bool:
