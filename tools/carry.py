@@ -7,8 +7,7 @@
 The machine needs Python, PyTorch and what `pip install structured-ensembles` would bring; if it cannot reach PyPI,
 `pack --packages jsonargparse==4.53.0 …` takes packages without compiled code along. Where only small loads pass,
 `--mib` bounds the files of data; bring all of them before `run`. Options that `run` does not know go to
-`sens reproduce queue`. `run --mps` starts NVIDIA's Multi-Process Service, so that runs side by side share the GPU: two
-fleets of five ResNet20s took 1.72 s per epoch each, 2.00 s without it, one alone 0.92 s (H200).
+`sens reproduce queue`. `run --mps` starts NVIDIA's Multi-Process Service, so that runs side by side share the GPU.
 
 Images travel as lossless WebP, at about half their size. What comes back: the configuration, results, history and
 figures of finished runs in one small archive, and unfinished runs of up to 16 MiB, which go on from their checkpoints.

@@ -30,16 +30,25 @@ STATUS = Path("/proc/self/status")
 
 def in_child(work: Callable[[], Any], seconds: int = 300) -> tuple[int, Any]:
     """Call `work` in a forked process; returns its wait status and what it returned, as JSON has it."""
+
+    def answer(pipe: int) -> None:
+        signal.alarm(seconds)
+        with os.fdopen(pipe, "wb") as file:
+            file.write(json.dumps(work()).encode())
+
+    status, written = _forked(answer, failure=1)
+    return status, json.loads(written) if written else None
+
+
+def _forked(work: Callable[[int], None], failure: int) -> tuple[int, bytes]:
+    """Let a forked process write to a pipe; returns its wait status and what it wrote. failure: its exit code then."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        signal.alarm(seconds)
-        code = 1
+        code = failure
         try:
-            answer = json.dumps(work()).encode()
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(answer)
+            work(writing)
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -48,9 +57,8 @@ def in_child(work: Callable[[], Any], seconds: int = 300) -> tuple[int, Any]:
             os._exit(code)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        answer = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return status, json.loads(answer) if answer else None
+        written = pipe.read()
+    return os.waitpid(child, 0)[1], written
 
 
 def run_cases(cases: Sequence[str], run: Callable[[str], tuple[str, str]]) -> list[Outcome]:
@@ -67,23 +75,8 @@ def run_cases(cases: Sequence[str], run: Callable[[str], tuple[str, str]]) -> li
 
 def _run_some(cases: Sequence[str], run: Callable[[str], tuple[str, str]]) -> tuple[int, list[str]]:
     """Run cases in one child until it ends; returns its wait status and a line of JSON for every finished case."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        code = MISTAKE
-        try:
-            _run_here(cases, run, writing)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        lines = pipe.read().splitlines()
-    _, status = os.waitpid(child, 0)
+    status, written = _forked(lambda pipe: _run_here(cases, run, pipe), failure=MISTAKE)
+    lines = written.decode().splitlines()
     if os.waitstatus_to_exitcode(status) == MISTAKE:
         raise RuntimeError(f"the harness itself failed in {cases[len(lines)]}")
     return status, lines
