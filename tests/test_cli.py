@@ -344,7 +344,7 @@ def test_a_yaml_file_has_any_option(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--dataset", "imagenet"], "name must be one of"),
+        (["--dataset", "imagenet"], "dataset must be one of"),
         (["--model", "resnet1000"], "model must be one of"),
         (["--model", "no.such:thing"], "cannot be imported"),
         (["--prune", "1.5"], "prune must be"),

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from structured_ensembles.checks import check_choice
 from structured_ensembles.container import ArtifactError
 from structured_ensembles.data import Data, load_data
+from structured_ensembles.data.sources import data_sets
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.models import Trust, build_model, find_function, is_trusted
@@ -30,6 +32,7 @@ def read_data(dataset: str, root: Path | None, seed: int, limit: int | None = No
         if not isinstance(data, Data):
             raise TypeError(f"dataset {dataset} must give a Data, not a {type(data).__name__}")
     else:
+        check_choice("dataset", dataset, list(data_sets()))  # load_data would speak of its own argument
         data = load_data(dataset, root, seed=seed)
     if not validation:
         data = _without_validation(data)
