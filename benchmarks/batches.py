@@ -20,8 +20,8 @@ from torch import nn
 
 import structured_ensembles as se
 from recording import arguments_of, record
+from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.drawing import stream
-from structured_ensembles.tables import text_table
 
 MEMBERS = {"deep": 4, "structured": 5}
 FIGURES = ("cls/accuracy", "cls/member_accuracy", "cal/nll", "cal/nll_t", "cal/ece", "cal/ece_t", "div/disagreement")

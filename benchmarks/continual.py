@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
+from structured_ensembles.common.tables import text_table
 from structured_ensembles.continual import StructuredLearner
 from structured_ensembles.continual.freezing import freeze
 from structured_ensembles.continual.heads import TaskNetwork, new_head, num_features
-from structured_ensembles.copying import clone_of
-from structured_ensembles.runs import machine
-from structured_ensembles.tables import text_table
+from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.runs.folder import machine
 
 LIMIT = 1.15  # what issue 6 asks for
 

@@ -16,8 +16,8 @@ import torch
 
 import structured_ensembles as se
 from recording import arguments_of, record
+from structured_ensembles.common.tables import text_table
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from structured_ensembles.tables import text_table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import published_corruptions as reference

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 import structured_ensembles as se
+from structured_ensembles.common.tables import text_table
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS, corrupt
-from structured_ensembles.runs import machine
-from structured_ensembles.tables import text_table
+from structured_ensembles.runs.folder import machine
 
 
 def main() -> None:

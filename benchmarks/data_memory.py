@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.runs import machine
-from structured_ensembles.tables import text_table
+from structured_ensembles.common.tables import text_table
+from structured_ensembles.runs.folder import machine
 
 
 def main() -> None:

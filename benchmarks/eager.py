@@ -19,15 +19,15 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from recording import arguments_of, from_scratch, milliseconds, record
+from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.sources import data_sets
-from structured_ensembles.experiment import Experiment
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.layers import called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
-from structured_ensembles.models import build_model
 from structured_ensembles.paper.sections import planned_runs
 from structured_ensembles.report.docs.wall_time import Step, step_of
-from structured_ensembles.tables import text_table
+from structured_ensembles.runs.experiment import Experiment
+from structured_ensembles.zoo.by_name import build_model
 
 MODELS = ["resnet20", "resnet18", "vgg11", "wrn28_10", "resnet32", "vgg16"]
 

@@ -39,7 +39,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 import structured_ensembles as se
 from recording import arguments_of, from_scratch, milliseconds, record, wait
-from structured_ensembles.tables import text_table
+from structured_ensembles.common.tables import text_table
 
 PASSES = 14
 SIZES = {"resnet20": (32, 10), "vgg11": (32, 10), "resnet32": (64, 200)}  # image size and classes

@@ -12,7 +12,7 @@ import torch
 
 import structured_ensembles as se
 from recording import arguments_of, record, wait
-from structured_ensembles.tables import text_table
+from structured_ensembles.common.tables import text_table
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from recording import arguments_of, milliseconds, record
-from structured_ensembles.tables import text_table
+from structured_ensembles.common.tables import text_table
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from structured_ensembles.runs import machine
+from structured_ensembles.runs.folder import machine
 
 WORKSPACES = os.environ.get("CUBLAS_WORKSPACE_CONFIG")  # what the user wants, if anything
 

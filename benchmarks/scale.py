@@ -14,7 +14,7 @@ from torch import nn
 import structured_ensembles as se
 from fleet import SIZES, ours, synthetic
 from recording import arguments_of, record
-from structured_ensembles.tables import text_table
+from structured_ensembles.common.tables import text_table
 
 
 def main() -> None:

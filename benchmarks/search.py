@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 
 import structured_ensembles as se
+from structured_ensembles.common.tables import text_table
 from structured_ensembles.evaluation.memory import peak_memory
-from structured_ensembles.runs import machine
-from structured_ensembles.tables import text_table
+from structured_ensembles.runs.folder import machine
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 import structured_ensembles as se
-from structured_ensembles.runs import machine
-from structured_ensembles.tables import text_table
+from structured_ensembles.common.tables import text_table
+from structured_ensembles.runs.folder import machine
 
 ARMS = {
     "paper": {},  # scaling the layer's output, MMD

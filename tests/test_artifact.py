@@ -95,7 +95,7 @@ def test_a_users_own_network(tmp_path: Path) -> None:
 
 
 def test_code_is_imported_only_with_trust(tmp_path: Path) -> None:
-    from structured_ensembles.models import build_model
+    from structured_ensembles.zoo.by_name import build_model
 
     path = tmp_path / "own.safetensors"
     ensemble = cut(build_model("test_artifact:custom", width=8))

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import structured_ensembles as se
-from structured_ensembles.copying import clone_of
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork, _dealt
 from structured_ensembles.methods.layers import called_layers
+from structured_ensembles.networks.copying import clone_of
 
 
 class Nested(nn.Module):

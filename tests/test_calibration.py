@@ -28,10 +28,10 @@ from structured_ensembles.calibration import (
     fit_temperature,
     fit_threshold,
 )
-from structured_ensembles.combination import combined, combined_logs, uncertainty_of
-from structured_ensembles.container import read_container, write_container
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
 from structured_ensembles.evaluation.discarding import discard_threshold
+from structured_ensembles.prediction.combination import combined, combined_logs, uncertainty_of
+from structured_ensembles.storage.container import read_container, write_container
 
 
 def samples(seed: int, sharpness: float, number: int = 300, classes: int = 5) -> tuple[Tensor, Tensor]:

@@ -19,10 +19,12 @@ from torch.utils._pytree import tree_leaves
 
 import structured_ensembles as se
 from continual_cases import SHORT, make_backbone, make_tasks
-from structured_ensembles import capture, replays
 from structured_ensembles.continual import LEARNERS
-from structured_ensembles.replays import _captured as captured_prediction
-from structured_ensembles.training import fleet, graph
+from structured_ensembles.cuda import capture
+from structured_ensembles.cuda import prediction_graphs as replays
+from structured_ensembles.cuda.prediction_graphs import _captured as captured_prediction
+from structured_ensembles.training import graph_engine as graph
+from structured_ensembles.training import train as fleet
 from test_channels_last import Viewing
 from test_eights import norms_of, pruned
 from test_training import few_digits, network

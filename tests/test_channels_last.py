@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.replays import MANY, memory_order
+from structured_ensembles.cuda.prediction_graphs import MANY, memory_order
 
 
 class Viewing(nn.Module):

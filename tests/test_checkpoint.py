@@ -11,10 +11,9 @@ from safetensors import safe_open
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.container import read_container, write_container
-from structured_ensembles.files import write_tensors
-from structured_ensembles.history import COLUMNS, History
-from structured_ensembles.training import fleet
+from structured_ensembles.storage.container import read_container, write_container
+from structured_ensembles.storage.files import write_tensors
+from structured_ensembles.training import train as fleet
 from structured_ensembles.training.checkpoint import (
     FORMAT,
     load_checkpoint,
@@ -22,7 +21,8 @@ from structured_ensembles.training.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
-from structured_ensembles.training.plan import Member
+from structured_ensembles.training.engine import Member
+from structured_ensembles.training.history import COLUMNS, History
 
 RECIPE = se.Recipe(epochs=2, batch_size=8, rate=0.05)
 

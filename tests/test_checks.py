@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import structured_ensembles as se
-from structured_ensembles.checks import check_number, check_type, check_whole, checked_seed
+from structured_ensembles.common.checks import check_number, check_type, check_whole, checked_seed
 from structured_ensembles.methods import METHODS
 
 Call = Callable[["Things"], Any]

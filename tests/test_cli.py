@@ -73,7 +73,7 @@ def test_another_configuration_and_a_foreign_folder_are_refused(
 
 
 def test_a_stopped_run_goes_on(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from structured_ensembles.training.loop import LoopEngine
+    from structured_ensembles.training.loop_engine import LoopEngine
 
     whole, broken = LoopEngine.train_epoch, tmp_path / "broken"
 

@@ -22,8 +22,8 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
-from structured_ensembles.container import ArtifactError
-from structured_ensembles.training.loop import LoopEngine
+from structured_ensembles.storage.container import ArtifactError
+from structured_ensembles.training.loop_engine import LoopEngine
 
 QUICK = ["train", "--model", "mlp", "--epochs", "2", "--members", "2", "--method", "deep", "--quiet"]
 LISTS = "structured_ensembles.cli.lists.data_sets"  # what `sens datasets` calls

@@ -15,7 +15,7 @@ import structured_ensembles as se
 from continual_cases import SHORT, inputs_of, learn_and_check, logits_of, make_backbone, make_tasks
 from structured_ensembles.continual import LEARNERS, AccuracyMatrix, Learner, StructuredLearner, Task, run_sequence
 from structured_ensembles.data.splits import TensorSplit
-from structured_ensembles.run_files import read_json, write_json
+from structured_ensembles.storage.run_files import read_json, write_json
 
 TASKS = make_tasks()
 pytestmark = pytest.mark.filterwarnings("ignore:task . gets no neuron")  # small backbones fill up

@@ -18,9 +18,9 @@ from structured_ensembles.cli.main import main
 from structured_ensembles.data import corrupted
 from structured_ensembles.data.corrupted import CORRUPTED_SETS, has_corrupted, load_corrupted
 from structured_ensembles.evaluation.corruptions import STANDARD
-from structured_ensembles.evaluations import read_figures
-from structured_ensembles.experiment import measure_experiment
 from structured_ensembles.paper.studies import EVERYTHING
+from structured_ensembles.runs.evaluations import read_figures
+from structured_ensembles.runs.experiment import measure_experiment
 from test_sources import picture, tiny_imagenet
 
 SAMPLES = 4

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
+from structured_ensembles.cuda import batch_norm, convolution
+from structured_ensembles.cuda.prediction_graphs import WORTHWHILE
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.layers import called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
-from structured_ensembles.replays import WORTHWHILE
-from structured_ensembles.training import batch_norm, convolution
 from test_channels_last import Viewing
 from test_kernels import check_batch_norm, check_channels_of_zeros, check_convolution, check_drawn_batch
 from test_pending import CASES, check
@@ -355,7 +355,7 @@ def test_sums_and_relus_of_a_resnet_join_its_normalisations(monkeypatch: pytest.
 
 
 def test_widths_in_eights_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from structured_ensembles.training import graph as engine
+    from structured_ensembles.training import graph_engine as engine
 
     data = se.load_data("digits")
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from structured_ensembles.dealing import deal
+from structured_ensembles.data.dealing import deal
 
 
 @pytest.mark.parametrize("members", range(1, 9))

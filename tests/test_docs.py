@@ -14,7 +14,6 @@ import pytest
 
 from structured_ensembles.cli.main import main
 from structured_ensembles.continual.experiment import ContinualExperiment
-from structured_ensembles.experiment import Experiment
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK, Planned, planned_runs
 from structured_ensembles.paper.studies import Part
@@ -27,6 +26,7 @@ from structured_ensembles.report.docs.topics import rendered, topics
 from structured_ensembles.report.docs.wall_time import Step, read_steps, step_of, steps_per_epoch, wall_time_table
 from structured_ensembles.report.docs.write import BLOCK, README, filled, render_docs
 from structured_ensembles.report.figures import as_svg
+from structured_ensembles.runs.experiment import Experiment
 
 ROOT = Path(__file__).parent.parent
 MAIN = Part(datasets=("cifar10",), models=("resnet20",))

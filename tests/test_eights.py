@@ -6,10 +6,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import structured_ensembles as se
-from structured_ensembles.training import fleet, graph
-from structured_ensembles.training.eights import PaddingError, check_padding, padded_shapes
-from structured_ensembles.training.faster import faster
-from structured_ensembles.training.halves import Halves, padded, part
+from structured_ensembles.cuda.bf16_copies import Halves, padded, part
+from structured_ensembles.cuda.channel_padding import PaddingError, check_padding, padded_shapes
+from structured_ensembles.cuda.faster import faster
+from structured_ensembles.training import graph_engine as graph
+from structured_ensembles.training import train as fleet
 from test_training import few_digits
 
 

@@ -4,7 +4,11 @@ import torch
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 import structured_ensembles as se
-from structured_ensembles.evaluation.calibration import brier_score, expected_calibration_error, negative_log_likelihood
+from structured_ensembles.evaluation.calibration import (
+    brier_score,
+    expected_calibration_error,
+    negative_log_likelihood,
+)
 from structured_ensembles.evaluation.discarding import discard_threshold
 
 

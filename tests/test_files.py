@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save_file as library_save_file
 
-from structured_ensembles import files
-from structured_ensembles.files import check_regular, read_text, write_atomically, write_text
-from structured_ensembles.safe_yaml import parse_yaml
-from structured_ensembles.tensor_file import DTYPES, save_file
+from structured_ensembles.storage import files
+from structured_ensembles.storage.files import check_regular, read_text, write_atomically, write_text
+from structured_ensembles.storage.safe_yaml import parse_yaml
+from structured_ensembles.storage.tensor_file import DTYPES, save_file
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from structured_ensembles.files import write_atomically
+from structured_ensembles.storage.files import write_atomically
 
 def write(part):
     part.write_text("half")
@@ -103,7 +103,7 @@ def test_nobody_can_guess_or_lay_a_link_under_the_name_that_is_written_to(
     write_atomically(path, write)
     write_atomically(path, write)
     assert len(set(names)) == 2
-    monkeypatch.setattr("structured_ensembles.files.secrets.token_hex", lambda _: "guessed")
+    monkeypatch.setattr("structured_ensembles.storage.files.secrets.token_hex", lambda _: "guessed")
     (tmp_path / f"file.txt.{platform.node()}-guessed.part").symlink_to(secret)
     with pytest.raises(FileExistsError):
         write_text(path, "mine")

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 import structured_ensembles as se
 from continual_cases import make_tasks
 from structured_ensembles import artifact
-from structured_ensembles.container import read_container, write_container
 from structured_ensembles.continual import LEARNERS, Learner, storage
-from structured_ensembles.files import write_tensors
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
+from structured_ensembles.storage.container import read_container, write_container
+from structured_ensembles.storage.files import write_tensors
 
 Forge = Callable[[dict[str, Any], dict[str, Tensor]], None]
 MEGABYTES = 250  # that reading a small file may take

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.units import Units
+from structured_ensembles.data.target_scaling import Units
 
 RECIPE = se.Recipe.named("regression", epochs=25, batch_size=256)
 SCALE, SHIFT = 1000.0, 5000.0

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.capture import CaptureError, Step, all_captured
-from structured_ensembles.training import fleet, graph
-from structured_ensembles.training.graph import GraphEngine
+from structured_ensembles.cuda.capture import CaptureError, Step, all_captured
+from structured_ensembles.training import graph_engine as graph
+from structured_ensembles.training import train as fleet
+from structured_ensembles.training.graph_engine import GraphEngine
 from test_training import few_digits, network
 
 
@@ -72,7 +73,7 @@ def test_streamed_data_with_an_odd_last_batch(stepwise: Callable[[bool], None]) 
 
 
 def test_only_what_autocast_casts_has_a_copy() -> None:
-    from structured_ensembles.training.halves import castable
+    from structured_ensembles.cuda.bf16_copies import castable
 
     shared = nn.Linear(4, 4)
     embedding = nn.Embedding(4, 4)
@@ -245,7 +246,7 @@ def test_layers_that_no_derivative_reaches_stay_as_they_are(stepwise: Callable[[
 
 def test_an_ensemble_goes_with_its_last_reference() -> None:
     """And its CUDA graphs with it, which a cycle would keep until some garbage collection."""
-    from structured_ensembles.replays import Fingerprint
+    from structured_ensembles.cuda.prediction_graphs import Fingerprint
 
     ensemble = se.Ensemble([network(0), network(1)]).eval()
     ensemble.replays.print = Fingerprint(ensemble)
@@ -259,7 +260,7 @@ def test_an_ensemble_goes_with_its_last_reference() -> None:
 
 
 def test_a_fingerprint_notices_what_moves() -> None:
-    from structured_ensembles.replays import Fingerprint
+    from structured_ensembles.cuda.prediction_graphs import Fingerprint
 
     def fresh() -> tuple[se.Ensemble, Fingerprint]:
         ensemble = se.Ensemble([network(0), network(1)]).eval()

@@ -13,8 +13,8 @@ import joblib
 import pytest
 import torch
 
-from structured_ensembles.grid import Job, Outcome, _time_left, run_grid
-from structured_ensembles.workers import Backend, _one_call_each, environment
+from structured_ensembles.runs.grid import Job, Outcome, _time_left, run_grid
+from structured_ensembles.runs.workers import Backend, _one_call_each, environment
 
 PROCESSES = ("loky", "dask")
 BACKENDS = ("sequential", *PROCESSES)

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import structured_ensembles as se
-from structured_ensembles import build, identity
+from structured_ensembles import build
 from structured_ensembles.data.splits import TensorSplit, digest
-from structured_ensembles.digests import UnidentifiedError, described, digest_of_tensors, module_parts
 from structured_ensembles.methods import METHODS
+from structured_ensembles.storage import identity
+from structured_ensembles.storage.fingerprints import UnidentifiedError, described, digest_of_tensors, module_parts
 
 RECIPE = se.Recipe(epochs=1, batch_size=32)
 GENERATOR = torch.Generator().manual_seed(0)

@@ -10,12 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.capture import CaptureError, Step
+from structured_ensembles.cuda import batch_drawing as batch
+from structured_ensembles.cuda import batch_norm as norm
+from structured_ensembles.cuda import convolution
+from structured_ensembles.cuda.capture import CaptureError, Step
+from structured_ensembles.cuda.convolution import input_gradient, outputs_of, weight_gradient
 from structured_ensembles.data.feeds import TableFeed
 from structured_ensembles.data.splits import TensorSplit
-from structured_ensembles.training import batch, convolution, fleet, graph
-from structured_ensembles.training import batch_norm as norm
-from structured_ensembles.training.convolution import input_gradient, outputs_of, weight_gradient
+from structured_ensembles.training import graph_engine as graph
+from structured_ensembles.training import train as fleet
 
 here = pytest.mark.skipif(
     torch.cuda.is_available() or find_spec("triton") is None,

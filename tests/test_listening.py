@@ -10,9 +10,9 @@ import pytest
 import torch.distributed as dist
 
 from sockets import beyond_loopback, listening
-from structured_ensembles.grid import Job, run_grid
+from structured_ensembles.runs.grid import Job, run_grid
+from structured_ensembles.runs.workers import Backend
 from structured_ensembles.training import mesh
-from structured_ensembles.workers import Backend
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's tables of sockets")
 
@@ -58,7 +58,7 @@ def fake_ray(running: bool) -> tuple[SimpleNamespace, list[dict[str, object]]]:
 @pytest.mark.parametrize("address", [None, "local"])
 def test_a_ray_of_our_own_is_told_to_stay_on_loopback(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recent versions take the machine's outward address by default."""
-    from structured_ensembles.workers import ray
+    from structured_ensembles.runs.workers import ray
 
     package, calls = fake_ray(running=False)
     monkeypatch.setitem(sys.modules, "ray", package)
@@ -72,7 +72,7 @@ def test_a_ray_of_our_own_is_told_to_stay_on_loopback(address: str | None, monke
 
 
 def test_a_ray_of_the_users_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from structured_ensembles.workers import ray
+    from structured_ensembles.runs.workers import ray
 
     package, calls = fake_ray(running=True)
     monkeypatch.setitem(sys.modules, "ray", package)

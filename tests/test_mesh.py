@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.files import write_tensors
+from structured_ensembles.storage.files import write_tensors
 from structured_ensembles.training.mesh import Mesh
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]  # at a port that is free
@@ -116,7 +116,7 @@ def work(folder: str, whats: str, count: str = "2") -> None:
 
 def work_at(folder: str, what: str, count: str) -> None:
     """One of the things."""
-    from structured_ensembles.parallel import rank
+    from structured_ensembles.common.processes import rank
 
     out, data = Path(folder) / f"{what}-{rank()}.safetensors", some_digits()
     if what in ("train", "die"):

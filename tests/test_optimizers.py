@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.capture import CaptureError, Step
-from structured_ensembles.training import fleet, graph
+from structured_ensembles.cuda.capture import CaptureError, Step
+from structured_ensembles.training import graph_engine as graph
+from structured_ensembles.training import train as fleet
+from structured_ensembles.training.engine import Member
 from structured_ensembles.training.optimizers import optimizer_for
-from structured_ensembles.training.plan import Member
 from test_channels_last import Viewing
 from test_training import Sparse, few_digits, network, weights
 

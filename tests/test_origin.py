@@ -14,9 +14,9 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.artifact import FORMAT
-from structured_ensembles.container import checksum
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
+from structured_ensembles.storage.container import checksum
 
 X = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 

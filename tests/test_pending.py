@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.training import batch_norm, convolution
-from structured_ensembles.training.faster import faster, hooked
-from structured_ensembles.training.pending import Pending, Waiting
+from structured_ensembles.cuda import batch_norm, convolution
+from structured_ensembles.cuda.faster import faster, hooked
+from structured_ensembles.cuda.pending import Pending, Waiting
 from test_kernels import here
 
 Following = Callable[[Tensor, Tensor], Tensor]

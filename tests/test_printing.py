@@ -4,9 +4,9 @@ import torch
 
 import structured_ensembles as se
 from structured_ensembles.continual import AccuracyMatrix, StructuredLearner
-from structured_ensembles.history import History
 from structured_ensembles.saliency import Scores
 from structured_ensembles.scaling import Scales
+from structured_ensembles.training.history import History
 
 
 def test_scales() -> None:

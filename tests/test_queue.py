@@ -16,16 +16,16 @@ import yaml
 from structured_ensembles import zoo
 from structured_ensembles.cli.main import main
 from structured_ensembles.evaluation.corruptions import STANDARD
-from structured_ensembles.evaluations import evaluation_path
-from structured_ensembles.experiment import Experiment, train_experiment
-from structured_ensembles.grid import Job, run_grid
-from structured_ensembles.ingredients import read_data
 from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.queue import KEPT, is_finished, run_queue, write_queue
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK, planned_runs
 from structured_ensembles.paper.studies import EVERYTHING, Part
-from structured_ensembles.run_files import write_json
-from structured_ensembles.workers import BACKENDS, Pool
+from structured_ensembles.runs.evaluations import evaluation_path
+from structured_ensembles.runs.experiment import Experiment, train_experiment
+from structured_ensembles.runs.grid import Job, run_grid
+from structured_ensembles.runs.ingredients import read_data
+from structured_ensembles.runs.workers import BACKENDS, Pool
+from structured_ensembles.storage.run_files import write_json
 
 ROOT = Path(__file__).parent.parent
 

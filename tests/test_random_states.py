@@ -19,8 +19,8 @@ from continual_cases import BACKBONES, make_tasks
 from structured_ensembles.continual import LEARNERS, pruning, run_sequence, split_tasks
 from structured_ensembles.continual.owning import OwningLearner
 from structured_ensembles.data.random_states import undisturbed
-from structured_ensembles.grid import Job, run_grid
 from structured_ensembles.methods import METHODS
+from structured_ensembles.runs.grid import Job, run_grid
 
 GENERATOR = torch.Generator().manual_seed(5)
 GIVEN = torch.Generator().manual_seed(0)

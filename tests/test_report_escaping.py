@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from structured_ensembles.cli.main import main
-from structured_ensembles.markdown import literal
+from structured_ensembles.common.markdown import literal
 from structured_ensembles.paper.layout import markdown_table
 
 NASTY = [

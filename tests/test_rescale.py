@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.experiment import Experiment, train_experiment
 from structured_ensembles.methods import METHODS
-from structured_ensembles.runs import read_config, read_result
+from structured_ensembles.runs.experiment import Experiment, train_experiment
+from structured_ensembles.runs.folder import read_config, read_result
 
 SHORT = se.Recipe(epochs=1, rate=0.01)
 

@@ -19,11 +19,11 @@ from safetensors.torch import save_file
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.continual.results import read_continual_result
-from structured_ensembles.evaluations import evaluation_path, merge_figures, read_figures
-from structured_ensembles.experiment import Request, measure_experiment
 from structured_ensembles.report.collected import front_points, read_run
-from structured_ensembles.run_files import CHECKSUM, json_checksum, read_json, write_json, write_yaml
-from structured_ensembles.runs import read_config, read_history, read_result, read_samples, read_subnets
+from structured_ensembles.runs.evaluations import evaluation_path, merge_figures, read_figures
+from structured_ensembles.runs.experiment import Request, measure_experiment
+from structured_ensembles.runs.folder import read_config, read_history, read_result, read_samples, read_subnets
+from structured_ensembles.storage.run_files import CHECKSUM, json_checksum, read_json, write_json, write_yaml
 
 TEXTS = ("config.yaml", "result.json", "evaluation-test-mean.json", "history.csv", "subnets.json")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from structured_ensembles import run_lock as locks
-from structured_ensembles import runs
-from structured_ensembles.run_files import write_json
-from structured_ensembles.run_lock import LOCK, run_lock
-from structured_ensembles.runs import opened_run, read_config
+from structured_ensembles.runs import folder as runs
+from structured_ensembles.runs.folder import opened_run, read_config
+from structured_ensembles.storage import run_lock as locks
+from structured_ensembles.storage.run_files import write_json
+from structured_ensembles.storage.run_lock import LOCK, run_lock
 
 CONFIG = {"dataset": "digits", "model": "mlp", "method": "single", "seed": 0}
 CONFIG |= {"members": 1, "model_arguments": {}, "method_arguments": {}}

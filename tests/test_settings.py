@@ -10,9 +10,9 @@ import torch
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.continual.experiment import ContinualExperiment, prepare_continual
-from structured_ensembles.experiment import Experiment, prepare_experiment
 from structured_ensembles.methods import METHODS
-from structured_ensembles.settings import USUAL_PRUNE, folder_name
+from structured_ensembles.runs.experiment import Experiment, prepare_experiment
+from structured_ensembles.runs.settings import USUAL_PRUNE, folder_name
 
 TRAIN = ["train", "--model", "mlp", "--method", "random", "--members", "2", "--quiet", "true"]
 
@@ -142,7 +142,7 @@ def test_arguments_are_checked_before_folders(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_runs_recorded_with_or_without_their_defaults_are_the_same(tmp_path: Path) -> None:
-    from structured_ensembles.experiment import train_experiment
+    from structured_ensembles.runs.experiment import train_experiment
 
     plain = Experiment("digits", "mlp", "random", members=1, changes={"epochs": 0})
     full = Experiment("digits", "mlp", "random", members=1, changes={"epochs": 0}, method_arguments={"prune": 0.5})

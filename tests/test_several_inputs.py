@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader
 
 import structured_ensembles as se
 from structured_ensembles.artifact import FORMAT, VERSION
-from structured_ensembles.container import read_container
-from structured_ensembles.copying import shadow_of
+from structured_ensembles.common.inputs import arguments, batch_from, call, each, pieces, rows_of
 from structured_ensembles.data.kinds import Normalizations, normalization_from_json
 from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.methods import METHODS
+from structured_ensembles.networks.copying import shadow_of
 from structured_ensembles.scaling import rows_stay_apart
-from structured_ensembles.several import arguments, batch_from, call, each, pieces, rows_of
-from structured_ensembles.training import fleet
+from structured_ensembles.storage.container import read_container
+from structured_ensembles.training import train as fleet
 
 VOCABULARY, LENGTH, CLASSES = 12, 6, 3
 HOOKED = ("batch-ensemble", "mc-dropout")  # members with hooks, in prediction too

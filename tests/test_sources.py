@@ -443,7 +443,7 @@ def test_an_interrupted_write_leaves_nothing(step: str, tmp_path: Path, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"structured_ensembles.files.{step}", interrupt)
+        patch.setattr(f"structured_ensembles.storage.files.{step}", interrupt)
         with pytest.raises(KeyboardInterrupt):
             load_data("mnist", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["downloads"]

@@ -209,7 +209,7 @@ CHILD = """
     torch.set_num_threads(1)
     import structured_ensembles as se
     from test_training import few_digits, network
-    from structured_ensembles.training.loop import LoopEngine
+    from structured_ensembles.training.loop_engine import LoopEngine
 
     whole = LoopEngine.train_epoch
     def slowly(*arguments):  # so that the parent can hit any moment of an epoch

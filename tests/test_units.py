@@ -12,10 +12,10 @@ from sklearn.datasets import make_friedman1
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.losses import loss_for
+from structured_ensembles.data.losses import loss_for
+from structured_ensembles.data.target_scaling import Units, units_for
 from structured_ensembles.methods import METHODS
 from structured_ensembles.training.checkpoint import load_checkpoint
-from structured_ensembles.units import Units, units_for
 
 X, Y = make_friedman1(600, noise=0.5, random_state=0)
 X, Y = X.astype(np.float32), ((Y - Y.mean()) / Y.std()).astype(np.float32)

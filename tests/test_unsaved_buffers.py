@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from continual_cases import SHORT, inputs_of, make_tasks
-from structured_ensembles.container import read_container, write_container
 from structured_ensembles.continual import LEARNERS, Learner
 from structured_ensembles.continual.storage import FORMAT
-from structured_ensembles.copying import all_tensors, fill, tensors_of
-from structured_ensembles.training import fleet
+from structured_ensembles.networks.copying import all_tensors, fill, tensors_of
+from structured_ensembles.storage.container import read_container, write_container
+from structured_ensembles.training import train as fleet
 from structured_ensembles.training.checkpoint import check_complete
 
 

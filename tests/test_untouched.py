@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import structured_ensembles as se
 from continual_cases import SHORT, inputs_of, logits_of, make_backbone, make_tasks
-from structured_ensembles import replays
 from structured_ensembles.continual import LEARNERS
-from structured_ensembles.copying import clone_of, shadow_of
+from structured_ensembles.cuda import prediction_graphs as replays
 from structured_ensembles.methods import METHODS
+from structured_ensembles.networks.copying import clone_of, shadow_of
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(60, 6, generator=GENERATOR)

@@ -14,19 +14,19 @@ networks = [se.extract(model, graph, subnet) for subnet in subnets]
 from structured_ensembles import continual, evaluation, methods, zoo
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.channels import ChannelGraph, ChannelGroup, trace
-from structured_ensembles.container import ArtifactError
+from structured_ensembles.common.gaussian import Gaussians, gaussian_nll
 from structured_ensembles.data import Data, Normalization, load_corrupted, load_data
 from structured_ensembles.diversity import mmd2
 from structured_ensembles.ensemble import Ensemble, Uncertainty
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.extraction import extract
-from structured_ensembles.gaussian import Gaussians, gaussian_nll
-from structured_ensembles.models import from_factory
 from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Scales
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Subnet, select
+from structured_ensembles.storage.container import ArtifactError
 from structured_ensembles.training import History, ParameterRule, Recipe, train
+from structured_ensembles.zoo.by_name import from_factory
 
 __version__ = "0.1.0"
 

@@ -18,9 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.calibration import Calibration
-from structured_ensembles.checks import check_choice
-from structured_ensembles.conformal import ConformalIntervals
-from structured_ensembles.container import (
+from structured_ensembles.common.checks import check_choice
+from structured_ensembles.common.gaussian import mean_and_spread
+from structured_ensembles.data.dataset import Task
+from structured_ensembles.data.kinds import normalization_from_json
+from structured_ensembles.data.target_scaling import Units
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.methods.batch_ensemble import VECTORS, BatchEnsembleNetwork
+from structured_ensembles.methods.mc_dropout import DropoutNetwork
+from structured_ensembles.networks.copying import all_tensors, copy_with, unsaved_buffers
+from structured_ensembles.networks.provenance import (
+    check_shapes,
+    distinct_bases,
+    read_bases,
+    restore_base,
+    warn_if_unnamed,
+)
+from structured_ensembles.networks.resizing import set_sizes
+from structured_ensembles.prediction.conformal import ConformalIntervals
+from structured_ensembles.selection import Subnet
+from structured_ensembles.storage.container import (
     build_named,
     checked,
     checked_leaves,
@@ -30,18 +47,7 @@ from structured_ensembles.container import (
     refused,
     write_container,
 )
-from structured_ensembles.copying import all_tensors, copy_with, unsaved_buffers
-from structured_ensembles.data.dataset import Task
-from structured_ensembles.data.kinds import normalization_from_json
-from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.gaussian import mean_and_spread
-from structured_ensembles.methods.batch_ensemble import VECTORS, BatchEnsembleNetwork
-from structured_ensembles.methods.mc_dropout import DropoutNetwork
-from structured_ensembles.origin import check_shapes, distinct_bases, read_bases, restore_base, warn_if_unnamed
-from structured_ensembles.selection import Subnet
-from structured_ensembles.shrinking import set_sizes
 from structured_ensembles.tracing.walk import LAYERS
-from structured_ensembles.units import Units
 
 FORMAT = "structured-ensembles"
 # 5 for files with Gaussian heads; 4 with a calibration, of several inputs or with normalised columns; 3 with units, 2

@@ -11,24 +11,24 @@ from torch import nn
 
 from structured_ensembles.calibration import checked_temperature
 from structured_ensembles.channels import trace
-from structured_ensembles.checks import check_type, checked_seed
-from structured_ensembles.copying import dtype_of
+from structured_ensembles.common.checks import check_type, checked_seed
+from structured_ensembles.common.devices import Device
+from structured_ensembles.common.processes import rank
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.drawing import stream
-from structured_ensembles.devices import Device
+from structured_ensembles.data.losses import Loss
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination import examined
 from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
-from structured_ensembles.identity import RunFolder, open_folder
-from structured_ensembles.losses import Loss
-from structured_ensembles.parallel import rank
+from structured_ensembles.networks.copying import dtype_of
+from structured_ensembles.networks.examination import examined
 from structured_ensembles.saliency import saliency
 from structured_ensembles.scaling import Initial, Placement
 from structured_ensembles.search import learn_scales
-from structured_ensembles.search_checkpoint import FILE as SEARCH
 from structured_ensembles.selection import Scope, Selection, Subnet, select
+from structured_ensembles.storage.identity import RunFolder, open_folder
+from structured_ensembles.storage.search_checkpoint import FILE as SEARCH
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import recipe_for
 

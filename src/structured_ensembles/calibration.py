@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from structured_ensembles.checks import check_choice, plain_number
-from structured_ensembles.conformal import Conformal, conformal_from_json, conformal_to_json
+from structured_ensembles.common.checks import check_choice, plain_number
+from structured_ensembles.prediction.conformal import Conformal, conformal_from_json, conformal_to_json
 
 LOWEST, HIGHEST = 0.01, 100.0  # bounds of a fitted temperature
 RULES: tuple[Literal["mean", "logits"], ...] = ("mean", "logits")  # that have a temperature: votes have none

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
-from structured_ensembles.checks import check_type
-from structured_ensembles.copying import check_copyable
-from structured_ensembles.shrinking import Axis, Span, kept_size, resize
-from structured_ensembles.tables import text_table
-from structured_ensembles.tracing.ghost import Ghost, asks_for_its_mode, first_line
+from structured_ensembles.common.checks import check_type
+from structured_ensembles.common.tables import text_table
+from structured_ensembles.networks.copying import check_copyable
+from structured_ensembles.networks.resizing import Axis, Span, kept_size, resize
+from structured_ensembles.tracing.fake_model import Ghost, asks_for_its_mode, first_line
 from structured_ensembles.tracing.layout import ChannelSet, Layout, channel_sets, fix, resolve
 from structured_ensembles.tracing.trial import (
     ASSUMES,

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.batching import batches_of
 from structured_ensembles.calibration import (
     Calibration,
     checked_temperature,
@@ -19,8 +18,19 @@ from structured_ensembles.calibration import (
     same_for_all_rules,
     threshold_rule,
 )
-from structured_ensembles.checks import check_choice, check_type
-from structured_ensembles.combination import (
+from structured_ensembles.common.checks import check_choice, check_type
+from structured_ensembles.common.gaussian import Gaussians, gaussian_nll, mean_and_spread, moments
+from structured_ensembles.common.inputs import Inputs, batch_from, cloned, is_several, moved
+from structured_ensembles.cuda.prediction_graphs import Replays
+from structured_ensembles.data import Data, Normalization
+from structured_ensembles.data.batching import batches_of
+from structured_ensembles.data.conversion import check_bytes
+from structured_ensembles.data.dataset import SplitName, Task, prepared
+from structured_ensembles.data.kinds import Kinds, Normalizations
+from structured_ensembles.data.losses import Loss
+from structured_ensembles.data.target_scaling import Units
+from structured_ensembles.networks.copying import device_of, dtype_of, evaluation_mode
+from structured_ensembles.prediction.combination import (
     COMBINE,
     Combine,
     Uncertainty,
@@ -31,16 +41,9 @@ from structured_ensembles.combination import (
     member_outputs,
     uncertainty_of,
 )
-from structured_ensembles.conformal import ConformalIntervals, ConformalSets, Method, check_conformal
-from structured_ensembles.copying import device_of, dtype_of, evaluation_mode
-from structured_ensembles.data import Data, Normalization
-from structured_ensembles.data.conversion import check_bytes
-from structured_ensembles.data.dataset import SplitName, Task, prepared
-from structured_ensembles.data.kinds import Kinds, Normalizations
-from structured_ensembles.ensemble_state import extra_tensors, pop_extra
-from structured_ensembles.gaussian import Gaussians, gaussian_nll, mean_and_spread, moments
-from structured_ensembles.history import History
-from structured_ensembles.inputs import (
+from structured_ensembles.prediction.conformal import ConformalIntervals, ConformalSets, Method, check_conformal
+from structured_ensembles.prediction.ensemble_state import extra_tensors, pop_extra
+from structured_ensembles.prediction.input_checks import (
     as_trained,
     check_half,
     check_inputs,
@@ -48,11 +51,8 @@ from structured_ensembles.inputs import (
     embedding_size,
     shape_is_blamed,
 )
-from structured_ensembles.losses import Loss
-from structured_ensembles.replays import Replays
 from structured_ensembles.selection import Subnet
-from structured_ensembles.several import Inputs, batch_from, cloned, is_several, moved
-from structured_ensembles.units import Units
+from structured_ensembles.training.history import History
 
 __all__ = [
     "COMBINE",
@@ -309,7 +309,7 @@ class Ensemble(nn.Module):
 
         temperature: take this one instead of fitting it; 1.0 for none.
         """
-        from structured_ensembles.calibration_fit import fit_calibration
+        from structured_ensembles.prediction.calibration_fit import fit_calibration
 
         temperature = None if temperature is None else checked_temperature(temperature)
         self._check_classification("calibrate")
@@ -330,7 +330,7 @@ class Ensemble(nn.Module):
         risk: as many predictions stay as possible, while at most this share of them is wrong on the split. That is what
             was found there, not a promise for new samples.
         """
-        from structured_ensembles.calibration_fit import fit_threshold_on
+        from structured_ensembles.prediction.calibration_fit import fit_threshold_on
 
         rule = threshold_rule(keep, risk)
         self._check_classification("threshold_for")
@@ -353,7 +353,7 @@ class Ensemble(nn.Module):
         by the members' spread, see `ConformalIntervals`. The promise is exact for samples that nothing was chosen by;
         by the validation split the best epoch and the temperature were.
         """
-        from structured_ensembles.calibration_fit import fit_conformal
+        from structured_ensembles.prediction.calibration_fit import fit_conformal
 
         check_conformal(coverage, method, penalty, free_ranks)
         rule = fit_conformal(self, data, split, coverage, method, penalty, free_ranks)

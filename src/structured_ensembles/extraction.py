@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.checks import check_type, checked_seed
-from structured_ensembles.initialization import draw_weights
+from structured_ensembles.common.checks import check_type, checked_seed
+from structured_ensembles.networks.initialization import draw_weights
+from structured_ensembles.networks.resizing import kept_size, shrink
 from structured_ensembles.selection import Subnet
-from structured_ensembles.shrinking import kept_size, shrink
 
 FAINT = 0.1  # members whose outputs are expected to start below this share of the full network's get a warning
 

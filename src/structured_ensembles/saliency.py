@@ -12,21 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.capture import Step, captured_if_possible
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.checks import check_type
-from structured_ensembles.copying import dtype_of, shadow_of
+from structured_ensembles.common.checks import check_type
+from structured_ensembles.common.devices import Device, pick_device
+from structured_ensembles.common.inputs import Inputs, each, moved, pieces
+from structured_ensembles.common.processes import add_up, rank, world
+from structured_ensembles.common.progress import progress
+from structured_ensembles.common.tables import text_table
+from structured_ensembles.cuda.capture import Step, captured_if_possible
 from structured_ensembles.data import Data
 from structured_ensembles.data.feeds import Feed, feed_for
-from structured_ensembles.devices import Device, pick_device
-from structured_ensembles.losses import Loss, learned_units, loss_for, member_losses
-from structured_ensembles.parallel import add_up, rank, world
-from structured_ensembles.pretrained import fitted_normalization
-from structured_ensembles.progress import progress
+from structured_ensembles.data.losses import Loss, learned_units, loss_for, member_losses
+from structured_ensembles.networks.copying import dtype_of, shadow_of
+from structured_ensembles.networks.pretrained import fitted_normalization
 from structured_ensembles.scaling import Scales, rows_stay_apart, scaled
 from structured_ensembles.search import check_task, check_walk
-from structured_ensembles.several import Inputs, each, moved, pieces
-from structured_ensembles.tables import text_table
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph, Output
-from structured_ensembles.checks import check_choice, check_whole
-from structured_ensembles.copying import dtype_of
+from structured_ensembles.common.checks import check_choice, check_whole
+from structured_ensembles.common.inputs import Inputs, batch_size, call, joined, pieces, tensors_in
+from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.drawing import stream
-from structured_ensembles.several import Inputs, batch_size, call, joined, pieces, tensors_in
-from structured_ensembles.tables import text_table
+from structured_ensembles.networks.copying import dtype_of
 
 Initial = Literal["N(0,1)", "N(0,2)", "N(0,5)", "U(0,1)", "U(-1,1)"]
 Placement = Literal["output", "norm"]

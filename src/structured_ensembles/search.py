@@ -10,32 +10,32 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.capture import Step, captured_if_possible
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.checks import check_choice, check_number, check_type, check_whole, checked_seed
-from structured_ensembles.container import refused
-from structured_ensembles.copying import dtype_of, shadow_of
+from structured_ensembles.common.checks import check_choice, check_number, check_type, check_whole, checked_seed
+from structured_ensembles.common.devices import Device, pick_device, seed_generators
+from structured_ensembles.common.inputs import Inputs, moved, rows_of
+from structured_ensembles.common.processes import add_up, average_buffers, rank, world
+from structured_ensembles.common.progress import progress
+from structured_ensembles.cuda.capture import Step, captured_if_possible
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
+from structured_ensembles.data.dealing import deal
 from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import Feed, feed_for
-from structured_ensembles.dealing import deal
-from structured_ensembles.devices import Device, pick_device, seed_generators
+from structured_ensembles.data.losses import Loss, learned_units, loss_for, member_losses
 from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penalty, terms_for
-from structured_ensembles.identity import RunFile
-from structured_ensembles.losses import Loss, learned_units, loss_for, member_losses
-from structured_ensembles.parallel import add_up, average_buffers, rank, world
-from structured_ensembles.pretrained import fitted_normalization
-from structured_ensembles.progress import progress
+from structured_ensembles.networks.copying import dtype_of, shadow_of
+from structured_ensembles.networks.pretrained import fitted_normalization
 from structured_ensembles.scaling import Initial, Placement, Scales, rows_stay_apart, scaled
-from structured_ensembles.search_checkpoint import (
+from structured_ensembles.storage.container import refused
+from structured_ensembles.storage.identity import RunFile
+from structured_ensembles.storage.search_checkpoint import (
     SearchState,
     load_search,
     random_states,
     save_search,
     set_random_state,
 )
-from structured_ensembles.several import Inputs, moved, rows_of
 
 
 def learn_scales(

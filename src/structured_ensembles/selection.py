@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.checks import check_choice, check_share, check_type, check_whole, checked_seed
+from structured_ensembles.common.checks import check_choice, check_share, check_type, check_whole, checked_seed
+from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.saliency import Scores
 from structured_ensembles.scaling import check_prunable
-from structured_ensembles.tables import text_table
 
 Scope = Literal["layer", "network"]
 Selection = Literal["learned", "random", "magnitude"]

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from structured_ensembles.container import read_container, write_container
+from structured_ensembles.storage.container import read_container, write_container
 
 Forgery = Callable[[Random, Path], None]  # changes the file at the path
 Tensors = dict[str, Tensor]

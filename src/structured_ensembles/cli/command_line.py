@@ -12,8 +12,8 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from structured_ensembles.files import read_text
-from structured_ensembles.safe_yaml import parse_yaml
+from structured_ensembles.storage.files import read_text
+from structured_ensembles.storage.safe_yaml import parse_yaml
 
 CODE = ("dataset", "model", "method", "ood")  # options that may be package.module:function
 EMPTY = "{}"  # a configuration that says nothing

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from structured_ensembles.cli.hints import next_steps
+from structured_ensembles.common.tables import text_table
 from structured_ensembles.continual.experiment import ContinualExperiment, prepare_continual, run_prepared
 from structured_ensembles.continual.results import capacity_of, matrix_of
-from structured_ensembles.runs import finished_before
-from structured_ensembles.tables import text_table
+from structured_ensembles.runs.folder import finished_before
 
 
 def continual(

@@ -9,12 +9,12 @@ import torch
 
 from structured_ensembles import zoo
 from structured_ensembles.channels import trace
+from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.digits import read_digits
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.methods import METHODS
 from structured_ensembles.report.demo_page import Outcome, write_page
-from structured_ensembles.tables import text_table
 from structured_ensembles.training import Recipe
 
 EPOCHS = 20

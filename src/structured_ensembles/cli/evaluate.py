@@ -9,10 +9,10 @@ from structured_ensembles import evaluation
 from structured_ensembles.cli.printing import figures_table
 from structured_ensembles.data import load_corrupted
 from structured_ensembles.evaluation.corruptions import ORIGIN
-from structured_ensembles.evaluations import merge_figures
-from structured_ensembles.ingredients import base_network, read_data, run_data, run_ensemble
-from structured_ensembles.models import Trust
-from structured_ensembles.runs import machine, read_config
+from structured_ensembles.runs.evaluations import merge_figures
+from structured_ensembles.runs.folder import machine, read_config
+from structured_ensembles.runs.ingredients import base_network, read_data, run_data, run_ensemble
+from structured_ensembles.zoo.by_name import Trust
 
 EPSILONS = (0.02, 0.5)  # the paper's
 SEVERITIES = (3, 5)
@@ -47,7 +47,7 @@ def evaluate(
         trust_code: let the folder import the functions that make its network and its data
 
     """
-    from structured_ensembles.devices import pick_device
+    from structured_ensembles.common.devices import pick_device
 
     config = read_config(run)
     path = run / "ensemble.safetensors"

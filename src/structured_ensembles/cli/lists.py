@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from structured_ensembles import zoo
+from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.sources import data_sets, is_cached
-from structured_ensembles.tables import text_table
 
 
 def models() -> int:

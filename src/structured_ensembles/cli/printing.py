@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from structured_ensembles.tables import printable, text_table
+from structured_ensembles.common.tables import printable, text_table
 
 PERCENT = ("accuracy", "ece", "disagreement", "discarded", "auroc", "aurc", "fpr95", "kept", "coverage", "@")
 

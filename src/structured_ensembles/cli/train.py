@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from structured_ensembles.cli.hints import next_steps
 from structured_ensembles.cli.printing import figures_table
-from structured_ensembles.experiment import Experiment, prepare_experiment, train_prepared
-from structured_ensembles.runs import finished_before
+from structured_ensembles.runs.experiment import Experiment, prepare_experiment, train_prepared
+from structured_ensembles.runs.folder import finished_before
 
 
 def train(

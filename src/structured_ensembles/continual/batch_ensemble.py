@@ -17,7 +17,7 @@ from structured_ensembles.continual.fitting import derived
 from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.reweighting import Own, ReweightingLearner, tensors_but, weight_names
-from structured_ensembles.copying import copy_with, unsaved_buffers
+from structured_ensembles.networks.copying import copy_with, unsaved_buffers
 from structured_ensembles.training import ParameterRule
 
 OUTPUTS, INPUTS = "#outputs", "#inputs"  # suffixes of the factors of a weight

@@ -20,12 +20,12 @@ from structured_ensembles.continual.results import check_continual_result
 from structured_ensembles.continual.sequence import run_sequence
 from structured_ensembles.continual.tasks import BENCHMARKS, Task, split_tasks
 from structured_ensembles.data import Data
-from structured_ensembles.files import write_atomically
-from structured_ensembles.ingredients import fitting_arguments, read_data
-from structured_ensembles.models import build_model, find_function, find_model
-from structured_ensembles.run_files import write_json
-from structured_ensembles.runs import machine, opened_run
-from structured_ensembles.settings import Defaults, defaults_of, folder_name
+from structured_ensembles.runs.folder import machine, opened_run
+from structured_ensembles.runs.ingredients import fitting_arguments, read_data
+from structured_ensembles.runs.settings import Defaults, defaults_of, folder_name
+from structured_ensembles.storage.files import write_atomically
+from structured_ensembles.storage.run_files import write_json
+from structured_ensembles.zoo.by_name import build_model, find_function, find_model
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.capture import Step, captured_if_possible
+from structured_ensembles.common.devices import seed_generators
+from structured_ensembles.common.progress import progress
+from structured_ensembles.cuda.capture import Step, captured_if_possible
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
 from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import feed_for
 from structured_ensembles.data.splits import TensorSplit
-from structured_ensembles.devices import seed_generators
-from structured_ensembles.progress import progress
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.optimizers import optimizer_for, rate_factors
 

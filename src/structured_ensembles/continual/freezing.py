@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.continual.masks import FREE, Owners
 from structured_ensembles.continual.partial_norm import PartlyFrozenNorm
-from structured_ensembles.shrinking import Axis, Kept, kept_positions
+from structured_ensembles.networks.resizing import Axis, Kept, kept_positions
 
 Axes = Mapping[str, Sequence[Axis]]
 

@@ -7,9 +7,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.checks import check_choice
-from structured_ensembles.copying import shadow_of
-from structured_ensembles.devices import seed_generators
+from structured_ensembles.common.checks import check_choice
+from structured_ensembles.common.devices import seed_generators
+from structured_ensembles.networks.copying import shadow_of
 
 HeadKind = Literal["linear", "paper"]
 

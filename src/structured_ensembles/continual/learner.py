@@ -13,19 +13,19 @@ from typing import Any, ClassVar, Self, TypedDict, get_args
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.checks import check_choice, check_type, checked_seed
+from structured_ensembles.common.checks import check_choice, check_type, checked_seed
+from structured_ensembles.common.devices import Device, pick_device
+from structured_ensembles.common.inputs import is_several
 from structured_ensembles.continual.fitting import derived, fit
 from structured_ensembles.continual.heads import HeadKind, new_head, num_features
 from structured_ensembles.continual.memory import Memory, count
 from structured_ensembles.continual.tasks import SPLITS, Task
-from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.arrays import check_labels
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.splits import TensorSplit
-from structured_ensembles.devices import Device, pick_device
 from structured_ensembles.ensemble import Ensemble, entropy_of
-from structured_ensembles.several import is_several
+from structured_ensembles.networks.copying import clone_of
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.recipe import Optimizer
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structured_ensembles.shrinking import Axis
+from structured_ensembles.networks.resizing import Axis
 
 FREE = -1
 Layout = Literal["masks", "owners"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from structured_ensembles.tables import text_table
+from structured_ensembles.common.tables import text_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,8 +6,8 @@ from torch import nn
 
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Learner
-from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
+from structured_ensembles.networks.copying import clone_of
 
 
 class NaiveLearner(Learner):

@@ -13,13 +13,13 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.common.tables import text_table
 from structured_ensembles.continual.fitting import derived
 from structured_ensembles.continual.heads import new_head, num_features
 from structured_ensembles.continual.learner import Common, Learner
 from structured_ensembles.continual.masks import Owners, owner_digits
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.shared import Chosen, Part, SharedBackbone
-from structured_ensembles.tables import text_table
 
 MOST_STAGES = 100_000  # that a file may tell of
 NONE_FREE = "none is free any more"

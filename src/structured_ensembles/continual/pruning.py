@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.checks import check_share
+from structured_ensembles.common.checks import check_share
 from structured_ensembles.continual.fitting import derived
 from structured_ensembles.continual.freezing import freeze
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.owning import NONE_FREE, OwningLearner
 from structured_ensembles.continual.shared import Part
-from structured_ensembles.copying import clone_of
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.networks.copying import clone_of
 
 # Thresholds of the sweep, as shares of the activity of a layer's most active neuron.
 THRESHOLDS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, *(step / 20 for step in range(2, 20)))

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from structured_ensembles.checks import check_number, check_whole
+from structured_ensembles.common.checks import check_number, check_whole
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.owning import Capacity
-from structured_ensembles.run_files import damaged
-from structured_ensembles.runs import RESULT_REMEDY, read_result
+from structured_ensembles.runs.folder import RESULT_REMEDY, read_result
+from structured_ensembles.storage.run_files import damaged
 
 MEMORY = ("backbone", "factors", "masks", "heads", "stored_masks")
 FIGURES = ("accuracy", "final_accuracy")

@@ -16,8 +16,8 @@ from torch.nn.utils import parametrize
 
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Common, Learner
-from structured_ensembles.copying import clone_of, copy_with, unsaved_buffers
 from structured_ensembles.data import Data
+from structured_ensembles.networks.copying import clone_of, copy_with, unsaved_buffers
 
 Own = dict[str, Tensor]  # what a task has of its own, by name
 

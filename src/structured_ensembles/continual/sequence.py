@@ -12,9 +12,9 @@ from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.storage import resume
 from structured_ensembles.continual.tasks import Task
 from structured_ensembles.data.splits import digest
-from structured_ensembles.digests import digest_of, module_parts
 from structured_ensembles.evaluation.predictions import predictions
-from structured_ensembles.run_files import damaged, read_json, write_json
+from structured_ensembles.storage.fingerprints import digest_of, module_parts
+from structured_ensembles.storage.run_files import damaged, read_json, write_json
 
 LEARNER, PROGRESS = "learner.safetensors", "matrix.json"
 

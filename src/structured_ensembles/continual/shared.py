@@ -12,12 +12,12 @@ from structured_ensembles.channels import ChannelGraph, trace
 from structured_ensembles.continual.freezing import past_entries, write_back
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.masks import Owners
-from structured_ensembles.copying import clone_of
 from structured_ensembles.extraction import extract
-from structured_ensembles.initialization import draw_weights
+from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.networks.initialization import draw_weights
+from structured_ensembles.networks.resizing import Axis, Kept, shrink
 from structured_ensembles.scaling import check_prunable
 from structured_ensembles.selection import Subnet
-from structured_ensembles.shrinking import Axis, Kept, shrink
 
 BACKBONE = "backbone."  # where a `TaskNetwork` has its backbone
 Chosen = Mapping[str, Sequence[int]]  # neurons by group

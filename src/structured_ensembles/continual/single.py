@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Common, Learner
 from structured_ensembles.continual.memory import Memory, count
-from structured_ensembles.copying import all_tensors, clone_of, fill
 from structured_ensembles.data import Data
+from structured_ensembles.networks.copying import all_tensors, clone_of, fill
 
 
 class SingleModelLearner(Learner):

@@ -11,7 +11,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.container import (
+from structured_ensembles.common.devices import Device
+from structured_ensembles.continual.heads import new_head, num_features
+from structured_ensembles.continual.learner import Learned, Learner
+from structured_ensembles.data import Normalization
+from structured_ensembles.networks.copying import all_tensors, check_fits, copy_with, fill, unsaved_buffers
+from structured_ensembles.networks.provenance import warn_if_unnamed
+from structured_ensembles.networks.resizing import set_sizes
+from structured_ensembles.storage.container import (
     ArtifactError,
     build_named,
     checked,
@@ -22,13 +29,6 @@ from structured_ensembles.container import (
     refused,
     write_container,
 )
-from structured_ensembles.continual.heads import new_head, num_features
-from structured_ensembles.continual.learner import Learned, Learner
-from structured_ensembles.copying import all_tensors, check_fits, copy_with, fill, unsaved_buffers
-from structured_ensembles.data import Normalization
-from structured_ensembles.devices import Device
-from structured_ensembles.origin import warn_if_unnamed
-from structured_ensembles.shrinking import set_sizes
 
 FORMAT = "structured-ensembles-learner"
 # 3 for files with non-persistent buffers, 2 with normalised columns; others are written as 1, which earlier versions

@@ -13,7 +13,7 @@ from typing import Literal, Unpack, get_args
 from torch import nn
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.checks import check_choice, check_share, check_whole
+from structured_ensembles.common.checks import check_choice, check_share, check_whole
 from structured_ensembles.continual.fitting import derived
 from structured_ensembles.continual.freezing import freeze
 from structured_ensembles.continual.heads import TaskNetwork

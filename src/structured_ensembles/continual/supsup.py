@@ -19,7 +19,7 @@ from structured_ensembles.continual.fitting import derived
 from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.reweighting import Own, ReweightingLearner, tensors_but, weight_names
-from structured_ensembles.copying import unsaved_buffers
+from structured_ensembles.networks.copying import unsaved_buffers
 
 
 class SupSupLearner(ReweightingLearner):

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from structured_ensembles.checks import checked_seed
+from structured_ensembles.common.checks import checked_seed
+from structured_ensembles.common.inputs import joined, moved, rows_of
 from structured_ensembles.data import Data, Split, load_data
 from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.data.splits import Batch, TensorSplit
-from structured_ensembles.several import joined, moved, rows_of
 
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 

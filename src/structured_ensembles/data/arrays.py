@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from structured_ensembles.common.inputs import Inputs, each, tensors_in
 from structured_ensembles.data.conversion import as_float32, as_tensor
 from structured_ensembles.data.kinds import stored
 from structured_ensembles.data.random_states import kept_states
-from structured_ensembles.several import Inputs, each, tensors_in
 
 Check = Callable[[str, Tensor], None]  # of an argument's name and value
 # Whole numbers look like values of a regression if they would be more classes than this, …

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from structured_ensembles.common.inputs import is_several
 from structured_ensembles.data.drawing import Seed, draw
-from structured_ensembles.several import is_several
 
 Augmentation = Literal["auto", "crop", "crop+flip", "none"]
 

@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from structured_ensembles.data.info import Contents, DataInfo
-from structured_ensembles.files import check_regular, write_tensors
-from structured_ensembles.tensor_file import checksum
+from structured_ensembles.storage.files import check_regular, write_tensors
+from structured_ensembles.storage.tensor_file import checksum
 
 TENSORS = {
     "train.images": "train_images",

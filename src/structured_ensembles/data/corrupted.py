@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.data.download import fetch_archives
+from structured_ensembles.data.file_sources import Place, files_in_folder, files_in_tar
 from structured_ensembles.data.info import Archive
-from structured_ensembles.data.places import Place, files_in_folder, files_in_tar
 from structured_ensembles.data.sources import data_folder
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.data.tiny_imagenet import LARGEST_IMAGE, TINY_IMAGENET, decode_images, read_identifiers

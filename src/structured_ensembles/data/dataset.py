@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from structured_ensembles.checks import check_choice, check_type
+from structured_ensembles.common.checks import check_choice, check_type
+from structured_ensembles.common.inputs import Inputs, Shape, batch_size, each, rows_of
 from structured_ensembles.data.arrays import (
     Check,
     as_inputs,
@@ -24,11 +25,18 @@ from structured_ensembles.data.arrays import (
 )
 from structured_ensembles.data.conversion import check_images
 from structured_ensembles.data.drawing import Seed
-from structured_ensembles.data.kinds import Kind, Kinds, Normalizations, kind_of, kinds_of, normalizations_for, parts_of
+from structured_ensembles.data.kinds import (
+    Kind,
+    Kinds,
+    Normalizations,
+    kind_of,
+    kinds_of,
+    normalizations_for,
+    parts_of,
+)
 from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
 from structured_ensembles.data.random_states import undisturbed
 from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, as_batch, hold_out
-from structured_ensembles.several import Inputs, Shape, batch_size, each, rows_of
 
 Task = Literal["classification", "regression"]
 SplitName = Literal["train", "validation", "test"]

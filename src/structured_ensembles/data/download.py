@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from structured_ensembles.data.info import Archive
-from structured_ensembles.files import check_regular
+from structured_ensembles.storage.files import check_regular
 
 CHUNK = 2**16  # bytes of a download
 PIECE = 2**22  # bytes of a file

@@ -10,11 +10,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from structured_ensembles.common.inputs import Inputs, each, moved, rows_of, tensors_in
 from structured_ensembles.data.augmentation import Augmentation, augment, draw_crops
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.drawing import Seed, shuffled
 from structured_ensembles.data.splits import Batch, Split, TensorSplit, batch_sizes
-from structured_ensembles.several import Inputs, each, moved, rows_of, tensors_in
 
 
 class Feed(Protocol):

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from structured_ensembles.common.inputs import Inputs, each
 from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
-from structured_ensembles.several import Inputs, each
 
 Kind = Literal["pixels", "whole numbers", "mask", "floats"]
 Kinds = tuple[Kind, ...] | dict[str, Kind]

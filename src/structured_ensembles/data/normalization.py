@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structured_ensembles.devices import constant
+from structured_ensembles.common.devices import constant
 
 CHOICES = ("auto", "none", "unit", "standard", "imagenet")
 NOTICEABLE = 4  # squared distance of a column from mean 0 and (log) deviation 1, from which on columns are standardised

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from structured_ensembles.checks import checked_seed
+from structured_ensembles.common.checks import checked_seed
+from structured_ensembles.common.inputs import Inputs, each, joined, moved, rows_of, tensors_in
 from structured_ensembles.data.arrays import check_labels, labelled
 from structured_ensembles.data.drawing import Seed, shuffled
 from structured_ensembles.data.random_states import undisturbed
-from structured_ensembles.digests import add_tensor, described, digest_of
-from structured_ensembles.several import Inputs, each, joined, moved, rows_of, tensors_in
+from structured_ensembles.storage.fingerprints import add_tensor, described, digest_of
 
 Batch = tuple[Inputs, Tensor]
 

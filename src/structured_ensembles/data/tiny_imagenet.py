@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from structured_ensembles.common.progress import progress
 from structured_ensembles.data.archives import read_zip
 from structured_ensembles.data.info import Archive, Contents, DataInfo
-from structured_ensembles.progress import progress
 
 FOLDER = "tiny-imagenet-200"
 SIDE = 64

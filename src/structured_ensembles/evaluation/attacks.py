@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from structured_ensembles.copying import evaluation_mode
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.networks.copying import evaluation_mode
 
 
 def fgsm(ensemble: Ensemble, images: Tensor, targets: Tensor, epsilon: float) -> Tensor:

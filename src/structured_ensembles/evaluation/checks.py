@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from structured_ensembles.checks import check_list, check_type
+from structured_ensembles.common.checks import check_list, check_type
+from structured_ensembles.common.inputs import is_several
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import check_data
@@ -12,7 +13,6 @@ from structured_ensembles.ensemble import Combine, Ensemble
 from structured_ensembles.evaluation.attacks import check_epsilon
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS
 from structured_ensembles.evaluation.corruptions.corrupt import check_name, check_severity
-from structured_ensembles.several import is_several
 
 
 def check_request(

@@ -9,12 +9,12 @@ from itertools import pairwise
 from torch import Tensor
 
 from structured_ensembles.calibration import fit_supported_temperature
-from structured_ensembles.combination import Combine, combined_logs
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import SplitName
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.calibration import negative_log_likelihood
 from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.prediction.combination import Combine, combined_logs
 
 Predicted = tuple[Tensor, Tensor]  # logits (members, samples, classes), targets (samples,)
 

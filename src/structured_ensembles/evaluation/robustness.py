@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from structured_ensembles.common.progress import progress
 from structured_ensembles.data import Split
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
@@ -17,7 +18,6 @@ from structured_ensembles.evaluation.corruptions import EXTRA, STANDARD, corrupt
 from structured_ensembles.evaluation.discarding import discarding
 from structured_ensembles.evaluation.predictions import Change, predictions
 from structured_ensembles.evaluation.rules import Rules, suffix_of
-from structured_ensembles.progress import progress
 
 
 def attack_figures(

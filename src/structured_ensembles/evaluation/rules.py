@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from structured_ensembles.checks import check_choice, check_list
+from structured_ensembles.common.checks import check_choice, check_list
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import COMBINE, Combine, Ensemble
 from structured_ensembles.evaluation.discarding import discard_threshold

@@ -4,16 +4,16 @@ from pathlib import Path
 
 from torch import nn
 
-from structured_ensembles.checks import check_whole, checked_seed
-from structured_ensembles.copying import clone_of
+from structured_ensembles.common.checks import check_whole, checked_seed
+from structured_ensembles.common.devices import Device
 from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
-from structured_ensembles.devices import Device
+from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination import examined
-from structured_ensembles.identity import open_folder
-from structured_ensembles.initialization import draw_weights
-from structured_ensembles.losses import Loss
+from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.networks.examination import examined
+from structured_ensembles.networks.initialization import draw_weights
+from structured_ensembles.storage.identity import open_folder
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import recipe_for
 

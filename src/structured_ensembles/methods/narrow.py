@@ -10,16 +10,16 @@ from pathlib import Path
 from torch import nn
 
 from structured_ensembles.channels import trace
-from structured_ensembles.checks import checked_seed
-from structured_ensembles.copying import dtype_of
+from structured_ensembles.common.checks import checked_seed
+from structured_ensembles.common.devices import Device
 from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
-from structured_ensembles.devices import Device
+from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.extraction import extract
-from structured_ensembles.identity import open_folder
-from structured_ensembles.losses import Loss
+from structured_ensembles.networks.copying import dtype_of
 from structured_ensembles.selection import select
+from structured_ensembles.storage.identity import open_folder
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import recipe_for
 

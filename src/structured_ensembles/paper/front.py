@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from structured_ensembles.evaluations import RULES
 from structured_ensembles.paper.studies import PRUNED, Part, Study, methods_of, places_of, runs_of
+from structured_ensembles.runs.evaluations import RULES
 
 COLUMNS = (
     "size/overhead", "cls/accuracy", "cal/nll", "cal/ece15", "cal/nll_t", "cal/ece15_t", "div/disagreement",

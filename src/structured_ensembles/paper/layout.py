@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from statistics import fmean, stdev
 
-from structured_ensembles.markdown import literal
+from structured_ensembles.common.markdown import literal
 from structured_ensembles.paper.metrics import Metric, metric_of
 from structured_ensembles.paper.published import Cell
 

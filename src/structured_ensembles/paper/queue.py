@@ -16,15 +16,15 @@ import yaml
 
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.data import load_data
-from structured_ensembles.evaluations import RULES, evaluation_path, read_figures
-from structured_ensembles.experiment import NOTHING
-from structured_ensembles.files import write_text
-from structured_ensembles.grid import Job, Outcome, run_grid
 from structured_ensembles.paper.estimates import checkpoint_bytes
 from structured_ensembles.paper.reproduce import carry_out
 from structured_ensembles.paper.sections import Planned
-from structured_ensembles.runs import read_result
-from structured_ensembles.workers import Backend
+from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
+from structured_ensembles.runs.experiment import NOTHING
+from structured_ensembles.runs.folder import read_result
+from structured_ensembles.runs.grid import Job, Outcome, run_grid
+from structured_ensembles.runs.workers import Backend
+from structured_ensembles.storage.files import write_text
 
 QUEUE = "queue.yaml"
 KEPT = (

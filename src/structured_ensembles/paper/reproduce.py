@@ -6,11 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from structured_ensembles.checks import check_choice
+from structured_ensembles.common.checks import check_choice
 from structured_ensembles.continual import LEARNERS
 from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
 from structured_ensembles.data.sources import data_sets
-from structured_ensembles.experiment import (
+from structured_ensembles.methods import METHODS
+from structured_ensembles.paper.catalogue import study
+from structured_ensembles.paper.studies import Part
+from structured_ensembles.paper.tables import corruption_notes, study_notes, study_table
+from structured_ensembles.report.collected import Finished, pictures, read_run
+from structured_ensembles.report.continual_collected import continual_pictures, read_continual_run
+from structured_ensembles.report.page import write_report
+from structured_ensembles.runs.experiment import (
     Experiment,
     Request,
     has_official,
@@ -18,16 +25,9 @@ from structured_ensembles.experiment import (
     train_experiment,
     unmeasured,
 )
-from structured_ensembles.grid import Job, run_grid
-from structured_ensembles.methods import METHODS
-from structured_ensembles.models import find_function, find_model
-from structured_ensembles.paper.catalogue import study
-from structured_ensembles.paper.studies import Part
-from structured_ensembles.paper.tables import corruption_notes, study_notes, study_table
-from structured_ensembles.report.collected import Finished, pictures, read_run
-from structured_ensembles.report.continual_collected import continual_pictures, read_continual_run
-from structured_ensembles.report.page import write_report
-from structured_ensembles.workers import Backend
+from structured_ensembles.runs.grid import Job, run_grid
+from structured_ensembles.runs.workers import Backend
+from structured_ensembles.zoo.by_name import find_function, find_model
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from structured_ensembles.continual.experiment import ContinualExperiment
-from structured_ensembles.experiment import Experiment, Request
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.estimates import minutes
 from structured_ensembles.paper.studies import EVERYTHING, NOTHING_MORE, RIVALS, SEEDS, Part
+from structured_ensembles.runs.experiment import Experiment, Request
 
 Run = Experiment | ContinualExperiment
 

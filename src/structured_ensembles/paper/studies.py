@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from structured_ensembles.ensemble import Combine
-from structured_ensembles.evaluations import RULES
-from structured_ensembles.experiment import Experiment, Request
 from structured_ensembles.paper.published import Cell, published
+from structured_ensembles.runs.evaluations import RULES
+from structured_ensembles.runs.experiment import Experiment, Request
 
 Key = tuple[str, str]  # row, column
 Rows = Mapping[str, tuple[str, Mapping[str, Any]]]  # by label, a method and its arguments

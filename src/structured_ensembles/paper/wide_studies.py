@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from structured_ensembles.evaluations import RULES
-from structured_ensembles.experiment import Experiment
 from structured_ensembles.paper.front import COLUMNS
 from structured_ensembles.paper.published import Cell
 from structured_ensembles.paper.sections import wide_front, wide_resnets
 from structured_ensembles.paper.studies import SEEDS, Study
+from structured_ensembles.runs.evaluations import RULES
+from structured_ensembles.runs.experiment import Experiment
 
 # Accuracy, NLL and ECE after 200 epochs, from the README files of google/uncertainty-baselines, baselines/cifar.
 UNCERTAINTY_BASELINES = {

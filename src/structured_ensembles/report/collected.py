@@ -15,7 +15,6 @@ from structured_ensembles.ensemble import Combine
 from structured_ensembles.evaluation.corruptions import ORIGIN, SEVERITIES
 from structured_ensembles.evaluation.discarding import discarding_curve
 from structured_ensembles.evaluation.robustness import best_source, is_over_all
-from structured_ensembles.evaluations import RULES, evaluation_path, read_figures
 from structured_ensembles.report.figures import kept_neurons, reliability_of
 from structured_ensembles.report.run_figures import (
     FrontPoint,
@@ -27,7 +26,8 @@ from structured_ensembles.report.run_figures import (
     learning_curves,
     overhead_bars,
 )
-from structured_ensembles.runs import read_config, read_history, read_result, read_samples, read_subnets
+from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
+from structured_ensembles.runs.folder import read_config, read_history, read_result, read_samples, read_subnets
 
 
 @dataclass(frozen=True)

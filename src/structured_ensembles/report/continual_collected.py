@@ -13,7 +13,7 @@ from structured_ensembles.report.continual_figures import (
     accuracy_matrix,
     capacity_used,
 )
-from structured_ensembles.runs import read_config
+from structured_ensembles.runs.folder import read_config
 
 
 def is_continual(folder: Path) -> bool:

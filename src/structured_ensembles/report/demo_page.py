@@ -14,13 +14,13 @@ from PIL import Image
 from torch import Tensor
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.combination import combined, uncertainty_of
+from structured_ensembles.common.inputs import joined
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.predictions import predictions
-from structured_ensembles.files import write_text
+from structured_ensembles.prediction.combination import combined, uncertainty_of
 from structured_ensembles.report.figures import as_svg, entropy_histogram, kept_neurons, reliability
-from structured_ensembles.several import joined
+from structured_ensembles.storage.files import write_text
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from typing import Any
 from jinja2 import Environment
 from matplotlib.figure import Figure
 
-from structured_ensembles.files import write_atomically, write_text
-from structured_ensembles.markdown import literal
+from structured_ensembles.common.markdown import literal
 from structured_ensembles.paper.layout import Key, html_table, markdown_table
 from structured_ensembles.paper.published import Cell
 from structured_ensembles.report.collected import Finished, Picture, pictures, read_run
 from structured_ensembles.report.continual_collected import continual_pictures, is_continual, read_continual_run
 from structured_ensembles.report.deep_equivalents import EXPLANATION, deep_equivalents
 from structured_ensembles.report.figures import as_svg
+from structured_ensembles.storage.files import write_atomically, write_text
 
 Draw = Callable[[Mapping[str, Sequence[Finished]]], list[Picture]]
 FIGURES = "## Figures:"  # a heading, with the data set and network

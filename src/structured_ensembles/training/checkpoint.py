@@ -14,9 +14,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from structured_ensembles.container import ArtifactError, checked, read_container, refused, write_container
-from structured_ensembles.copying import check_fits, unsaved_buffers
-from structured_ensembles.files import check_regular
+from structured_ensembles.networks.copying import check_fits, unsaved_buffers
+from structured_ensembles.storage.container import ArtifactError, checked, read_container, refused, write_container
+from structured_ensembles.storage.files import check_regular
 
 FORMAT = "structured-ensembles-checkpoint"
 VERSION = 1

@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from structured_ensembles.history import History
+from structured_ensembles.training.history import History
 
 
 class Display:

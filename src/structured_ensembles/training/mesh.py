@@ -29,7 +29,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from structured_ensembles.parallel import rank, world
+from structured_ensembles.common.processes import rank, world
 
 if dist.is_available() and not dist.is_initialized():
     import torch.distributed.nn  # loaded later, its functions would hold the group as their default: see _MESHES

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.training.checkpoint import optimizer_tensors, restore_optimizer
-from structured_ensembles.training.fused import can_be_fused, look_at_derivatives
+from structured_ensembles.training.fused_optimizer import can_be_fused, look_at_derivatives
 from structured_ensembles.training.recipe import ParameterRule, Recipe
 
 

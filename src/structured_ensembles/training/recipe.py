@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from structured_ensembles.checks import (
+from structured_ensembles.common.checks import (
     check_choice,
     check_list,
     check_number,

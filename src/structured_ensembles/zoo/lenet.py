@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.origin import remembered
+from structured_ensembles.networks.provenance import remembered
 from structured_ensembles.zoo.network import Network
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.origin import remembered
+from structured_ensembles.networks.provenance import remembered
 from structured_ensembles.zoo.network import Network
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from structured_ensembles.origin import remembered
+from structured_ensembles.networks.provenance import remembered
 from structured_ensembles.zoo.network import Network, WithHead
 
 POOL = 0  # a 2×2 maximum in a row of channel counts

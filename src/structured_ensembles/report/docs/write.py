@@ -11,13 +11,13 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
-from structured_ensembles.files import write_text
 from structured_ensembles.paper.sections import Planned, planned_runs
 from structured_ensembles.report.docs.records import Records, hours, left, provenance, read_records, table
 from structured_ensembles.report.docs.targets import targets, targets_summary, targets_table
 from structured_ensembles.report.docs.topics import MAIN, Topic, rendered, table_text, topic_tables, topics
 from structured_ensembles.report.docs.wall_time import BATCH, read_steps, wall_time_table
 from structured_ensembles.report.figures import as_svg
+from structured_ensembles.storage.files import write_text
 
 PAGE = Path("docs/results.md")
 IMAGES = Path("docs/images")

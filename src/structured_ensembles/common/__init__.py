@@ -1,0 +1,1 @@
+"""Helpers that every room may use: argument checks, tables, progress, devices, processes, inputs."""

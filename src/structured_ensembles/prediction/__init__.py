@@ -1,0 +1,1 @@
+"""Parts of an ensemble's predictions: combination rules, conformal sets, calibration, input checks."""

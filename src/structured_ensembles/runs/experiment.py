@@ -1,0 +1,311 @@
+"""One experiment: a data set, a network, a method, a seed; trained once in a folder, evaluated as often as wanted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from structured_ensembles.artifact import Storage
+from structured_ensembles.common.checks import check_whole, checked_seed
+from structured_ensembles.data import Data, load_corrupted
+from structured_ensembles.data.corrupted import has_corrupted
+from structured_ensembles.common.devices import pick_device
+from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
+from structured_ensembles.evaluation import corrupt, evaluate
+from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
+from structured_ensembles.evaluation.corruptions import STANDARD
+from structured_ensembles.evaluation.deep_equivalent import calibrated_nlls
+from structured_ensembles.evaluation.diversity import disagreement_matrix
+from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.evaluation.robustness import is_over_all
+from structured_ensembles.evaluation.rules import figures_by_rule
+from structured_ensembles.runs.evaluations import RULES, evaluation_path, merge_figures, read_figures
+from structured_ensembles.runs.ingredients import base_network, fitting_arguments, read_data, run_data, run_ensemble
+from structured_ensembles.methods import METHODS
+from structured_ensembles.zoo.by_name import Trust, build_model, find_function, find_model
+from structured_ensembles.common.processes import gather, rank
+from structured_ensembles.runs.folder import close_run, machine, opened_run, read_config, read_samples, write_samples
+from structured_ensembles.runs.settings import Defaults, check_method_arguments, defaults_of, folder_name
+from structured_ensembles.training import Recipe
+from structured_ensembles.training.mesh import processes
+from structured_ensembles.training.recipe import usual
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What decides the figures of a run.
+
+    dataset, model, method: names, or `package.module:function`. limit: at most so many training samples.
+    validation: False trains on the validation samples too; then nothing chooses the best epoch, and nothing is
+        calibrated.
+    recipe: the name of one, or "auto" for the task's usual one. changes: parts of it that are changed.
+    storage: how weights are stored in the ensemble's file.
+    """
+
+    dataset: str
+    model: str
+    method: str
+    seed: int = 0
+    members: int = 5
+    model_arguments: Mapping[str, Any] = field(default_factory=dict)
+    method_arguments: Mapping[str, Any] = field(default_factory=dict)
+    recipe: str = "modern"
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    storage: Storage = "float32"
+    limit: int | None = None
+    validation: bool = True
+
+    def config(self) -> dict[str, Any]:
+        """As `config.yaml` has it."""
+        own = {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(self).items()}
+        usual = {"limit": None, "validation": True}
+        return {name: value for name, value in own.items() if name not in usual or value != usual[name]}
+
+    @property
+    def folder(self) -> str:
+        """A name for its run folder that tells it from every other experiment."""
+        parts = [self.dataset, self.model, self.method, f"{self.members}x"]
+        for settings in (self.model_arguments, self.method_arguments, {"recipe": self.recipe}, self.changes):
+            parts += [f"{name}={value}" for name, value in settings.items()]
+        parts += [] if self.storage == "float32" else [f"storage={self.storage}"]
+        parts += [] if self.limit is None else [f"limit={self.limit}"]
+        parts += [] if self.validation else ["all-images"]
+        return "-".join([*parts, str(self.seed)]).replace(":", ".").replace("/", ".").replace(" ", "")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure on the test split, besides what is always measured; see `evaluate`."""
+
+    fgsm: tuple[float, ...] = ()
+    corruptions: bool = False
+    severities: tuple[int, ...] = (3, 5)
+
+    def missing(self, figures: Mapping[str, float], official: bool = False) -> Request:
+        """Return the part not among the figures yet; with `official`, our own corruptions do not count."""
+        kinds = ("official",) if official else ("official", "cor")
+        attacks = tuple(epsilon for epsilon in self.fgsm if f"adv/fgsm@{epsilon:g}" not in figures)
+        severities = tuple(
+            own
+            for own in self.severities
+            if self.corruptions and not any(is_over_all(figures, own, kind) for kind in kinds)
+        )
+        return Request(attacks, bool(severities), severities)
+
+    def __or__(self, other: Request) -> Request:
+        """Return the union of two requests."""
+        fgsm = tuple(dict.fromkeys((*self.fgsm, *other.fgsm)))
+        severities = tuple(sorted({*self.severities, *other.severities}))
+        return Request(fgsm, self.corruptions or other.corruptions, severities)
+
+
+NOTHING = Request((), False, ())  # what a measured run lacks
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment whose arguments were checked, and what its names stand for; its recipe is no longer "auto"."""
+
+    experiment: Experiment
+    make: Callable[..., Ensemble]
+    data: Data
+    network: nn.Module
+    recipe: Recipe
+    device: str
+    defaults: Defaults
+
+    @property
+    def folder(self) -> str:
+        """A name for its run folder: data set, model, method, what differs from the defaults, seed."""
+        own = self.experiment
+        config = own.config()
+        told: dict[str, Any] = {}
+        told |= {"members": own.members} if own.members != Experiment.members else {}
+        told |= {f"model.{name}": value for name, value in self.defaults.told(config, "model_arguments").items()}
+        told |= self.defaults.told(config, "method_arguments")
+        told |= {"recipe": own.recipe} if own.recipe != usual(self.data.task) else {}
+        for name, value in self.defaults.told(config, "changes").items():
+            told[f"recipe.{name}" if name in told else name] = value
+        told |= {"storage": own.storage} if own.storage != Experiment.storage else {}
+        told |= {"limit": own.limit} if own.limit is not None else {}
+        told |= {} if own.validation else {"validation": False}
+        return folder_name([own.dataset, own.model, own.method], told, own.seed)
+
+
+def prepare_experiment(experiment: Experiment, *, root: Path | None = None, device: str = "auto") -> Prepared:
+    """Check all arguments of an experiment, as far as they can be before any work, and read its data."""
+    automatic = experiment.recipe == "auto"
+    Recipe.named("modern" if automatic else experiment.recipe, **experiment.changes)  # or an error
+    check_whole("members", experiment.members)
+    checked_seed(experiment.seed)
+    make = find_function("method", experiment.method, METHODS)
+    check_method_arguments(experiment.method, make, experiment.method_arguments)
+    data = read_data(experiment.dataset, root, experiment.seed, experiment.limit, experiment.validation)
+    data.split("test")  # or an error: what it can do is measured there
+    if automatic:
+        experiment = replace(experiment, recipe=usual(data.task))
+    torch.manual_seed(experiment.seed)
+    arguments = fitting_arguments(experiment.model, data, experiment.model_arguments)
+    network = build_model(experiment.model, **arguments)
+    defaults = Defaults(
+        model_arguments=defaults_of(find_model(experiment.model)) | fitting_arguments(experiment.model, data, {}),
+        method_arguments=defaults_of(make),
+        changes=Recipe.named(experiment.recipe).to_dict(),
+    )
+    recipe = Recipe.named(experiment.recipe, **experiment.changes)
+    pick_device(device, network)  # or an error
+    return Prepared(experiment, make, data, network, recipe, device, defaults)
+
+
+def train_experiment(
+    experiment: Experiment, folder: Path, *, root: Path | None = None, device: str = "auto", quiet: bool = False
+) -> tuple[dict[str, Any], bool]:
+    """Train, or go on with what lies in the folder; returns the results, and whether there was anything to do.
+
+    In a group of processes (`torchrun`), all take part, and the first one writes.
+    """
+    return train_prepared(prepare_experiment(experiment, root=root, device=device), folder, quiet=quiet)
+
+
+def train_prepared(prepared: Prepared, folder: Path, *, quiet: bool = False) -> tuple[dict[str, Any], bool]:
+    """Train an experiment that was checked, as `train_experiment` does."""
+    experiment = prepared.experiment
+    with processes(), _opened(prepared, folder) as result:
+        done = gather(result)[0]
+        if done is not None:
+            return done, False
+        start = time.perf_counter()
+        ensemble = prepared.make(
+            prepared.network,
+            prepared.data,
+            members=experiment.members,
+            recipe=prepared.recipe,
+            seed=experiment.seed,
+            device=prepared.device,
+            folder=folder,
+            quiet=quiet,
+            **experiment.method_arguments,
+        )
+        if rank() == 0:
+            seconds = time.perf_counter() - start
+            precision = prepared.recipe.precision_on(pick_device(prepared.device, prepared.network))
+            done = close_run(folder, ensemble, prepared.data, seconds, experiment.storage, precision)
+        return gather(done)[0], True
+
+
+@contextmanager
+def _opened(prepared: Prepared, folder: Path) -> Iterator[dict[str, Any] | None]:
+    """Of several processes, the first one holds the folder, see `opened_run`."""
+    if rank() > 0:
+        yield None
+        return
+    with opened_run(folder, prepared.experiment.config(), prepared.defaults.comparable) as result:
+        yield result
+
+
+def measure_experiment(
+    folder: Path, request: Request, *, root: Path | None = None, device: str = "auto", trust_code: Trust = False
+) -> tuple[dict[str, float], bool]:
+    """The figures of a trained run on the test split; what is known already is not measured again.
+
+    Both rules of combination are measured in one pass, in `evaluation-test-mean.json` (whose figures are returned) and
+    `evaluation-test-logits.json`, the rule of the published figures. Beside them it leaves `samples.safetensors`, what
+    figures of single samples need: their confidence, entropy and whether they are right, shapes (samples,), the
+    members' disagreement (members, members), and the entropy under strong noise. Corruptions are the official images
+    where they are in the data folder, and our own otherwise.
+
+    trust_code: let the folder's files import the functions that they name (`package.module:function`): all of them, or
+        those that are listed here because the caller named them too.
+    """
+    config = read_config(folder)
+    official = request.corruptions and has_official(config["dataset"], root)
+    wanted = unmeasured(folder, request, official)
+    if wanted is None:
+        return read_figures(evaluation_path(folder)), False
+    data = run_data(folder, config, root, trust_code)
+    ensemble = run_ensemble(folder, config, data, trust_code)
+    ensemble.to(pick_device(device, ensemble))
+    figures = evaluate(
+        ensemble,
+        data,
+        combine=RULES,
+        fgsm=wanted.fgsm,
+        corruptions=load_corrupted(f"{config['dataset']}-c", root)
+        if official and wanted.corruptions
+        else wanted.corruptions,
+        severities=wanted.severities or (3,),
+        base=base_network(config, data, trust_code),
+    )
+    if data.task == "classification":
+        logits, targets = predictions(ensemble, data.split("test"))
+        figures |= _first_members(logits, targets)
+        if data.validation is not None:
+            nlls = calibrated_nlls(predictions(ensemble, data.validation), (logits, targets))
+            figures |= {f"first/{number}/nll_t": nll for number, nll in enumerate(nlls, start=1)}
+        _write_samples(folder, ensemble, data, logits, targets, noisy=request.corruptions)
+    figures["size/file_bytes"] = float((folder / "ensemble.safetensors").stat().st_size)
+    rules = RULES if data.task == "classification" else RULES[:1]
+    found = {
+        rule: merge_figures(evaluation_path(folder, rule), own, {"split": "test", "combine": rule, **machine()})
+        for rule, own in figures_by_rule(figures, rules).items()
+    }
+    return found["mean"], True
+
+
+def has_official(dataset: str, root: Path | None) -> bool:
+    """Tell whether the data folder holds the official corrupted images of a data set."""
+    return has_corrupted(f"{dataset}-c", root, STANDARD)
+
+
+def unmeasured(folder: Path, request: Request, official: bool = False) -> Request | None:
+    """Return the part of a request that a run still lacks; None if it lacks nothing, unrequested figures included."""
+    samples, known = read_samples(folder), {rule: read_figures(evaluation_path(folder, rule)) for rule in RULES}
+    regression = bool(known["mean"]) and "cls/accuracy" not in known["mean"]
+    if regression:
+        del known["logits"]  # there is nothing to combine in two ways, and no figure of single samples
+    wanted = NOTHING
+    for figures in known.values():
+        wanted |= request.missing(figures, official)
+    whole = all("size/overhead" in figures for figures in known.values()) and (samples or regression)
+    if wanted != NOTHING or not whole:
+        return wanted
+    return wanted if request.corruptions and "noisy" not in samples else None
+
+
+def _first_members(logits: Tensor, targets: Tensor) -> dict[str, float]:
+    """What the first 1, 2, … members make together: an ensemble of five tells about smaller ones too."""
+    found: dict[str, float] = {}
+    for number in range(1, len(logits) + 1):
+        probabilities = combined(logits[:number])
+        found |= {
+            f"first/{number}/accuracy": float((probabilities.argmax(-1) == targets).double().mean()),
+            f"first/{number}/nll": negative_log_likelihood(probabilities, targets),
+            f"first/{number}/ece": expected_calibration_error(probabilities, targets),
+        }
+    return found
+
+
+def _write_samples(folder: Path, ensemble: Ensemble, data: Data, logits: Tensor, targets: Tensor, noisy: bool) -> None:
+    probabilities = combined(logits)
+    confidence, labels = probabilities.max(-1)
+    tensors: dict[str, Tensor] = {
+        "confidence": confidence.float(),
+        "correct": labels == targets,
+        "entropy": uncertainty_of(logits).entropy.float(),
+        "disagreement": disagreement_matrix(logits).float(),
+    }
+    if noisy:
+
+        def noise(images: Tensor, _: Tensor, first: int) -> Tensor:
+            return corrupt(images, "gaussian_noise", 5, first=first)
+
+        outputs, _ = predictions(ensemble, data.split("test"), change=noise)
+        tensors["noisy"] = uncertainty_of(outputs).entropy.float()
+    write_samples(folder, tensors)

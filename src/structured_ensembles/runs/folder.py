@@ -1,0 +1,328 @@
+"""Run folders: config.yaml, result.json, history.csv, ensemble.safetensors; resumed or refused, never overwritten."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+import structured_ensembles
+from structured_ensembles.artifact import Storage
+from structured_ensembles.build import SUBNETS
+from structured_ensembles.common.checks import check_number, check_type
+from structured_ensembles.storage.container import read_container, write_container
+from structured_ensembles.networks.copying import device_of
+from structured_ensembles.data import Data
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.evaluation import evaluate
+from structured_ensembles.storage.files import check_regular, read_text, write_text
+from structured_ensembles.training.history import COLUMNS
+from structured_ensembles.storage.identity import CHECKPOINTS
+from structured_ensembles.storage.identity import FILE as IDENTITY
+from structured_ensembles.storage.run_files import (
+    checked_figures,
+    damaged,
+    read_json,
+    read_table,
+    read_yaml,
+    text_checksum,
+    write_json,
+    write_yaml,
+)
+from structured_ensembles.storage.run_lock import LOCK, run_lock
+from structured_ensembles.selection import Subnet
+
+CONFIG, HISTORY = "config.yaml", "history.csv"
+SAMPLES = "samples.safetensors"  # what figures of single samples need, see `measure_experiment`
+SAMPLES_FORM = "structured-ensembles-samples"
+KEYS = ("dataset", "model", "method", "seed", "model_arguments", "method_arguments")  # of every configuration
+TYPES: dict[str, Any] = {
+    **dict.fromkeys(("dataset", "model", "method", "recipe", "storage"), str),
+    **dict.fromkeys(("seed", "members", "tasks"), int),
+    **dict.fromkeys(("model_arguments", "method_arguments", "changes"), dict),
+    "limit": int | None,
+    "shuffle_labels": bool,
+    "validation": bool,
+}
+MOST_NEURONS = 10_000_000  # of a network that is drawn; more would be a forged file
+CONFIG_REMEDY = "restore it, or choose another folder with --out"
+RESULT_REMEDY = "delete it and give the command again"
+HISTORY_REMEDY = "restore it, or delete it to do without"
+
+
+Config = Mapping[str, Any]
+
+
+@contextmanager
+def opened_run(
+    folder: Path, config: Config, comparable: Callable[[Config], Config] = lambda config: config
+) -> Iterator[dict[str, Any] | None]:
+    """Hold a run folder, a new one or one of the same configuration, while work in it goes on.
+
+    Gives the result of a run that was finished before, and None if there is something to do. An error before anything
+    was done removes the folder, so that a corrected command may have it.
+
+    comparable: what two configurations are compared by, such as without the defaults.
+    """
+    settled = json.loads(json.dumps(config, default=str))
+    known = _known_result(folder, settled, comparable)
+    if known is not None:  # it is read only, and so may be its folder
+        yield known
+        return
+    with run_lock(folder):
+        known = _known_result(folder, settled, comparable)  # another process may have been faster
+        if known is None:
+            _begin(folder, settled)
+        try:
+            yield known
+        except Exception:
+            if (files := _files(folder)) <= {CONFIG, IDENTITY}:
+                for name in sorted(files, reverse=True):  # the configuration last: without it, it is no run folder
+                    (folder / name).unlink()
+            raise
+
+
+def _known_result(folder: Path, config: Config, comparable: Callable[[Config], Config]) -> dict[str, Any] | None:
+    """The result of a finished run; None of one that is new or unfinished, an error for any other folder."""
+    files = _files(folder)
+    if not files:
+        return None
+    if CONFIG not in files:
+        raise ValueError(f"{folder} is not empty, and not a run folder: choose another one with --out")
+    earlier, wanted = comparable(read_config(folder)), comparable(config)
+    if earlier != wanted:
+        differing = sorted(key for key in {*earlier, *wanted} if earlier.get(key) != wanted.get(key))
+        raise ValueError(
+            f"{folder} holds a run with another {', '.join(differing)}: choose another with --out, or delete it"
+        )
+    return read_result(folder) if "result.json" in files else None
+
+
+def _begin(folder: Path, config: Config) -> None:
+    for path in folder.iterdir():
+        if _is_leftover(path.name):  # of a process that was killed: the folder is locked
+            path.unlink(missing_ok=True)
+    if not (folder / CONFIG).exists():
+        write_yaml(folder / CONFIG, config)
+
+
+def _files(folder: Path) -> set[str]:
+    """The names of what is in a run folder, without what a process that was killed at its very start leaves there."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return set()
+    except NotADirectoryError:
+        raise ValueError(f"{folder} is a file, not a folder: choose another one with --out") from None
+    return {name for name in names if name != LOCK and not _is_leftover(name)}
+
+
+def _is_leftover(name: str) -> bool:
+    """Whether a file is a `config.yaml` that was never finished, see `write_atomically`."""
+    return CONFIG in name and name.endswith(".part")
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The `result.json` of a run that is done."""
+    path = folder / "result.json"
+    if not path.exists():
+        raise ValueError(f"{folder} is not done yet: it has no result.json; the command that began it goes on with it")
+    result = read_json(path, RESULT_REMEDY)
+    try:
+        for name in ("figures", "figures_in_float32"):
+            if name == "figures" or name in result:
+                result[name] = checked_figures(result.get(name))
+        check_number("seconds", result.get("seconds"))
+        for name, kind in (("date", str), ("device", str), ("versions", dict)):
+            check_type(name, result.get(name), kind)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise damaged(path, error, RESULT_REMEDY) from error
+    return result
+
+
+def finished_before(folder: Path, result: Mapping[str, Any]) -> str:
+    """Say that a run was done before this command, and since when."""
+    when = result["date"].replace("T", " at ")
+    return f"{folder} is done already: it was finished on {when}; nothing was trained now"
+
+
+def read_samples(folder: Path) -> dict[str, Tensor]:
+    """What is known of single samples: nothing if it was not measured, or cannot be read."""
+    path = folder / SAMPLES
+    if not path.exists():
+        return {}
+    try:
+        check_regular(path)
+        with safe_open(path, framework="pt") as file:
+            checked = bool(file.metadata())  # earlier versions wrote no checksum
+        tensors = read_container(path, SAMPLES_FORM, 1, "samples of a run")[1] if checked else load_file(path)
+        _check_samples(tensors)
+        return tensors
+    except (OSError, SafetensorError, ValueError) as error:
+        warnings.warn(f"{path} is damaged ({error}): what it tells is left out, or measured again", stacklevel=2)
+        return {}
+
+
+def write_samples(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write what figures of single samples need, see `read_samples`."""
+    write_container(folder / SAMPLES, SAMPLES_FORM, 1, {}, tensors)
+
+
+def _check_samples(tensors: Mapping[str, Tensor]) -> None:
+    for name in ("confidence", "correct", "entropy", "disagreement"):
+        if name not in tensors:
+            raise ValueError(f"it has no {name}")
+    samples = tensors["confidence"].shape
+    matrix = tensors["disagreement"].shape
+    whole = all(tensors[name].shape == samples for name in ("correct", "entropy")) and len(samples) == 1
+    if not whole or len(matrix) != 2 or matrix[0] != matrix[1] or tensors.get("noisy", tensors["entropy"]).dim() != 1:
+        raise ValueError("its shapes do not fit each other")
+    if tensors["correct"].dtype != torch.bool or not all(bool(own.isfinite().all()) for own in tensors.values()):
+        raise ValueError("its values are not those of samples")
+
+
+def read_history(folder: Path, result: Mapping[str, Any]) -> list[dict[str, float | None]]:
+    """The rows of `history.csv`, by column; none if the method has no history. result: that of the run."""
+    path = folder / HISTORY
+    if not path.exists():
+        return []
+    _check_file(path, result)
+    rows = read_table(path, COLUMNS, HISTORY_REMEDY)
+    counts = [row[name] for row in rows for name in ("epoch", "member")]
+    if not all(count is not None and count.is_integer() for count in counts):
+        raise damaged(path, ValueError("its epochs and members are not whole numbers"), HISTORY_REMEDY)
+    return rows
+
+
+def read_subnets(folder: Path, result: Mapping[str, Any]) -> list[Subnet]:
+    """The neurons that each member keeps; none if the method chose none. result: that of the run."""
+    path = folder / SUBNETS
+    if not path.exists():
+        return []
+    _check_file(path, result)
+    try:
+        content = json.loads(read_text(path))
+        rows = content["subnets"] if isinstance(content, dict) else content
+        subnets = [Subnet.from_json(json.dumps(own)) for own in rows]
+        _check_subnets(subnets)
+        return subnets
+    except (ValueError, KeyError, TypeError, OSError, OverflowError, RecursionError) as error:
+        raise damaged(path, error, HISTORY_REMEDY) from error
+
+
+def _check_subnets(subnets: Sequence[Subnet]) -> None:
+    groups = {tuple((name, size) for name, size, _ in subnet.groups) for subnet in subnets}
+    if len(groups) > 1:
+        raise ValueError("its members are not of the same network")
+    if any(sum(size for _, size in own) > MOST_NEURONS for own in groups):
+        raise ValueError(f"it has more than {MOST_NEURONS:,} neurons")
+    for name, size, kept in (group for subnet in subnets for group in subnet.groups):
+        if not kept or not 0 <= min(kept) <= max(kept) < size:
+            raise ValueError(f"what it keeps of {name} is not among its {size} neurons")
+
+
+def _check_file(path: Path, result: Mapping[str, Any]) -> None:
+    """Compare a file with the checksum that the result has of it; those of earlier versions have none."""
+    checksums = result.get("checksums")
+    expected = checksums.get(path.name) if isinstance(checksums, Mapping) else None
+    try:
+        if expected is not None and expected != _checksum(path):
+            raise ValueError("its contents do not match its checksum in result.json")
+    except (ValueError, OSError) as error:
+        raise damaged(path, error, HISTORY_REMEDY) from error
+
+
+def _checksum(path: Path) -> str:
+    return text_checksum(read_text(path))
+
+
+def close_run(
+    folder: Path, ensemble: Ensemble, data: Data, seconds: float, storage: Storage, precision: str
+) -> dict[str, Any]:
+    """Write the results of a run and drop its checkpoints; `result.json` comes last and says that it is done.
+
+    precision: what training computed in, see `Recipe.precision_on`.
+    The figures are those of the file: if it stores less than float32, what that cost is told beside them.
+    """
+    history = ensemble.history
+    path = folder / "ensemble.safetensors"
+    size = ensemble.save(path, storage)
+    figures = {"float32": evaluate(ensemble, data)}
+    if storage != "float32":
+        stored = Ensemble.load(path, model=ensemble.members[0])
+        figures[storage] = evaluate(stored.to(device_of(ensemble)), data)
+    if history is not None:
+        write_text(folder / HISTORY, history.to_csv())
+    result = {
+        "figures": figures[storage],
+        "figures_in_float32": figures["float32"],
+        "storage": storage,
+        "file_bytes": size,
+        "seconds": round(seconds, 3),
+        "epochs": None if history is None else history.epochs,
+        "stopped": {} if history is None else history.stopped,
+        "precision": precision,
+        "engine": None if history is None else history.engine,
+        "fallbacks": [] if history is None else history.fallbacks,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "checksums": {name: _checksum(folder / name) for name in (HISTORY, SUBNETS) if (folder / name).exists()},
+        **machine(),
+    }
+    write_json(folder / "result.json", result)
+    for checkpoint in folder.glob(CHECKPOINTS):
+        checkpoint.unlink()
+    return result
+
+
+def machine() -> dict[str, Any]:
+    """What a figure depends on besides the configuration."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    return {
+        "device": device,
+        "versions": {
+            "structured-ensembles": structured_ensembles.__version__,
+            "source": source_digest(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+@cache
+def source_digest() -> str:
+    """Identify the code that runs, to the byte: 12 hex digits over all source files of the package."""
+    package = Path(structured_ensembles.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.yaml` of a run folder, with values of the right types."""
+    path = folder / CONFIG
+    if not path.exists():
+        raise ValueError(f"{folder} is not a run folder: it has no config.yaml")
+    config = read_yaml(path, CONFIG_REMEDY)
+    missing = [key for key in KEYS if key not in config]
+    if missing:
+        raise damaged(path, ValueError(f"it says nothing of {', '.join(missing)}"), CONFIG_REMEDY)
+    for name, value in config.items():
+        kinds = TYPES.get(name, object)
+        wrong = not isinstance(value, kinds) or (isinstance(value, bool) and TYPES.get(name) is not bool)
+        if name in TYPES and wrong:
+            raise damaged(path, ValueError(f"its {name} cannot be {value!r:.80}"), CONFIG_REMEDY)
+    return config

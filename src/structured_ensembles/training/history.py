@@ -1,0 +1,93 @@
+"""History: what happened in every epoch, for every member."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from structured_ensembles.common.tables import text_table
+
+Row = dict[str, float | int | None]
+COLUMNS = ("epoch", "member", "rate", "loss", "validation_loss", "validation_accuracy", "seconds")
+
+
+@dataclass
+class History:
+    """One row per epoch and member: rate, training loss, validation loss and accuracy, seconds for the whole epoch."""
+
+    rows: list[Row] = field(default_factory=list)
+    stopped: dict[int, str] = field(default_factory=dict)  # why a member stopped before the last epoch
+    engines: list[str] = field(default_factory=list)  # "graph" or "loop", in the order in which they computed epochs
+    fallbacks: list[str] = field(default_factory=list)  # what went another way than the fastest one, and why
+
+    @classmethod
+    def restored(cls, rows: Any, engines: Any, fallbacks: Any) -> History:
+        """Return the history that a checkpoint has as JSON; raise a ValueError if it is none."""
+        for row in rows if isinstance(rows, list) else [rows]:
+            if not isinstance(row, dict) or row.keys() != set(COLUMNS):
+                raise ValueError(f"a row of its history must have {', '.join(COLUMNS)}, not {str(row)[:80]}")
+            wrong = [name for name, value in row.items() if not _fits(name, value)]
+            if wrong:
+                raise ValueError(f"its history has {row[wrong[0]]!r:.80} as {wrong[0]}")
+        for texts in (engines, fallbacks):
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+                raise ValueError(f"its engines and fallbacks must be texts, not {str(texts)[:80]}")
+        return cls(rows, engines=engines, fallbacks=fallbacks)
+
+    def __str__(self) -> str:
+        members = sorted({int(row["member"] or 0) for row in self.rows})
+        header: tuple[str, ...] = ("member", "epochs", "last loss", "best validation loss", "best validation accuracy")
+        rows = [self._line(member) for member in members]
+        if self.stopped:
+            header = (*header, "stopped")
+            rows = [(*row, self.stopped.get(member, "")) for member, row in zip(members, rows, strict=True)]
+        table = text_table(header, rows)
+        engine = f", engine: {self.engine}" if self.engines else ""
+        return f"{table}\n{self.epochs} epochs in {self.seconds:.1f} s{engine}"
+
+    def _line(self, member: int) -> tuple[str, ...]:
+        rows = self.of(member)
+        losses = [row["validation_loss"] for row in rows if row["validation_loss"] is not None]
+        accuracies = [row["validation_accuracy"] for row in rows if row["validation_accuracy"] is not None]
+        figures = (rows[-1]["loss"], min(losses, default=None), max(accuracies, default=None))
+        return str(member), str(len(rows)), *("–" if value is None else f"{value:.4f}" for value in figures)
+
+    @property
+    def engine(self) -> str:
+        """The engine that computed the epochs; "graph, then loop" if it was another one from some epoch on."""
+        return ", then ".join(self.engines) or "none"
+
+    def add_engine(self, name: str, fallbacks: Sequence[str]) -> None:
+        """Record the engine of the next epoch, and the fallbacks so far."""
+        if self.engines[-1:] != [name]:
+            self.engines.append(name)
+        self.fallbacks += [message for message in fallbacks if message not in self.fallbacks]
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs were trained."""
+        return 1 + max((int(row["epoch"] or 0) for row in self.rows), default=-1)
+
+    @property
+    def seconds(self) -> float:
+        return sum(float(row["seconds"] or 0) for row in {row["epoch"]: row for row in self.rows}.values())
+
+    def of(self, member: int) -> list[Row]:
+        return [row for row in self.rows if row["member"] == member]
+
+    def to_csv(self) -> str:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Tell whether a row may have the value in this column."""
+    if name in ("epoch", "member"):
+        return type(value) is int and value >= 0
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

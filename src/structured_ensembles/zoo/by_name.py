@@ -1,0 +1,90 @@
+"""Models by name: the zoo's, or `package.module:function` of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from torch import nn
+
+from structured_ensembles import zoo
+from structured_ensembles.common.checks import check_type
+from structured_ensembles.networks.provenance import ATTRIBUTE, Origin
+
+Trust = bool | Collection[str]  # in functions that files name: in all, in none, or in those that the caller named too
+
+
+def is_trusted(name: str, trust_code: Trust) -> bool:
+    """Whether a name that was read from a file may be used: one of ours, or code that the caller trusts."""
+    if ":" not in name or isinstance(trust_code, bool):
+        return ":" not in name or bool(trust_code)
+    return name in ([trust_code] if isinstance(trust_code, str) else trust_code)
+
+
+def from_factory(function: str, /, **arguments: Any) -> nn.Module:
+    """Make a network by calling `package.module:function` with the arguments, and let files of it record both.
+
+    `Ensemble.load(path, trust_code=True)` then makes the network again, wherever the function can be imported; without
+    it, the file would need `model=`. The arguments must be what JSON has: numbers, strings, lists, dicts.
+    """
+    check_type("function", function, str, 'such as "package.module:function"')
+    module, colon, name = function.partition(":")
+    if not (module and colon and name) or module == "__main__":
+        raise ValueError(
+            "function must be 'package.module:function', and other programs must be able to import it, not "
+            f"{function!r}"
+        )
+    try:
+        kept = json.loads(json.dumps(arguments))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"arguments of {function} must be what a file can record as JSON: {error}") from error
+    if kept != arguments:
+        raise ValueError(f"arguments of {function} must be what a file can record as JSON, such as {kept}")
+    return build_model(function, **arguments)
+
+
+def build_model(name: str, /, **arguments: Any) -> nn.Module:
+    """Make a network by name, such as `build_model("resnet20", num_classes=10)`; it remembers how it was made."""
+    function = find_model(name)
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(function).parameters)
+        raise ValueError(f"model {name!r} takes the arguments {takes}: {error}") from error
+    if ":" in name:
+        model = function(**arguments)
+    else:
+        try:
+            model = function(**arguments)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ValueError(f"model {name!r} cannot be made with {arguments}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model {name!r} gave a {type(model).__name__}, not a torch.nn.Module")
+    setattr(model, ATTRIBUTE, Origin(name, dict(arguments)))
+    return model
+
+
+def find_model(name: str) -> Callable[..., Any]:
+    """The function that makes such a network."""
+    return find_function("model", name, {known: getattr(zoo, known) for known in zoo.__all__})
+
+
+def find_function(kind: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """One of the known functions (`half-vgg11` is half_vgg11), or the user's own by `package.module:function`."""
+    if ":" not in name:
+        by_name = {own.replace("-", "_"): function for own, function in known.items()}
+        if name.replace("-", "_") not in by_name:
+            raise ValueError(f"{kind} must be one of {', '.join(known)}, or package.module:function, not {name!r}")
+        return by_name[name.replace("-", "_")]
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception as error:  # the module runs when it is imported, and may raise anything
+        told = error if isinstance(error, ImportError | AttributeError | ValueError) else repr(error)
+        raise ValueError(f"{kind} {name!r} cannot be imported: {told}") from error
+    if not callable(found):
+        raise ValueError(f"{kind} {name!r} is not a function")
+    return found  # type: ignore[no-any-return]
