@@ -23,8 +23,8 @@ from structured_ensembles.continual import LEARNERS
 from structured_ensembles.cuda import capture
 from structured_ensembles.cuda import prediction_graphs as replays
 from structured_ensembles.cuda.prediction_graphs import _captured as captured_prediction
+from structured_ensembles.training import fleet
 from structured_ensembles.training import graph_engine as graph
-from structured_ensembles.training import train as fleet
 from test_channels_last import Viewing
 from test_eights import norms_of, pruned
 from test_training import few_digits, network

@@ -13,7 +13,7 @@ from torch import nn
 import structured_ensembles as se
 from structured_ensembles.storage.container import read_container, write_container
 from structured_ensembles.storage.files import write_tensors
-from structured_ensembles.training import train as fleet
+from structured_ensembles.training import fleet
 from structured_ensembles.training.checkpoint import (
     FORMAT,
     load_checkpoint,

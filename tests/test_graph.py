@@ -11,8 +11,8 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda.capture import CaptureError, Step, all_captured
+from structured_ensembles.training import fleet
 from structured_ensembles.training import graph_engine as graph
-from structured_ensembles.training import train as fleet
 from structured_ensembles.training.graph_engine import GraphEngine
 from test_training import few_digits, network
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.data.drawing import stream
-from structured_ensembles.training import train as fleet
+from structured_ensembles.training import fleet
 from test_training import equal, few_digits, network, weights
 
 RECIPE = se.Recipe(epochs=2, batch_size=64, rate=0.02, augmentation="crop")

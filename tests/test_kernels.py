@@ -17,8 +17,8 @@ from structured_ensembles.cuda.capture import CaptureError, Step
 from structured_ensembles.cuda.convolution import input_gradient, outputs_of, weight_gradient
 from structured_ensembles.data.feeds import TableFeed
 from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.training import fleet
 from structured_ensembles.training import graph_engine as graph
-from structured_ensembles.training import train as fleet
 
 here = pytest.mark.skipif(
     torch.cuda.is_available() or find_spec("triton") is None,

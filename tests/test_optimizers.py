@@ -11,8 +11,8 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda.capture import CaptureError, Step
+from structured_ensembles.training import fleet
 from structured_ensembles.training import graph_engine as graph
-from structured_ensembles.training import train as fleet
 from structured_ensembles.training.engine import Member
 from structured_ensembles.training.optimizers import optimizer_for
 from test_channels_last import Viewing

@@ -22,7 +22,7 @@ from structured_ensembles.methods import METHODS
 from structured_ensembles.networks.copying import shadow_of
 from structured_ensembles.scaling import rows_stay_apart
 from structured_ensembles.storage.container import read_container
-from structured_ensembles.training import train as fleet
+from structured_ensembles.training import fleet
 
 VOCABULARY, LENGTH, CLASSES = 12, 6, 3
 HOOKED = ("batch-ensemble", "mc-dropout")  # members with hooks, in prediction too

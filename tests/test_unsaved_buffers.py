@@ -12,7 +12,7 @@ from structured_ensembles.continual import LEARNERS, Learner
 from structured_ensembles.continual.storage import FORMAT
 from structured_ensembles.networks.copying import all_tensors, fill, tensors_of
 from structured_ensembles.storage.container import read_container, write_container
-from structured_ensembles.training import train as fleet
+from structured_ensembles.training import fleet
 from structured_ensembles.training.checkpoint import check_complete
 
 
