@@ -45,7 +45,7 @@ ENSEMBLES = {
     "batch_ensemble": lambda: se.Ensemble([BatchEnsembleNetwork(mlp(), ["layers.1", "layers.3"], 3)]),
     "mc_dropout": lambda: se.Ensemble([DropoutNetwork(mlp(), ["layers.1"], 3)]),
     "gaussian": lambda: se.Ensemble(
-        [mlp()], task="regression", units=se.units.Units((1.0,), 2.0), gaussian=True, threshold=0.5
+        [mlp()], task="regression", units=se.data.target_scaling.Units((1.0,), 2.0), gaussian=True, threshold=0.5
     ),
 }
 
