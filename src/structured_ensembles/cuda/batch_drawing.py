@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.common.devices import constant
-from structured_ensembles.cuda.launch_grid import divided
+from structured_ensembles.cuda.launch_grid import ceil_div
 from structured_ensembles.data.augmentation import padding
 from structured_ensembles.data.feeds import TableFeed
 from structured_ensembles.data.normalization import Normalization
@@ -51,7 +51,7 @@ def drawn_batch(feed: TableFeed, size: int) -> Batch:
     mean, deviation = (own * channels if len(own) == 1 else own for own in (moments.mean, moments.deviation))
     images = torch.empty(size, channels, height, width, dtype=feed.dtype, device=stored.device)
     labels = torch.empty(size, dtype=targets.dtype, device=stored.device)
-    draw_images[size, divided(channels * height * width, BLOCK)](
+    draw_images[size, ceil_div(channels * height * width, BLOCK)](
         stored,
         targets,
         feed.order,

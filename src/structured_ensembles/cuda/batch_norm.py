@@ -1,134 +1,118 @@
-"""Batch normalisation, and a sum and a ReLU that follow it, in four kernels for images stored channels last.
+"""Batch norm of stacked members, with a sum and a ReLU that follow it, in few kernels for images stored channels last.
 
-Two are forward, two backward. PyTorch takes eight, among them fills of counters and an update of the running
-statistics, and three more for a sum and a ReLU. A fleet of small networks is bound by the number of kernels and by what
-they read and write rather than by their work, and of PyTorch's, normalisation has more than half. As in PyTorch,
-statistics are float32 whatever the type of the images, and merged in a numerically safe way (Chan et al. 1979): every
-block of rows gives its own mean and sum of squares around it.
+Forward: moments (unless a convolution has left them), normalize. Backward: gradient sums (unless a convolution has left
+them), input gradient. As in PyTorch, statistics are float32 whatever the type of the images, and merged in a
+numerically safe way (Chan et al. 1979): every block of rows gives its mean and its squared deviations from it.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch import Tensor
 
-from structured_ensembles.cuda.launch_grid import divided, in_units, power_of_two
+from structured_ensembles.cuda.convolution import LARGEST, BlockSums
+from structured_ensembles.cuda.launch_grid import ceil_div, channel_units, moment_blocks, power_of_two
 
-MOST_BLOCKS = 256  # of rows: what the second kernel of a pair reads of the first's results stays small
+TILE, WARPS = 8192, 4  # numbers that a program takes at a time
 
 
-def batch_norm(
-    x: Tensor, module: nn.BatchNorm2d, other: Tensor | None = None, relu: bool = False, again: bool = False
-) -> Tensor:
-    """What `module` makes of x (batch, channels, height, width) in training, running statistics included.
+@dataclass(frozen=True)
+class Norm:
+    """Parameters and running statistics of a batch norm, each (members, channels), float32."""
 
-    If x has more channels than the module, those on top must be zero, and are so in what it makes of them.
-    other: is added to it, (batch, channels, height, width) of the same type. relu: comes last.
-    again: the running statistics know of x already.
-    """
-    momentum = 0.0 if again else module.momentum
-    return _BatchNorm.apply(x, other, module.weight, module.bias, module, relu, momentum)  # type: ignore[no-any-return]
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+    momentum: float
+    eps: float
 
 
 def fits(x: Tensor) -> bool:
-    """Whether `batch_norm` can do it."""
+    """Tell whether the kernels below take x: floats on a GPU, channels last."""
     return (
         x.is_cuda
         and x.dim() == 4
         and x.numel() > x.shape[1]
-        and x.numel() < 2**31
+        and x.numel() < LARGEST
         and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and x.is_contiguous(memory_format=torch.channels_last)
     )
 
 
-def replaceable(network: nn.Module) -> list[nn.BatchNorm2d]:
-    """The ordinary batch normalisations of a network; none where there is no Triton."""
-    if find_spec("triton") is None:
-        return []
-    ordinary = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
-    return [
-        module
-        for module in ordinary
-        if type(module) is nn.BatchNorm2d
-        and module.affine
-        and module.track_running_stats
-        and module.momentum is not None
-        and module.weight.dtype == torch.float32
-    ]
+def moments(x: Tensor, members: int) -> BlockSums:
+    """Return means and squared deviations of blocks of rows of x (members × images, channels, height, width)."""
+    from structured_ensembles.cuda.kernels import batch_norm as kernels
+
+    blocks = Blocks(x, members)
+    partial = torch.empty(members, 3, blocks.number, blocks.width, device=x.device)
+    kernels.moments[blocks.grid](x, partial, blocks.rows, blocks.units, blocks.per_block, **blocks.tile)
+    return BlockSums(partial)
 
 
-class _BatchNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        other: Tensor | None,
-        weight: Tensor,
-        bias: Tensor,
-        module: nn.BatchNorm2d,
-        relu: bool,
-        momentum: float,
-    ) -> Tensor:
-        from structured_ensembles.cuda.kernels import batch_norm as kernels
+def normalize(x: Tensor, sums: BlockSums, norm: Norm, add: Tensor | None, relu: bool) -> tuple[Tensor, Tensor]:
+    """Return relu(norm(x) + add) and what the way back needs: (members, 2, channels), mean and 1 / deviation."""
+    from structured_ensembles.cuda.kernels import batch_norm as kernels
 
-        shape = _Shape(x)
-        partial = torch.empty(2, shape.blocks, shape.width, device=x.device)
-        kernels.moments[shape.grid](x, partial, shape.rows, shape.units, shape.per_block, **shape.tile)
-        y = torch.empty_like(x)
-        saved = torch.empty(2, shape.width, device=x.device)
-        if other is not None:
-            other = other.contiguous(memory_format=torch.channels_last)
-        kernels.normalize[shape.grid](
-            x, x if other is None else other, partial, weight, bias, y, saved, module.running_mean, module.running_var,
-            shape.rows, shape.units, len(weight), shape.per_block, shape.blocks, module.eps, momentum,
-            ADD=other is not None, RELU=relu, BLOCKS=shape.most, **shape.tile,
-        )  # fmt: skip
-        ctx.add, ctx.relu = other is not None, relu
-        ctx.save_for_backward(x, y if ctx.add and relu else x, weight, bias, saved)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        from structured_ensembles.cuda.kernels import batch_norm as kernels
-
-        x, y, weight, bias, saved = ctx.saved_tensors
-        dy = dy.contiguous(memory_format=torch.channels_last)
-        shape = _Shape(x)
-        partial = torch.empty(2, shape.blocks, shape.width, device=x.device)
-        dother = torch.empty_like(x) if ctx.add and ctx.relu else dy
-        kernels.sums[shape.grid](
-            x, y, dy, saved, weight, bias, partial, dother, shape.rows, shape.units, len(weight), shape.per_block,
-            ADD=ctx.add, RELU=ctx.relu, **shape.tile,
-        )  # fmt: skip
-        dx = torch.empty_like(x)
-        derivatives = torch.empty(2, len(weight), device=x.device)
-        kernels.derive[shape.grid](
-            x, dother, saved, partial, weight, bias, dx, derivatives,
-            shape.rows, shape.units, len(weight), shape.per_block, shape.blocks,
-            RELU=ctx.relu and not ctx.add, BLOCKS=shape.most, **shape.tile,
-        )  # fmt: skip
-        return dx, dother if ctx.add else None, derivatives[0], derivatives[1], None, None, None
+    members = len(norm.weight)
+    blocks = Blocks(x, members)
+    y = torch.empty_like(x)
+    saved = torch.empty(members, 2, blocks.width, device=x.device)
+    number = sums.partial.shape[2]
+    kernels.normalize[blocks.grid](
+        x, x if add is None else add, sums.partial, norm.weight, norm.bias, y, saved, norm.running_mean,
+        norm.running_var, blocks.rows, blocks.units, blocks.per_block, number, norm.eps,
+        norm.momentum, ADD=add is not None, RELU=relu, BLOCKS=min(power_of_two(number), moment_blocks(blocks.width)), **blocks.tile,
+    )  # fmt: skip
+    return y, saved
 
 
-class _Shape:
-    """How a tensor (batch, channels, height, width), stored channels last, is cut into blocks of rows and channels."""
+def gradient_sums(
+    dy: Tensor, x: Tensor, y: Tensor, saved: Tensor, norm: Norm, mask: int
+) -> tuple[Tensor, BlockSums]:
+    """Return dy behind the ReLU, and the gradients of weight and bias in blocks. mask: see kernels/convolution.py."""
+    from structured_ensembles.cuda.kernels import batch_norm as kernels
 
-    def __init__(self, x: Tensor) -> None:
+    members = len(norm.weight)
+    blocks = Blocks(x, members)
+    masked = torch.empty_like(x) if mask else dy
+    partial = torch.empty(members, 3, blocks.number, blocks.width, device=x.device)
+    kernels.gradient_sums[blocks.grid](
+        x, y, dy, saved, norm.weight, norm.bias, partial, masked, blocks.rows, blocks.units, blocks.per_block,
+        MASK=mask, **blocks.tile,
+    )  # fmt: skip
+    return masked, BlockSums(partial)
+
+
+def input_gradient(masked: Tensor, sums: BlockSums, x: Tensor, saved: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and of the parameters, (2, members, channels): weight and bias."""
+    from structured_ensembles.cuda.kernels import batch_norm as kernels
+
+    members = len(norm.weight)
+    blocks = Blocks(x, members)
+    dx = torch.empty_like(x)
+    parameter_gradients = torch.empty(2, members, blocks.width, device=x.device)
+    number = sums.partial.shape[2]
+    kernels.input_gradient[blocks.grid](
+        x, masked, saved, sums.partial, norm.weight, dx, parameter_gradients, blocks.rows, blocks.units,
+        blocks.per_block, number, BLOCKS=min(power_of_two(number), moment_blocks(blocks.width)), **blocks.tile,
+    )  # fmt: skip
+    return dx, parameter_gradients
+
+
+class Blocks:
+    """How a stacked tensor (members × images, channels, height, width), channels last, is cut into blocks of rows."""
+
+    def __init__(self, x: Tensor, members: int) -> None:
         self.width = x.shape[1]
-        self.rows = x.numel() // self.width
-        self.units, unit = in_units(self.width)
+        self.rows = x.numel() // (self.width * members)
+        self.units, unit = channel_units(self.width)
         wide = min(power_of_two(self.width), 64)
-        high = max(4096 // wide, 16)
-        tiles = divided(self.rows, high)
-        self.most = MOST_BLOCKS // 2 if wide > 16 and tiles <= MOST_BLOCKS else MOST_BLOCKS
-        self.blocks = min(tiles, self.most)
-        self.per_block = divided(divided(self.rows, self.blocks), high) * high
-        self.blocks = divided(self.rows, self.per_block)
-        self.grid = (self.blocks, divided(self.width, wide))
-        self.tile = {"UNIT": unit, "HIGH": high, "WIDE": wide}
+        high = max(TILE // wide, 16)
+        self.number = min(ceil_div(self.rows, high), moment_blocks(self.width))
+        self.per_block = ceil_div(ceil_div(self.rows, self.number), high) * high
+        self.number = ceil_div(self.rows, self.per_block)
+        self.grid = (self.number, ceil_div(self.width, wide), members)
+        self.tile = {"UNIT": unit, "HIGH": high, "WIDE": wide, "num_warps": WARPS}

@@ -1,162 +1,319 @@
-"""Convolutions of few channels, which cuDNN finds hard.
+"""Convolutions of stacked members: one launch for all of them, where there are few channels or many members.
 
-A layer of 16 and 8 channels on 32×32 images has a thousand weights, and cuDNN's kernels, made for many channels, leave
-most of a GPU idle. A step of five ResNet20s took 3.6 ms with them (all but the weights' derivatives) on an H200, and
-takes 2.6 ms with ours and with what pending.py saves (benchmarks/results/fleet-h200.json, before and after).
+Images of all members are one batch (members × images, channels, height, width), stored channels last; weights are
+stacked, (members, outputs, inputs, rows, taps), the inputs innermost in memory. A layer of 16 and 8 channels on 32×32
+images has a thousand weights: cuDNN's kernels, made for many channels and one network, leave most of a GPU idle.
 """
 
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch import Tensor
 
-from structured_ensembles.cuda.launch_grid import divided, in_units, power_of_two
+from structured_ensembles.cuda.launch_grid import ceil_div, channel_units, dot_size, moment_blocks, power_of_two
 
-MOST_BLOCKS = 256  # of pixels, each summed by one program
-DEEP = 64  # pixels that a program takes at a time, for the weights' derivatives
-HIGH = 64  # pixels of a program, otherwise
-
-
-def replaceable(network: nn.Module) -> list[nn.Conv2d]:
-    """The convolutions of a network that we can do better; none where there is no Triton."""
-    if find_spec("triton") is None:
-        return []
-    ordinary = [module for module in network.modules() if type(module) is nn.Conv2d]
-    return [
-        module
-        for module in ordinary
-        if _few(module.weight)
-        and module.groups == 1
-        and module.bias is None
-        and module.dilation == (1, 1)
-        and module.stride[0] == module.stride[1]
-        and not isinstance(module.padding, str)
-        and module.padding[0] == module.padding[1]
-        and module.padding_mode == "zeros"
-    ]
+LARGEST = 2**31  # kernels count in 32 bits
+PROGRAMS = 1200  # that keep a GPU busy, about eight for each multiprocessor
+# Pixels of a tile, warps, stages of the pipeline: by rows and by taps, and for the weights' gradients.
+ROW_TILE, TAP_TILE, LARGE_TAP_TILE = (64, 4, 1), (64, 4, 3), (128, 4, 3)
+LARGE = 2**17  # pixels of all members, from which on tiles are larger
+ROW_PRODUCTS, TAP_PRODUCTS = (64, 4, 2), (64, 4, 3)
+SWEEP_TILE, BACK_TILE = (64, 2, 3), (128, 4, 1)
+SWEEP_PRODUCTS, WIDE_SWEEP_PRODUCTS = (64, 2, 3), (128, 4, 3)  # up to 64 columns, and beyond
+WIDEST_SWEEP, WIDEST_ROW = 128, 128  # columns (taps × inputs) of what is computed by sweeps, and row by row
+SWEEPS, LEAST_STRIP = 800, 6  # strips of all members that keep a GPU busy; rows that a strip has at least
+WIDEST, DEEPEST = 128, 64  # outputs and inputs of a tile by taps
 
 
-def _few(weight: Tensor) -> bool:
-    """Whether the layer has so few channels that we are faster."""
-    outputs, inputs, _, taps = weight.shape
-    return max(inputs, outputs) <= 64 and min(inputs, outputs) <= 32 and taps * max(inputs, outputs) <= 256
+@dataclass(frozen=True)
+class Window:
+    """Stride and padding of a convolution, the same in both directions."""
+
+    stride: int = 1
+    padding: int = 0
+
+    def output_size(self, size: int, taps: int) -> int:
+        return max((size + 2 * self.padding - taps) // self.stride + 1, 0)
 
 
-def fits(x: Tensor, module: nn.Conv2d) -> bool:
-    """Whether `convolution` can do it; otherwise the module is as good."""
-    casting = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
-    weight = module.weight
+@dataclass(frozen=True)
+class BlockSums:
+    """What an epilogue leaves of each block of rows: partial (members, 3, blocks, channels).
+
+    Mean, squared deviations and number of rows; or the gradients of a norm's weight and bias.
+    """
+
+    partial: Tensor
+
+
+@dataclass(frozen=True)
+class NormBefore:
+    """The batch norm whose output a convolution reads, for the way back: what its gradient needs.
+
+    norm_input, norm_output: (members × images, channels, height, width). saved: (members, 2, channels), mean and
+    1 / deviation. mask: how the gradient of its ReLU is found, see kernels/convolution.py.
+    """
+
+    norm_input: Tensor
+    norm_output: Tensor
+    saved: Tensor
+    weight: Tensor  # (members, channels)
+    bias: Tensor
+    mask: int
+
+
+def fits(x: Tensor, weight: Tensor) -> bool:
+    """Tell whether the kernels below take these: bfloat16 on a GPU, channels last."""
     return (
         x.is_cuda
-        and x.dim() == 4
-        and x.shape[1] == weight.shape[1]
-        and casting
-        and _few(weight)
-        and weight.dtype == torch.bfloat16
-        and x.dtype in (torch.bfloat16, torch.float32)
-        and weight.is_contiguous(memory_format=torch.channels_last)
-        and 0 < x.numel() < 2**30  # kernels count in 32 bits
-        and 0 < math.prod(_shape_of_outputs(x, weight, module.stride[0], module.padding[0])) < 2**30  # type: ignore[arg-type]
+        and x.dtype == weight.dtype == torch.bfloat16
+        and 0 < x.numel() < LARGEST
+        and weight.permute(0, 1, 3, 4, 2).is_contiguous()
     )
 
 
-def convolution(x: Tensor, module: nn.Conv2d) -> Tensor:
-    """What `module` makes of x (batch, channels, height, width) under autocast."""
-    assert not isinstance(module.padding, str)
-    # The first copies once, if at all, the second what is stored in that order but with gaps.
-    halved = x.to(torch.bfloat16, memory_format=torch.channels_last).contiguous(memory_format=torch.channels_last)
-    return _Convolution.apply(halved, module.weight, module.stride[0], module.padding[0])  # type: ignore[no-any-return]
+def forward(
+    x: Tensor, weight: Tensor, window: Window, expected_mean: Tensor | None = None
+) -> tuple[Tensor, BlockSums | None]:
+    """Convolve x (members × images, inputs, height, width) with weight (members, outputs, inputs, rows, taps).
+
+    expected_mean: if given, also return what a batch norm of the result needs. A guess of the mean of each output,
+    (members, outputs), such as the norm's running mean: the nearer it is, the more exact is the variance.
+    """
+    _, outputs, _, rows, taps = weight.shape
+    height, width = (window.output_size(size, count) for size, count in zip(x.shape[2:], (rows, taps), strict=True))
+    y = _empty(x, (len(x), outputs, height, width))
+    return y, _convolve(_Job(x, weight, y, backward=False, epilogue=int(expected_mean is not None), expected_mean=expected_mean), window)
 
 
-class _Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.stride, ctx.padding = stride, padding
-        return outputs_of(x, weight, stride, padding)
+def input_gradient(
+    dy: Tensor,
+    weight: Tensor,
+    window: Window,
+    shape: torch.Size,
+    add: Tensor | None = None,
+    norm: NormBefore | None = None,
+) -> tuple[Tensor, BlockSums | None]:
+    """Return the gradient of the inputs, whose shape is (members × images, inputs, height, width).
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[override]
-        x, weight = ctx.saved_tensors
-        dy = dy.contiguous(memory_format=torch.channels_last)
-        dx = input_gradient(x, dy, weight, ctx.stride, ctx.padding) if ctx.needs_input_grad[0] else None
-        dw = weight_gradient(x, dy, weight, ctx.stride, ctx.padding) if ctx.needs_input_grad[1] else None
-        return dx, dw, None, None
+    add: a gradient that reaches the inputs by another way, of their shape.
+    norm: if the inputs are the output of this batch norm, returns the gradient behind its ReLU, and sums.
+    """
+    dx = _empty(dy, shape)
+    job = _Job(dy, weight, dx, backward=True, epilogue=0 if norm is None else 2, add=add, norm=norm)
+    if window.stride > 1 or job.rows != job.taps:
+        return dx, _convolve_back_strided(job, window)
+    return dx, _convolve(job, Window(1, job.rows - 1 - window.padding))  # a convolution with the window turned around
 
 
-def outputs_of(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    """The convolution of x (batch, inputs, height, width) by weight (outputs, inputs, rows, taps), channels last."""
-    shape = _shape_of_outputs(x, weight, stride, padding)
-    y = torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
-    _correlate(x, weight, y, stride, padding, backward=False)
+class _Job:
+    """A convolution of x to y, or of gradients from x back to y, and the arguments that all kernels have."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        y: Tensor,
+        *,
+        backward: bool,
+        epilogue: int,
+        add: Tensor | None = None,
+        norm: NormBefore | None = None,
+        expected_mean: Tensor | None = None,
+    ) -> None:
+        self.x, self.weight, self.y, self.add, self.backward, self.epilogue = x, weight, y, add, backward, epilogue
+        self.members, _, _, self.rows, self.taps = weight.shape
+        self.inputs, self.outputs = x.shape[1], y.shape[1]
+        self.images = len(x) // self.members
+        (self.input_units, input_unit), (self.output_units, output_unit) = map(
+            channel_units, (self.inputs, self.outputs)
+        )
+        pivot = y if expected_mean is None else expected_mean
+        before = (y, y, pivot, y, y, y)
+        if norm is not None:
+            before = (norm.norm_input, norm.norm_output, pivot, norm.saved, norm.weight, norm.bias)
+        self._others = (y if add is None else add, *before)
+        self.constants: dict[str, Any] = {
+            "INPUT_UNIT": input_unit, "OUTPUT_UNIT": output_unit, "ADD": add is not None, "EPILOGUE": epilogue,
+            "MASK": 0 if norm is None else norm.mask,
+        }  # fmt: skip
+
+    def tensors(self, blocks: int) -> tuple[tuple[Tensor, ...], BlockSums | None]:
+        """Return the tensors that a kernel of so many blocks takes, and what its epilogue leaves."""
+        shape = (self.members, 3, blocks, self.outputs)
+        sums = BlockSums(torch.empty(shape, device=self.y.device)) if self.epilogue else None
+        return (self.x, self.weight, self.y, self.y if sums is None else sums.partial, *self._others), sums
+
+
+def _convolve(job: _Job, window: Window) -> BlockSums | None:
+    if job.rows == job.taps == 3 and window.stride == 1 and _can_be_swept(job.inputs, job.outputs, job.y.shape[3]):
+        return _convolve_by_sweep(job, window)
+    from structured_ensembles.cuda.kernels.convolution import convolve
+
+    by_rows = job.rows <= 3 and job.taps * job.inputs <= WIDEST_ROW and job.outputs <= 64
+    large = job.y.numel() // job.outputs >= LARGE
+    high, warps, stages = ROW_TILE if by_rows else LARGE_TAP_TILE if large else TAP_TILE
+    wide = dot_size(job.outputs) if by_rows else min(WIDEST, dot_size(job.outputs))
+    deep = dot_size(job.taps * job.inputs) if by_rows else min(DEEPEST, dot_size(job.inputs))
+    pixels = job.y.numel() // (job.members * job.outputs)
+    blocks = ceil_div(pixels, high)
+    if job.epilogue:
+        blocks = min(blocks, moment_blocks(job.outputs))
+    tiles = ceil_div(ceil_div(pixels, high), blocks)
+    blocks = ceil_div(pixels, high * tiles)
+    tensors, sums = job.tensors(blocks)
+    convolve[blocks, job.members, ceil_div(job.outputs, wide)](
+        *tensors, pixels, *job.x.shape[2:], window.padding, job.input_units, job.output_units, tiles,
+        STRIDE=window.stride, OUT_WIDTH=job.y.shape[3], OUT_PIXELS=job.y.shape[2] * job.y.shape[3],
+        ROWS=job.rows, TAPS=job.taps, BACKWARD=job.backward, BY_ROWS=by_rows, **job.constants,
+        HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return sums
+
+
+def _can_be_swept(inputs: int, outputs: int, width: int) -> bool:
+    """Tell whether a layer is narrow enough for the kernels that keep three rows of the window at hand."""
+    return 3 * inputs <= WIDEST_SWEEP and outputs <= 32 and width <= 128
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How images are cut into strips of rows: so many images side by side, rows of a strip, and strips of an image."""
+
+    images: int
+    strip: int
+    strips: int
+    pixels: int  # of a row of a tile, a power of two
+
+    @classmethod
+    def of(cls, images: int, rows: int, width: int, members: int, pixels: int) -> Sweep:
+        beside = max(min(pixels // width, images), 1)
+        groups = ceil_div(images, beside)
+        # Strips read two more rows than they have: as few as keep the GPU busy.
+        strips = min(max(ceil_div(SWEEPS, groups * members), 1), ceil_div(rows, LEAST_STRIP))
+        strip = ceil_div(rows, strips)
+        return cls(beside, strip, ceil_div(rows, strip), dot_size(beside * width))
+
+
+def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
+    from structured_ensembles.cuda.kernels.convolution import convolve_by_sweep
+
+    deep = dot_size(3 * job.inputs)
+    pixels, warps, stages = SWEEP_TILE
+    height, width = job.y.shape[2:]
+    sweep = Sweep.of(job.images, height, width, job.members, pixels)
+    blocks = ceil_div(job.images, sweep.images) * sweep.strips
+    tensors, sums = job.tensors(blocks)
+    convolve_by_sweep[blocks, job.members](
+        *tensors, job.images, job.x.shape[2], height, window.padding, job.input_units, job.output_units,
+        sweep.strips, sweep.strip, WIDTH=job.x.shape[3], OUT_WIDTH=width, BACKWARD=job.backward, **job.constants,
+        IMAGES=sweep.images, HIGH=max(sweep.pixels, 16 * warps), WIDE=dot_size(job.outputs), DEEP=deep, STAGES=stages,
+        num_warps=warps,
+    )  # fmt: skip
+    return sums
+
+
+def _convolve_back_strided(job: _Job, window: Window) -> BlockSums | None:
+    from structured_ensembles.cuda.kernels.convolution import convolve_back_strided
+
+    high, warps, stages = BACK_TILE
+    height, width = job.y.shape[2:]
+    across = ceil_div(width, window.stride)
+    cells = ceil_div(height, window.stride) * across
+    places = window.stride**2
+    needed = ceil_div(job.images * cells, high)
+    tiles = ceil_div(needed * places, moment_blocks(job.outputs)) if job.epilogue else 1
+    blocks = ceil_div(needed, tiles) * places
+    wide = min(WIDEST, dot_size(job.outputs))
+    tensors, sums = job.tensors(blocks)
+    convolve_back_strided[blocks, job.members, ceil_div(job.outputs, wide)](
+        *tensors, job.images, *job.x.shape[2:], window.padding, job.input_units, job.output_units, tiles,
+        STRIDE=window.stride, OUT_HEIGHT=height, OUT_WIDTH=width, CELLS=cells, CELLS_ACROSS=across,
+        ROWS=job.rows, TAPS=job.taps, **job.constants,
+        HIGH=high, WIDE=wide, DEEP=min(DEEPEST, dot_size(job.inputs)), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return sums
+
+
+def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """Return the gradient of the weights, (members, outputs, inputs, rows, taps), in float32."""
+    from structured_ensembles.cuda.kernels import convolution as kernels
+
+    members, outputs, inputs, rows, taps = weight.shape
+    size = outputs * rows * taps * inputs
+    (input_units, input_unit), (output_units, output_unit) = channel_units(inputs), channel_units(outputs)
+    units: dict[str, Any] = {"INPUT_UNIT": input_unit, "OUTPUT_UNIT": output_unit}
+    (height, width), (out_height, out_width) = x.shape[2:], dy.shape[2:]
+    images = len(x) // members
+    narrow = rows <= 3 and taps * inputs <= 128 and outputs <= 32
+    high = dot_size(taps * inputs) if narrow else min(64, dot_size(inputs))
+    wide = min(64, dot_size(outputs))
+    if narrow and rows == taps == 3 and window.stride == 1 and out_width <= 128:
+        deep, warps, stages = SWEEP_PRODUCTS if high <= 64 else WIDE_SWEEP_PRODUCTS
+        sweep = Sweep.of(images, height, out_width, members, deep)
+        blocks = ceil_div(images, sweep.images) * sweep.strips
+        partial = torch.empty(members, blocks, size, device=x.device)
+        kernels.weight_products_by_sweep[blocks, members](
+            x, dy, partial, images, height, out_height, window.padding, input_units, output_units,
+            sweep.strips, sweep.strip, WIDTH=width, OUT_WIDTH=out_width, **units, IMAGES=sweep.images,
+            HIGH=high, WIDE=wide, DEEP=sweep.pixels, STAGES=stages, num_warps=warps,
+        )  # fmt: skip
+    else:
+        deep, warps, stages = ROW_PRODUCTS if narrow else TAP_PRODUCTS
+        pixels = images * out_height * out_width
+        input_tiles = 1 if narrow else ceil_div(inputs, high)
+        parts = ceil_div(outputs, wide) * (1 if narrow else rows * taps * input_tiles)
+        blocks = min(max(ceil_div(PROGRAMS, members * parts), 1), max(pixels // (4 * deep), 1), 256)
+        tiles = ceil_div(ceil_div(pixels, blocks), deep)
+        blocks = ceil_div(pixels, tiles * deep)
+        partial = torch.empty(members, blocks, size, device=x.device)
+        kernel = kernels.weight_products if narrow else kernels.weight_products_by_tap
+        kernel[blocks, members, parts](
+            x, dy, partial, pixels, height, width, window.padding, input_units, output_units, tiles,
+            *(() if narrow else (input_tiles,)),
+            STRIDE=window.stride, OUT_WIDTH=out_width, OUT_PIXELS=out_height * out_width, ROWS=rows, TAPS=taps, **units,
+            HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    result = torch.empty(members, outputs, rows, taps, inputs, device=x.device)
+    tall = min(64, dot_size(blocks))
+    across = 1024 // tall
+    kernels.merge_blocks[ceil_div(size, across), members](partial, result, size, blocks, HIGH=tall, WIDE=across)
+    return result.permute(0, 1, 4, 2, 3)
+
+
+def subsample(x: Tensor, stride: int, channels: int) -> Tensor:
+    """Take every stride-th pixel of x (images, inputs, height, width), and append channels of zeros."""
+    height, width = (ceil_div(size, stride) for size in x.shape[2:])
+    y = _empty(x, (len(x), channels, height, width))
+    _subsample(x, y, stride, backward=False)
     return y
 
 
-def _shape_of_outputs(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[int, int, int, int]:
-    high, wide = (
-        max((size + 2 * padding - taps) // stride + 1, 0)
-        for size, taps in zip(x.shape[2:], weight.shape[2:], strict=True)
-    )
-    return len(x), len(weight), high, wide
+def subsample_gradient(dy: Tensor, stride: int, shape: torch.Size) -> Tensor:
+    """Return the gradient of the inputs of `subsample`, whose shape is (images, inputs, height, width)."""
+    dx = _empty(dy, shape)
+    _subsample(dx, dy, stride, backward=True)
+    return dx
 
 
-def input_gradient(x: Tensor, dy: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    """The derivative of x, from dy (batch, outputs, …), all channels last."""
-    rows, taps = weight.shape[2:]
-    if stride == 1 and rows == taps > padding:  # it is a convolution itself
-        dx = torch.empty_like(x)
-        _correlate(dy, weight, dx, 1, rows - 1 - padding, backward=True)
-        return dx
-    return _by_cudnn(x, dy, weight, stride, padding, [True, False, False])[0]
+def _subsample(x: Tensor, y: Tensor, stride: int, backward: bool) -> None:
+    from structured_ensembles.cuda.kernels.convolution import subsample as kernel
 
-
-def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    """The derivative of `weight`, from x (batch, inputs, …) and dy (batch, outputs, …), all channels last."""
-    outputs, inputs, rows, taps = weight.shape
-    if max(inputs, outputs) > 32 or taps * inputs > 128:
-        return _by_cudnn(x, dy, weight, stride, padding, [False, True, False])[1]
-    from structured_ensembles.cuda.kernels.convolution import merge, products
-
-    pixels = dy.numel() // outputs
-    per_block = max(divided(pixels, MOST_BLOCKS * DEEP), 4) * DEEP
-    blocks = divided(pixels, per_block)
-    partial = torch.empty(blocks, weight.numel(), device=x.device)
-    (input_units, input_unit), (output_units, output_unit) = in_units(inputs), in_units(outputs)
-    products[blocks, divided(rows, 3)](
-        x, dy, partial, pixels, *x.shape[2:], *dy.shape[2:], stride, padding, input_units, output_units, per_block,
-        ROWS=rows, TAPS=taps, INPUT_UNIT=input_unit, OUTPUT_UNIT=output_unit,
-        HIGH=_edge(taps * inputs), WIDE=_edge(outputs), DEEP=DEEP, num_warps=4, num_stages=2,
-    )  # fmt: skip
-    result = torch.empty(outputs, rows, taps, inputs, device=x.device, dtype=weight.dtype).permute(0, 3, 1, 2)
-    merge[(divided(weight.numel(), 16),)](partial, result, weight.numel(), blocks, HIGH=MOST_BLOCKS, WIDE=16)
-    return result
-
-
-def _correlate(x: Tensor, weight: Tensor, y: Tensor, stride: int, padding: int, backward: bool) -> None:
-    from structured_ensembles.cuda.kernels.convolution import correlate
-
-    inputs, outputs, (rows, taps) = x.shape[1], y.shape[1], weight.shape[2:]
-    pixels = y.numel() // outputs
-    (input_units, input_unit), (output_units, output_unit) = in_units(inputs), in_units(outputs)
-    correlate[(divided(pixels, HIGH),)](
-        x, weight, y, pixels, *x.shape[2:], *y.shape[2:], stride, padding, input_units, output_units,
-        ROWS=rows, TAPS=taps, INPUT_UNIT=input_unit, OUTPUT_UNIT=output_unit, BACKWARD=backward,
-        HIGH=HIGH, WIDE=_edge(outputs), DEEP=_edge(taps * inputs), num_warps=HIGH // 16, num_stages=1,
+    images, channels, height, width = x.shape
+    wide = power_of_two(max(channels, y.shape[1]))
+    unit = math.gcd(8, channels, y.shape[1])
+    high = max(4096 // wide, 1)
+    pixels = (x if backward else y).numel() // (channels if backward else y.shape[1])
+    kernel[(ceil_div(pixels, high),)](
+        x, y, images, channels // unit, y.shape[1] // unit, HEIGHT=height, WIDTH=width, UNIT=unit,
+        STRIDE=stride, BACKWARD=backward, OUT_WIDTH=y.shape[3], OUT_PIXELS=y.shape[2] * y.shape[3],
+        HIGH=high, WIDE=wide,
     )  # fmt: skip
 
 
-def _by_cudnn(x: Tensor, dy: Tensor, weight: Tensor, stride: int, padding: int, wanted: list[bool]) -> list[Tensor]:
-    return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
-        dy, x, weight, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, wanted
-    )
-
-
-def _edge(number: int) -> int:
-    """The smallest power of two that is not less, and enough for a product of matrices."""
-    return max(16, power_of_two(number))
+def _empty(like: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
+    return torch.empty(shape, device=like.device, dtype=like.dtype, memory_format=torch.channels_last)

@@ -1,0 +1,102 @@
+"""Operations of a program, beside PyTorch's own: with the member as an axis of the weights, and fused.
+
+Each is a plain function, written here with PyTorch's operations: what it computes, on any device and in any precision.
+running.py replaces them by kernels (convolution.py, batch_norm.py) where these fit. Activations of all members are one
+batch, (members × images, …), member after member; weights and statistics are stacked, (members, …).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def member_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0) -> Tensor:
+    """Convolve each member's images with its weights.
+
+    x: (members × images, inputs, height, width). weight: (members, outputs, inputs, rows, taps). bias: (members,
+    outputs).
+    """
+    parts = x.chunk(len(weight)) if len(weight) > 1 else (x,)
+    biases = [None] * len(weight) if bias is None else list(bias)
+    results = [
+        F.conv2d(part, own, shift, stride, padding) for part, own, shift in zip(parts, weight, biases, strict=True)
+    ]
+    return torch.cat(results) if len(results) > 1 else results[0]
+
+
+def member_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    add: Tensor | None = None,
+    *,
+    momentum: float,
+    eps: float,
+    relu: bool = False,
+) -> Tensor:
+    """Batch norm of each member's images in training, then `add` (of the shape of x) is added, then ReLU.
+
+    x: (members × images, channels, height, width). weight, bias, running_mean, running_var: (members, channels); the
+    latter two are updated in place.
+    """
+    parts = x.chunk(len(weight)) if len(weight) > 1 else (x,)
+    results = [
+        F.batch_norm(part, *own[2:], *own[:2], True, momentum, eps)
+        for part, *own in zip(parts, weight, bias, running_mean, running_var, strict=True)
+    ]
+    y = torch.cat(results) if len(results) > 1 else results[0]
+    if add is not None:
+        y = y + add
+    return F.relu(y) if relu else y
+
+
+def conv_norm(
+    x: Tensor,
+    conv_weight: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    add: Tensor | None = None,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    momentum: float,
+    eps: float,
+    relu: bool = False,
+) -> Tensor:
+    """Convolve, then batch norm, sum and ReLU: `member_norm(member_conv(x, conv_weight), …)`."""
+    y = member_conv(x, conv_weight, stride=stride, padding=padding)
+    return member_norm(y, weight, bias, running_mean, running_var, add, momentum=momentum, eps=eps, relu=relu)
+
+
+def member_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Linear layer of each member: x (members × samples, …, inputs), weight (members, outputs, inputs)."""
+    members, outputs, inputs = weight.shape
+    if members == 1:
+        return F.linear(x, weight[0], None if bias is None else bias[0])
+    rows = x.reshape(members, -1, inputs)
+    if bias is None:
+        y = torch.bmm(rows, weight.transpose(1, 2))
+    else:
+        y = torch.baddbmm(bias[:, None].to(rows.dtype), rows, weight.transpose(1, 2))
+    return y.reshape(*x.shape[:-1], outputs)
+
+
+def member_dropout(x: Tensor, generators: Sequence[torch.Generator | None], p: float) -> Tensor:
+    """Dropout, each member's mask drawn from its own generator: the one that the network trained alone would draw."""
+    mask = torch.empty_like(x)
+    for part, generator in zip(mask.chunk(len(generators)), generators, strict=True):
+        part.bernoulli_(1 - p, generator=generator)
+    return x * mask * (1 / (1 - p) if p < 1 else 0.0)
+
+
+def subsample(x: Tensor, stride: int, channels: int) -> Tensor:
+    """Take every stride-th pixel of x (images, inputs, height, width), and append zeros up to so many channels."""
+    return F.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, 0, channels - x.shape[1]))

@@ -1,0 +1,16 @@
+"""Passes: functions Program → Program, each with a test of its own; `fuse` runs them in order."""
+
+from __future__ import annotations
+
+from structured_ensembles.cuda.passes.convolutions import fuse_convolutions
+from structured_ensembles.cuda.passes.counters import collect_counters
+from structured_ensembles.cuda.passes.inplace import remove_inplace
+from structured_ensembles.cuda.passes.layers import replace_dropout, replace_layers
+from structured_ensembles.cuda.passes.norms import fuse_norms
+from structured_ensembles.cuda.passes.stack import stack_members
+from structured_ensembles.cuda.passes.subsampling import fuse_subsampling
+
+__all__ = [
+    "collect_counters", "fuse_convolutions", "fuse_norms", "fuse_subsampling", "remove_inplace", "replace_dropout", "replace_layers",
+    "stack_members",
+]  # fmt: skip

@@ -1,0 +1,60 @@
+"""Fuse batch norms with the sum and the ReLU that follow them."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from structured_ensembles.cuda.operations import member_norm
+from structured_ensembles.cuda.program import Program, is_tensor, shape_of
+
+NORM, ADD, RELU = torch.ops.aten.batch_norm.default, torch.ops.aten.add.Tensor, torch.ops.aten.relu.default
+
+
+def fuse_norms(program: Program) -> Program:
+    """Rewrite batch norms in training, on images, as `member_norm`, with the sum and the ReLU that follow them."""
+    result = program.copy()
+    for node in list(result.graph.nodes):
+        if node.op == "call_function" and node.target is NORM and _can_be_fused(node, result):
+            _fuse(node, result.graph)
+    result.graph.lint()
+    return result
+
+
+def _can_be_fused(node: fx.Node, program: Program) -> bool:
+    x, weight, bias, mean, var, training, *_ = node.args
+    tensors = (weight, bias, mean, var)
+    return (
+        training is True
+        and all(isinstance(tensor, fx.Node) and tensor.name in program.names for tensor in tensors)
+        and len(shape_of(x)) == 4  # type: ignore[arg-type]
+    )
+
+
+def _fuse(node: fx.Node, graph: fx.Graph) -> None:
+    x, weight, bias, mean, var, _, momentum, eps, _ = node.args
+    last, other = node, None
+    addition = _only_user(last)
+    if addition is not None and addition.target is ADD and not addition.kwargs and len(addition.args) == 2:
+        others = [argument for argument in addition.args if argument is not last]
+        if len(others) == 1 and is_tensor(others[0]) and shape_of(others[0]) == shape_of(last):
+            last, other = addition, others[0]
+    rectifier = _only_user(last)
+    relu = rectifier is not None and rectifier.target is RELU
+    if relu:
+        assert rectifier is not None
+        last = rectifier
+    with graph.inserting_before(last):
+        tensors = (x, weight, bias, mean, var) if other is None else (x, weight, bias, mean, var, other)
+        fused = graph.call_function(member_norm, tensors, {"momentum": momentum, "eps": eps, "relu": relu})
+    fused.meta = dict(last.meta)
+    last.replace_all_uses_with(fused)
+    while last is not node:
+        before = next(argument for argument in last.args if argument is not other and isinstance(argument, fx.Node))
+        graph.erase_node(last)
+        last = before
+    graph.erase_node(node)
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None

@@ -1,0 +1,177 @@
+"""A program: one network as a graph of operations, made by exporting it, and rewritten by passes.
+
+A pass (see passes/) is a function Program → Program. `print(program)` shows what is left of the network: PyTorch's own
+operations, and ours (operations.py), in which several of them are fused. A program knows no weights: it runs on
+tensors that are given by name, those of one network or those of several stacked members (stacking.py, running.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import Dim
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from structured_ensembles.common.inputs import arguments
+
+LARGEST_BATCH = 16384  # members × samples; export proves that indices of that many fit 32 bits
+ALLOWED_INPUT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.USER_INPUT)
+
+
+class ProgramError(RuntimeError):
+    """A network cannot become a program, or a program cannot be rewritten; the message says why."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A network's training pass.
+
+    names: for the graph's placeholders of weights, the qualified names of parameters and buffers.
+    inputs: the placeholders of the network's inputs, in the order of the tensors in them.
+    counters: buffers to which every pass adds one.
+    members: how many members the program computes at a time, see passes/stack.py.
+    """
+
+    graph: fx.Graph
+    names: Mapping[str, str]
+    inputs: tuple[str, ...]
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    counters: tuple[str, ...] = ()
+    members: int = 1
+
+    def __str__(self) -> str:
+        lines = [f"program of {self.members} member{'s' * (self.members != 1)}"]
+        for node in self.graph.nodes:
+            if node.op == "call_function":
+                lines.append(f"  {node.name} = {_operation(node)}({_arguments(node, self.names)})")
+        lines.append(f"  return {self.output.name}")
+        return "\n".join(lines)
+
+    @property
+    def output(self) -> fx.Node:
+        """The node whose value is the network's output."""
+        (returned,) = next(node for node in self.graph.nodes if node.op == "output").args[0]
+        return returned  # type: ignore[no-any-return]
+
+    def copy(self) -> Program:
+        """Copy the graph, so that a pass can rewrite it."""
+        graph = fx.Graph()
+        result = graph.graph_copy(self.graph, {}, return_output_node=True)
+        assert isinstance(result, tuple)
+        graph.output(result[0])
+        return replace(self, graph=graph)
+
+
+Pass = Callable[[Program], Program]
+
+
+def export_program(network: nn.Module, example: Any) -> Program:
+    """Export the training pass of a network for batches of any size. Raises `ProgramError` where that is impossible.
+
+    example: inputs of at least two samples; only their shapes and types matter.
+    """
+    positional, named = arguments(example)
+    batch = Dim("batch", min=2, max=LARGEST_BATCH)
+    dynamic = tree_map_only(Tensor, lambda _: {0: batch}, (positional, named))
+    training = network.training
+    try:
+        with warnings.catch_warnings(), _quiet():
+            warnings.simplefilter("ignore")
+            exported = torch.export.export(
+                network.train(), positional, named, strict=False, dynamic_shapes=(*dynamic[0], *dynamic[1].values())
+            )
+    except Exception as error:
+        raise ProgramError(f"the network cannot be exported: {_first_line(error)}") from error
+    finally:
+        network.train(training)
+    return _program_of(exported)
+
+
+def _program_of(exported: torch.export.ExportedProgram) -> Program:
+    signature = exported.graph_signature
+    if len(signature.output_specs) != 1 or signature.output_specs[0].kind is not OutputKind.USER_OUTPUT:
+        raise ProgramError("the network returns more than one tensor")
+    odd = [spec.kind.name for spec in signature.input_specs if spec.kind not in ALLOWED_INPUT_KINDS]
+    if odd:
+        raise ProgramError(f"the exported network takes inputs of kind {odd[0]}")
+    names, constants, inputs = {}, {}, []
+    for spec in signature.input_specs:
+        if not hasattr(spec.arg, "name"):
+            raise ProgramError("the network takes inputs that are not tensors")
+        if spec.kind is InputKind.USER_INPUT:
+            inputs.append(spec.arg.name)
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            assert spec.target is not None
+            constants[spec.arg.name] = exported.constants[spec.target]
+        else:
+            assert spec.target is not None
+            names[spec.arg.name] = spec.target
+    program = Program(exported.graph, names, tuple(inputs), constants).copy()
+    for node in program.graph.nodes:
+        if node.op not in ("placeholder", "call_function", "output"):
+            raise ProgramError(f"the exported network has a node of kind {node.op}")
+    if not isinstance(program.output, fx.Node) or not isinstance(value_of(program.output), Tensor):
+        raise ProgramError("the network returns something that is not a tensor")
+    return program
+
+
+def value_of(node: fx.Node) -> Any:
+    """Return the fake value that export has seen at a node; None for nodes that a pass has made."""
+    return node.meta.get("val")
+
+
+def is_tensor(node: Any) -> bool:
+    """Tell whether a node's value is a tensor."""
+    return isinstance(node, fx.Node) and isinstance(value_of(node), Tensor)
+
+
+def shape_of(node: fx.Node) -> tuple[Any, ...]:
+    """Return a tensor's shape at export; the batch dimension is symbolic."""
+    return tuple(value_of(node).shape)
+
+
+def _operation(node: fx.Node) -> str:
+    name = getattr(node.target, "__name__", str(node.target))
+    return name.split(".")[0] if isinstance(node.target, torch._ops.OpOverload) else name
+
+
+def _arguments(node: fx.Node, names: Mapping[str, str]) -> str:
+    def shown(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return names.get(value.name, value.name)
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(shown, value))}]"
+        return f"{value}"
+
+    parts = [shown(value) for value in node.args]
+    parts += [f"{key}={shown(value)}" for key, value in node.kwargs.items() if value is not None and value is not False]
+    return ", ".join(parts)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+class _quiet:
+    """Silence torch.export's own log, which prints tracebacks of what fails here without harm."""
+
+    def __enter__(self) -> None:
+        self.logger = logging.getLogger("torch")
+        self.before = self.logger.level
+        self.logger.setLevel(logging.CRITICAL)
+
+    def __exit__(self, *_: object) -> None:
+        self.logger.setLevel(self.before)
+
+
+__all__ = [
+    "Pass", "Program", "ProgramError", "export_program", "is_tensor", "shape_of", "tree_leaves", "value_of",
+]  # fmt: skip

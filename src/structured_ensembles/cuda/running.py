@@ -1,0 +1,285 @@
+"""Run a program forward and backward, on our kernels where they fit, else by PyTorch's autograd.
+
+The way back is explicit: gradients of all values lie in one table, and nodes are taken in reverse order. So where a
+value's gradient comes from a convolution last, the convolution's kernel adds what other readers of the value have
+left, and computes what the batch norm before it needs (see convolution.py): no kernel of its own for either.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map_only
+
+from structured_ensembles.cuda import batch_norm, convolution
+from structured_ensembles.cuda.batch_norm import Norm
+from structured_ensembles.cuda.convolution import BlockSums, NormBefore, Window
+from structured_ensembles.cuda.operations import conv_norm, member_conv, member_dropout, member_norm, subsample
+from structured_ensembles.cuda.program import Program
+
+Gradients = dict[str, Tensor]  # of weights, by the placeholders' names, (members, …)
+
+
+@dataclass
+class Record:
+    """What the way back needs of one node."""
+
+    backward: Callable[[Any, Run], None]  # takes the gradient of the node's value
+
+
+class Run:
+    """One pass through a program.
+
+    weights: stacked tensors (members, …) by placeholder. learned: the placeholders whose gradients are wanted.
+    generators: of the members, for dropout; None: no dropout.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, Tensor],
+        learned: set[str],
+        generators: Sequence[torch.Generator | None] | None,
+    ) -> None:
+        self.program, self.weights, self.learned, self.generators = program, weights, learned, generators
+        self.values: dict[fx.Node, Any] = {}
+        self.records: dict[fx.Node, Callable[[Any], None]] = {}
+        self.gradients: dict[fx.Node, Any] = {}
+        self.ready: dict[fx.Node, tuple[Tensor, BlockSums]] = {}  # gradients behind the ReLU of a norm, and their sums
+        self.norms: dict[fx.Node, NormBefore] = {}
+        self.weight_gradients: Gradients = {}
+        self.order = {node: number for number, node in enumerate(program.graph.nodes)}
+
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Compute the output; inputs: the tensors of the network's inputs, (members × samples, …)."""
+        given = dict(zip(self.program.inputs, inputs, strict=True))
+        last_use = _last_uses(self.program.graph)
+        result: Tensor | None = None
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = given.get(node.name, self.program.constants.get(node.name))
+            elif node.op == "output":
+                result = self.values[self.program.output]
+            else:
+                self.values[node] = self._run(node)
+            for done in last_use.get(node, ()):
+                self.values.pop(done, None)
+        assert result is not None
+        return result
+
+    def backward(self, gradient: Tensor) -> Gradients:
+        """Return the gradients of the weights, given that of the output."""
+        self.values.clear()
+        self.gradients[self.program.output] = gradient
+        for node in reversed(self.program.graph.nodes):
+            record = self.records.pop(node, None)
+            arrived = self.gradients.pop(node, None)
+            if record is not None and (arrived is not None or node in self.ready):
+                record(arrived)
+        return self.weight_gradients
+
+    def _run(self, node: fx.Node) -> Any:
+        if node.target is conv_norm:
+            x, weight = self.values[node.args[0]], self.weights[node.args[1].name]
+            x = _channels_last(x, weight.dtype)
+            if convolution.fits(x, weight):
+                return self._conv_norm(node, x, weight)
+        if node.target is member_norm:
+            x = self.values[node.args[0]]
+            if batch_norm.fits(x):
+                return self._norm(node, x)
+        if node.target is member_conv and node.args[2:] in ((), (None,)):
+            x, weight = self.values[node.args[0]], self.weights[node.args[1].name]
+            x = _channels_last(x, weight.dtype)
+            if convolution.fits(x, weight):
+                return self._conv(node, x, weight)
+        if node.target is subsample:
+            x = _channels_last(self.values[node.args[0]])
+            if batch_norm.fits(x):
+                return self._subsample(node, x)
+        return self._plain(node)
+
+    # --- by our kernels
+
+    def _conv(self, node: fx.Node, x: Tensor, weight: Tensor) -> Tensor:
+        window = Window(**node.kwargs)
+        y, _ = convolution.forward(x, weight, window)
+        if self._needed(node):
+            self.records[node] = lambda dy: self._conv_backward(node, _channels_last(dy), x, weight, window)
+        return y
+
+    def _conv_backward(self, node: fx.Node, dy: Tensor, x: Tensor, weight: Tensor, window: Window) -> None:
+        source, placeholder = node.args[0], node.args[1].name
+        if placeholder in self.learned:
+            self._add_weight_gradient(placeholder, convolution.weight_gradient(x, dy, weight, window))
+        if source not in self.records:
+            return
+        earliest = min(source.users, key=self.order.__getitem__) is node
+        norm = self.norms.get(source) if earliest else None
+        other = self.gradients.pop(source, None)
+        add = None if other is None else _channels_last(other, dy.dtype)
+        dx, sums = convolution.input_gradient(dy, weight, window, x.shape, add, norm)
+        if sums is not None:
+            self.ready[source] = dx, sums
+        else:
+            self.gradients[source] = dx
+
+    def _subsample(self, node: fx.Node, x: Tensor) -> Tensor:
+        source, stride, channels = node.args
+        if self._needed(node):
+            self.records[node] = lambda dy: self._add_gradient(
+                source, convolution.subsample_gradient(_channels_last(dy), stride, x.shape)
+            )
+        return convolution.subsample(x, stride, channels)
+
+    def _conv_norm(self, node: fx.Node, x: Tensor, weight: Tensor) -> Tensor:
+        window = Window(node.kwargs["stride"], node.kwargs["padding"])
+        y, sums = convolution.forward(x, weight, window, self.weights[node.args[4].name])
+        assert sums is not None
+        result, gradient_of_norm = self._normalized(node, y, sums, node.args[2:])
+        if self._needed(node):
+            self.records[node] = lambda dy: self._conv_backward(node, gradient_of_norm(dy), x, weight, window)
+        return result
+
+    def _norm(self, node: fx.Node, x: Tensor) -> Tensor:
+        sums = batch_norm.moments(x, self.program.members)
+        result, gradient_of_norm = self._normalized(node, x, sums, node.args[1:])
+        if self._needed(node):
+            self.records[node] = lambda dy: self._add_gradient(node.args[0], gradient_of_norm(dy))
+        return result
+
+    def _normalized(
+        self, node: fx.Node, x: Tensor, sums: BlockSums, arguments: tuple[Any, ...]
+    ) -> tuple[Tensor, Callable[[Tensor | None], Tensor]]:
+        """Normalise x; returns the result, and a function from its gradient to that of x."""
+        names = [argument.name for argument in arguments[:4]]
+        other = arguments[4] if len(arguments) > 4 else None
+        norm = Norm(*(self.weights[name] for name in names), node.kwargs["momentum"], node.kwargs["eps"])
+        relu = node.kwargs["relu"]
+        add = None if other is None else _channels_last(self.values[other], x.dtype)
+        y, saved = batch_norm.normalize(x, sums, norm, add, relu)
+        mask = (2 if other is not None else 1) if relu else 0
+        self.norms[node] = NormBefore(x, y if mask == 2 else x, saved, norm.weight, norm.bias, mask)
+
+        def backward(dy: Tensor | None) -> Tensor:
+            self.norms.pop(node)
+            if node in self.ready:
+                masked, dy_sums = self.ready.pop(node)
+            else:
+                assert dy is not None
+                masked, dy_sums = batch_norm.gradient_sums(
+                    _channels_last(dy, x.dtype), x, y if mask == 2 else x, saved, norm, mask
+                )
+            if other is not None:
+                self._add_gradient(other, masked)
+            dx, parameters = batch_norm.input_gradient(masked, dy_sums, x, saved, norm)
+            for name, gradient in zip(names[:2], parameters, strict=True):
+                if name in self.learned:
+                    self._add_weight_gradient(name, gradient)
+            return dx
+
+        return y, backward
+
+    # --- by autograd
+
+    def _plain(self, node: fx.Node) -> Any:
+        leaves: dict[fx.Node, Tensor] = {}
+
+        def value(argument: fx.Node) -> Any:
+            if argument in leaves:
+                return leaves[argument]
+            is_weight = argument.op == "placeholder" and argument.name in self.weights
+            known = self.weights[argument.name] if is_weight else self.values[argument]
+            wanted = argument.name in self.learned if is_weight else argument in self.records
+            if wanted and isinstance(known, Tensor):
+                known = leaves[argument] = known.detach().requires_grad_()
+            ours = not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem
+            return known[0] if is_weight and not ours else known
+
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+        if node.target is operator.getitem and isinstance(args[0], tuple):
+            return self._item(node, args)
+        if node.target is member_dropout:
+            if self.generators is None:
+                args, function = args[:1], _identity
+            else:
+                args, function = (args[0], self.generators, args[2]), member_dropout
+        else:
+            function = node.target
+        with torch.enable_grad():
+            result = function(*args, **kwargs)
+        if leaves:
+            outputs = result if isinstance(result, tuple | list) else (result,)
+            if any(isinstance(output, Tensor) and output.requires_grad for output in outputs):
+                self.records[node] = lambda dy: self._plain_backward(result, leaves, dy)
+        if isinstance(result, tuple | list):
+            return tuple(part.detach() if isinstance(part, Tensor) else part for part in result)
+        return result.detach() if isinstance(result, Tensor) else result
+
+    def _plain_backward(self, result: Any, leaves: Mapping[fx.Node, Tensor], dy: Any) -> None:
+        if isinstance(result, tuple | list):
+            pairs = [(output, dy[number]) for number, output in enumerate(result) if dy.get(number) is not None]
+        else:
+            pairs = [(result, dy)]
+        outputs, gradients = zip(*pairs, strict=True)
+        gradients = tuple(own.to(output.dtype) for own, output in zip(gradients, outputs, strict=True))
+        found = torch.autograd.grad(outputs, list(leaves.values()), gradients, allow_unused=True)
+        for argument, gradient in zip(leaves, found, strict=True):
+            if gradient is None:
+                continue
+            if argument.op == "placeholder" and argument.name in self.weights:
+                self._add_weight_gradient(argument.name, gradient)
+            else:
+                self._add_gradient(argument, gradient)
+
+    def _item(self, node: fx.Node, args: tuple[Any, ...]) -> Any:
+        source, number = node.args
+        if source in self.records:
+            self.records[node] = lambda dy: self.gradients.setdefault(source, {}).update({number: dy})
+        return args[0][number]
+
+    # --- gradients
+
+    def _needed(self, node: fx.Node) -> bool:
+        """Tell whether anything behind a node learns."""
+        return any(
+            argument in self.records or argument.name in self.learned for argument in node.all_input_nodes
+        )
+
+    def _add_gradient(self, node: fx.Node, gradient: Tensor) -> None:
+        if node in self.records:
+            before = self.gradients.get(node)
+            self.gradients[node] = gradient if before is None else before + gradient
+
+    def _add_weight_gradient(self, placeholder: str, gradient: Tensor) -> None:
+        before = self.weight_gradients.get(placeholder)
+        self.weight_gradients[placeholder] = gradient if before is None else before + gradient
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+def _channels_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    if x.dim() != 4:
+        return x
+    # The first copies once, if at all; the second what is stored in that order but with gaps.
+    cast = x.to(x.dtype if dtype is None else dtype, memory_format=torch.channels_last)
+    return cast.contiguous(memory_format=torch.channels_last)
+
+
+def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """For each node, the values that nobody reads after it."""
+    last: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        for argument in node.all_input_nodes:
+            last[argument] = node
+    uses: dict[fx.Node, list[fx.Node]] = {}
+    for argument, node in last.items():
+        uses.setdefault(node, []).append(argument)
+    return uses

@@ -1,0 +1,185 @@
+"""Stack the weights of members that share a program: one tensor (members, …) for each parameter and buffer.
+
+Members may have different widths: each is filled up with zeros to a common shape (see channel_padding.py), and what
+the zeros would learn is dropped. The members' own parameters stay what they are, in float32, and are what optimizers
+change; the stack has copies, convolutions and linear layers in bfloat16 where the precision says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+from structured_ensembles.cuda.program import Program
+
+PIECE = 1024  # numbers that are copied by one program
+MOST_PIECES = 4096  # of one tensor; a table of more would cost more than it saves
+
+class Stack:
+    """Copies of the members' parameters and buffers, by placeholder of the program.
+
+    shapes: by qualified name, where they differ from those of the members: larger. bfloat16: the placeholders of
+    weights that are cast.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        networks: Sequence[nn.Module],
+        shapes: Mapping[str, tuple[int, ...]],
+        bfloat16: Collection[str] = (),
+    ) -> None:
+        self.weights: dict[str, Tensor] = {}
+        self.learned: set[str] = set()
+        self.parameters: dict[str, list[nn.Parameter]] = {}
+        self._copied: list[tuple[Tensor, Tensor]] = []  # stack's, member's
+        self._statistics: list[tuple[Tensor, Tensor]] = []
+        tables = [dict(network.named_parameters(remove_duplicate=False)) for network in networks]
+        buffers = [dict(network.named_buffers(remove_duplicate=False)) for network in networks]
+        for placeholder, name in program.names.items():
+            is_parameter = name in tables[0]
+            tensors = [table[name] for table in (tables if is_parameter else buffers)]
+            shape = shapes.get(name, tuple(tensors[0].shape))
+            dtype = torch.bfloat16 if placeholder in bfloat16 else tensors[0].dtype
+            stacked = _zeros(len(networks), shape, dtype, tensors[0].device)
+            views = [unpadded(part, tensor.shape) for part, tensor in zip(stacked, tensors, strict=True)]
+            for view, tensor in zip(views, tensors, strict=True):
+                view.copy_(tensor.detach())
+            self.weights[placeholder] = stacked
+            if is_parameter:
+                self._copied += zip(views, (tensor.detach() for tensor in tensors), strict=True)
+                if tensors[0].requires_grad:
+                    self.learned.add(placeholder)
+                    self.parameters[placeholder] = tensors  # type: ignore[assignment]
+            else:
+                self._statistics += zip(views, tensors, strict=True)
+        self._copies = copier(self._copied)
+
+    def refresh(self) -> None:
+        """Copy the members' parameters into the stack, after they have changed."""
+        self._copies()
+
+    def load_statistics(self) -> None:
+        """Copy the members' buffers into the stack."""
+        if self._statistics:
+            copy_all(*zip(*self._statistics, strict=True))
+
+    def store_statistics(self) -> None:
+        """Copy the stack's buffers to the members."""
+        if self._statistics:
+            copy_all(*zip(*((member, stacked) for stacked, member in self._statistics), strict=True))
+
+    def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Give every parameter its gradient, in its type and layout."""
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
+        for placeholder, parameters in self.parameters.items():
+            stacked = gradients.get(placeholder)
+            if stacked is None:
+                continue
+            stacked = stacked.to(parameters[0].dtype)
+            for parameter, part in zip(parameters, stacked, strict=True):
+                gradient = unpadded(part, parameter.shape)
+                if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
+                    parameter.grad = gradient
+                else:
+                    parameter.grad = torch.empty_like(parameter)
+                    targets.append(parameter.grad)
+                    sources.append(gradient)
+        copy_all(targets, sources)
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the stack, which a step changes."""
+        return list(self.weights.values())
+
+
+def unpadded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return what is left of a padded tensor without the zeros at the end of its axes."""
+    for dim, size in enumerate(shape):
+        if tensor.shape[dim] != size:
+            tensor = tensor.narrow(dim, 0, size)
+    return tensor
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy with one kernel for all that are stored alike; the others, such as parts of larger ones, take one each."""
+    pairs = list(zip(targets, sources, strict=True))
+    alike = [(target, source) for target, source in pairs if target.stride() == source.stride()]
+    if alike:
+        torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])
+    for target, source in pairs:
+        if target.stride() != source.stride():
+            target.copy_(source)
+
+
+def copier(pairs: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], None]:
+    """Return a function that copies the second of each pair to the first: on a GPU all in one launch.
+
+    The tensors stay where they are. Launched in one: those in float32 whose target is bfloat16 or float32, in pieces
+    that lie in one stretch in both.
+    """
+    if not pairs or not pairs[0][0].is_cuda or find_spec("triton") is None:
+        return lambda: copy_all(*zip(*pairs, strict=True)) if pairs else None
+    rows: list[tuple[int, int, int, int]] = []
+    rest: list[tuple[Tensor, Tensor]] = []
+    for target, source in pairs:
+        pieces = _pieces(target, source)
+        if source.dtype != torch.float32 or target.dtype not in (torch.float32, torch.bfloat16) or pieces is None:
+            rest.append((target, source))
+            continue
+        for source_at, target_at, length in pieces:
+            for start in range(0, length, PIECE):
+                rows.append(
+                    (
+                        source.data_ptr() + 4 * (source_at + start),
+                        target.data_ptr() + target.element_size() * (target_at + start),
+                        min(PIECE, length - start),
+                        int(target.dtype == torch.bfloat16),
+                    )
+                )
+    device = pairs[0][0].device
+    table = torch.tensor(rows, dtype=torch.int64).T.contiguous().to(device)
+    like = torch.empty(1, dtype=torch.bfloat16, device=device)
+    # The first launch compiles; it must not happen while a graph is captured.
+
+    def copy() -> None:
+        from structured_ensembles.cuda.kernels.copying import copy_pieces
+
+        if rows:
+            copy_pieces[(len(rows),)](table, like, len(rows), BLOCK=PIECE)
+        if rest:
+            copy_all(*zip(*rest, strict=True))
+
+    return copy
+
+
+def _pieces(target: Tensor, source: Tensor) -> list[tuple[int, int, int]] | None:
+    """Cut two tensors of one shape into stretches that lie in one piece in both: (source, target, length) each.
+
+    None if the axes have another order in memory, or if there would be very many.
+    """
+    axes = sorted(range(source.dim()), key=lambda dim: (-target.stride(dim), dim))
+    axes = [dim for dim in axes if source.shape[dim] > 1]
+    length = 1
+    while axes and source.stride(axes[-1]) == length == target.stride(axes[-1]):
+        length *= source.shape[axes.pop()]
+    if axes and length == 1:
+        return None
+    starts = [(0, 0)]
+    for dim in axes:
+        steps = range(source.shape[dim])
+        starts = [(a + step * source.stride(dim), b + step * target.stride(dim)) for a, b in starts for step in steps]
+        if len(starts) > MOST_PIECES:
+            return None
+    return [(a, b, length) for a, b in starts]
+
+
+def _zeros(members: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros (members, *shape); weights of convolutions have their inputs innermost in memory."""
+    if len(shape) == 4:
+        outputs, inputs, rows, taps = shape
+        return torch.zeros(members, outputs, rows, taps, inputs, dtype=dtype, device=device).permute(0, 1, 4, 2, 3)
+    return torch.zeros(members, *shape, dtype=dtype, device=device)
