@@ -15,6 +15,7 @@ from structured_ensembles import continual, evaluation, methods, zoo
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.channels import ChannelGraph, ChannelGroup, trace
 from structured_ensembles.common.gaussian import Gaussians, gaussian_nll
+from structured_ensembles.common.version import VERSION
 from structured_ensembles.data import Data, Normalization, load_corrupted, load_data
 from structured_ensembles.diversity import mmd2
 from structured_ensembles.ensemble import Ensemble, Uncertainty
@@ -28,7 +29,7 @@ from structured_ensembles.storage.container import ArtifactError
 from structured_ensembles.training import History, ParameterRule, Recipe, train
 from structured_ensembles.zoo.by_name import from_factory
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "ArtifactError",

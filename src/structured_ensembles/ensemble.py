@@ -19,6 +19,7 @@ from structured_ensembles.calibration import (
     threshold_rule,
 )
 from structured_ensembles.common.checks import check_choice, check_type
+from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.gaussian import Gaussians, gaussian_nll, mean_and_spread, moments
 from structured_ensembles.common.inputs import Inputs, batch_from, cloned, is_several, moved
 from structured_ensembles.cuda.prediction_graphs import Replays
@@ -29,7 +30,7 @@ from structured_ensembles.data.dataset import SplitName, Task, prepared
 from structured_ensembles.data.kinds import Kinds, Normalizations
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.target_scaling import Units
-from structured_ensembles.networks.copying import device_of, dtype_of, evaluation_mode
+from structured_ensembles.networks.copying import dtype_of, evaluation_mode
 from structured_ensembles.prediction.combination import (
     COMBINE,
     Combine,

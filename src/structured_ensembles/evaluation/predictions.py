@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from structured_ensembles.common.devices import device_of
 from structured_ensembles.data import Split
 from structured_ensembles.data.dataset import as_floats
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.networks.copying import device_of
 
 # Inputs (batch, …) as floats on the ensemble's device, targets, and the number of the first sample, to other inputs.
 Change = Callable[[Tensor, Tensor, int], Tensor]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_choice, check_whole, checked_seed
-from structured_ensembles.common.devices import Device
+from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.inputs import (
     Inputs,
     batch_from,
@@ -23,6 +23,7 @@ from structured_ensembles.common.inputs import (
     call,
     joined,
     moved,
+    one_tensor,
     rows_of,
     tensors_in,
 )
@@ -31,10 +32,10 @@ from structured_ensembles.data.drawing import stream
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.methods.layers import called_layers, layer_of
-from structured_ensembles.networks.copying import clone_of, copy_with, device_of, dtype_of
+from structured_ensembles.networks.copying import clone_of, copy_with, dtype_of
 from structured_ensembles.networks.examination import examined
 from structured_ensembles.networks.provenance import remember_origin
-from structured_ensembles.scaling import one_tensor, per_member
+from structured_ensembles.scaling import per_member
 from structured_ensembles.storage.identity import open_folder
 from structured_ensembles.training import ParameterRule, Recipe, train
 from structured_ensembles.training.recipe import recipe_for

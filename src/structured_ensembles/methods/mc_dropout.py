@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_share, check_whole, checked_seed
 from structured_ensembles.common.devices import Device
-from structured_ensembles.common.inputs import Inputs, batch_from, call, joined, tensors_in
+from structured_ensembles.common.inputs import Inputs, batch_from, call, joined, one_tensor, tensors_in
 from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
@@ -25,7 +25,6 @@ from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.networks.copying import clone_of, dtype_of
 from structured_ensembles.networks.examination import examined
 from structured_ensembles.networks.provenance import remember_origin
-from structured_ensembles.scaling import one_tensor
 from structured_ensembles.storage.identity import open_folder
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import recipe_for

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.common.devices import Device
+from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.inputs import Inputs, call, moved
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import some_samples
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.networks.copying import bystander_of, device_of, dtype_of
+from structured_ensembles.networks.copying import bystander_of, dtype_of
 from structured_ensembles.networks.pretrained import fitted_normalization
 from structured_ensembles.prediction.combination import combined_logs, entropy_of
 from structured_ensembles.prediction.input_checks import check_data_ids

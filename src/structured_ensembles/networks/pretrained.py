@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.common.devices import Device, pick_device
+from structured_ensembles.common.devices import Device, device_of, pick_device
 from structured_ensembles.common.inputs import Inputs, call, cloned, moved, pieces
 from structured_ensembles.common.processes import gather, rank
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.normalization import normalization_for
 from structured_ensembles.data.splits import Batch, some_samples
-from structured_ensembles.networks.copying import bystander_of, clone_of, device_of, dtype_of
+from structured_ensembles.networks.copying import bystander_of, clone_of, dtype_of
 from structured_ensembles.networks.initialization import draw_weights
 
 SAMPLES = 512  # that a network is tried on, in batches of

@@ -19,12 +19,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-import structured_ensembles
 from structured_ensembles.artifact import Storage
 from structured_ensembles.build import SUBNETS
 from structured_ensembles.common.checks import check_number, check_type
+from structured_ensembles.common.version import VERSION
 from structured_ensembles.storage.container import read_container, write_container
-from structured_ensembles.networks.copying import device_of
+from structured_ensembles.common.devices import device_of
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
@@ -293,7 +293,7 @@ def machine() -> dict[str, Any]:
     return {
         "device": device,
         "versions": {
-            "structured-ensembles": structured_ensembles.__version__,
+            "structured-ensembles": VERSION,
             "source": source_digest(),
             "torch": torch.__version__,
             "python": platform.python_version(),
@@ -304,7 +304,7 @@ def machine() -> dict[str, Any]:
 @cache
 def source_digest() -> str:
     """Identify the code that runs, to the byte: 12 hex digits over all source files of the package."""
-    package = Path(structured_ensembles.__file__).parent
+    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
