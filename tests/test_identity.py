@@ -21,7 +21,7 @@ import structured_ensembles as se
 from structured_ensembles import build
 from structured_ensembles.data.splits import TensorSplit, digest
 from structured_ensembles.methods import METHODS
-from structured_ensembles.storage import identity
+from structured_ensembles.resuming import identity
 from structured_ensembles.storage.fingerprints import UnidentifiedError, described, digest_of_tensors, module_parts
 
 RECIPE = se.Recipe(epochs=1, batch_size=32)

@@ -20,15 +20,15 @@ from structured_ensembles.data.drawing import stream
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination.examine import examined
 from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
 from structured_ensembles.networks.copying import dtype_of
-from structured_ensembles.networks.examination import examined
+from structured_ensembles.resuming.identity import RunFolder, open_folder
+from structured_ensembles.resuming.search_checkpoint import FILE as SEARCH
 from structured_ensembles.saliency import saliency
 from structured_ensembles.scaling import Initial, Placement
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Scope, Selection, Subnet, select
-from structured_ensembles.storage.identity import RunFolder, open_folder
-from structured_ensembles.storage.search_checkpoint import FILE as SEARCH
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import recipe_for
 

@@ -30,6 +30,7 @@ from structured_ensembles.data.dataset import SplitName, Task, prepared
 from structured_ensembles.data.kinds import Kinds, Normalizations
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.target_scaling import Units
+from structured_ensembles.examination.embedding_ids import embedding_size
 from structured_ensembles.networks.copying import dtype_of, evaluation_mode
 from structured_ensembles.prediction.combination import (
     COMBINE,
@@ -49,7 +50,6 @@ from structured_ensembles.prediction.input_checks import (
     check_half,
     check_inputs,
     check_pixels,
-    embedding_size,
     shape_is_blamed,
 )
 from structured_ensembles.selection import Subnet

@@ -23,8 +23,8 @@ from structured_ensembles.cuda.capture import Step, captured_if_possible
 from structured_ensembles.data import Data
 from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.data.losses import Loss, learned_units, loss_for, member_losses
+from structured_ensembles.examination.pretrained import fitted_normalization
 from structured_ensembles.networks.copying import dtype_of, shadow_of
-from structured_ensembles.networks.pretrained import fitted_normalization
 from structured_ensembles.scaling import Scales, rows_stay_apart, scaled
 from structured_ensembles.search import check_task, check_walk
 

@@ -24,18 +24,18 @@ from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.data.losses import Loss, learned_units, loss_for, member_losses
 from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penalty, terms_for
+from structured_ensembles.examination.pretrained import fitted_normalization
 from structured_ensembles.networks.copying import dtype_of, shadow_of
-from structured_ensembles.networks.pretrained import fitted_normalization
-from structured_ensembles.scaling import Initial, Placement, Scales, rows_stay_apart, scaled
-from structured_ensembles.storage.container import refused
-from structured_ensembles.storage.identity import RunFile
-from structured_ensembles.storage.search_checkpoint import (
+from structured_ensembles.resuming.identity import RunFile
+from structured_ensembles.resuming.search_checkpoint import (
     SearchState,
     load_search,
     random_states,
     save_search,
     set_random_state,
 )
+from structured_ensembles.scaling import Initial, Placement, Scales, rows_stay_apart, scaled
+from structured_ensembles.storage.container import refused
 
 
 def learn_scales(

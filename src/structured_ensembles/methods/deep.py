@@ -10,10 +10,10 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination.examine import examined
 from structured_ensembles.networks.copying import clone_of
-from structured_ensembles.networks.examination import examined
 from structured_ensembles.networks.initialization import draw_weights
-from structured_ensembles.storage.identity import open_folder
+from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import recipe_for
 

@@ -21,11 +21,11 @@ from structured_ensembles.common.inputs import Inputs, batch_from, call, joined,
 from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination.examine import examined
 from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.networks.copying import clone_of, dtype_of
-from structured_ensembles.networks.examination import examined
 from structured_ensembles.networks.provenance import remember_origin
-from structured_ensembles.storage.identity import open_folder
+from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import recipe_for
 

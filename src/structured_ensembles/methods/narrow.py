@@ -18,8 +18,8 @@ from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.extraction import extract
 from structured_ensembles.networks.copying import dtype_of
+from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.selection import select
-from structured_ensembles.storage.identity import open_folder
 from structured_ensembles.training import Recipe, train
 from structured_ensembles.training.recipe import recipe_for
 

@@ -30,8 +30,8 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.storage.files import check_regular, read_text, write_text
 from structured_ensembles.training.history import COLUMNS
-from structured_ensembles.storage.identity import CHECKPOINTS
-from structured_ensembles.storage.identity import FILE as IDENTITY
+from structured_ensembles.resuming.identity import CHECKPOINTS
+from structured_ensembles.resuming.identity import FILE as IDENTITY
 from structured_ensembles.storage.run_files import (
     checked_figures,
     damaged,

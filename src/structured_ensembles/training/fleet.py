@@ -31,11 +31,11 @@ from structured_ensembles.data.losses import Loss, learned_units, loss_for
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.data.target_scaling import Units
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination.examine import examined, warn_of_one_class
 from structured_ensembles.networks.copying import all_tensors, dtype_of, fill, unsaved_buffers, without_nested_tensors
-from structured_ensembles.networks.examination import examined, warn_of_one_class
 from structured_ensembles.prediction.calibration_fit import calibrate_trained
+from structured_ensembles.resuming.identity import Identity, RunFile, check_same, identity_of
 from structured_ensembles.storage.container import checked, checked_leaves, checked_list, refused
-from structured_ensembles.storage.identity import Identity, RunFile, check_same, identity_of
 from structured_ensembles.training.checkpoint import check_complete, is_members, load_checkpoint, save_checkpoint
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.engine import Engine, Member, Plan, Result

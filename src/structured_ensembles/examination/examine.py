@@ -1,4 +1,4 @@
-"""Check a network and its data against each other before training, and the outcome afterwards."""
+"""examined(): check a network and its data against each other before training."""
 
 from __future__ import annotations
 
@@ -7,22 +7,16 @@ from contextlib import suppress
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.inputs import Inputs, call, moved
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import some_samples
-from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination.embedding_ids import check_data_ids
+from structured_ensembles.examination.pretrained import fitted_normalization
 from structured_ensembles.networks.copying import bystander_of, dtype_of
-from structured_ensembles.networks.pretrained import fitted_normalization
-from structured_ensembles.prediction.combination import combined_logs, entropy_of
-from structured_ensembles.prediction.input_checks import check_data_ids
 
-SAMPLES = 512  # of the validation split that are looked at
-MAX_SURPRISE = 0.95  # cross-entropy over that of the classes' frequencies, below which a network has learned something
-MIN_EPOCHS = 5  # epochs after which a network should tell classes apart
 RESHAPING = ("View", "Reshape", "Squeeze", "Unsqueeze", "Clone", "Copy", "Alias", "Transpose", "Permute", "Slice")
 
 
@@ -101,29 +95,3 @@ def _ending(network: nn.Module, example: Inputs) -> str | None:
         while step is not None and step.name().startswith(RESHAPING):
             step = step.next_functions[0][0]
         return "sigmoid" if step is not None and step.name().startswith("SigmoidBackward") else None
-
-
-def warn_of_one_class(ensemble: Ensemble, data: Data, epochs: int) -> None:
-    """Warn if after some epochs every member names one class for all validation samples, which are of several.
-
-    Not where the probabilities are better than the classes' frequencies: of a rare class, all may be below a half.
-    """
-    if data.task != "classification" or epochs < MIN_EPOCHS or data.validation is None or len(data.validation) == 0:
-        return
-    inputs, targets = some_samples(data.validation, SAMPLES)
-    logits = ensemble.logits(inputs)  # (members, samples, classes)
-    labels = logits.argmax(-1)
-    if len(targets.unique()) < 2 or bool((labels != labels[:, :1]).any()):
-        return
-    frequencies = torch.bincount(targets, minlength=logits.shape[-1]).double() / len(targets)
-    cost = F.nll_loss(combined_logs(logits.double()), targets)
-    if float(cost) < MAX_SURPRISE * float(entropy_of(frequencies)):
-        return
-    known = dict(enumerate(data.classes))  # a network may have more outputs than there are classes
-    names = sorted({known.get(label, str(label)) for label in labels[:, 0].tolist()})
-    warnings.warn(
-        f"every member names one class whatever the input ({', '.join(names)}), for all {len(targets)} validation "
-        f"samples looked at: it has learned nothing. Look at the scale of the inputs (`Data`'s normalization= and "
-        "standardize=), the rate, and the number of epochs",
-        stacklevel=3,
-    )

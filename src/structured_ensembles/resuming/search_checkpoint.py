@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.common.processes import decided_by_first, gather, rank
+from structured_ensembles.resuming.identity import RunFile, check_same
 from structured_ensembles.storage.container import ArtifactError, read_container, write_container
-from structured_ensembles.storage.identity import RunFile, check_same
 
 FILE = "checkpoint-search.safetensors"  # one of `identity.CHECKPOINTS`
 FORM = "structured-ensembles-search"

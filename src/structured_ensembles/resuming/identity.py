@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -25,9 +25,6 @@ from structured_ensembles.data.splits import digest
 from structured_ensembles.storage.files import read_text, write_text
 from structured_ensembles.storage.fingerprints import UnidentifiedError, described, digest_of, module_parts
 from structured_ensembles.storage.run_files import damaged, read_json, text_checksum, write_json
-
-if TYPE_CHECKING:  # which imports this module
-    from structured_ensembles.training.recipe import Recipe
 
 FILE = "identity.json"
 CHECKPOINTS = "checkpoint*.safetensors"  # that a finished run drops
@@ -40,6 +37,12 @@ HINTS = {
 }
 
 Identity = Mapping[str, Any]
+
+
+class Settings(Protocol):
+    """Settings that decide a result, such as a `Recipe`; `to_dict` returns them by name, as JSON has them."""
+
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def open_folder(
     model: nn.Module,
     data: Data,
     *,
-    recipe: Recipe,
+    recipe: Settings,
     loss: Any,
     loss_name: str | None,
     **arguments: Any,
@@ -162,7 +165,7 @@ def _difference(name: str, known: Any, given: Any) -> str:
 
 
 def identity_of(
-    model: nn.Module, data: Data, recipe: Recipe, loss: Any, loss_name: str | None, argument: str, **arguments: Any
+    model: nn.Module, data: Data, recipe: Settings, loss: Any, loss_name: str | None, argument: str, **arguments: Any
 ) -> Identity:
     """Return the identity of a run. argument: what it is needed for, see `identified_loss`."""
     settings = {f"recipe.{name}": value for name, value in recipe.to_dict().items() if name not in NOT_PARTS}
