@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.prediction.conformal import (
+from structured_ensembles.calibration.conformal import (
     ConformalIntervals,
     ConformalSets,
     class_scores,

@@ -14,8 +14,8 @@ from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.methods import METHODS
 from structured_ensembles.examination.pretrained import fitted_normalization
+from structured_ensembles.methods import METHODS
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 IMAGES = np.random.default_rng(0).integers(0, 256, (20, 3, 4, 4), dtype=np.uint8)

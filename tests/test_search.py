@@ -14,9 +14,9 @@ import structured_ensembles as se
 from structured_ensembles import build
 from structured_ensembles.data.dealing import deal
 from structured_ensembles.diversity import overlap_penalty
+from structured_ensembles.resuming.identity import RunFile
 from structured_ensembles.scaling import scaled
 from structured_ensembles.search import _Search
-from structured_ensembles.resuming.identity import RunFile
 
 
 def small_data(samples: int = 60, classes: int = 3) -> se.Data:

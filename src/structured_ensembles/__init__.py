@@ -26,7 +26,8 @@ from structured_ensembles.scaling import Scales
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Subnet, select
 from structured_ensembles.storage.container import ArtifactError
-from structured_ensembles.training import History, ParameterRule, Recipe, train
+from structured_ensembles.train import train
+from structured_ensembles.training import History, ParameterRule, Recipe
 from structured_ensembles.zoo.by_name import from_factory
 
 __version__ = VERSION

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.calibration import Calibration
+from structured_ensembles.calibration.conformal import ConformalIntervals
 from structured_ensembles.common.checks import check_choice
 from structured_ensembles.common.gaussian import mean_and_spread
 from structured_ensembles.data.dataset import Task
@@ -35,7 +36,6 @@ from structured_ensembles.networks.provenance import (
     warn_if_unnamed,
 )
 from structured_ensembles.networks.resizing import set_sizes
-from structured_ensembles.prediction.conformal import ConformalIntervals
 from structured_ensembles.selection import Subnet
 from structured_ensembles.storage.container import (
     build_named,

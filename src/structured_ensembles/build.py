@@ -29,7 +29,8 @@ from structured_ensembles.saliency import saliency
 from structured_ensembles.scaling import Initial, Placement
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Scope, Selection, Subnet, select
-from structured_ensembles.training import Recipe, train
+from structured_ensembles.train import train
+from structured_ensembles.training import Recipe
 from structured_ensembles.training.recipe import recipe_for
 
 SUBNETS = "subnets.json"

@@ -37,7 +37,8 @@ from structured_ensembles.networks.copying import clone_of, copy_with, dtype_of
 from structured_ensembles.networks.provenance import remember_origin
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.scaling import per_member
-from structured_ensembles.training import ParameterRule, Recipe, train
+from structured_ensembles.train import train
+from structured_ensembles.training import ParameterRule, Recipe
 from structured_ensembles.training.recipe import recipe_for
 
 Repeat = Literal["tile", "split"]

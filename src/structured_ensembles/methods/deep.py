@@ -14,7 +14,8 @@ from structured_ensembles.examination.examine import examined
 from structured_ensembles.networks.copying import clone_of
 from structured_ensembles.networks.initialization import draw_weights
 from structured_ensembles.resuming.identity import open_folder
-from structured_ensembles.training import Recipe, train
+from structured_ensembles.train import train
+from structured_ensembles.training import Recipe
 from structured_ensembles.training.recipe import recipe_for
 
 

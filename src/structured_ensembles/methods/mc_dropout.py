@@ -26,7 +26,8 @@ from structured_ensembles.methods.layers import called_layers, layer_of
 from structured_ensembles.networks.copying import clone_of, dtype_of
 from structured_ensembles.networks.provenance import remember_origin
 from structured_ensembles.resuming.identity import open_folder
-from structured_ensembles.training import Recipe, train
+from structured_ensembles.train import train
+from structured_ensembles.training import Recipe
 from structured_ensembles.training.recipe import recipe_for
 
 

@@ -20,7 +20,8 @@ from structured_ensembles.extraction import extract
 from structured_ensembles.networks.copying import dtype_of
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.selection import select
-from structured_ensembles.training import Recipe, train
+from structured_ensembles.train import train
+from structured_ensembles.training import Recipe
 from structured_ensembles.training.recipe import recipe_for
 
 

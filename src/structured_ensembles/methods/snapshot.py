@@ -13,9 +13,9 @@ from structured_ensembles.data.target_scaling import Units
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import examined
 from structured_ensembles.networks.copying import clone_of
-from structured_ensembles.prediction.calibration_fit import calibrate_trained
 from structured_ensembles.resuming.identity import open_folder
-from structured_ensembles.training import Recipe, train
+from structured_ensembles.train import calibrate_trained, train
+from structured_ensembles.training import Recipe
 from structured_ensembles.training.history import History
 from structured_ensembles.training.recipe import recipe_for
 

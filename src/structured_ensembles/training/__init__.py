@@ -4,4 +4,4 @@ from structured_ensembles.training.fleet import train
 from structured_ensembles.training.history import History
 from structured_ensembles.training.recipe import ParameterRule, Recipe
 
-__all__ = ["History", "ParameterRule", "Recipe", "train"]
+__all__ = ["History", "ParameterRule", "Recipe"]
