@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.artifact import Contents, Storage, load, save
 from structured_ensembles.calibration import (
     Calibration,
     checked_temperature,
@@ -421,15 +422,21 @@ class Ensemble(nn.Module):
             raise ValueError("base must have parameters that require gradients, but has none")
         return own / one
 
-    def save(self, path: str | Path, dtype: Literal["float32", "float16", "int8"] = "float32") -> int:
+    def save(self, path: str | Path, dtype: Storage = "float32") -> int:
         """Write one safetensors file; returns its size in bytes. See `artifact.save`."""
-        from structured_ensembles.artifact import save
-
-        return save(self, path, dtype)
+        kept = {field.name: getattr(self, field.name) for field in fields(Contents) if field.name != "networks"}
+        return save(Contents(list(self.members), **kept), path, dtype)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module | None = None, trust_code: bool = False) -> Ensemble:
         """Read a file that `save` wrote; no pickle. See `artifact.load`."""
-        from structured_ensembles.artifact import load
+        return load(path, _restored, model, trust_code)
 
-        return load(path, model, trust_code)
+
+def _restored(contents: Contents) -> Ensemble:
+    """Build an ensemble of what its file holds."""
+    ensemble = Ensemble(list(contents.networks), subnets=contents.subnets)
+    for field in fields(Contents):
+        if field.name not in ("networks", "subnets"):
+            setattr(ensemble, field.name, getattr(contents, field.name))
+    return ensemble

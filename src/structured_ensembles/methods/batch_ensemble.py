@@ -6,7 +6,7 @@ ever made: W (x ∘ s_i) ∘ r_i is the same, so that the rows of all members go
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -33,6 +33,7 @@ from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import examined
 from structured_ensembles.methods.layers import called_layers, layer_of
+from structured_ensembles.networks.conversions import rebuilds
 from structured_ensembles.networks.copying import clone_of, copy_with, dtype_of
 from structured_ensembles.networks.provenance import remember_origin
 from structured_ensembles.resuming.identity import open_folder
@@ -108,7 +109,7 @@ class BatchEnsembleNetwork(nn.Module):
 
     @property
     def conversion(self) -> dict[str, Any]:
-        """How it was made, as JSON can say it; see `artifact`."""
+        """Return how it was made, as JSON has it; see `networks.conversions`."""
         arguments = {"members": self.num_members, "repeat": self.repeat, "layers": list(self.layers)}
         return {"method": "batch_ensemble", **arguments}
 
@@ -130,6 +131,16 @@ class BatchEnsembleNetwork(nn.Module):
 
     def extra_repr(self) -> str:
         return f"members={self.num_members}, repeat={self.repeat}"
+
+
+@rebuilds("batch_ensemble")
+def _rebuilt(base: nn.Module, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Convert the base network of a file again; raise a ValueError if its tensors are of more or fewer members."""
+    members, layers = arguments["members"], arguments["layers"]
+    vectors = [tensors.get(f"network.{layer}.{vector}") for layer in layers for vector in VECTORS]
+    if any(len(vector) != members for vector in vectors if vector is not None):
+        raise ValueError(f"it is converted to {members} members in {len(layers)} layers, which its tensors do not have")
+    return BatchEnsembleNetwork(base, **arguments)
 
 
 def _add_factors(layer: nn.Module, members: int, generator: torch.Generator) -> None:

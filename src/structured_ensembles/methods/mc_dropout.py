@@ -7,7 +7,7 @@ it comes, other inputs get other draws, and no random state is read or changed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import examined
 from structured_ensembles.methods.layers import called_layers, layer_of
+from structured_ensembles.networks.conversions import rebuilds
 from structured_ensembles.networks.copying import clone_of, dtype_of
 from structured_ensembles.networks.provenance import remember_origin
 from structured_ensembles.resuming.identity import open_folder
@@ -83,7 +84,7 @@ class DropoutNetwork(nn.Module):
 
     @property
     def conversion(self) -> dict[str, Any]:
-        """How it was made, as JSON can say it; see `artifact`."""
+        """Return how it was made, as JSON has it; see `networks.conversions`."""
         arguments = {"members": self.num_members, "probability": self.probability, "seed": self.seed}
         return {"method": "mc_dropout", **arguments, "layers": list(self.layers)}
 
@@ -105,6 +106,12 @@ class DropoutNetwork(nn.Module):
 
     def extra_repr(self) -> str:
         return f"members={self.num_members}, probability={self.probability}, seed={self.seed}"
+
+
+@rebuilds("mc_dropout")
+def _rebuilt(base: nn.Module, arguments: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Convert the base network of a file again; dropout has no tensors that could tell more."""
+    return DropoutNetwork(base, **arguments)
 
 
 class SampledDropout(nn.Module):
