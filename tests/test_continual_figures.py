@@ -4,7 +4,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from structured_ensembles.continual import Capacity, Memory
-from structured_ensembles.report.continual_figures import accuracy_against_memory, capacity_used
+from structured_ensembles.continual.figures import capacity_used
+from structured_ensembles.report.continual_figures import accuracy_against_memory
 from structured_ensembles.report.figures import as_svg
 
 

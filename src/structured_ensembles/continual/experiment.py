@@ -162,7 +162,7 @@ def backbone_name(model: str) -> str:
 
 def _close(folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: float) -> dict[str, Any]:
     """Write the figures and the results; `result.json` comes last and says that the run is done."""
-    from structured_ensembles.report.continual_figures import capacity_used  # matplotlib
+    from structured_ensembles.continual.figures import capacity_used  # matplotlib takes long to import
 
     pictures = {"accuracy.png": matrix.figure()}
     capacity = None

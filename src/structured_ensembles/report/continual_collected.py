@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from structured_ensembles.continual.figures import capacity_used
 from structured_ensembles.continual.results import capacity_of, matrix_of, memory_of, read_continual_result
 from structured_ensembles.report.collected import Finished, Picture
-from structured_ensembles.report.continual_figures import (
-    accuracy_against_memory,
-    accuracy_by_prune,
-    accuracy_matrix,
-    capacity_used,
-)
+from structured_ensembles.report.continual_figures import accuracy_against_memory, accuracy_by_prune
 from structured_ensembles.runs.folder import read_config
 
 
@@ -48,7 +44,7 @@ def continual_pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
     for label, own in runs.items():
         matrix = matrix_of(own[0].result)
         text = f"{label}: accuracy on every task after every task, first seed."
-        found.append(Picture(f"matrix-{label.replace(', ', '-')}", accuracy_matrix(matrix), text))
+        found.append(Picture(f"matrix-{label.replace(', ', '-')}", matrix.figure(), text))
     structured = next((own[0] for own in runs.values() if own[0].config["method"] == "structured"), None)
     capacity = None if structured is None else capacity_of(structured.result)
     if capacity is not None:
