@@ -224,7 +224,7 @@ def official_digits(root: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence
 
 
 def test_reproduce_takes_official_images_where_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("structured_ensembles.paper.reproduce.pictures", lambda runs: [])  # which take long to draw
+    monkeypatch.setattr("structured_ensembles.report.reproduce.pictures", lambda runs: [])  # which take long to draw
     root, out = tmp_path / "data", tmp_path / "out"
     command = ["reproduce", "table-uncertainty", "--smoke", "--method", "single", "--seeds", "0", "--quiet"]
     command += ["--root", str(root), "--out", str(out), "--backend", "sequential"]

@@ -13,9 +13,9 @@ from scipy.special import log_softmax, logsumexp
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.evaluation import deep_ensemble_equivalent
-from structured_ensembles.report.collected import Finished
 from structured_ensembles.report.deep_equivalents import deep_equivalents
 from structured_ensembles.runs.experiment import Request, measure_experiment
+from structured_ensembles.runs.finished import Finished
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK, Planned, planned_runs
 from structured_ensembles.paper.studies import Part
-from structured_ensembles.report.collected import Finished
 from structured_ensembles.report.docs.differences import difference, runs_of_row
 from structured_ensembles.report.docs.pictures import front_figure, pruning_figure
 from structured_ensembles.report.docs.records import Records, provenance
@@ -27,6 +26,7 @@ from structured_ensembles.report.docs.wall_time import Step, read_steps, step_of
 from structured_ensembles.report.docs.write import BLOCK, README, filled, render_docs
 from structured_ensembles.report.figures import as_svg
 from structured_ensembles.runs.experiment import Experiment
+from structured_ensembles.runs.finished import Finished
 
 ROOT = Path(__file__).parent.parent
 MAIN = Part(datasets=("cifar10",), models=("resnet20",))

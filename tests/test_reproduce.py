@@ -13,13 +13,14 @@ from safetensors.torch import load
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.evaluation import CORRUPTIONS
+from structured_ensembles.paper.carry_out import is_complete
 from structured_ensembles.paper.catalogue import study, study_names
-from structured_ensembles.paper.reproduce import is_complete
 from structured_ensembles.paper.studies import Part, figure_of
-from structured_ensembles.report.collected import Finished, _of_all, front_points, pictures, read_run
 from structured_ensembles.report.page import grouped
+from structured_ensembles.report.pictures import _of_all, front_points, pictures
 from structured_ensembles.runs.evaluations import read_figures
 from structured_ensembles.runs.experiment import Experiment, Request, measure_experiment
+from structured_ensembles.runs.finished import Finished, read_run
 from structured_ensembles.runs.ingredients import read_data
 
 STRUCTURED = ("structured, layer", "structured, network")

@@ -10,9 +10,9 @@ from scipy.special import log_softmax, softmax
 
 import structured_ensembles as se
 from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
-from structured_ensembles.report.collected import Finished
 from structured_ensembles.report.page import precisions
 from structured_ensembles.runs.experiment import Experiment, Request, measure_experiment, train_experiment
+from structured_ensembles.runs.finished import Finished
 
 
 def by_hand(ensemble: se.Ensemble, split: object) -> tuple[np.ndarray, np.ndarray]:

@@ -19,9 +19,10 @@ from safetensors.torch import save_file
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.continual.results import read_continual_result
-from structured_ensembles.report.collected import front_points, read_run
+from structured_ensembles.report.pictures import front_points
 from structured_ensembles.runs.evaluations import evaluation_path, merge_figures, read_figures
 from structured_ensembles.runs.experiment import Request, measure_experiment
+from structured_ensembles.runs.finished import read_run
 from structured_ensembles.runs.folder import read_config, read_history, read_result, read_samples, read_subnets
 from structured_ensembles.storage.run_files import CHECKSUM, json_checksum, read_json, write_json, write_yaml
 

@@ -1,26 +1,14 @@
-"""Finished runs of continual learning, and the figures that can be made of them."""
+"""continual_pictures(): draw all figures that finished runs of continual learning allow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from structured_ensembles.continual.figures import capacity_used
-from structured_ensembles.continual.results import capacity_of, matrix_of, memory_of, read_continual_result
-from structured_ensembles.report.collected import Finished, Picture
+from structured_ensembles.continual.results import capacity_of, matrix_of, memory_of
 from structured_ensembles.report.continual_figures import accuracy_against_memory, accuracy_by_prune
-from structured_ensembles.runs.folder import read_config
-
-
-def is_continual(folder: Path) -> bool:
-    """Whether a run folder is one of `sens continual`."""
-    return "tasks" in read_config(folder)
-
-
-def read_continual_run(folder: Path) -> Finished:
-    """A folder that `sens continual` or `sens reproduce` has filled; its figures begin with `cl/`."""
-    config, result = read_config(folder), read_continual_result(folder)
-    return Finished(folder, config, result, {f"cl/{name}": value for name, value in result["figures"].items()})
+from structured_ensembles.report.pictures import Picture
+from structured_ensembles.runs.finished import Finished
 
 
 def continual_pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
