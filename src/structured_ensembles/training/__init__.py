@@ -1,6 +1,5 @@
 """Training: the recipe (what to do), the fleet (all members at once), checkpoints (nothing is lost)."""
 
-from structured_ensembles.training.fleet import train
 from structured_ensembles.training.history import History
 from structured_ensembles.training.recipe import ParameterRule, Recipe
 
