@@ -71,7 +71,8 @@ def structured_ensemble(
     temperature: of the combined prediction, 1.0 for none; by default it is fitted on the validation split, by which
     training has also chosen the best epoch: see `Ensemble.calibrate`.
     folder: where to keep the choice of neurons and a checkpoint of every epoch, of the search too; a run that was
-    stopped goes on from there. A folder of another run is refused: of other weights, data or arguments, see `identity`.
+    stopped goes on from there. A folder of another run is refused: of other weights, data or arguments, see
+    `resuming.identity`.
     loss_name: tells this loss from others, where there is a folder and the loss cannot be told by itself, such as a
     lambda. The other arguments are those of `trace`, `learn_scales`, `select`, `extract` and `train`.
     """

@@ -2,7 +2,7 @@
 
 A method is a function of (model, data) and the keywords members, recipe, seed, device, folder, quiet, loss, loss_name,
 and what is its own; it leaves the model alone and returns a trained `Ensemble`. A folder belongs to one run, see
-`identity`. To add a method, write its file and a line here.
+`resuming.identity`. To add a method, write its file and a line here.
 """
 
 from collections.abc import Callable

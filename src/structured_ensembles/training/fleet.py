@@ -3,7 +3,7 @@
 Every member has its own order of batches, its own crops, flips and dropout, from (seed, member, epoch), and nothing of
 what it draws depends on the other members: a member of a fleet is the network trained alone with the same seed and
 member number. Only data that are streamed (`Data.from_loaders`) are read once per epoch, and shared. How the epochs are
-computed is the business of an engine, `loop` or `graph`; what an epoch means is written here.
+computed is the business of an engine (`engine.py`); what an epoch means is written here.
 """
 
 from __future__ import annotations
