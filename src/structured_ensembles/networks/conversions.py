@@ -19,11 +19,12 @@ _REBUILDERS: dict[str, Rebuild] = {}
 
 
 def rebuilds(name: str) -> Callable[[Rebuild], Rebuild]:
-    """Enter a function as the rebuilder of this name; raise a ValueError if there is one already."""
+    """Enter a function as the rebuilder of this name; raise a ValueError if another module has one of that name."""
 
     def enter(rebuild: Rebuild) -> Rebuild:
-        if name in _REBUILDERS:
-            raise ValueError(f"the rebuilder {name!r} is there already: {_REBUILDERS[name]}; choose another name")
+        known = _REBUILDERS.get(name, rebuild)
+        if known.__module__ != rebuild.__module__:  # the same module may be imported anew
+            raise ValueError(f"the rebuilder {name!r} is that of {known.__module__} already; choose another name")
         _REBUILDERS[name] = rebuild
         return rebuild
 
