@@ -206,7 +206,7 @@ def test_a_dask_worker_that_does_not_come_back_costs_one_job_more(tmp_path: Path
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         f"if pathlib.Path({str(tmp_path / 'edited')!r}).exists(): raise SyntaxError('half a line')\n"
         "import test_grid as t\n"
-        "from structured_ensembles import workers\n"
+        "from structured_ensembles.runs import workers\n"
         "if __name__ == '__main__':\n"
         "    workers.RESTART = '3s'\n"
         f"    jobs = [t.Job('dies', t.edit_and_die, {{'path': t.Path({str(tmp_path / 'edited')!r})}})]\n"
