@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -92,7 +93,9 @@ def _help(function: Callable[..., int], key: str) -> str:
 
 @contextmanager
 def _plain_output() -> Iterator[None]:
-    """Show warnings as sentences, and characters that the terminal lacks as `?`; afterwards all is as before."""
+    """Show warnings and the log as sentences, and characters that the terminal lacks as `?`; afterwards as before."""
+    log, sentences = logging.getLogger("structured_ensembles"), _Sentences(logging.WARNING)
+    log.addHandler(sentences)
     showing = warnings.showwarning
     handling = {stream: stream.errors for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")}
     warnings.showwarning = _show_warning  # type: ignore[assignment]
@@ -101,9 +104,17 @@ def _plain_output() -> Iterator[None]:
     try:
         yield
     finally:
+        log.removeHandler(sentences)
         warnings.showwarning = showing
         for stream, errors in handling.items():
             stream.reconfigure(errors=errors)
+
+
+class _Sentences(logging.Handler):
+    """Print log records as `_show_warning` does warnings."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _show_warning(record.getMessage())
 
 
 def _show_warning(message: Any, *_: Any) -> None:
