@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentParser
@@ -54,6 +55,9 @@ def _run(words: Sequence[str]) -> int:
     check_code(options, words, options["trust_code"])
     if "trust_code" not in inspect.signature(COMMANDS[name]).parameters:
         del options["trust_code"]
+    for key, hint in get_type_hints(COMMANDS[name]).items():
+        if isinstance(hint, type) and is_dataclass(hint):  # the parser gives its fields
+            options[key] = hint(**options[key])
     with current_folder_for(options, words):
         return COMMANDS[name](**options)
 

@@ -39,6 +39,7 @@ from structured_ensembles.storage.identity import Identity, RunFile, check_same,
 from structured_ensembles.training.checkpoint import check_complete, is_members, load_checkpoint, save_checkpoint
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.engine import Engine, Member, Plan, Result
+from structured_ensembles.training.execution import Execution, execution_or_default
 from structured_ensembles.training.graph_engine import GraphEngine
 from structured_ensembles.training.history import COLUMNS, History, Row
 from structured_ensembles.training.loop_engine import LoopEngine
@@ -54,6 +55,7 @@ def train(
     device: Device = "auto",
     seed: int = 0,
     *,
+    execution: Execution | None = None,
     numbers: Sequence[int] | None = None,
     loss: Loss | None = None,
     loss_name: str | None = None,
@@ -68,7 +70,8 @@ def train(
     Where there is a validation split, the ensemble ends calibrated on it: see `Ensemble.calibrate`, `threshold_for` and
     `conformal`. The same samples have chosen the best epoch.
 
-    recipe: by default `Recipe.named("modern")`, or "regression" for such data.
+    recipe: what training does, by default `Recipe.named("modern")`, or "regression" for such data.
+    execution: how it is computed: engine, precision, streams, compile; by default `Execution()`.
     device: "auto" takes a GPU if there is one; the ensemble stays on the device.
     numbers: the members' numbers, by default 0, 1, …: to train some members of a larger ensemble, here or on another
         machine, give theirs. The network trained alone as `numbers=[3]` is member 3 of the fleet. Members of the same
@@ -80,21 +83,21 @@ def train(
         networks that give a mean and a variance for every value: targets are standardised as by default, and the
         ensemble predicts distributions; see `Ensemble.distribution`.
     checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
-        weights. A file of another run (other weights to start from, data, recipe, seed, loss, …) is refused.
+        weights. A file of another run (other weights to start from, data, recipe, precision, seed, loss, …) is refused.
     loss_name: tells this loss from others, where there is a checkpoint and the loss cannot be told by itself, such as a
         lambda.
     """
     check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
     check_data(data)
-    recipe = _checked_recipe(recipe, data, ensemble)
+    recipe, execution = _checked_recipe(recipe, data, ensemble), execution_or_default(execution)
     seed = checked_seed(seed)
     numbers = _checked_numbers(numbers, len(ensemble.members))
     where = pick_device(device, ensemble)
     mesh = mesh_for(len(ensemble.members), where)
-    captured = _captured(recipe, where, mesh)
+    captured = _captured(execution, where, mesh)
     if captured:
         ask_for_small_workspaces()  # before anything takes a large one
-    path, identity = _identified(checkpoint, ensemble, data, recipe, seed, numbers, loss, loss_name)
+    path, identity = _identified(checkpoint, ensemble, data, recipe, execution, seed, numbers, loss, loss_name)
     earlier = _earlier(path, identity)
     data, loss = _adopted(ensemble, data, loss, where)
     if earlier is not None:
@@ -103,7 +106,7 @@ def train(
     elif ensemble.units is None:
         ensemble.units = learned_units(list(ensemble.members), data, loss)
     cost = _loss(data, recipe, loss, ensemble.units)
-    plan = _plan(data.to(where), recipe, cost, seed, where, dtype_of(ensemble), mesh)
+    plan = _plan(data.to(where), recipe, execution, cost, seed, where, dtype_of(ensemble), mesh)
     cuda = [where] if where.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=cuda),
@@ -198,20 +201,21 @@ def _take_standing(member: Member, standing: Mapping[str, Any]) -> None:
     member.stopped = checked(standing["stopped"], (str, type(None)), "why a member stopped")
 
 
-def _captured(recipe: Recipe, device: torch.device, mesh: Mesh) -> bool:
+def _captured(execution: Execution, device: torch.device, mesh: Mesh) -> bool:
     """Whether a CUDA graph does the work: not where processes have to exchange derivatives in a step."""
-    if recipe.engine == "graph" and device.type != "cuda":
+    if execution.engine == "graph" and device.type != "cuda":
         raise ValueError(f"engine must be 'loop' or 'auto' on {device}: 'graph' is for CUDA devices")
-    if recipe.engine == "graph" and mesh.data_places > 1:
+    if execution.engine == "graph" and mesh.data_places > 1:
         raise ValueError(
             "engine must be 'loop' or 'auto' where several processes share a member: a graph holds no messages"
         )
-    return device.type == "cuda" and recipe.engine != "loop" and mesh.data_places == 1
+    return device.type == "cuda" and execution.engine != "loop" and mesh.data_places == 1
 
 
 def _plan(
     data: Data,
     recipe: Recipe,
+    execution: Execution,
     loss: Loss,
     seed: int,
     device: torch.device,
@@ -222,7 +226,7 @@ def _plan(
     shape = data.shape
     augmentation = "none" if streamed else resolved(recipe.augmentation, shape, data.task)
     steps = data.num_batches("train", recipe.batch_size)
-    plan = Plan(data, recipe, loss, seed, device, augmentation, shape, steps, dtype, mesh)
+    plan = Plan(data, recipe, execution, loss, seed, device, augmentation, shape, steps, dtype, mesh)
     if device.type == "cuda" and mesh.data_places > 1:
         plan.tell("training runs without a CUDA graph, slower: several processes share a member")
     return plan
@@ -309,6 +313,7 @@ def _identified(
     ensemble: Ensemble,
     data: Data,
     recipe: Recipe,
+    execution: Execution,
     seed: int,
     numbers: Sequence[int],
     loss: Loss | None,
@@ -321,7 +326,7 @@ def _identified(
     own = {"seed": seed, "numbers": numbers, "units": units, "gaussian": ensemble.gaussian}
     # Of several processes, which may have drawn other weights, the first decides.
     return Path(checkpoint), gather(
-        identity_of(ensemble.members, data, recipe, loss, loss_name, "checkpoint=", method="train", **own)
+        identity_of(ensemble.members, data, recipe, execution, loss, loss_name, "checkpoint=", method="train", **own)
     )[0]
 
 
