@@ -31,6 +31,7 @@ from structured_ensembles.storage.identity import RunFolder, open_folder
 from structured_ensembles.storage.search_checkpoint import FILE as SEARCH
 from structured_ensembles.training import Execution, Recipe, train
 from structured_ensembles.training.execution import execution_or_default
+from structured_ensembles.training.history import OnEpoch, check_on_epoch
 from structured_ensembles.training.recipe import recipe_for
 
 SUBNETS = "subnets.json"
@@ -62,6 +63,7 @@ def structured_ensemble(
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
 ) -> Ensemble:
     """Cut `members` sub-networks out of `model`, train them, and return the ensemble. The model is not changed.
@@ -69,7 +71,7 @@ def structured_ensemble(
     prune: the share of neurons that each member loses, by default a half; or
     memory: how much all members together may weigh, in networks (1.0: as much as the one network).
     recipe: how the members are trained; by default `Recipe.named("modern")`, or "regression" for such data.
-    execution: how that is computed; see `train`.
+    execution, on_epoch: how that is computed, and a function to call after every epoch of it; see `train`.
     temperature: of the combined prediction, 1.0 for none; by default it is fitted on the validation split, by which
     training has also chosen the best epoch: see `Ensemble.calibrate`.
     folder: where to keep the choice of neurons and a checkpoint of every epoch, of the search too; a run that was
@@ -89,6 +91,7 @@ def structured_ensemble(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that requires gradients: there is nothing to train")
     recipe, execution = recipe_for(data.task, recipe), execution_or_default(execution)
+    check_on_epoch(on_epoch)
     check_rescale(rescale, reinit)
     data = examined(model, data, device)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
@@ -169,6 +172,7 @@ def structured_ensemble(
         execution=execution,
         loss=loss,
         checkpoint=checkpoint,
+        on_epoch=on_epoch,
         quiet=quiet,
     )
     if temperature is not None and data.validation is not None:

@@ -38,6 +38,7 @@ from structured_ensembles.scaling import one_tensor, per_member
 from structured_ensembles.storage.identity import open_folder
 from structured_ensembles.training import Execution, ParameterRule, Recipe, train
 from structured_ensembles.training.execution import execution_or_default
+from structured_ensembles.training.history import OnEpoch
 from structured_ensembles.training.recipe import recipe_for
 
 Repeat = Literal["tile", "split"]
@@ -58,6 +59,7 @@ def batch_ensemble(
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
     loss_name: str | None = None,
@@ -100,6 +102,7 @@ def batch_ensemble(
         execution=execution,
         loss=loss,
         checkpoint=checkpoint,
+        on_epoch=on_epoch,
         quiet=quiet,
     )
     return ensemble

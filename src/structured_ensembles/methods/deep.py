@@ -16,6 +16,7 @@ from structured_ensembles.networks.initialization import draw_weights
 from structured_ensembles.storage.identity import open_folder
 from structured_ensembles.training import Execution, Recipe, train
 from structured_ensembles.training.execution import execution_or_default
+from structured_ensembles.training.history import OnEpoch
 from structured_ensembles.training.recipe import recipe_for
 
 
@@ -29,6 +30,7 @@ def deep_ensemble(
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
     loss_name: str | None = None,
@@ -55,6 +57,7 @@ def deep_ensemble(
         execution=execution,
         loss=loss,
         checkpoint=checkpoint,
+        on_epoch=on_epoch,
         quiet=quiet,
     )
     return ensemble

@@ -29,6 +29,7 @@ from structured_ensembles.scaling import one_tensor
 from structured_ensembles.storage.identity import open_folder
 from structured_ensembles.training import Execution, Recipe, train
 from structured_ensembles.training.execution import execution_or_default
+from structured_ensembles.training.history import OnEpoch
 from structured_ensembles.training.recipe import recipe_for
 
 
@@ -42,6 +43,7 @@ def mc_dropout(
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
     loss_name: str | None = None,
@@ -71,6 +73,7 @@ def mc_dropout(
         execution=execution,
         loss=loss,
         checkpoint=checkpoint,
+        on_epoch=on_epoch,
         quiet=quiet,
     )
     return ensemble

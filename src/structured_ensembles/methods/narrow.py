@@ -22,6 +22,7 @@ from structured_ensembles.selection import select
 from structured_ensembles.storage.identity import open_folder
 from structured_ensembles.training import Execution, Recipe, train
 from structured_ensembles.training.execution import execution_or_default
+from structured_ensembles.training.history import OnEpoch
 from structured_ensembles.training.recipe import recipe_for
 
 
@@ -35,6 +36,7 @@ def narrow_ensemble(
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
     loss_name: str | None = None,
@@ -84,6 +86,7 @@ def narrow_ensemble(
         execution=execution,
         loss=loss,
         checkpoint=checkpoint,
+        on_epoch=on_epoch,
         quiet=quiet,
     )
     return ensemble

@@ -17,7 +17,7 @@ from structured_ensembles.prediction.calibration_fit import calibrate_trained
 from structured_ensembles.storage.identity import open_folder
 from structured_ensembles.training import Execution, Recipe, train
 from structured_ensembles.training.execution import execution_or_default
-from structured_ensembles.training.history import History
+from structured_ensembles.training.history import EpochRow, History, OnEpoch
 from structured_ensembles.training.recipe import recipe_for
 
 CYCLE = 50  # epochs, in the paper
@@ -33,6 +33,7 @@ def snapshot_ensemble(
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
     loss_name: str | None = None,
@@ -77,6 +78,7 @@ def snapshot_ensemble(
             numbers=[number],
             loss=loss,
             checkpoint=checkpoint,
+            on_epoch=None if on_epoch is None else _counted_through(on_epoch, number, cycle),
             quiet=quiet,
         )
         units = alone.units
@@ -87,6 +89,15 @@ def snapshot_ensemble(
     ensemble.history = history
     calibrate_trained(ensemble, data)
     return ensemble
+
+
+def _counted_through(on_epoch: OnEpoch, number: int, cycle: int) -> OnEpoch:
+    """Return a function that hands the rows of cycle `number` on as `_append` numbers them."""
+
+    def call(row: EpochRow) -> None:
+        on_epoch(row.renumbered(number * cycle + row.epoch, {0: number}))
+
+    return call
 
 
 def _append(history: History, own: History, number: int, cycle: int) -> None:

@@ -22,7 +22,7 @@ HANDED_ON: dict[Callable[..., Any], tuple[Callable[..., Any], dict[str, Any]]] =
     METHODS["single"]: (deep_ensemble, {}),
 }
 COMMON = ("model", "data", "members", "recipe", "seed", "device", "folder", "quiet")  # arguments of every method
-OPTIONAL = ("execution",)  # arguments of all our methods, which a user's own need not have
+OPTIONAL = ("execution", "on_epoch")  # arguments of all our methods, which a user's own need not have
 LONGEST = 150  # characters of a folder's name
 
 

@@ -5,7 +5,7 @@ Of data that are streamed, the loader's data set counts with all that it keeps, 
 It is a flat dict of JSON values by the name of the part: "seed", "recipe.epochs", "weights", "training data", ….
 A method writes it into its folder before any work, and every file of the run carries it. A later call goes on with the
 folder only if all parts are the same; otherwise the error names those that differ. What only decides how the result is
-reached is no part of it: the device, `quiet`, and of the execution all but the precision. Nor is the test
+reached is no part of it: the device, `quiet`, `on_epoch`, and of the execution all but the precision. Nor is the test
 split, nor `temperature`, which is applied to the trained ensemble.
 """
 

@@ -2,7 +2,7 @@
 
 from structured_ensembles.training.execution import Execution
 from structured_ensembles.training.fleet import train
-from structured_ensembles.training.history import History
+from structured_ensembles.training.history import EpochRow, History
 from structured_ensembles.training.recipe import ParameterRule, Recipe
 
-__all__ = ["Execution", "History", "ParameterRule", "Recipe", "train"]
+__all__ = ["EpochRow", "Execution", "History", "ParameterRule", "Recipe", "train"]

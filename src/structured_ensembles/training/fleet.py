@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_list, check_type, check_whole, checked_seed
 from structured_ensembles.common.devices import Device, pick_device
-from structured_ensembles.common.processes import gather, rank
+from structured_ensembles.common.processes import decided_by_first, gather, rank
 from structured_ensembles.cuda.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.cuda.channels_last import channels_last
 from structured_ensembles.data import Data
@@ -41,7 +41,7 @@ from structured_ensembles.training.display import Display
 from structured_ensembles.training.engine import Engine, Member, Plan, Result
 from structured_ensembles.training.execution import Execution, execution_or_default
 from structured_ensembles.training.graph_engine import GraphEngine
-from structured_ensembles.training.history import COLUMNS, History, Row
+from structured_ensembles.training.history import COLUMNS, History, OnEpoch, Row, check_on_epoch
 from structured_ensembles.training.loop_engine import LoopEngine
 from structured_ensembles.training.mesh import Mesh, collect_tensors, mesh_for, spread
 from structured_ensembles.training.optimizers import OptimizerState, check_rules
@@ -60,6 +60,7 @@ def train(
     loss: Loss | None = None,
     loss_name: str | None = None,
     checkpoint: str | Path | RunFile | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
 ) -> History:
     """Train every member of `ensemble` in place; each ends with the weights of its best validation epoch.
@@ -84,11 +85,13 @@ def train(
         ensemble predicts distributions; see `Ensemble.distribution`.
     checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
         weights. A file of another run (other weights to start from, data, recipe, precision, seed, loss, …) is refused.
+    on_epoch: a function that is called with an `EpochRow` after every epoch, when its checkpoint is written, such as a
+        logger's: see docs/how-to/loggers.md. An exception that it raises ends the training and is raised here. A run
+        that goes on from a checkpoint calls it for the new epochs only. Of several processes, the first one calls it.
     loss_name: tells this loss from others, where there is a checkpoint and the loss cannot be told by itself, such as a
         lambda.
     """
-    check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
-    check_data(data)
+    _check_arguments(ensemble, data, on_epoch)
     recipe, execution = _checked_recipe(recipe, data, ensemble), execution_or_default(execution)
     seed = checked_seed(seed)
     numbers = _checked_numbers(numbers, len(ensemble.members))
@@ -141,6 +144,7 @@ def train(
             display.epoch(epoch, history, rate)
             if path is not None:
                 _save(path, fleet, history, epoch + 1, {"identity": identity, "units": units}, mesh)
+            _report(on_epoch, history, epoch)
         for number, member in enumerate(fleet):
             spread(list(member.best.values()), mesh.source(number))
             _restore(member.network, member.best)
@@ -149,6 +153,12 @@ def train(
     calibrate_trained(ensemble, data)
     warn_of_one_class(ensemble, data, recipe.epochs)
     return history
+
+
+def _check_arguments(ensemble: Ensemble, data: Data, on_epoch: OnEpoch | None) -> None:
+    check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
+    check_data(data)
+    check_on_epoch(on_epoch)
 
 
 def _adopted(ensemble: Ensemble, data: Data, loss: Loss | None, device: torch.device) -> tuple[Data, Loss | None]:
@@ -188,6 +198,16 @@ def _tell(
         _take_standing(fleet[number], standing)
         if fleet[number].stopped:
             history.stopped[number] = fleet[number].stopped or ""
+
+
+def _report(on_epoch: OnEpoch | None, history: History, epoch: int) -> None:
+    """Call the user's function, if there is one, in the first process; an exception of it ends all processes."""
+
+    def call() -> None:
+        if on_epoch is not None:
+            on_epoch(history.epoch(epoch))
+
+    decided_by_first(call)  # all take part, also those that were given no function
 
 
 def _standing(member: Member) -> dict[str, Any]:
