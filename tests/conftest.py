@@ -22,6 +22,7 @@ except (OSError, StopIteration):
         _library.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 import structured_ensembles as se  # noqa: E402 - after what it needs
+from structured_ensembles.cuda import capture  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,6 +33,15 @@ def _on_the_cpu(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setenv("CUDA_VISIBLE_DEVICES", "")  # for the processes that tests start
             patch.setattr(torch.cuda, "is_available", lambda: False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_unexpected_fallback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test in which a step was not captured, and the log said so; one that expects it calls `caplog.clear()`."""
+    capture.log_once.cache_clear()
+    yield
+    told = [record.getMessage() for record in caplog.get_records("call") if record.name == capture.logger.name]
+    assert not told, f"a fallback was logged: {told}"
 
 
 @pytest.fixture(scope="module")

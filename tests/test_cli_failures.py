@@ -1,6 +1,7 @@
 """Failures of `sens`: a sentence for whatever can be expected, an apology and a file for the rest."""
 
 import errno
+import logging
 import os
 import re
 import resource
@@ -187,12 +188,28 @@ def test_ctrl_c_promises_to_go_on_only_where_it_does(
 
 
 def test_nothing_of_the_caller_stays_changed(capsys: pytest.CaptureFixture[str]) -> None:
-    before = (warnings.showwarning, list(sys.path), sys.stdout.errors, sys.stderr.errors)
+    def state() -> tuple[object, ...]:
+        handlers = list(logging.getLogger("structured_ensembles").handlers)
+        return warnings.showwarning, list(sys.path), sys.stdout.errors, sys.stderr.errors, handlers
+
+    before = state()
     assert main(["datasets"]) == 0
     assert main(["train", "--model", "no.such:thing"]) == 2
     with pytest.raises(SystemExit):
         main(["nonsense"])
-    assert (warnings.showwarning, list(sys.path), sys.stdout.errors, sys.stderr.errors) == before
+    assert state() == before
+
+
+def test_the_log_is_shown_as_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def lists() -> dict[str, object]:
+        logging.getLogger("structured_ensembles.training.engine").warning("training goes on, \x1b[31mslower")
+        return {}
+
+    monkeypatch.setattr(LISTS, lists)
+    assert main(["datasets"]) == 0
+    told = capsys.readouterr().err
+    assert told.startswith("sens: training goes on, ")
+    assert "\x1b" not in told
 
 
 def test_a_terminal_without_our_characters_gets_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -104,13 +104,12 @@ def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_graph_and_loop_agree_over_a_hundred_steps(optimizer: str) -> None:
     data = se.load_data("digits")
-    recipe = se.Recipe(
-        epochs=10, precision="float32", rate=0.01, optimizer=optimizer, augmentation="crop", batch_size=128
-    )
+    recipe = se.Recipe(epochs=10, rate=0.01, optimizer=optimizer, augmentation="crop", batch_size=128)
     losses = {}
     for engine in ("graph", "loop"):
         ensemble = se.Ensemble(networks())
-        history = se.train(ensemble, data, se.Recipe(**{**vars(recipe), "engine": engine}), quiet=True)
+        execution = se.Execution(engine=engine, precision="float32")
+        history = se.train(ensemble, data, recipe, execution=execution, quiet=True)
         losses[engine] = [row["loss"] for row in history.rows]
     assert data.num_batches("train", 128) * 10 >= 100
     assert losses["graph"] == pytest.approx(losses["loop"], rel=1e-4, abs=1e-4)
@@ -131,11 +130,12 @@ def test_a_member_of_a_graph_is_the_network_trained_alone(dropout: float) -> Non
     assert [row["loss"] for row in again.rows] == [row["loss"] for row in history.rows]
 
 
-def memory_of(data: se.Data, members: int, **how: object) -> float:
+def memory_of(data: se.Data, members: int, **execution: object) -> float:
     """Bytes that training takes from the GPU at its peak, besides what was taken before."""
     ensemble = se.Ensemble([se.zoo.resnet20(in_channels=1) for _ in range(members)])
     before = from_scratch()
-    se.train(ensemble, data, se.Recipe(epochs=2, batch_size=1024, **how), quiet=True)
+    recipe = se.Recipe(epochs=2, batch_size=1024)
+    se.train(ensemble, data, recipe, execution=se.Execution(**execution), quiet=True)
     return torch.cuda.max_memory_reserved() - before
 
 
@@ -199,7 +199,8 @@ def test_streams_change_nothing_but_the_memory() -> None:
     data = se.load_data("digits")
     losses = []
     for streams in (None, 2, 1):
-        history = se.train(se.Ensemble(networks()), data, se.Recipe(epochs=2, rate=0.02, streams=streams), quiet=True)
+        recipe, execution = se.Recipe(epochs=2, rate=0.02), se.Execution(streams=streams)
+        history = se.train(se.Ensemble(networks()), data, recipe, execution=execution, quiet=True)
         losses.append([row["loss"] for row in history.rows])
     assert losses[0] == losses[1] == losses[2]
 
@@ -282,7 +283,7 @@ USERS: list[tuple[Callable[[], nn.Module], np.ndarray]] = [
 
 @pytest.mark.parametrize(("make", "inputs"), USERS)
 def test_networks_as_people_have_them(make: Callable[[], nn.Module], inputs: np.ndarray, tmp_path: Path) -> None:
-    """All of it in graphs: the warning that something goes on without one would be an error here."""
+    """All of it in graphs: the log of a step that goes on without one is an error, see conftest.py."""
     torch.manual_seed(0)
     model = make()
     data = se.Data.from_arrays(inputs, LABELS, test=(inputs, LABELS), ids=inputs is WORDS)
@@ -296,9 +297,11 @@ def test_networks_as_people_have_them(make: Callable[[], nn.Module], inputs: np.
         found = ensemble.predict_proba(inputs)
     assert ensemble.replays.graphs
     torch.testing.assert_close(found.cpu(), loaded.predict_proba(inputs), rtol=1e-2, atol=2e-3)
-    recipe, losses = se.Recipe(epochs=3, batch_size=32, rate=0.02, precision="float32", augmentation="none"), {}
+    recipe, losses = se.Recipe(epochs=3, batch_size=32, rate=0.02, augmentation="none"), {}
+    exact = se.Execution(precision="float32")
     for device in ("cuda", "cpu"):
-        history = se.train(se.Ensemble([deepcopy(model), deepcopy(model)]), data, recipe, device, quiet=True)
+        both = se.Ensemble([deepcopy(model), deepcopy(model)])
+        history = se.train(both, data, recipe, device, execution=exact, quiet=True)
         losses[device] = [row["loss"] for row in history.rows]
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-2)
 
@@ -316,7 +319,8 @@ def test_a_compiled_fleet_learns_the_same() -> None:
     losses = []
     for compiled in (False, True):
         ensemble = se.Ensemble(networks())
-        history = se.train(ensemble, data, se.Recipe(epochs=3, rate=0.02, compile=compiled), quiet=True)
+        recipe, execution = se.Recipe(epochs=3, rate=0.02), se.Execution(compile=compiled)
+        history = se.train(ensemble, data, recipe, execution=execution, quiet=True)
         losses.append([row["loss"] for row in history.rows])
     assert losses[0] == pytest.approx(losses[1], rel=2e-2)
 
@@ -426,7 +430,7 @@ def test_a_network_that_views_trains_and_predicts_in_graphs() -> None:
     images = torch.randint(0, 256, (600, 3, 8, 8), dtype=torch.uint8)
     data = se.Data.from_arrays(images, torch.arange(600) % 10)
     ensemble = se.Ensemble([Viewing(3), Viewing(3)])
-    history = se.train(ensemble, data, se.Recipe(epochs=2, engine="graph"), quiet=True)
+    history = se.train(ensemble, data, se.Recipe(epochs=2), execution=se.Execution(engine="graph"), quiet=True)
     assert history.rows[-1]["loss"] < 3
     check_replayed(ensemble, images[:100].cuda())
 

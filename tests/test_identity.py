@@ -151,9 +151,9 @@ def test_whatever_changes_the_result_is_refused_and_named(case: str, folder: Pat
 
 def test_what_only_changes_how_it_is_reached_goes_on(folder: Path) -> None:
     first = made("structured", folder)
-    recipe = replace(RECIPE, engine="loop", streams=1)
+    execution = se.Execution(engine="loop", streams=1)
     again = made(
-        "structured", folder, net().eval(), recipe=recipe, device="cpu", quiet=False, prune=0.5, seed=np.int64(0)
+        "structured", folder, net().eval(), execution=execution, device="cpu", quiet=False, prune=0.5, seed=np.int64(0)
     )
     moved = data(X.flip(0).clone().flip(0)[:, torch.arange(6)])  # the same samples, otherwise stored
     for other in (again, made("structured", folder, given=moved), made("structured", folder, temperature=2.0)):
@@ -436,13 +436,10 @@ def test_a_tensor_is_told_by_its_values_not_by_how_they_are_stored() -> None:
     assert digest_of_tensors([("", torch.zeros(0, 2))]) != digest_of_tensors([("", torch.zeros(0, 3))])
 
 
-def test_all_of_a_recipe_counts_but_what_only_changes_the_speed() -> None:
-    parts = identity.identity_of(net(), data(), RECIPE, None, None, "folder=")
-    assert {f"recipe.{name}" for name in RECIPE.to_dict()} - parts.keys() == {
-        "recipe.engine",
-        "recipe.compile",
-        "recipe.streams",
-    }
+def test_all_of_a_recipe_counts_and_of_an_execution_only_the_precision() -> None:
+    parts = identity.identity_of(net(), data(), RECIPE, se.Execution(), None, None, "folder=")
+    assert {f"recipe.{name}" for name in RECIPE.to_dict()} <= parts.keys()
+    assert {name for name in parts if name.startswith("execution.")} == {"execution.precision"}
 
 
 def test_data_are_told_by_how_a_network_gets_them() -> None:

@@ -219,7 +219,9 @@ def test_both_engines_compute_the_same(kind: type[Text], precision: Any, monkeyp
     for graph in (True, False):
         monkeypatch.setattr(fleet, "_captured", lambda *_, graph=graph: graph)
         ensemble = se.Ensemble([new(kind, dropout=0.0), new(kind, dropout=0.0)])
-        history = se.train(ensemble, data_for(kind), replace(SHORT, precision=precision), device="cpu", quiet=True)
+        history = se.train(
+            ensemble, data_for(kind), SHORT, execution=se.Execution(precision=precision), device="cpu", quiet=True
+        )
         rows.append([(row["loss"], row["validation_loss"]) for row in history.rows])
         assert ensemble.members[0].encoder.use_nested_tensor  # type: ignore[union-attr]
     torch.testing.assert_close(*map(torch.tensor, rows), rtol=1e-4 if precision == "float32" else 3e-2, atol=0)

@@ -27,7 +27,7 @@ from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Subnet, select
 from structured_ensembles.storage.container import ArtifactError
 from structured_ensembles.train import train
-from structured_ensembles.training import History, ParameterRule, Recipe
+from structured_ensembles.training import EpochRow, Execution, History, ParameterRule, Recipe
 from structured_ensembles.zoo.by_name import from_factory
 
 __version__ = VERSION
@@ -38,6 +38,8 @@ __all__ = [
     "ChannelGroup",
     "Data",
     "Ensemble",
+    "EpochRow",
+    "Execution",
     "Gaussians",
     "History",
     "Normalization",

@@ -21,8 +21,9 @@ from structured_ensembles.prediction.calibration_fit import fit_all
 from structured_ensembles.prediction.combination import combined_logs, entropy_of
 from structured_ensembles.prediction.held_out import gathered
 from structured_ensembles.resuming.identity import RunFile
+from structured_ensembles.training.execution import Execution, execution_or_default
 from structured_ensembles.training.fleet import prepare_training, train_fleet
-from structured_ensembles.training.history import History
+from structured_ensembles.training.history import History, OnEpoch, check_on_epoch
 from structured_ensembles.training.optimizers import check_rules
 from structured_ensembles.training.recipe import Recipe, recipe_for
 
@@ -38,10 +39,12 @@ def train(
     device: Device = "auto",
     seed: int = 0,
     *,
+    execution: Execution | None = None,
     numbers: Sequence[int] | None = None,
     loss: Loss | None = None,
     loss_name: str | None = None,
     checkpoint: str | Path | RunFile | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
 ) -> History:
     """Train every member of `ensemble` in place; each ends with the weights of its best validation epoch.
@@ -52,7 +55,8 @@ def train(
     Where there is a validation split, the ensemble ends calibrated on it: see `Ensemble.calibrate`, `threshold_for` and
     `conformal`. The same samples have chosen the best epoch.
 
-    recipe: by default `Recipe.named("modern")`, or "regression" for such data.
+    recipe: what training does, by default `Recipe.named("modern")`, or "regression" for such data.
+    execution: how it is computed: engine, precision, streams, compile; by default `Execution()`.
     device: "auto" takes a GPU if there is one; the ensemble stays on the device.
     numbers: the members' numbers, by default 0, 1, …: to train some members of a larger ensemble, here or on another
         machine, give theirs. The network trained alone as `numbers=[3]` is member 3 of the fleet. Members of the same
@@ -64,18 +68,23 @@ def train(
         networks that give a mean and a variance for every value: targets are standardised as by default, and the
         ensemble predicts distributions; see `Ensemble.distribution`.
     checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
-        weights. A file of another run (other weights to start from, data, recipe, seed, loss, …) is refused.
+        weights. A file of another run (other weights to start from, data, recipe, precision, seed, loss, …) is refused.
+    on_epoch: a function that is called with an `EpochRow` after every epoch, when its checkpoint is written, such as a
+        logger's: see docs/how-to/loggers.md. An exception that it raises ends the training and is raised here. A run
+        that goes on from a checkpoint calls it for the new epochs only. Of several processes, the first one calls it.
     loss_name: tells this loss from others, where there is a checkpoint and the loss cannot be told by itself, such as a
         lambda.
     """
     check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
     check_data(data)
+    check_on_epoch(on_epoch)
     recipe = recipe_for(data.task, recipe)
     check_rules(recipe, ensemble)
     run = prepare_training(
         ensemble.members,
         data,
         recipe,
+        execution_or_default(execution),
         device,
         seed,
         numbers=numbers,
@@ -89,7 +98,7 @@ def train(
     loss = ensemble.adopt(data, loss)
     ensemble.to(run.device)
     ensemble.units = run.units(ensemble.members, data, loss, ensemble.units)
-    ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, quiet)
+    ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, on_epoch, quiet)
     calibrate_trained(ensemble, data)
     warn_of_one_class(ensemble, data, recipe.epochs)
     return ensemble.history

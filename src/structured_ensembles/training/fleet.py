@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_list, check_whole, checked_seed
 from structured_ensembles.common.devices import Device, pick_device
-from structured_ensembles.common.processes import gather, rank
+from structured_ensembles.common.processes import decided_by_first, gather, rank
 from structured_ensembles.cuda.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.cuda.channels_last import channels_last
 from structured_ensembles.data import Data
@@ -36,8 +36,9 @@ from structured_ensembles.storage.container import checked, checked_leaves, chec
 from structured_ensembles.training.checkpoint import check_complete, is_members, load_checkpoint, save_checkpoint
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.engine import Engine, Member, Plan, Result
+from structured_ensembles.training.execution import Execution
 from structured_ensembles.training.graph_engine import GraphEngine
-from structured_ensembles.training.history import COLUMNS, History, Row
+from structured_ensembles.training.history import COLUMNS, History, OnEpoch, Row
 from structured_ensembles.training.loop_engine import LoopEngine
 from structured_ensembles.training.mesh import Mesh, collect_tensors, mesh_for, spread
 from structured_ensembles.training.optimizers import OptimizerState
@@ -53,6 +54,7 @@ class PreparedTraining:
     """
 
     recipe: Recipe
+    execution: Execution
     seed: int
     numbers: Sequence[int]
     device: torch.device
@@ -74,6 +76,7 @@ def prepare_training(
     members: nn.ModuleList,
     data: Data,
     recipe: Recipe,
+    execution: Execution,
     device: Device,
     seed: int,
     *,
@@ -92,27 +95,34 @@ def prepare_training(
     numbers = _checked_numbers(numbers, len(members))
     where = pick_device(device, members)
     mesh = mesh_for(len(members), where)
-    captured = _captured(recipe, where, mesh)
+    captured = _captured(execution, where, mesh)
     if captured:
         ask_for_small_workspaces()  # before anything takes a large one
     own = {"seed": seed, "numbers": numbers, "units": None if units is None else units.to_json(), "gaussian": gaussian}
-    path, identity = _identified(checkpoint, members, data, recipe, loss, loss_name, own)
+    path, identity = _identified(checkpoint, members, data, recipe, execution, loss, loss_name, own)
     return PreparedTraining(
-        recipe, seed, numbers, where, mesh, captured, path, identity, earlier=_earlier(path, identity)
+        recipe, execution, seed, numbers, where, mesh, captured, path, identity, earlier=_earlier(path, identity)
     )
 
 
 def train_fleet(
-    run: PreparedTraining, members: nn.ModuleList, data: Data, loss: Loss | None, units: Units | None, quiet: bool
+    run: PreparedTraining,
+    members: nn.ModuleList,
+    data: Data,
+    loss: Loss | None,
+    units: Units | None,
+    on_epoch: OnEpoch | None,
+    quiet: bool,
 ) -> History:
     """Train all members at once, in place; each ends with the weights of its best validation epoch.
 
-    members: on the run's device. loss, units: what they are trained with.
+    members: on the run's device. loss, units: what they are trained with. on_epoch: called after every epoch.
     """
     recipe = run.recipe
     plan = _plan(
         data.to(run.device),
         recipe,
+        run.execution,
         _loss(data, recipe, loss, units),
         run.seed,
         run.device,
@@ -151,6 +161,7 @@ def train_fleet(
             display.epoch(epoch, history, rate)
             if run.path is not None:
                 _save(run.path, fleet, history, epoch + 1, kept, run.mesh)
+            _report(on_epoch, history, epoch)
         for number, member in enumerate(fleet):
             spread(list(member.best.values()), run.mesh.source(number))
             _restore(member.network, member.best)
@@ -189,6 +200,16 @@ def _tell(
             history.stopped[number] = fleet[number].stopped or ""
 
 
+def _report(on_epoch: OnEpoch | None, history: History, epoch: int) -> None:
+    """Call the user's function, if there is one, in the first process; an exception of it ends all processes."""
+
+    def call() -> None:
+        if on_epoch is not None:
+            on_epoch(history.epoch(epoch))
+
+    decided_by_first(call)  # all take part, also those that were given no function
+
+
 def _standing(member: Member) -> dict[str, Any]:
     return {"score": member.best_score, "epoch": member.best_epoch, "rise": member.rise, "stopped": member.stopped}
 
@@ -200,20 +221,21 @@ def _take_standing(member: Member, standing: Mapping[str, Any]) -> None:
     member.stopped = checked(standing["stopped"], (str, type(None)), "why a member stopped")
 
 
-def _captured(recipe: Recipe, device: torch.device, mesh: Mesh) -> bool:
+def _captured(execution: Execution, device: torch.device, mesh: Mesh) -> bool:
     """Whether a CUDA graph does the work: not where processes have to exchange derivatives in a step."""
-    if recipe.engine == "graph" and device.type != "cuda":
+    if execution.engine == "graph" and device.type != "cuda":
         raise ValueError(f"engine must be 'loop' or 'auto' on {device}: 'graph' is for CUDA devices")
-    if recipe.engine == "graph" and mesh.data_places > 1:
+    if execution.engine == "graph" and mesh.data_places > 1:
         raise ValueError(
             "engine must be 'loop' or 'auto' where several processes share a member: a graph holds no messages"
         )
-    return device.type == "cuda" and recipe.engine != "loop" and mesh.data_places == 1
+    return device.type == "cuda" and execution.engine != "loop" and mesh.data_places == 1
 
 
 def _plan(
     data: Data,
     recipe: Recipe,
+    execution: Execution,
     loss: Loss,
     seed: int,
     device: torch.device,
@@ -224,7 +246,7 @@ def _plan(
     shape = data.shape
     augmentation = "none" if streamed else resolved(recipe.augmentation, shape, data.task)
     steps = data.num_batches("train", recipe.batch_size)
-    plan = Plan(data, recipe, loss, seed, device, augmentation, shape, steps, dtype, mesh)
+    plan = Plan(data, recipe, execution, loss, seed, device, augmentation, shape, steps, dtype, mesh)
     if device.type == "cuda" and mesh.data_places > 1:
         plan.tell("training runs without a CUDA graph, slower: several processes share a member")
     return plan
@@ -305,6 +327,7 @@ def _identified(
     members: nn.ModuleList,
     data: Data,
     recipe: Recipe,
+    execution: Execution,
     loss: Loss | None,
     loss_name: str | None,
     own: Mapping[str, Any],
@@ -314,7 +337,7 @@ def _identified(
         return (None, {}) if checkpoint is None else (checkpoint.path, checkpoint.identity)
     # Of several processes, which may have drawn other weights, the first decides.
     return Path(checkpoint), gather(
-        identity_of(members, data, recipe, loss, loss_name, "checkpoint=", method="train", **own)
+        identity_of(members, data, recipe, execution, loss, loss_name, "checkpoint=", method="train", **own)
     )[0]
 
 
