@@ -98,9 +98,9 @@ def test_code_is_imported_only_with_trust(tmp_path: Path) -> None:
     from structured_ensembles.zoo.by_name import build_model
 
     path = tmp_path / "own.safetensors"
-    ensemble = cut(build_model("test_artifact:custom", width=8))
+    ensemble = cut(build_model("tests.test_artifact:custom", width=8))
     ensemble.save(path)
-    with pytest.raises(se.ArtifactError, match=r"wants to call test_artifact:custom.*trust_code=True"):
+    with pytest.raises(se.ArtifactError, match=r"wants to call tests.test_artifact:custom.*trust_code=True"):
         se.Ensemble.load(path)
     assert torch.equal(se.Ensemble.load(path, trust_code=True)(X), ensemble(X))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import structured_ensembles as se
-from exactness import check_exact, randomize
+from tests.support.exactness import check_exact, randomize
 
 
 def image(*shape: int) -> Tensor:

@@ -1,0 +1,254 @@
+"""What is captured on a GPU asks nothing of the host there: tried without a GPU, by watching every operation.
+
+A step of a CUDA graph may neither read a number from the device nor bring one to it. On a CPU all would work, so here
+the CPU is "the device": whatever is made without saying where lands elsewhere, and operations that would wait are
+refused.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import structured_ensembles as se
+from structured_ensembles.continual import LEARNERS
+from structured_ensembles.cuda import capture
+from structured_ensembles.cuda import prediction_graphs as replays
+from structured_ensembles.cuda.prediction_graphs import _captured as captured_prediction
+from structured_ensembles.training import graph_engine as graph
+from structured_ensembles.training import fleet
+from tests.cuda.test_channel_padding import norms_of, pruned
+from tests.cuda.test_channels_last import Viewing
+from tests.support.continual_cases import SHORT, make_backbone, make_tasks
+from tests.training.test_train import few_digits, network
+
+WAITING = (
+    "_local_scalar_dense",  # item(), float(), if, …
+    "nonzero",
+    "masked_select",
+    "_unique",
+    "allclose",
+    "equal.default",
+    "bincount",
+    "repeat_interleave.Tensor",
+    "lift_fresh",  # torch.tensor(…): a copy from the host
+)
+Step = Callable[[], None]
+
+
+class OnTheHost(TorchFunctionMode):
+    """Refuses what reads a tensor without an operation, or brings it to the host, which the CPU is already."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in (Tensor.tolist, Tensor.numpy, Tensor.cpu), f"{func.__name__} waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+class InAGraph(TorchDispatchMode):
+    """Refuses what a capture would refuse, but for what optimizers do: on a GPU we use their capturable kernels."""
+
+    optimizing = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.optimizing:
+            return func(*args, **(kwargs or {}))
+        name = str(func).removeprefix("aten.")
+        assert not name.startswith(WAITING), f"{name} waits for the device"
+        if name.startswith(("index.", "index_put", "_index_put")):
+            masks = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, Tensor) and leaf.dtype == torch.bool]
+            assert not masks, f"{name} by a mask waits for the device"
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves((args, kwargs, result)):
+            assert not isinstance(leaf, Tensor) or not leaf.is_meta, f"{name} works on the host"
+        return result
+
+
+@contextmanager
+def as_in_a_graph() -> Iterator[None]:
+    with torch.device("meta"), OnTheHost(), InAGraph():
+        yield
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
+    """Steps run once as they are, which makes what is made once, and then as in a graph. Lists those that did."""
+    replayed: list[Step] = []
+
+    def all_captured(steps: Sequence[Step], *_: object, **__: object) -> list[Step]:
+        def one(step: Step) -> Step:
+            runs = 0
+
+            def run() -> None:
+                nonlocal runs
+                runs += 1
+                if runs == 1:
+                    return step()
+                with as_in_a_graph():
+                    step()
+                return replayed.append(step)
+
+            return run
+
+        return [one(step) for step in steps]
+
+    monkeypatch.setattr(capture, "all_captured", all_captured)
+    monkeypatch.setattr(graph, "all_captured", all_captured)
+    monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: True)
+    monkeypatch.setattr(graph, "replaceable", norms_of)
+    monkeypatch.setattr(InAGraph, "optimizing", False)
+    hooks = [
+        register_optimizer_step_pre_hook(lambda *_: setattr(InAGraph, "optimizing", True)),
+        register_optimizer_step_post_hook(lambda *_: setattr(InAGraph, "optimizing", False)),
+    ]
+    yield replayed
+    for hook in hooks:
+        hook.remove()
+    assert replayed
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.usefixtures("watched")
+def test_training(precision: str, optimizer: str) -> None:
+    """Networks of odd widths among them, which get channels of zeros in bfloat16."""
+    members = [pruned(0.8, in_channels=1), network(1, width=5, dropout=0.3), Viewing(1)]
+    recipe = se.Recipe(
+        epochs=3, batch_size=96, rate=0.02, precision=precision, optimizer=optimizer, augmentation="crop", patience=1
+    )
+    se.train(se.Ensemble(members), few_digits(), recipe, "cpu", quiet=True)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e5])  # as it is, and in units of its own
+@pytest.mark.usefixtures("watched")
+def test_the_walk_of_a_regression(scale: float) -> None:
+    x, recipe = torch.randn(300, 6), se.Recipe(epochs=2, rate=0.01)
+    data, model = se.Data.from_arrays(x, x.sum(1) * scale), se.zoo.mlp(6, 1)
+    ensemble = se.structured_ensemble(model, data, 2, recipe=recipe, search_epochs=1, device="cpu", quiet=True)
+    assert (ensemble.units is not None) == (scale > 1)
+
+
+@pytest.mark.parametrize("method", ["snapshot", "batch-ensemble", "mc-dropout"])
+@pytest.mark.usefixtures("watched")
+def test_training_by_other_methods(method: str) -> None:
+    from structured_ensembles.methods import METHODS
+
+    model = se.zoo.resnet20(in_channels=1)
+    METHODS[method](model, few_digits(), members=2, recipe=se.Recipe(epochs=4), quiet=True)
+
+
+@pytest.mark.parametrize("diversity", ["mmd", "overlap", None])
+@pytest.mark.usefixtures("watched")
+def test_search_and_saliency(diversity: Any) -> None:
+    data, model = few_digits(), se.zoo.resnet20(in_channels=1)
+    traced = se.trace(model, data.example())
+    scales = se.learn_scales(
+        model, traced, data, members=3, epochs=2, batch_size=64, diversity=diversity, device="cpu", quiet=True
+    )
+    se.saliency(model, traced, scales, data, batch_size=64, device="cpu", quiet=True)
+
+
+@pytest.mark.parametrize("images", [3, 80])
+@pytest.mark.parametrize("kind", [Viewing, se.zoo.resnet20])
+def test_prediction(watched: list[Step], images: int, kind: Callable[..., nn.Module]) -> None:
+    ensemble = se.Ensemble([kind(10) if kind is se.zoo.resnet20 else kind(3) for _ in range(2)]).eval()
+    x = torch.rand(images, 3, 8, 8)
+    place, results, replay = captured_prediction(ensemble, x)
+    replay()
+    place.copy_(x.flip(0))
+    with torch.no_grad():
+        replay()
+        torch.testing.assert_close(torch.cat(results), ensemble(x.flip(0)), rtol=1e-4, atol=1e-4)
+    assert len(watched) == 1
+
+
+def test_predictions_follow_the_ensemble(watched: list[Step], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the fourth of a shape on they are replayed, until something has moved."""
+    monkeypatch.setattr(replays, "_key", lambda x: x.shape)
+    data = few_digits()
+    ensemble = se.Ensemble([network(0, dropout=0.5), network(1, width=5)])
+    se.train(ensemble, data, se.Recipe(epochs=1), "cpu", quiet=True)
+    own, x = ensemble.replays, data.prepare(data.train.inputs[:6])
+
+    def predicted(x: Tensor) -> Tensor | None:
+        with torch.no_grad():
+            found = own._outputs(ensemble, x)
+        with torch.enable_grad():
+            expected = ensemble(x).detach()
+        if found is not None:
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        return found
+
+    before = len(watched)
+    assert [predicted(x) is None for _ in range(6)] == [True, True, True, False, False, False]
+    assert predicted(x.flip(0)) is not None  # another batch of the same shape
+    assert predicted(x[:1]) is None
+    assert len(watched) == before + 3
+    with torch.no_grad():
+        next(ensemble.parameters()).mul_(2)
+    assert predicted(x) is not None
+    weight = next(ensemble.parameters())
+    weight.data = 3 * weight.data
+    assert predicted(x) is None  # its graph read where the weight was
+    assert not own.graphs
+    for _ in range(3):
+        predicted(x)
+    assert len(own.graphs) == 1
+    ensemble.members[0].train()
+    with torch.no_grad():
+        assert own._outputs(ensemble, x) is None
+
+
+@pytest.mark.parametrize("method", LEARNERS)
+@pytest.mark.filterwarnings("ignore:task . gets no neuron")
+@pytest.mark.usefixtures("watched")
+def test_continual_learning(method: str) -> None:
+    own = {"search_epochs": 2} if method == "structured" else {}
+    learner = LEARNERS[method](make_backbone(), device="cpu", **SHORT, **own)
+    for task in make_tasks()[:2]:
+        learner.learn(task)
+
+
+class Reading(nn.Module):
+    """What the watch is for: each of these breaks a capture."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = nn.Linear(64, 10), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(x.flatten(1))
+        match self.how:
+            case "item":
+                return outputs * (1 + 0 * outputs.detach().sum().item())
+            case "tolist":
+                return outputs * (1 + 0 * outputs.detach().tolist()[0][0])
+            case "mask":
+                return outputs + 0 * outputs[outputs > 0].sum()
+            case "from the host":
+                return outputs + torch.arange(10.0)
+            case _:
+                return outputs * torch.tensor(2.0, device=outputs.device)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("item", "_local_scalar_dense.default waits"),
+        ("tolist", "tolist waits"),
+        ("mask", "waits"),
+        ("from the host", "on the host|meta"),
+        ("a constant", "lift_fresh.default waits|on the host"),
+    ],
+)
+@pytest.mark.usefixtures("watched")
+def test_the_watch_sees(how: str, message: str) -> None:
+    se.train(se.Ensemble([se.zoo.mlp(64)]), few_digits(), se.Recipe(epochs=2), "cpu", quiet=True)
+    with pytest.raises((AssertionError, RuntimeError), match=message):
+        se.train(se.Ensemble([Reading(how)]), few_digits(), se.Recipe(epochs=2), "cpu", quiet=True)

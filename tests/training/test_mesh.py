@@ -1,0 +1,289 @@
+"""Several processes do what one does: members bit for bit, saliency to rounding, the same subnets everywhere."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import structured_ensembles as se
+from structured_ensembles.storage.files import write_tensors
+from structured_ensembles.training.mesh import Mesh
+from tests.support.paths import ROOT
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]  # at a port that is free
+WORK = """
+    import sys
+    sys.path.insert(0, {root!r})
+    import torch
+    torch.set_num_threads(1)
+    from tests.training.test_mesh import no_thread_is_left, work
+    from structured_ensembles.training.mesh import processes
+    with processes():
+        work(sys.argv[1], *sys.argv[2:])
+    assert no_thread_is_left()
+"""
+AGAIN = """
+    import os, sys
+    sys.path.insert(0, {root!r})
+    import torch.distributed as dist
+    import structured_ensembles as se
+    from tests.training.test_mesh import members, no_thread_is_left, some_digits
+    place = dict(rank=int(os.environ["RANK"]), world_size=2)
+    for turn, count in enumerate((1, 1, 2, 2)):  # two processes share one member, or have one each
+        # Each meets at a file of its own: the store of torchrun remembers old addresses.
+        dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/" + str(turn), **place)
+        se.train(se.Ensemble(members(count)), some_digits(), se.Recipe(epochs=1), "cpu", quiet=True)
+        dist.destroy_process_group()
+        assert no_thread_is_left()
+"""
+
+
+def run(processes: int, folder: Path, *arguments: str, code: str = WORK) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    script = folder / "work.py"
+    script.write_text(textwrap.dedent(code.format(root=str(ROOT))))
+    command = [sys.executable]
+    if processes > 1:
+        command += [*TORCHRUN, "--nproc-per-node", str(processes)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, str(script), str(folder), *arguments],
+        env=environment,
+        timeout=120,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def run_alone(folder: Path, what: str, count: str = "2") -> None:
+    """The same in this process, which is one: what the results of several are compared with."""
+    folder.mkdir()
+    work(str(folder), what, count)
+
+
+def members(count: int) -> list[nn.Module]:
+    found = []
+    for number in range(count):
+        torch.manual_seed(number)
+        width = 6 + 2 * number
+        found.append(
+            nn.Sequential(
+                nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(),
+                nn.Linear(36 * width, 10),
+            )
+        )  # fmt: skip
+    return found
+
+
+def some_digits() -> se.Data:
+    data = se.load_data("digits")
+    return se.Data.from_arrays(data.train.inputs[:420], data.train.targets[:420], classes=10, name="some")
+
+
+def some_values() -> se.Data:
+    x = torch.randn(400, 10, generator=torch.Generator().manual_seed(0))
+    return se.Data.from_arrays(x, x.sum(1, keepdim=True) / 10**0.5 + 2)
+
+
+class Dying(nn.Module):
+    """Ends one process in the third epoch, the first time that it is run there."""
+
+    def __init__(self, inner: nn.Module, folder: str) -> None:
+        super().__init__()
+        self.inner, self.mark, self.passes = inner, Path(folder) / "died", 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        if self.passes > 2 * 6 and os.environ.get("RANK") == "1" and not self.mark.exists():
+            self.mark.touch()
+            raise RuntimeError("the disk of process 1 is full")
+        return self.inner(x)
+
+
+def work(folder: str, whats: str, count: str = "2") -> None:
+    """What each process does, one thing after the other; every one writes its results."""
+    for what in whats.split():
+        work_at(folder, what, count)
+
+
+def work_at(folder: str, what: str, count: str) -> None:
+    """One of the things."""
+    from structured_ensembles.common.processes import rank
+
+    out, data = Path(folder) / f"{what}-{rank()}.safetensors", some_digits()
+    if what in ("train", "die"):
+        networks = members(int(count))
+        if what == "die":
+            networks = [Dying(network, folder) for network in networks]
+        ensemble = se.Ensemble(networks)
+        recipe = se.Recipe(epochs=5, batch_size=64, rate=0.05, augmentation="crop", patience=2)
+        history = se.train(
+            ensemble, data, recipe, "cpu", seed=3, checkpoint=Path(folder) / "checkpoint.safetensors", quiet=True
+        )
+        write_tensors(out, ensemble.state_dict(), {"rows": str(len(history.rows))})
+    elif what == "regression":  # each process starts from weights of its own, and would choose units of its own
+        torch.manual_seed((0, 2)[rank()])
+        networks = [nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Identity(), nn.Linear(32, 1)) for _ in range(2)]
+        ensemble = se.Ensemble(networks)
+        se.train(ensemble, some_values(), se.Recipe.named("regression", epochs=30), "cpu", quiet=True)
+        write_tensors(out, ensemble.state_dict(), {})
+    else:
+        torch.manual_seed(0)
+        if what == "none":  # a last batch that leaves the second process nothing
+            data = se.Data.from_arrays(data.train.inputs[:130], data.train.targets[:130], classes=10, validation=0.0)
+        model = se.zoo.lenet5(num_classes=10, in_channels=1)
+        graph = se.trace(model, data.example())
+        scales = se.Scales.draw(graph, 3)
+        if what != "saliency":
+            diversity = "mmd" if what == "search" else None
+            scales = se.learn_scales(model, graph, data, 3, diversity=diversity, epochs=2, device="cpu", quiet=True)
+        scores = se.saliency(model, graph, scales, data, device="cpu", quiet=True)
+        subnets = se.select(graph, scores, prune=0.5)
+        found = {f"{number}.{name}": value for number, own in enumerate(scores) for name, value in own.values.items()}
+        write_tensors(out, {**found, **_kept(subnets)}, {})
+
+
+def threads_of_groups() -> list[str]:
+    """Those that run (told on Linux only): while Python ends, they may abort the process."""
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):  # it has just ended
+            names.append(path.read_text().strip())
+    return [name for name in names if "gloo" in name]
+
+
+def no_thread_is_left() -> bool:
+    """A thread that was waited for is listed a moment longer; one of a group that somebody holds, for ever."""
+    end = time.monotonic() + 5
+    while threads_of_groups() and time.monotonic() < end:
+        time.sleep(0.01)
+    return not threads_of_groups()
+
+
+def _kept(subnets: list[se.Subnet]) -> dict[str, torch.Tensor]:
+    return {
+        f"kept.{number}.{name}": torch.tensor(kept)
+        for number, subnet in enumerate(subnets)
+        for name, kept in subnet.kept.items()
+    }
+
+
+@pytest.mark.parametrize(("processes", "count"), [(2, 3), (4, 4)])
+def test_spread_members_are_the_same_bits(tmp_path: Path, processes: int, count: int) -> None:
+    run_alone(tmp_path / "one", "train", str(count))
+    done = run(processes, tmp_path / "many", "train", str(count))
+    assert done.returncode == 0, done.stderr
+    expected = load_file(tmp_path / "one" / "train-0.safetensors")
+    for number in range(processes):
+        found = load_file(tmp_path / "many" / f"train-{number}.safetensors")
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_more_processes_than_members_share_the_batches(tmp_path: Path) -> None:
+    run_alone(tmp_path / "one", "train")
+    done = run(4, tmp_path / "many", "train", "2")
+    assert done.returncode == 0, done.stderr
+    states = [load_file(tmp_path / "many" / f"train-{number}.safetensors") for number in range(4)]
+    expected = load_file(tmp_path / "one" / "train-0.safetensors")
+    for name, tensor in expected.items():
+        assert all(torch.equal(state[name], states[0][name]) for state in states)
+        assert states[0][name].shape == tensor.shape or name == "calibration"  # whose text may be longer
+    # Normalisation and dropout see other samples, so that it is not the same network; but it has learned as much.
+    for state in (expected, states[0]):
+        ensemble = se.Ensemble(members(2)).eval()
+        ensemble.load_state_dict(state)
+        data = se.load_data("digits")
+        ensemble.adopt(data)
+        assert se.evaluate(ensemble, data)["cls/accuracy"] > 0.6
+
+
+def test_processes_agree_on_the_units_of_a_regression(tmp_path: Path) -> None:
+    done = run(2, tmp_path, "regression")
+    assert done.returncode == 0, done.stderr
+    states = [load_file(tmp_path / f"regression-{number}.safetensors") for number in range(2)]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    ensemble = se.Ensemble([nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Identity(), nn.Linear(32, 1)) for _ in "ab"])
+    ensemble.load_state_dict(states[0])
+    inputs, targets = some_values().train.inputs, some_values().train.targets  # type: ignore[union-attr]
+    errors = (ensemble.logits(inputs) - targets).square().mean((1, 2))  # of each member
+    assert (errors < 0.3).all()
+
+
+def test_search_and_saliency_give_every_process_the_same_subnets(tmp_path: Path) -> None:
+    whats = ("saliency", "search", "none")
+    run_alone(tmp_path / "one", " ".join(whats))
+    done = run(2, tmp_path / "many", " ".join(whats))
+    assert done.returncode == 0, done.stderr
+    for what in whats:
+        expected = load_file(tmp_path / "one" / f"{what}-0.safetensors")
+        first, second = (load_file(tmp_path / "many" / f"{what}-{number}.safetensors") for number in range(2))
+        assert all(torch.equal(first[name], second[name]) for name in expected)
+        close = 1e-6 if what == "saliency" else 1e-3  # LeNet has no normalisation: only the order of sums differs
+        for name, tensor in expected.items():
+            if not name.startswith("kept."):
+                torch.testing.assert_close(first[name], tensor, rtol=close, atol=close)
+
+
+def test_a_process_that_dies_ends_the_others_and_the_run_resumes(tmp_path: Path) -> None:
+    failed = run(2, tmp_path / "many", "die", "2")
+    assert failed.returncode != 0
+    assert "the disk of process 1 is full" in failed.stderr
+    assert (tmp_path / "many" / "checkpoint.safetensors").exists()
+    again = run(2, tmp_path / "many", "die", "2")
+    assert again.returncode == 0, again.stderr
+    run_alone(tmp_path / "one", "die")
+    expected = load_file(tmp_path / "one" / "die-0.safetensors")
+    found = load_file(tmp_path / "many" / "die-1.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_group_of_ones_own_ends_with_nothing_left_and_another_may_follow(tmp_path: Path) -> None:
+    done = run(2, tmp_path, code=AGAIN)
+    assert done.returncode == 0, done.stderr
+
+
+def test_imported_within_a_group_it_does_not_hold_it(tmp_path: Path) -> None:
+    code = """
+        import sys
+        sys.path.insert(0, {root!r})
+        import torch.distributed as dist
+        dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/meeting", rank=0, world_size=1)
+        from tests.training.test_mesh import no_thread_is_left, threads_of_groups
+        assert threads_of_groups()
+        dist.destroy_process_group()
+        assert no_thread_is_left()
+    """
+    done = run(1, tmp_path, code=code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_members_are_spread_first() -> None:
+    mesh = Mesh(member_place=1, member_places=2, data_place=0, data_places=2)
+    assert [mesh.trains(number) for number in range(5)] == [False, True, False, True, False]
+    assert [mesh.source(number) for number in range(4)] == [0, 2, 0, 2]
+
+
+def test_sens_train_under_torchrun(tmp_path: Path) -> None:
+    options = (
+        "train --dataset digits --model lenet5 --method structured --members 2 --epochs 1 --device cpu --quiet true"
+    )
+    command = [sys.executable, *TORCHRUN, "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, "-m", "structured_ensembles", *options.split(), "--out", str(tmp_path / "run"),
+         "--method_arguments", "{search_epochs: 1}"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("cls/accuracy") == 1  # one process speaks
+    assert (tmp_path / "run" / "result.json").exists()
+    assert len(se.Ensemble.load(tmp_path / "run" / "ensemble.safetensors")) == 2

@@ -1,0 +1,162 @@
+"""Non-persistent buffers are part of what a network computes, though a state dict leaves them out."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import structured_ensembles as se
+from structured_ensembles.continual import LEARNERS, Learner
+from structured_ensembles.continual.storage import FORMAT
+from structured_ensembles.networks.copying import all_tensors, fill, tensors_of
+from structured_ensembles.storage.container import read_container, write_container
+from structured_ensembles.training import fleet
+from structured_ensembles.training.checkpoint import check_complete
+from tests.support.continual_cases import SHORT, inputs_of, make_tasks
+
+
+class Centred(nn.Module):
+    """Subtract a mean that is learned in training, and count the steps."""
+
+    mean: Tensor
+    steps: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(channels), persistent=False)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.mean.lerp_(x.mean((0, 2, 3)), 0.5)
+                self.steps += 1
+        return x - self.mean.view(1, -1, 1, 1)
+
+
+def backbone(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(1, 6, 3), nn.ReLU(), Centred(6), nn.Conv2d(6, 8, 3), nn.Tanh()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+@pytest.mark.parametrize("method", LEARNERS)
+def test_a_learners_file_gives_the_same_logits_to_the_bit(method: str, tmp_path: Path) -> None:
+    tasks = make_tasks(tasks=2)
+    learner = LEARNERS[method](backbone(), **SHORT)
+    for task in tasks:
+        learner.learn(task)
+    assert method in ("single", "supsup", "batch-ensemble") or bool(learner.backbone[2].mean.any())
+    learner.save(tmp_path / "file")
+    loaded = Learner.load(tmp_path / "file", backbone=backbone(seed=1))
+    for task in tasks:
+        x = inputs_of(task)
+        assert torch.equal(loaded.logits(x, task.number), learner.logits(x, task.number))
+    for name, tensor in all_tensors(learner.backbone).items():
+        assert torch.equal(all_tensors(loaded.backbone)[name], tensor), name
+
+
+def test_a_learners_file_of_an_earlier_version_tells_what_it_lacks(tmp_path: Path) -> None:
+    learner = LEARNERS["naive"](backbone(), **SHORT)
+    learner.learn(make_tasks(tasks=1)[0])
+    learner.save(tmp_path / "new")
+    structure, tensors = read_container(tmp_path / "new", FORMAT, 3, "a learner")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("backbone.2.")}
+    write_container(tmp_path / "old", FORMAT, 1, structure, kept)
+    with pytest.warns(UserWarning, match=r"did not keep the non-persistent buffers 2\.mean, 2\.steps"):
+        loaded = Learner.load(tmp_path / "old", backbone=backbone())
+    assert torch.equal(loaded.backbone[0].weight, learner.backbone[0].weight)
+
+
+def network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(backbone(seed), nn.Linear(8, 3))
+
+
+def pictures() -> se.Data:
+    torch.manual_seed(0)
+    x, y = torch.rand(60, 1, 7, 7), torch.arange(60) % 3
+    return se.Data.from_arrays(x + 0.2 * y.view(-1, 1, 1, 1), y, seed=0)
+
+
+RECIPE = se.Recipe(epochs=3, batch_size=8, rate=0.05)
+
+
+def trained(recipe: se.Recipe, checkpoint: Path | None = None) -> se.Ensemble:
+    ensemble = se.Ensemble([network(0), network(1)])
+    se.train(ensemble, pictures(), recipe, checkpoint=checkpoint, device="cpu", quiet=True)
+    return ensemble
+
+
+def test_the_best_epoch_comes_back_with_its_own_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first epoch is made the best: what it left is what the first epoch alone leaves."""
+    judge = fleet._judge
+    monkeypatch.setattr(fleet, "_judge", lambda member, number, row, recipe: judge(member, number, _worse(row), recipe))
+    schedule = {"schedule": "constant", "warmup": 0.0}
+    first = trained(se.Recipe(epochs=1, batch_size=8, rate=0.05, **schedule))
+    best = trained(se.Recipe(epochs=3, batch_size=8, rate=0.05, **schedule))
+    for name, tensor in all_tensors(first).items():
+        assert torch.equal(all_tensors(best)[name], tensor), name
+
+
+def _worse(row: dict[str, float | None]) -> dict[str, float | None]:
+    """Every epoch is worse than the one before."""
+    return {**row, "validation_accuracy": -float(row["epoch"] or 0)}
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_buffers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained(RECIPE)
+    save, path = fleet._save, tmp_path / "checkpoint"
+
+    def stop(*arguments: object) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet, "_save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            trained(RECIPE, path)
+    resumed = trained(RECIPE, path)
+    for name, tensor in all_tensors(whole).items():
+        assert torch.equal(all_tensors(resumed)[name], tensor), name
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_for_what_it_lacks() -> None:
+    network = backbone()
+    check_complete(network, tensors_of(network), earlier_version=False)
+    with pytest.raises(ValueError, match=r"an earlier version wrote it, which did not keep the buffer 2\.mean"):
+        check_complete(network, tensors_of(network), earlier_version=True)
+    plain = nn.Linear(2, 2)
+    check_complete(plain, tensors_of(plain), earlier_version=True)
+
+
+def test_an_ensembles_file_has_them(tmp_path: Path) -> None:
+    ensemble = trained(RECIPE)
+    ensemble.save(tmp_path / "file")
+    loaded = se.Ensemble.load(tmp_path / "file", model=network(2))
+    x = torch.rand(5, 1, 7, 7)
+    assert torch.equal(loaded(x), ensemble(x))
+
+
+def test_buffers_that_grow_or_begin_later_are_filled() -> None:
+    one, other = Centred(3), Centred(3)
+    for module in (one, other):
+        module.register_buffer("cache", None, persistent=False)
+    one.mean = torch.arange(5.0)
+    one.cache = torch.ones(2)
+    fill(other, all_tensors(one))
+    assert torch.equal(other.mean, one.mean)
+    assert torch.equal(other.cache, one.cache)
+    kept = fleet._copy(one)  # of an earlier epoch
+    one.mean, one.cache = torch.arange(7.0), None
+    fleet._copy_into(kept, one)
+    fleet._restore(other, kept)
+    assert torch.equal(other.mean, torch.arange(7.0))
+    assert other.cache is None
+    with pytest.raises(RuntimeError, match="stranger is not in both"):
+        fill(other, {"stranger": torch.ones(1)})
+    with pytest.raises(RuntimeError, match=r"weight is not in both"):
+        fill(nn.Linear(2, 2, bias=False), {})
