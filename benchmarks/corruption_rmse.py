@@ -4,8 +4,9 @@
 
 Root mean squared differences of pixels in [0,1] from the clean images, over all images and pixels. The published
 formulas are computed image by image in NumPy and SciPy (tests/support/published_corruptions.py). Of frost we have
-the published shares, and ice of our own; the published frost lays photographs over the image, which we may not ship: --frost is the
-folder ImageNet-C/create_c of github.com/hendrycks/robustness, which has them. Without it, frost has no published row.
+the published shares, and ice of our own; the published frost lays photographs over the image, which we may not ship:
+--frost is the folder ImageNet-C/create_c of github.com/hendrycks/robustness, which has them. Without it, frost has no
+published row.
 """
 
 import sys

@@ -15,7 +15,7 @@ import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS, AccuracyMatrix, Learner, StructuredLearner, Task, run_sequence
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.storage.run_files import read_json, write_json
-from tests.support.continual_cases import SHORT, inputs_of, learn_and_check, logits_of, make_backbone, make_tasks
+from tests.support.continual_cases import LONG, SHORT, inputs_of, learn_and_check, logits_of, make_backbone, make_tasks
 from tests.support.paths import ROOT
 
 TASKS = make_tasks()
@@ -131,15 +131,13 @@ def test_the_file_is_small_safe_and_tells_what_is_wrong_with_it(tmp_path: Path) 
         Learner.load(path)
 
 
-LONG = {**SHORT, "epochs": 20}
 SCRIPT = """
 import sys
 from dataclasses import replace
 sys.path.insert(0, {root!r})
 import torch
-from tests.support.continual_cases import make_backbone, make_tasks
 from structured_ensembles.continual import StructuredLearner, run_sequence
-from tests.continual.test_sequence import LONG
+from tests.support.continual_cases import LONG, make_backbone, make_tasks
 
 class Talking(StructuredLearner):
     def _learn(self, number, data, head):

@@ -6,16 +6,12 @@ refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS
@@ -24,56 +20,12 @@ from structured_ensembles.cuda import prediction_graphs as replays
 from structured_ensembles.cuda.prediction_graphs import _captured as captured_prediction
 from structured_ensembles.training import graph_engine as graph
 from structured_ensembles.training import fleet
-from tests.cuda.test_channel_padding import norms_of, pruned
-from tests.cuda.test_channels_last import Viewing
+from tests.support.capture_rules import InAGraph, as_in_a_graph
 from tests.support.continual_cases import SHORT, make_backbone, make_tasks
-from tests.training.test_train import few_digits, network
+from tests.support.networks import Viewing, network, norms_of, pruned
+from tests.support.real_data import few_digits
 
-WAITING = (
-    "_local_scalar_dense",  # item(), float(), if, …
-    "nonzero",
-    "masked_select",
-    "_unique",
-    "allclose",
-    "equal.default",
-    "bincount",
-    "repeat_interleave.Tensor",
-    "lift_fresh",  # torch.tensor(…): a copy from the host
-)
 Step = Callable[[], None]
-
-
-class OnTheHost(TorchFunctionMode):
-    """Refuses what reads a tensor without an operation, or brings it to the host, which the CPU is already."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func not in (Tensor.tolist, Tensor.numpy, Tensor.cpu), f"{func.__name__} waits for the device"
-        return func(*args, **(kwargs or {}))
-
-
-class InAGraph(TorchDispatchMode):
-    """Refuses what a capture would refuse, but for what optimizers do: on a GPU we use their capturable kernels."""
-
-    optimizing = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.optimizing:
-            return func(*args, **(kwargs or {}))
-        name = str(func).removeprefix("aten.")
-        assert not name.startswith(WAITING), f"{name} waits for the device"
-        if name.startswith(("index.", "index_put", "_index_put")):
-            masks = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, Tensor) and leaf.dtype == torch.bool]
-            assert not masks, f"{name} by a mask waits for the device"
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves((args, kwargs, result)):
-            assert not isinstance(leaf, Tensor) or not leaf.is_meta, f"{name} works on the host"
-        return result
-
-
-@contextmanager
-def as_in_a_graph() -> Iterator[None]:
-    with torch.device("meta"), OnTheHost(), InAGraph():
-        yield
 
 
 @pytest.fixture

@@ -11,11 +11,8 @@ from structured_ensembles.cuda.channel_padding import PaddingError, check_paddin
 from structured_ensembles.cuda.faster import faster
 from structured_ensembles.training import graph_engine as graph
 from structured_ensembles.training import fleet
-from tests.training.test_train import few_digits
-
-
-def norms_of(network: nn.Module) -> list[nn.Module]:
-    return [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+from tests.support.networks import norms_of, pruned
+from tests.support.real_data import few_digits
 
 
 def shapes_of(network: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
@@ -27,13 +24,6 @@ def shapes_of(network: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
     except PaddingError:
         return {}
     return {name: shape[:2] for name, shape in shapes.items()}
-
-
-def pruned(prune: float, in_channels: int = 3) -> nn.Module:
-    torch.manual_seed(0)
-    base = se.zoo.resnet20(in_channels=in_channels)
-    traced = se.trace(base, torch.randn(2, in_channels, 8, 8))
-    return se.extract(base, traced, se.select(traced, prune=prune, selection="random", members=1)[0])
 
 
 def test_the_inner_widths_of_a_pruned_resnet() -> None:

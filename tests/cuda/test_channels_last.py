@@ -9,20 +9,7 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda.prediction_graphs import MANY, memory_order
-
-
-class Viewing(nn.Module):
-    """As many wrote networks: `view` needs what convolutions give in the order of the axes."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(channels, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-        self.head = nn.Linear(8 * 64, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.second(self.first(x).relu()).relu()
-        result: Tensor = self.head(x.view(len(x), -1))
-        return result
+from tests.support.networks import Viewing
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:

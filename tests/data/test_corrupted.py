@@ -21,7 +21,7 @@ from structured_ensembles.evaluation.corruptions import STANDARD
 from structured_ensembles.paper.studies import EVERYTHING
 from structured_ensembles.runs.evaluations import read_figures
 from structured_ensembles.runs.experiment import measure_experiment
-from tests.data.test_sources import picture, tiny_imagenet
+from tests.support.archives import picture, tiny_imagenet
 
 SAMPLES = 4
 NAMES = ("brightness", "fog")

@@ -12,7 +12,6 @@ import socket
 import struct
 import tarfile
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -31,6 +30,7 @@ from structured_ensembles.data import cache, sources
 from structured_ensembles.data.cache import cached_source
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.sources import data_sets, is_cached, load_data
+from tests.support.archives import picture, tiny_imagenet
 
 TRAIN, TEST = 10, 5  # samples; CIFAR-10 wants a multiple of its five batches
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -174,38 +174,6 @@ def test_archives_are_parsed_once_and_read_from_the_cache_ever_after(
     check(again, train, test, names)
     assert again.name == name
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["downloads", f"{name}.safetensors"])
-
-
-def tiny_imagenet(path: Path, classes: list[str], image: Callable[[int], Image.Image], words: str | None) -> None:
-    """Two training images of each class and a test image, all JPEG, each made from a number of its own."""
-
-    def jpeg(number: int) -> bytes:
-        content = io.BytesIO()
-        image(number).save(content, "JPEG", quality=95)
-        return content.getvalue()
-
-    root = "tiny-imagenet-200"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{root}/wnids.txt", "\n".join(classes) + "\n")
-        if words is not None:
-            archive.writestr(f"{root}/words.txt", words)
-        rows = []
-        for label, identifier in enumerate(classes):
-            archive.writestr(f"{root}/train/{identifier}/{identifier}_boxes.txt", "not an image")
-            for number in (1, 0):
-                file = f"{root}/train/{identifier}/images/{identifier}_{number}.JPEG"
-                archive.writestr(file, jpeg(10 * label + number))
-            archive.writestr(f"{root}/val/images/val_{label}.JPEG", jpeg(100 + label))
-            rows.append(f"val_{label}.JPEG\t{identifier}\t0\t0\t63\t63\n")
-        archive.writestr(f"{root}/val/val_annotations.txt", "".join(reversed(rows)))
-        archive.writestr(f"{root}/test/images/test_0.JPEG", jpeg(0))
-
-
-def picture(number: int) -> Image.Image:
-    """Slow gradients, which JPEG keeps; the odd ones are grey."""
-    rows, columns = np.mgrid[:64, :64].astype(np.uint8)
-    grey = Image.fromarray(rows * 2 + columns + np.uint8(number % 50))
-    return grey if number % 2 else Image.merge("RGB", [grey, grey.transpose(Image.Transpose.ROTATE_90), grey])
 
 
 def test_tiny_imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from scipy import ndimage, stats
-from sklearn.datasets import load_digits, load_sample_images
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS, SEVERITIES, blur, corrupt, digital, filters
@@ -19,6 +18,7 @@ from structured_ensembles.evaluation.corruptions.jpeg import jpeg
 from structured_ensembles.evaluation.corruptions.randomness import Draws
 from structured_ensembles.report.corruption_sheet import corruption_sheet
 from tests.support.published_corruptions import clipped_zoom
+from tests.support.real_data import photographs
 
 NOT_GROWING = {"glass_blur", "frost", "elastic_transform", "spatter", "saturate"}  # as published
 UNSEEDED = {  # draw nothing
@@ -33,18 +33,6 @@ UNSEEDED = {  # draw nothing
         "saturate",
     )
 }
-
-
-def photographs(size: int) -> Tensor:
-    """Pieces of real photographs, (pieces, 3, size, size), of 8-bit pixels."""
-    pieces = []
-    for picture in load_sample_images().images:
-        pixels = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].float() / 255
-        shrunk = F.interpolate(pixels, (3 * size, 4 * size), mode="area")[0]
-        pieces.append(
-            shrunk.unfold(1, size, size).unfold(2, size, size).permute(1, 2, 0, 3, 4).reshape(-1, 3, size, size)
-        )
-    return (torch.cat(pieces) * 255).round() / 255
 
 
 def digits() -> Tensor:

@@ -8,9 +8,9 @@ import torch
 
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt, edges, weather
 from structured_ensembles.evaluation.corruptions.randomness import Draws
-from tests.evaluation.test_corruptions import photographs
 from tests.support import published_corruptions as reference
 from tests.support.paths import ROOT
+from tests.support.real_data import photographs
 
 RECORD = ROOT / "benchmarks" / "results" / "corruption-rmse-cpu.json"
 COUNT = 8  # images

@@ -14,25 +14,7 @@ import structured_ensembles as se
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork, _dealt
 from structured_ensembles.methods.layers import called_layers
 from structured_ensembles.networks.copying import clone_of
-
-
-class Nested(nn.Module):
-    """Layers in lists and dictionaries, one of them called twice, one through its tokens, one not at all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"), nn.GroupNorm(2, 8))
-        self.blocks = nn.ModuleList([nn.ModuleDict({"depthwise": nn.Conv2d(8, 8, 3, padding=1, groups=8)})])
-        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2, groups=2)
-        self.twice = nn.Linear(8, 8)
-        self.head = nn.Linear(4, 5, bias=False)
-        self.unused = nn.Linear(7, 7)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem(x), inplace=True)
-        x = x + self.blocks[0]["depthwise"](x)
-        x = self.twice(self.twice(x.flatten(2).mT)).mT.unflatten(2, x.shape[2:])  # (batch, tokens, features)
-        return self.head(self.up(x).mean((2, 3)))
+from tests.support.networks import Nested
 
 
 def convolutions() -> nn.Module:

@@ -17,7 +17,7 @@ from structured_ensembles.methods import METHODS
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.layers import called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
-from tests.cuda.test_capture import as_in_a_graph
+from tests.support.capture_rules import as_in_a_graph
 
 RECIPE = se.Recipe(epochs=2, batch_size=32, rate=0.1)
 OWN = {"structured": {"search_epochs": 1}}
@@ -213,7 +213,7 @@ def test_a_conversion_that_cannot_be_is_told(changed: dict[str, Any], message: s
 
 
 def test_a_users_own_nested_network_comes_back(tmp_path: Path) -> None:
-    from tests.methods.test_batch_ensemble import Nested
+    from tests.support.networks import Nested
 
     torch.manual_seed(0)
     model, x = Nested(), torch.randn(6, 3, 6, 6)

@@ -15,6 +15,15 @@ import torch
 
 from structured_ensembles.runs.grid import Job, Outcome, _time_left, run_grid
 from structured_ensembles.runs.workers import Backend, _one_call_each, environment
+from tests.support.grid_jobs import (
+    die,
+    fail,
+    leave,
+    meet,
+    meet_and_return_much,
+    short_and_long_jobs,
+    square,
+)
 from tests.support.paths import ROOT
 
 PROCESSES = ("loky", "dask")
@@ -33,46 +42,6 @@ def children() -> set[int]:
         if parent == os.getpid() and "resource_tracker" not in command:
             found.add(int(folder.name))
     return found
-
-
-def square(number: int) -> int:
-    return number**2
-
-
-def fail(reason: str) -> None:
-    raise ValueError(reason)
-
-
-def leave() -> None:
-    sys.exit("had enough")
-
-
-def die() -> None:
-    os._exit(3)
-
-
-def rest() -> None:
-    time.sleep(0.7)
-
-
-def edit_and_die(path: Path) -> None:
-    path.touch()
-    os._exit(3)
-
-
-def meet(own: Path, other: Path) -> tuple[int, str | None, int]:
-    """Wait for a job that runs at the same time; tells its process, GPU and threads."""
-    own.touch()
-    deadline = time.monotonic() + 30
-    while not other.exists():
-        assert time.monotonic() < deadline, "the other job never came"
-        time.sleep(0.01)
-    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"), torch.get_num_threads()
-
-
-def meet_and_return_much(own: Path, other: Path) -> bytes:
-    meet(own, other)
-    return bytes(200_000_000)
 
 
 @dataclass(frozen=True)
@@ -206,13 +175,14 @@ def test_a_dask_worker_that_does_not_come_back_costs_one_job_more(tmp_path: Path
         "import os, pathlib, sys\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
         f"if pathlib.Path({str(tmp_path / 'edited')!r}).exists(): raise SyntaxError('half a line')\n"
-        "from tests.runs import test_grid as t\n"
+        "from tests.support import grid_jobs\n"
         "from structured_ensembles.runs import workers\n"
+        "from structured_ensembles.runs.grid import Job, run_grid\n"
         "if __name__ == '__main__':\n"
         "    workers.RESTART = '3s'\n"
-        f"    jobs = [t.Job('dies', t.edit_and_die, {{'path': t.Path({str(tmp_path / 'edited')!r})}})]\n"
-        "    jobs += [t.Job(str(n), t.rest, {}) for n in range(6)]\n"
-        "    print([outcome.state for outcome in t.run_grid(jobs, 'dask', workers=2)])\n"
+        f"    jobs = [Job('dies', grid_jobs.edit_and_die, {{'path': pathlib.Path({str(tmp_path / 'edited')!r})}})]\n"
+        "    jobs += [Job(str(n), grid_jobs.rest, {}) for n in range(6)]\n"
+        "    print([outcome.state for outcome in run_grid(jobs, 'dask', workers=2)])\n"
     )
     found = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True, timeout=100)
     states = ast.literal_eval(found.stdout)
@@ -247,27 +217,12 @@ def test_the_current_dask_client_is_used_and_left_open() -> None:
         assert client.submit(square, 4).result() == 16
 
 
-def work(folder: Path, name: str, seconds: float) -> str:
-    """As a run folder behaves: what is done returns at once."""
-    if (folder / name).exists():
-        return "was done"
-    (folder / f"{name}.pid").write_text(str(os.getpid()))
-    time.sleep(seconds)
-    (folder / name).touch()
-    return "did it"
-
-
-def short_and_long_jobs(folder: Path, seconds: float) -> list[Job]:
-    jobs = [Job("short", work, {"folder": folder, "name": "short", "seconds": 0})]
-    jobs += [Job(f"long{n}", work, {"folder": folder, "name": f"long{n}", "seconds": seconds}) for n in range(3)]
-    return jobs
-
-
 def test_an_interrupted_grid_ends_at_once_and_goes_on_later(tmp_path: Path) -> None:
     # What a shell starts in the background ignores the signal, and so would all that these tests start.
     script = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from tests.runs import test_grid as t; t.run_grid(t.short_and_long_jobs(t.Path(sys.argv[1]), 100), workers=2)"
+        "import pathlib, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from structured_ensembles.runs.grid import run_grid; from tests.support.grid_jobs import short_and_long_jobs; "
+        "run_grid(short_and_long_jobs(pathlib.Path(sys.argv[1]), 100), workers=2)"
     )
     # A session of its own, and the signal to all of it: that is what Ctrl-C in a terminal does.
     grid = subprocess.Popen(

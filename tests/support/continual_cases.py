@@ -8,10 +8,11 @@ import structured_ensembles as se
 from structured_ensembles.continual import Learner, Task
 
 SHORT = {"epochs": 2, "batch_size": 16, "quiet": True}
+LONG = {**SHORT, "epochs": 20}
 
 
 class Plain(nn.Module):
-    """Two convolutions with biases and a mean over space, without normalisation."""
+    """Apply two convolutions with biases and a mean over space, without batch norm."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -23,7 +24,7 @@ class Plain(nn.Module):
 
 
 class Normalized(nn.Module):
-    """Batch norms between convolutions, an activation that is not 0 at 0, and flattened features."""
+    """Put batch norms between convolutions, with an activation that is not 0 at 0, and flatten."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class Normalized(nn.Module):
 
 
 class Residual(nn.Module):
-    """A residual stream with batch norms, whose channels reach the head."""
+    """Add blocks to a residual stream, whose channels reach the head."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ def make_backbone(name: str = "plain", seed: int = 0) -> nn.Module:
 
 
 def make_tasks(tasks: int = 4, classes: int = 2, per_class: int = 16, size: int = 7, seed: int = 0) -> list[Task]:
-    """Noisy pictures around one pattern per class, as pixels."""
+    """Make tasks of noisy images, (1, size, size) of bytes, around one pattern per class."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(tasks * classes).repeat(per_class)
     patterns = 255 * torch.rand(tasks * classes, 1, size, size, generator=generator)
@@ -95,7 +96,7 @@ def inputs_of(task: Task) -> Tensor:
 
 
 def logits_of(learner: Learner, tasks: list[Task]) -> dict[int, Tensor]:
-    """The logits of every learned task, on its own test images."""
+    """Return the logits of every learned task on its test images, by number."""
     return {number: learner.logits(inputs_of(tasks[number]), task=number) for number in learner.learned}
 
 
@@ -113,7 +114,7 @@ def learn_and_check(learner: Learner, tasks: list[Task]) -> dict[int, Tensor]:
 
 
 class Digits(nn.Module):
-    """Three normalised convolutions of 32, 64 and 128 channels for 8×8 images: what split digits are learned with."""
+    """Apply three normalised convolutions of 32, 64 and 128 channels to 8×8 images: the backbone for split digits."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What everything rests on: an extracted network computes what the full one computes without the channels."""
+"""Check that an extracted network computes what the full one computes without the dropped channels."""
 
 import copy
 
@@ -13,7 +13,7 @@ def random_subnets(graph: se.ChannelGraph, prune: float, members: int = 1, seed:
 
 
 def without_channels(model: nn.Module, graph: se.ChannelGraph, subnet: se.Subnet) -> nn.Module:
-    """The full network with the outgoing weights of every dropped channel set to zero.
+    """Copy the full network and set the outgoing weights of every dropped channel to zero.
 
     The layers that read a group are those the graph names; which of their inputs are meant is worked out here anew.
     """
@@ -49,7 +49,7 @@ def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def check_exact(model: nn.Module, example: Tensor, *, coupled: bool = False, prune: float = 0.5) -> se.ChannelGraph:
-    """Trace, cut at random, compare; returns the graph."""
+    """Trace a network, extract two random subnets, compare their outputs; return the graph."""
     graph = se.trace(model, example, coupled=coupled)
     for group in graph.groups:
         assert group.prunable or group.reason
@@ -73,6 +73,6 @@ def _tensors(outputs: object) -> list[Tensor]:
 
 
 def _is_random(model: nn.Module) -> bool:
-    """Dropout and stochastic depth draw masks of the tensors' sizes."""
+    """Tell whether the network draws masks whose shape depends on the channels: dropout and stochastic depth."""
     names = {type(module).__name__ for module in model.modules()}
     return any("Dropout" in name or "Stochastic" in name for name in names)

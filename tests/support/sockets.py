@@ -1,4 +1,4 @@
-"""Which sockets a tree of processes listens on, as Linux tells."""
+"""List the sockets that a tree of processes listens on (Linux only)."""
 
 import ipaddress
 import os

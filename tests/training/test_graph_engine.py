@@ -14,7 +14,8 @@ from structured_ensembles.cuda.capture import CaptureError, Step, all_captured
 from structured_ensembles.training import fleet
 from structured_ensembles.training import graph_engine as graph
 from structured_ensembles.training.graph_engine import GraphEngine
-from tests.training.test_train import few_digits, network
+from tests.support.networks import network
+from tests.support.real_data import few_digits
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from structured_ensembles.training import fleet
 from structured_ensembles.training import graph_engine as graph
 from structured_ensembles.training.engine import Member
 from structured_ensembles.training.optimizers import optimizer_for
-from tests.cuda.test_channels_last import Viewing
-from tests.training.test_train import Sparse, few_digits, network, weights
+from tests.support.networks import Sparse, Viewing, network
+from tests.support.real_data import few_digits
+from tests.support.states import weights
 
 
 def test_rules_put_parameters_into_groups() -> None:

@@ -20,35 +20,12 @@ from structured_ensembles.data.augmentation import augment, draw_crops, resolved
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.training import optimizers
 from structured_ensembles.training.optimizers import optimizer_for
+from tests.support.networks import Sparse, network
 from tests.support.paths import ROOT
-
-
-def network(seed: int, width: int = 8, dropout: float = 0.3) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(1, width, 3),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        nn.Dropout(dropout),
-        nn.Flatten(),
-        nn.Linear(36 * width, 10),
-    )
-
-
-def few_digits() -> se.Data:
-    data = se.load_data("digits")
-    return se.Data.from_arrays(data.train.inputs[:300], data.train.targets[:300], classes=10, name="few")
-
+from tests.support.real_data import few_digits
+from tests.support.states import equal, weights
 
 RECIPE = se.Recipe(epochs=4, batch_size=64, rate=0.05, augmentation="crop")
-
-
-def weights(net: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in net.state_dict().items()}
-
-
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 class Gaps(nn.Module):
@@ -60,19 +37,6 @@ class Gaps(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1) @ self.weight
-
-
-class Sparse(nn.Module):
-    """Looks up pixels in a table whose derivative is sparse."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Parameter(torch.randn(16, 10))
-        self.register_buffer("sparse", torch.ones(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        places = (15 * x.flatten(1)).long().clamp(0, 15)
-        return F.embedding(places, self.table, sparse=True).mean(1)
 
 
 class Late(nn.Module):
@@ -209,7 +173,8 @@ CHILD = """
     import torch
     torch.set_num_threads(1)
     import structured_ensembles as se
-    from tests.training.test_train import few_digits, network
+    from tests.support.real_data import few_digits
+    from tests.support.networks import network
     from structured_ensembles.training.loop_engine import LoopEngine
 
     whole = LoopEngine.train_epoch

@@ -10,7 +10,9 @@ from torch import nn
 import structured_ensembles as se
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.training import fleet
-from tests.training.test_train import equal, few_digits, network, weights
+from tests.support.networks import network
+from tests.support.real_data import few_digits
+from tests.support.states import equal, weights
 
 RECIPE = se.Recipe(epochs=2, batch_size=64, rate=0.02, augmentation="crop")
 

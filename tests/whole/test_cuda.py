@@ -18,11 +18,10 @@ from structured_ensembles.cuda.prediction_graphs import WORTHWHILE
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.layers import called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
-from tests.cuda.test_channels_last import Viewing
-from tests.cuda.test_kernels import check_batch_norm, check_channels_of_zeros, check_convolution, check_drawn_batch
-from tests.cuda.test_pending import CASES, check
-from tests.training.test_train import Sparse
-from tests.whole.test_user_models import (
+from tests.support.fused_norms import CASES, check
+from tests.support.kernel_checks import check_batch_norm, check_channels_of_zeros, check_convolution, check_drawn_batch
+from tests.support.networks import Sparse, Viewing
+from tests.support.user_models import (
     IMAGES,
     LABELS,
     ROWS,

@@ -16,50 +16,29 @@ import structured_ensembles as se
 from structured_ensembles.methods import METHODS
 from structured_ensembles.scaling import rows_stay_apart, scaled
 from tests.support.exactness import check_exact
+from tests.support.user_models import (
+    IMAGES,
+    LABELS,
+    ROWS,
+    SEQUENCES,
+    Auxiliary,
+    Frozen,
+    Gained,
+    Renamed,
+    TimeFirst,
+    Tokens,
+    TwoViews,
+    mlp,
+)
 
-generator = np.random.default_rng(0)
-ROWS = generator.normal(size=(96, 10)).astype("f")
-IMAGES = generator.normal(size=(96, 3, 12, 12)).astype("f")
-SEQUENCES = generator.normal(size=(96, 7, 10)).astype("f")
-LABELS = np.arange(96) % 4
 RECIPE = se.Recipe(epochs=1)
+generator = np.random.default_rng(1)
 
 
 def ensemble_of(model: nn.Module, x: Any, y: Any = LABELS, **more: Any) -> tuple[se.Ensemble, se.Data]:
     data = x if isinstance(x, se.Data) else se.Data.from_arrays(x, y, test=(x, y))
     settings = {"members": 2, "prune": 0.5, "recipe": RECIPE, "search_epochs": 1, "quiet": True} | more
     return se.structured_ensemble(model, data, **settings), data
-
-
-def mlp(outputs: int = 4, *between: nn.Module) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(10, 16), *between, nn.ReLU(), nn.Linear(16, outputs))
-
-
-class TimeFirst(nn.Module):
-    """PyTorch's transformers and recurrent layers want (time, batch, features)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(10, 16), nn.Linear(16, 4)
-        self.inner = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.last(self.inner(self.first(x).transpose(0, 1)).mean(0))
-        return result
-
-
-class TwoViews(nn.Module):
-    """Runs the batch and its mirror image as one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 3), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        both = F.relu(self.second(F.relu(self.first(torch.cat([x, x.flip(-1)]))))).mean((2, 3))
-        result: Tensor = self.last(both.unflatten(0, (2, -1)).mean(0))
-        return result
 
 
 @pytest.mark.parametrize(("make", "x"), [(TimeFirst, SEQUENCES), (TwoViews, IMAGES)])
@@ -86,35 +65,6 @@ def test_ordinary_networks_keep_members_in_one_pass() -> None:
         assert rows_stay_apart(model, se.trace(model, few), "output", few)
 
 
-class Frozen(nn.Module):
-    """A backbone that runs without gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3))
-        self.head = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            features = self.backbone(x)
-        result: Tensor = self.head(features.mean((2, 3)))
-        return result
-
-
-class Auxiliary(nn.Module):
-    """A head that runs in training only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Conv2d(3, 16, 3), nn.Linear(16, 4)
-        self.aside = nn.Sequential(nn.Conv2d(16, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = F.relu(self.first(x))
-        result: Tensor = self.last(features.mean((2, 3)))
-        return result + 0.3 * self.aside(features).mean((2, 3)) if self.training else result
-
-
 @pytest.mark.parametrize("make", [Frozen, Auxiliary])
 def test_channels_that_no_derivative_reaches_go_by_their_weights(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
@@ -125,19 +75,6 @@ def test_channels_that_no_derivative_reaches_go_by_their_weights(make: Callable[
     name = "backbone.0" if make is Frozen else "aside.0"
     torch.testing.assert_close(scores[1].values[name], graph.magnitudes[name].float())
     assert len(ensemble.predict(IMAGES)) == 96
-
-
-class Gained(nn.Module):
-    """Has a buffer as wide as a layer that is not saved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(10, 16), nn.Linear(16, 4)
-        self.register_buffer("gain", torch.linspace(1, 2, 16), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.last(F.relu(self.first(x) * self.gain))
-        return result
 
 
 def test_buffers_that_are_not_saved_come_back_cut(tmp_path: Path) -> None:
@@ -268,20 +205,6 @@ def test_a_loader_of_ready_batches() -> None:
     assert 0 <= se.evaluate(ensemble, data)["cls/accuracy"] <= 1
 
 
-class Renamed(nn.Module):
-    """Its layers have two names, as where someone else's network is wrapped."""
-
-    def __init__(self, twice: bool) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 3, 3), nn.ReLU())
-        self.features, self.last, self.twice = self.net, nn.Linear(3, 4), twice
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.features(x)
-        result: Tensor = self.last((self.net(x) if self.twice else x).mean((2, 3)))
-        return result
-
-
 def test_layers_with_two_names(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Renamed(twice=False)
@@ -293,19 +216,6 @@ def test_layers_with_two_names(tmp_path: Path) -> None:
     loaded = se.Ensemble.load(tmp_path / "e.safetensors", model=Renamed(twice=False))
     assert torch.equal(loaded.predict_proba(IMAGES), ensemble.predict_proba(IMAGES))
     assert loaded.members[0].net is loaded.members[0].features
-
-
-class Tokens(nn.Module):
-    """Text, as ids of words."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(50, 16)
-        self.inner = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.inner(self.words(x).mean(1))
-        return result
 
 
 @pytest.mark.parametrize("kind", ["arrays", "datasets", "loaders"])
