@@ -1,4 +1,4 @@
-"""Continual learning on a GPU, where a step is a CUDA graph (CI has none; run this file where there is one)."""
+"""Continual learning on a GPU, where a step is a CUDA graph: the same guarantee, losses and files as on a CPU."""
 
 import warnings
 from pathlib import Path
@@ -11,7 +11,7 @@ from structured_ensembles.continual import LEARNERS, StructuredLearner
 from tests.support.continual_cases import SHORT, inputs_of, learn_and_check, make_backbone, make_tasks
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.cuda,
     pytest.mark.filterwarnings("ignore:task . gets no neuron"),
 ]
 TASKS = make_tasks()

@@ -77,3 +77,22 @@ def pruned(prune: float, in_channels: int = 3) -> nn.Module:
     base = se.zoo.resnet20(in_channels=in_channels)
     traced = se.trace(base, torch.randn(2, in_channels, 8, 8))
     return se.extract(base, traced, se.select(traced, prune=prune, selection="random", members=1)[0])
+
+
+def small_networks(count: int = 3, dropout: float = 0.0) -> list[nn.Module]:
+    """Make networks of different widths for 8×8 digits."""
+    made = []
+    for number in range(count):
+        torch.manual_seed(number)
+        width = 8 + 4 * number
+        made.append(
+            nn.Sequential(
+                nn.Conv2d(1, width, 3, padding=1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+                nn.Dropout(dropout),
+                nn.Flatten(),
+                nn.Linear(64 * width, 10),
+            )
+        )
+    return made
