@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from structured_ensembles.artifact import Storage
 from structured_ensembles.common.checks import check_whole, checked_seed
+from structured_ensembles.common.devices import pick_device
+from structured_ensembles.common.processes import gather, rank
 from structured_ensembles.data import Data, load_corrupted
 from structured_ensembles.data.corrupted import has_corrupted
-from structured_ensembles.common.devices import pick_device
 from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation import corrupt, evaluate
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
@@ -26,16 +27,15 @@ from structured_ensembles.evaluation.diversity import disagreement_matrix
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.robustness import is_over_all
 from structured_ensembles.evaluation.rules import figures_by_rule
-from structured_ensembles.runs.evaluations import RULES, evaluation_path, merge_figures, read_figures
-from structured_ensembles.runs.ingredients import base_network, fitting_arguments, read_data, run_data, run_ensemble
 from structured_ensembles.methods import METHODS
-from structured_ensembles.zoo.by_name import Trust, build_model, find_function, find_model
-from structured_ensembles.common.processes import gather, rank
+from structured_ensembles.runs.evaluations import RULES, evaluation_path, merge_figures, read_figures
 from structured_ensembles.runs.folder import close_run, machine, opened_run, read_config, read_samples, write_samples
+from structured_ensembles.runs.ingredients import base_network, fitting_arguments, read_data, run_data, run_ensemble
 from structured_ensembles.runs.settings import Defaults, check_method_arguments, defaults_of, folder_name
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.mesh import processes
 from structured_ensembles.training.recipe import usual
+from structured_ensembles.zoo.by_name import Trust, build_model, find_function, find_model
 
 
 @dataclass(frozen=True)

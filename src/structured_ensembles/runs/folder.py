@@ -23,13 +23,13 @@ import structured_ensembles
 from structured_ensembles.artifact import Storage
 from structured_ensembles.build import SUBNETS
 from structured_ensembles.common.checks import check_number, check_type
-from structured_ensembles.storage.container import read_container, write_container
-from structured_ensembles.networks.copying import device_of
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
+from structured_ensembles.networks.copying import device_of
+from structured_ensembles.selection import Subnet
+from structured_ensembles.storage.container import read_container, write_container
 from structured_ensembles.storage.files import check_regular, read_text, write_text
-from structured_ensembles.training.history import COLUMNS
 from structured_ensembles.storage.identity import CHECKPOINTS
 from structured_ensembles.storage.identity import FILE as IDENTITY
 from structured_ensembles.storage.run_files import (
@@ -43,7 +43,7 @@ from structured_ensembles.storage.run_files import (
     write_yaml,
 )
 from structured_ensembles.storage.run_lock import LOCK, run_lock
-from structured_ensembles.selection import Subnet
+from structured_ensembles.training.history import COLUMNS
 
 CONFIG, HISTORY = "config.yaml", "history.csv"
 SAMPLES = "samples.safetensors"  # what figures of single samples need, see `measure_experiment`
