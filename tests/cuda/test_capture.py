@@ -18,8 +18,8 @@ from structured_ensembles.continual import LEARNERS
 from structured_ensembles.cuda import capture
 from structured_ensembles.cuda import prediction_graphs as replays
 from structured_ensembles.cuda.prediction_graphs import _captured as captured_prediction
-from structured_ensembles.training import graph_engine as graph
 from structured_ensembles.training import fleet
+from structured_ensembles.training import graph_engine as graph
 from tests.support.capture_rules import InAGraph, as_in_a_graph
 from tests.support.continual_cases import SHORT, make_backbone, make_tasks
 from tests.support.networks import Viewing, network, norms_of, pruned

@@ -11,8 +11,8 @@ import structured_ensembles as se
 from structured_ensembles.cuda import batch_norm as norm
 from structured_ensembles.cuda import convolution
 from structured_ensembles.cuda.capture import CaptureError, Step
-from structured_ensembles.training import graph_engine as graph
 from structured_ensembles.training import fleet
+from structured_ensembles.training import graph_engine as graph
 from tests.support.kernel_checks import (
     check_batch_norm,
     check_channels_of_zeros,

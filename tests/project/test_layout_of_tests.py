@@ -45,7 +45,7 @@ def test_every_folder_of_tests_is_a_room_of_the_package() -> None:
 
 
 def test_every_test_file_is_named_after_a_module_of_its_room() -> None:
-    """`test_train_independence.py` tests a side of `train.py`, `test_kernels_cuda.py` tests `kernels/` on a GPU."""
+    """`test_fleet_independence.py` tests a side of `fleet.py`, `test_kernels_cuda.py` tests `kernels/` on a GPU."""
     strange = [
         name_of(path)
         for path in FILES
