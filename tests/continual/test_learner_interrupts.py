@@ -23,6 +23,7 @@ from structured_ensembles.continual import (
     pruning,
     shared,
 )
+from structured_ensembles.continual import learner as learner_module
 from tests.support.continual_cases import make_backbone, make_tasks
 
 OPTIONS: dict[str, dict[str, Any]] = {"structured": {"search_epochs": 0}}
@@ -84,8 +85,11 @@ def some_lines(total: int, spread: int = 3, last: int = 5) -> list[int]:
     return sorted({*range(1, total, max(1, total // spread)), *range(max(1, total - last), total + 1)})
 
 
-def trained_instantly(_: Learner, network: nn.Module, _data: se.Data, number: int, **_others: Any) -> list[float]:
-    """Stand in for training, which works on a copy: change all that may be changed."""
+def trained_instantly(
+    network: nn.Module, _data: se.Data, _recipe: Any, seed: tuple[int, int], *_: Any, **__: Any
+) -> list[float]:
+    """Change every trainable weight, in place of `fit`; the seed is (the learner's, the task's number)."""
+    number = seed[1]
     with torch.no_grad():
         for weight in network.parameters():
             if weight.requires_grad:
@@ -113,7 +117,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
 def test_an_interrupt_of_learn_leaves_nothing_behind(
     method: str, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Learner, "_fit", trained_instantly)
+    monkeypatch.setattr(learner_module, "fit", trained_instantly)
     make_learner(method).learn(tasks[0])  # traces the backbone, which takes long where lines are counted
     learner, calm = make_learner(method), make_learner(method)
     for task, chosen in zip(tasks, ((1, 3), (3, 5)), strict=False):  # the first task is special to some methods
@@ -144,12 +148,12 @@ def test_an_error_in_training_leaves_nothing_behind(
     for task in tasks[:2]:
         before = everything(learner)
         with monkeypatch.context() as patch:
-            patch.setattr(Learner, "_fit", diverge)
+            patch.setattr(learner_module, "fit", diverge)
             with pytest.raises(FloatingPointError):
                 learner.learn(task)
         assert same(everything(learner), before)
         with monkeypatch.context() as patch:
-            patch.setattr(Learner, "_fit", trained_instantly)
+            patch.setattr(learner_module, "fit", trained_instantly)
             learner.learn(task)
         assert not same(everything(learner), before)  # else the comparison would be worth nothing
 
@@ -158,7 +162,7 @@ def test_an_error_in_training_leaves_nothing_behind(
 def test_an_interrupt_of_forget_leaves_nothing_behind(
     kind: type[StructuredLearner | PruningLearner], tasks: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Learner, "_fit", trained_instantly)
+    monkeypatch.setattr(learner_module, "fit", trained_instantly)
     learner, calm = (make_learner(kind.method) for _ in range(2))
     assert isinstance(learner, kind)
     assert isinstance(calm, kind)
@@ -181,7 +185,7 @@ def test_an_interrupt_of_forget_leaves_nothing_behind(
 def test_the_first_task_of_a_batch_ensemble_trains_the_shared_weights(
     tasks: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Learner, "_fit", trained_instantly)
+    monkeypatch.setattr(learner_module, "fit", trained_instantly)
     learner = make_learner("batch-ensemble")
     assert isinstance(learner, BatchEnsembleLearner)
     weight = learner.backbone.layers[0].weight.detach().clone()

@@ -11,6 +11,7 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.continual import PruningLearner, StructuredLearner
+from structured_ensembles.continual import learner as learner_module
 from structured_ensembles.continual import structured as structured_module
 from structured_ensembles.continual.heads import PaperHead, TaskNetwork
 from structured_ensembles.continual.masks import Owners
@@ -149,14 +150,14 @@ def test_what_was_trained_is_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
         make_backbone("normalized"), search_epochs=1, optimizer="adamw", weight_decay=0.1, rate=0.01, **SHORT
     )
     trained = []
-    original = learner._fit
+    original = learner_module.fit
 
     def recorded(network: nn.Module, *arguments: object, **named: object) -> list[float]:
         losses = original(network, *arguments, **named)
         trained.append(network)
         return losses
 
-    monkeypatch.setattr(learner, "_fit", recorded)
+    monkeypatch.setattr(learner_module, "fit", recorded)
     for task in TASKS[:3]:
         learner.learn(task)
         x = task.data.prepare(inputs_of(task))

@@ -16,12 +16,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS
 from structured_ensembles.cuda import capture
-from structured_ensembles.cuda import prediction_graphs as replays
 from structured_ensembles.cuda.prediction_graphs import _captured as captured_prediction
-from structured_ensembles.training import fleet
 from structured_ensembles.training import graph_engine as graph
 from tests.support.capture_rules import InAGraph, as_in_a_graph
 from tests.support.continual_cases import SHORT, make_backbone, make_tasks
+from tests.support.engines import use_engine
 from tests.support.networks import Viewing, network, norms_of, pruned
 from tests.support.real_data import few_digits
 
@@ -52,7 +51,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
 
     monkeypatch.setattr(capture, "all_captured", all_captured)
     monkeypatch.setattr(graph, "all_captured", all_captured)
-    monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: True)
+    use_engine(monkeypatch, "graph")
     monkeypatch.setattr(graph, "replaceable", norms_of)
     monkeypatch.setattr(InAGraph, "optimizing", False)
     hooks = [
@@ -122,7 +121,7 @@ def test_prediction(watched: list[Step], images: int, kind: Callable[..., nn.Mod
 
 def test_predictions_follow_the_ensemble(watched: list[Step], monkeypatch: pytest.MonkeyPatch) -> None:
     """From the fourth of a shape on they are replayed, until something has moved."""
-    monkeypatch.setattr(replays, "_key", lambda x: x.shape)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)  # part of what a graph is kept by
     data = few_digits()
     ensemble = se.Ensemble([network(0, dropout=0.5), network(1, width=5)])
     se.train(ensemble, data, se.Recipe(epochs=1), "cpu", quiet=True)

@@ -23,6 +23,7 @@ from structured_ensembles.training.checkpoint import (
 )
 from structured_ensembles.training.engine import Member
 from structured_ensembles.training.history import COLUMNS, History
+from tests.support.engines import Stopped, stop_after_checkpoint
 
 RECIPE = se.Recipe(epochs=2, batch_size=8, rate=0.05)
 
@@ -42,16 +43,10 @@ def train(checkpoint: Path | None = None) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint after the first of two epochs."""
-    save = fleet._save
-
-    def stop(*arguments: object) -> None:
-        save(*arguments)
-        raise KeyboardInterrupt
-
+    """Write a checkpoint after the first of two epochs."""
     with monkeypatch.context() as patch:
-        patch.setattr(fleet, "_save", stop)
-        with pytest.raises(KeyboardInterrupt):
+        stop_after_checkpoint(patch)
+        with pytest.raises(Stopped):
             train(tmp_path / "checkpoint")
     return tmp_path / "checkpoint"
 

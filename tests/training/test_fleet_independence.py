@@ -9,7 +9,7 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.data.drawing import stream
-from structured_ensembles.training import fleet
+from tests.support.engines import use_engine
 from tests.support.networks import network
 from tests.support.real_data import few_digits
 from tests.support.states import equal, weights
@@ -19,8 +19,8 @@ RECIPE = se.Recipe(epochs=2, batch_size=64, rate=0.02, augmentation="crop")
 
 @pytest.fixture(params=["loop", "graph"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Either engine; the graph's steps run without a graph where there is no GPU."""
-    monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: request.param == "graph")
+    """Train by each engine; the steps of the graph engine run without a graph."""
+    use_engine(monkeypatch, request.param)
     return str(request.param)
 
 

@@ -1,9 +1,10 @@
 """Optimizers: groups by rule, built for the engine that runs, and nothing lost when that changes."""
 
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda.capture import CaptureError, Step
-from structured_ensembles.training import fleet
 from structured_ensembles.training import graph_engine as graph
-from structured_ensembles.training.engine import Member
+from structured_ensembles.training.engine import Member, Result
 from structured_ensembles.training.optimizers import optimizer_for
+from tests.support.engines import Stopped, change_validation, stop_before_epoch, use_engine
 from tests.support.networks import Sparse, Viewing, network
 from tests.support.real_data import few_digits
 from tests.support.states import weights
@@ -48,10 +49,10 @@ def test_rules_can_be_written_down() -> None:
 
 @pytest.mark.parametrize("engine", ["loop", "graph"])
 def test_factors_of_a_batch_ensemble_have_no_decay_and_half_the_rate(
-    engine: str, monkeypatch: pytest.MonkeyPatch
+    engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One step of plain SGD on given gradients: factors move by half the rate, weights also by their decay."""
-    monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: engine == "graph")
+    use_engine(monkeypatch, engine)
     data = few_digits()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
@@ -92,7 +93,7 @@ def test_sparse_gradients_train_after_a_capture_failed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Optimizers of a graph are fused, and do not take them; the loop has its own."""
-    monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: True)
+    use_engine(monkeypatch, "graph")
     monkeypatch.setattr(graph, "all_captured", Refusing(after=0))
     recipe = se.Recipe(epochs=3, batch_size=32, rate=3.0, momentum=0.0, weight_decay=0.0)
     with caplog.at_level(logging.WARNING, "structured_ensembles"):
@@ -107,22 +108,19 @@ def test_sparse_gradients_train_after_a_capture_failed(
 def test_a_run_that_leaves_the_graph_keeps_its_momentum(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the first member stops, the others are captured anew, and that may fail."""
 
-    def trained(captured: bool) -> se.History:
-        monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: captured)
+    def trained(engine: Literal["loop", "graph"]) -> se.History:
+        use_engine(monkeypatch, engine)
         monkeypatch.setattr(graph, "all_captured", Refusing(after=1))
         recipe = se.Recipe(epochs=5, rate=0.01, optimizer=optimizer, warmup=0, schedule="constant")
         ensemble = se.Ensemble([network(0, dropout=0.0), network(1, dropout=0.0)])
-        return se.train(ensemble, few_digits(), recipe, seed=3, quiet=True)
+        with pytest.warns(UserWarning, match="member 0 stops"):
+            return se.train(ensemble, few_digits(), recipe, seed=3, quiet=True)
 
-    judge = fleet._judge
+    def diverged_in_the_second_epoch(member: Member, result: Result) -> Result:
+        return (math.nan, result[1]) if member.number == 0 and member.best_epoch == 0 else result
 
-    def stop_the_first(member: Member, number: int, row: dict, recipe: se.Recipe) -> None:
-        judge(member, number, row, recipe)
-        if number == 0 and row["epoch"] == 1:
-            member.stopped = "as the test wants it"
-
-    monkeypatch.setattr(fleet, "_judge", stop_the_first)
-    broken, whole = trained(True), trained(False)
+    change_validation(monkeypatch, diverged_in_the_second_epoch)
+    broken, whole = trained("graph"), trained("loop")
     assert broken.engine == "graph, then loop"
     assert whole.engine == "loop"
     close = 1e-4 if optimizer == "sgd" else 3e-2
@@ -146,7 +144,7 @@ def test_an_engine_that_fails_leaves_members_as_they_were(monkeypatch: pytest.Mo
                 assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(member.network).items())
 
     monkeypatch.setattr(graph.GraphEngine, "take", watched)
-    monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: True)
+    use_engine(monkeypatch, "graph")
     se.train(se.Ensemble([network(0)]), few_digits(), se.Recipe(epochs=1), "cpu", quiet=True)
     assert len(taken) == 1
     group = taken[0].optimizer_state.optimizer.param_groups[0]  # type: ignore[union-attr]
@@ -167,7 +165,7 @@ def test_widths_that_cannot_be_padded_are_told(monkeypatch: pytest.MonkeyPatch) 
 
     net = Watched(nn.Conv2d(1, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(180, 10))
     net[2].register_forward_hook(lambda module, inputs, output: None)
-    monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: True)
+    use_engine(monkeypatch, "graph")
     monkeypatch.setattr(graph, "padded_shapes", lambda *_: {"0.weight": (8, 1, 3, 3)})
     recipe = se.Recipe(epochs=1, precision="bfloat16")
     history = se.train(se.Ensemble([net]), few_digits(), recipe, "cpu", quiet=True)
@@ -182,22 +180,13 @@ def test_a_resumed_run_may_change_its_engine(
 ) -> None:
     """Momentum comes from the checkpoint, rates from the new engine, and the history knows both engines."""
 
-    class Stopped(Exception):  # noqa: N818
-        pass
-
-    def trained(engine: str, stop: int | None, checkpoint: Path | None = None) -> se.History:
-        monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: engine == "graph")
-        monkeypatch.setattr(fleet, "_epoch", lambda *arguments: epoch_of(stop, *arguments))
+    def trained(engine: Any, stop: int | None, checkpoint: Path | None = None) -> se.History:
         ensemble = se.Ensemble([network(0, dropout=0.0), network(1, dropout=0.0)])
         recipe = se.Recipe(epochs=6, rate=0.01, optimizer=optimizer, augmentation="crop")
-        return se.train(ensemble, few_digits(), recipe, seed=3, checkpoint=checkpoint, quiet=True)
-
-    epoch = fleet._epoch
-
-    def epoch_of(stop: int | None, engine: Any, active: Any, number: int, display: Any) -> Any:
-        if number == stop:
-            raise Stopped
-        return epoch(engine, active, number, display)
+        with monkeypatch.context() as patch:
+            use_engine(patch, engine)
+            stop_before_epoch(patch, stop)
+            return se.train(ensemble, few_digits(), recipe, seed=3, checkpoint=checkpoint, quiet=True)
 
     other = "graph" if first == "loop" else "loop"
     expected = trained("loop", None)

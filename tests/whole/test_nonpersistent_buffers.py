@@ -14,6 +14,7 @@ from structured_ensembles.storage.container import read_container, write_contain
 from structured_ensembles.training import fleet
 from structured_ensembles.training.checkpoint import check_complete
 from tests.support.continual_cases import SHORT, inputs_of, make_tasks
+from tests.support.engines import Stopped, change_validation, stop_after_checkpoint
 
 
 class Centred(nn.Module):
@@ -91,8 +92,7 @@ def trained(recipe: se.Recipe, checkpoint: Path | None = None) -> se.Ensemble:
 
 def test_the_best_epoch_comes_back_with_its_own_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first epoch is made the best: what it left is what the first epoch alone leaves."""
-    judge = fleet._judge
-    monkeypatch.setattr(fleet, "_judge", lambda member, number, row, recipe: judge(member, number, _worse(row), recipe))
+    change_validation(monkeypatch, lambda member, result: (result[0], 1.0 if member.best_epoch < 0 else 0.0))
     schedule = {"schedule": "constant", "warmup": 0.0}
     first = trained(se.Recipe(epochs=1, batch_size=8, rate=0.05, **schedule))
     best = trained(se.Recipe(epochs=3, batch_size=8, rate=0.05, **schedule))
@@ -100,24 +100,14 @@ def test_the_best_epoch_comes_back_with_its_own_buffers(monkeypatch: pytest.Monk
         assert torch.equal(all_tensors(best)[name], tensor), name
 
 
-def _worse(row: dict[str, float | None]) -> dict[str, float | None]:
-    """Every epoch is worse than the one before."""
-    return {**row, "validation_accuracy": -float(row["epoch"] or 0)}
-
-
 def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_buffers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = trained(RECIPE)
-    save, path = fleet._save, tmp_path / "checkpoint"
-
-    def stop(*arguments: object) -> None:
-        save(*arguments)
-        raise KeyboardInterrupt
-
+    path = tmp_path / "checkpoint"
     with monkeypatch.context() as patch:
-        patch.setattr(fleet, "_save", stop)
-        with pytest.raises(KeyboardInterrupt):
+        stop_after_checkpoint(patch)
+        with pytest.raises(Stopped):
             trained(RECIPE, path)
     resumed = trained(RECIPE, path)
     for name, tensor in all_tensors(whole).items():

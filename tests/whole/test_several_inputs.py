@@ -22,7 +22,7 @@ from structured_ensembles.methods import METHODS
 from structured_ensembles.networks.copying import shadow_of
 from structured_ensembles.scaling import rows_stay_apart
 from structured_ensembles.storage.container import read_container
-from structured_ensembles.training import fleet
+from tests.support.engines import use_engine
 
 VOCABULARY, LENGTH, CLASSES = 12, 6, 3
 HOOKED = ("batch-ensemble", "mc-dropout")  # members with hooks, in prediction too
@@ -216,8 +216,8 @@ def test_a_member_of_a_fleet_is_the_network_trained_alone(kind: type[Text]) -> N
 def test_both_engines_compute_the_same(kind: type[Text], precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps that a CUDA graph captures, run without one."""
     rows = []
-    for graph in (True, False):
-        monkeypatch.setattr(fleet, "_captured", lambda *_, graph=graph: graph)
+    for engine in ("graph", "loop"):
+        use_engine(monkeypatch, engine)
         ensemble = se.Ensemble([new(kind, dropout=0.0), new(kind, dropout=0.0)])
         history = se.train(ensemble, data_for(kind), replace(SHORT, precision=precision), device="cpu", quiet=True)
         rows.append([(row["loss"], row["validation_loss"]) for row in history.rows])
@@ -346,10 +346,10 @@ def _leaves(inputs: Any) -> list[Tensor]:
     return list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
 
 
-@pytest.mark.parametrize("graph", [True, False])
-def test_batches_padded_to_their_own_length(graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", ["graph", "loop"])
+def test_batches_padded_to_their_own_length(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As collators pad them: every batch as long as its longest sentence; a captured step fits one length."""
-    monkeypatch.setattr(fleet, "_captured", lambda *_: graph)
+    use_engine(monkeypatch, engine)
 
     def collated(rows: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
         ids, labels = torch.stack([ids for ids, _ in rows]), torch.tensor([label for _, label in rows])
