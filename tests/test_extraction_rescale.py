@@ -15,7 +15,7 @@ from structured_ensembles.runs.folder import read_config, read_result
 SHORT = se.Recipe(epochs=1, rate=0.01)
 
 
-def test_a_cut_vgg11_starts_like_the_full_one() -> None:
+def test_rescaled_vgg11_starts_like_the_full_one() -> None:
     torch.manual_seed(0)
     model = se.zoo.vgg11().eval()
     images = torch.randn(8, 3, 32, 32)
@@ -38,7 +38,7 @@ def test_a_cut_vgg11_starts_like_the_full_one() -> None:
         torch.testing.assert_close(scaled.get_submodule(name).weight, plain.get_submodule(name).weight * factor)
 
 
-def test_only_weights_that_lost_inputs_change() -> None:
+def test_rescale_changes_only_weights_that_lost_inputs() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 1),
         nn.Conv2d(8, 16, 3, groups=8),  # depthwise: filters go, their inputs stay
@@ -57,7 +57,7 @@ def test_only_weights_that_lost_inputs_change() -> None:
     assert all(torch.equal(plain[name], scaled[name]) for name in plain.keys() - factors.keys())
 
 
-def test_new_weights_cannot_be_rescaled(digits: se.Data) -> None:
+def test_rescale_with_reinit_is_refused(digits: se.Data) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     graph = se.trace(model, torch.randn(2, 1, 8, 8))
     subnet = se.select(graph, prune=0.5, selection="random", members=1)[0]
@@ -99,7 +99,7 @@ def deep(norm: bool) -> nn.Module:
     return nn.Sequential(*layers, nn.ReLU(), nn.Linear(20, 10))
 
 
-def test_layers_without_normalisation_after_them() -> None:
+def test_trace_lists_layers_without_a_following_norm() -> None:
     graph = se.trace(deep(norm=True), torch.randn(2, 1, 8, 8))
     assert graph.unnormalized == {"10", "12"}  # the last hidden layer, and the output's
     # The residual stream is normalised before any layer reads it; what the wide layers give is not.
@@ -109,7 +109,7 @@ def test_layers_without_normalisation_after_them() -> None:
 
 
 @pytest.mark.parametrize("method", ["structured", "random", "magnitude"])
-def test_one_warning_for_all_members(method: str, digits: se.Data) -> None:
+def test_unnormalised_pruned_members_warn_once(method: str, digits: se.Data) -> None:
     settings = {"search_epochs": 1} if method == "structured" else {}
 
     def build(model: nn.Module, **more: object) -> list[str]:
@@ -127,12 +127,12 @@ def test_one_warning_for_all_members(method: str, digits: se.Data) -> None:
     assert build(Residual()) == []
 
 
-def test_no_warning_of_new_weights(digits: se.Data) -> None:
+def test_reinitialised_members_do_not_warn(digits: se.Data) -> None:
     for method, more in (("structured", {"reinit": True, "selection": "random"}), ("narrow", {})):
         METHODS[method](deep(False), digits, 2, prune=0.8, recipe=SHORT, device="cpu", quiet=True, **more)
 
 
-def test_it_is_part_of_a_runs_identity(tmp_path) -> None:
+def test_rescale_is_part_of_the_run_identity(tmp_path) -> None:
     plain, scaled = (
         Experiment("digits", "lenet5", "random", members=2, method_arguments=own, changes={"epochs": 1}, limit=64)
         for own in ({"prune": 0.8}, {"prune": 0.8, "rescale": True})

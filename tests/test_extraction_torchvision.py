@@ -34,7 +34,9 @@ REASONS = {
 
 
 @pytest.mark.parametrize(("name", "arguments", "size", "group", "channels"), MODELS, ids=[row[0] for row in MODELS])
-def test_torchvision_is_cut_exactly(name: str, arguments: dict, size: int, group: str, channels: int) -> None:
+def test_extraction_is_exact_for_torchvision_networks(
+    name: str, arguments: dict, size: int, group: str, channels: int
+) -> None:
     model = getattr(torchvision.models, name)(weights=None, **arguments)
     example = torch.randn(2, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     graph = check_exact(randomize(model), example)
@@ -46,7 +48,7 @@ def test_torchvision_is_cut_exactly(name: str, arguments: dict, size: int, group
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "googlenet"])
-def test_coupled_groups_are_cut_exactly(name: str) -> None:
+def test_extraction_is_exact_for_coupled_groups(name: str) -> None:
     arguments = {"init_weights": False} if name == "googlenet" else {}
     model = randomize(getattr(torchvision.models, name)(weights=None, **arguments))
     example = torch.randn(2, 3, 96, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -57,7 +57,7 @@ def write(path: Path, **options: Any) -> str:
     return str(path)
 
 
-def test_options_beat_the_file_wherever_they_stand(tmp_path: Path, given: Callable[..., dict[str, Any]]) -> None:
+def test_options_override_the_config_file_in_any_order(tmp_path: Path, given: Callable[..., dict[str, Any]]) -> None:
     path = write(tmp_path / "a.yaml", members=7, seed=3, model="mlp")
     for words in (
         ["--members", "2", "--config", path],
@@ -69,15 +69,13 @@ def test_options_beat_the_file_wherever_they_stand(tmp_path: Path, given: Callab
         assert (found["members"], found["seed"], found["model"]) == (2, 3, "mlp")
 
 
-def test_of_two_files_the_later_wins(tmp_path: Path, given: Callable[..., dict[str, Any]]) -> None:
+def test_later_config_file_overrides_the_earlier(tmp_path: Path, given: Callable[..., dict[str, Any]]) -> None:
     first, second = write(tmp_path / "a.yaml", members=7, seed=3), write(tmp_path / "b.yaml", members=8, epochs=4)
     found = given("--config", first, "--epochs", "9", "--config", second)
     assert (found["members"], found["seed"], found["epochs"]) == (8, 3, 9)
 
 
-def test_a_file_of_options_does_not_let_a_list_swallow_what_follows(
-    tmp_path: Path, given: Callable[..., dict[str, Any]]
-) -> None:
+def test_list_option_before_config_does_not_consume_it(tmp_path: Path, given: Callable[..., dict[str, Any]]) -> None:
     path = write(tmp_path / "a.yaml", combine="vote", severities=[1, 2])
     found = given("--corruptions", "fog", "--config", path, "runs/a", name="evaluate")
     assert found["corruptions"] == ["fog"]
@@ -100,13 +98,15 @@ def test_a_file_of_options_does_not_let_a_list_swallow_what_follows(
         (["--dataset=tiny-imagenet"], "dataset", "tiny-imagenet"),
     ],
 )
-def test_dashes_and_underscores_are_one_in_names_of_options(
+def test_option_names_accept_dashes_and_underscores(
     words: list[str], option: str, value: Any, given: Callable[..., dict[str, Any]]
 ) -> None:
     assert given(*words, name="continual")[option] == value
 
 
-def test_dashes_in_a_file_and_in_the_names_of_pictures(tmp_path: Path, given: Callable[..., dict[str, Any]]) -> None:
+def test_dashes_in_config_keys_and_in_image_paths_are_parsed(
+    tmp_path: Path, given: Callable[..., dict[str, Any]]
+) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("batch-size: 64\nmodel_arguments: {a-b: 1}\n")
     found = given("--config", str(path), name="continual")
@@ -130,7 +130,7 @@ def test_dashes_in_a_file_and_in_the_names_of_pictures(tmp_path: Path, given: Ca
         (None, "cannot be read: No such file"),
     ],
 )
-def test_what_is_no_file_of_options_is_said(
+def test_invalid_config_file_is_an_error(
     content: bytes | None, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.yaml"
@@ -140,9 +140,7 @@ def test_what_is_no_file_of_options_is_said(
     assert reason in capsys.readouterr().err
 
 
-def test_an_unknown_option_of_a_file_and_a_wrong_value_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_config_file_errors_name_the_option_and_the_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for options, reason in (({"member": 3}, "member"), ({"members": "many"}, "members")):
         with pytest.raises(SystemExit):
             main(["train", "--config", write(tmp_path / "a.yaml", **options)])
@@ -157,7 +155,7 @@ def mine(folder: Path, name: str) -> None:
     (folder / f"layers_of_{name}.py").write_text("from torch.nn import Linear as Block\n")
 
 
-def test_own_code_of_the_current_folder_is_not_found_where_a_file_names_it(
+def test_code_in_the_current_folder_is_not_imported_for_a_config_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine_hidden.py").write_text("from pathlib import Path\nPath('imported').touch()\ndef net(): ...\n")
@@ -170,7 +168,7 @@ def test_own_code_of_the_current_folder_is_not_found_where_a_file_names_it(
     assert not Path("imported").exists()
 
 
-def test_code_that_a_file_of_options_names_needs_trust_or_the_same_name(
+def test_config_file_may_name_code_only_with_trust_code_or_the_same_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for option in ("dataset", "model", "method"):
@@ -194,7 +192,7 @@ def hints(shown: str) -> list[str]:
     return [line.strip() for line in shown.partition("Next:\n")[2].splitlines()]
 
 
-def test_own_code_of_the_current_folder_is_found_and_the_proposed_commands_work_as_printed(
+def test_code_in_the_current_folder_is_imported_and_printed_commands_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine(tmp_path, "mine_hinted")
@@ -220,7 +218,7 @@ def test_own_code_of_the_current_folder_is_found_and_the_proposed_commands_work_
     assert (tmp_path / "runs" / "report" / "report.html").exists()
 
 
-def test_the_proposed_commands_of_plain_runs_have_nothing_to_spare(
+def test_printed_commands_of_plain_runs_have_only_the_options_they_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
@@ -239,7 +237,7 @@ def test_the_proposed_commands_of_plain_runs_have_nothing_to_spare(
     assert main([*line.split()[1:], "--out", str(tmp_path / "report")]) == 0
 
 
-def test_python_m_does_not_import_from_the_current_folder_for_files(
+def test_python_m_does_not_import_code_in_the_current_folder_for_a_config_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine_ran.py").write_text("from pathlib import Path\nPath('imported').touch()\ndef net(): ...\n")

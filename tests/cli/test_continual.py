@@ -22,7 +22,7 @@ def my_backbone(width: int = 12) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU())
 
 
-def test_continual_leaves_a_whole_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_continual_writes_a_complete_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     command = [*CONTINUAL, "--out", str(folder), "--prune", "0.6", "--method_arguments", '{"search_epochs": 1}']
     assert main(command) == 0
@@ -47,7 +47,9 @@ def test_continual_leaves_a_whole_run_folder(tmp_path: Path, capsys: pytest.Capt
     assert "done already" in capsys.readouterr().out
 
 
-def test_continual_takes_own_models_and_says_what_it_cannot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_continual_accepts_user_models_and_reports_invalid_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = [
         "--model",
         "tests.cli.test_continual:my_backbone",

@@ -49,7 +49,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> str:
     return shown
 
 
-def test_a_full_disk_is_a_sentence_and_the_run_goes_on_when_there_is_space(
+def test_full_disk_is_one_error_line_and_the_run_resumes_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--out", str(tmp_path / "run")]
@@ -65,7 +65,7 @@ def test_a_full_disk_is_a_sentence_and_the_run_goes_on_when_there_is_space(
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_a_full_disk_behind_stdout_is_a_sentence(
+def test_full_disk_behind_stdout_is_one_error_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
@@ -74,9 +74,7 @@ def test_a_full_disk_behind_stdout_is_a_sentence(
     assert "the disk is full, or a limit is reached: No space left on device" in refused(capsys)
 
 
-def test_a_reader_that_has_seen_enough_is_not_told_anything(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_closed_pipe_exits_silently(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w", encoding="utf-8") as pipe:
@@ -99,7 +97,7 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize(("error", "sentence"), EXPECTED, ids=lambda own: type(own).__name__)
-def test_what_can_be_expected_is_a_sentence(
+def test_expected_errors_are_one_line(
     error: Exception, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> int:
@@ -111,7 +109,7 @@ def test_what_can_be_expected_is_a_sentence(
 
 
 @pytest.mark.parametrize("error", [KeyError("seconds"), ValueError("not enough values to unpack"), AssertionError()])
-def test_anything_else_is_an_apology_and_the_traceback_lies_in_a_file(
+def test_unexpected_error_writes_its_traceback_to_a_file(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stumble() -> int:
@@ -136,7 +134,7 @@ def test_anything_else_is_an_apology_and_the_traceback_lies_in_a_file(
     assert "in stumble" in capsys.readouterr().err
 
 
-def test_an_accident_in_our_own_code_does_not_pass_for_a_sentence(
+def test_internal_errors_are_reported_as_bugs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(LISTS, lambda: {"broken": None})
@@ -148,14 +146,14 @@ def test_an_accident_in_our_own_code_does_not_pass_for_a_sentence(
     assert "sorry, this should not have happened: TypeError" in capsys.readouterr().err
 
 
-def test_our_own_refusals_stay_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_ensemble_file_is_one_error_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text("dataset: digits\nmodel: mlp\nmethod: single\nseed: 0\n")
     (tmp_path / "ensemble.safetensors").write_bytes(b"broken")
     assert main(["evaluate", str(tmp_path)]) == 2
     assert "is damaged" in refused(capsys)
 
 
-def test_what_a_file_says_cannot_write_to_the_terminal(
+def test_control_characters_from_files_do_not_reach_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> int:
@@ -172,7 +170,7 @@ def test_what_a_file_says_cannot_write_to_the_terminal(
     assert "\x1b" not in shown
 
 
-def test_ctrl_c_promises_to_go_on_only_where_it_does(
+def test_ctrl_c_mentions_resuming_only_for_resumable_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
@@ -186,7 +184,7 @@ def test_ctrl_c_promises_to_go_on_only_where_it_does(
     assert capsys.readouterr().err == "sens: stopped\n"
 
 
-def test_nothing_of_the_caller_stays_changed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_restores_warnings_path_and_streams(capsys: pytest.CaptureFixture[str]) -> None:
     before = (warnings.showwarning, list(sys.path), sys.stdout.errors, sys.stderr.errors)
     assert main(["datasets"]) == 0
     assert main(["train", "--model", "no.such:thing"]) == 2
@@ -195,7 +193,9 @@ def test_nothing_of_the_caller_stays_changed(capsys: pytest.CaptureFixture[str])
     assert (warnings.showwarning, list(sys.path), sys.stdout.errors, sys.stderr.errors) == before
 
 
-def test_a_terminal_without_our_characters_gets_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_terminal_that_cannot_encode_a_character_gets_a_replacement(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with (tmp_path / "shown").open("w", encoding="ascii") as stream:
         monkeypatch.setattr(sys, "stdout", stream)
         assert main(["datasets"]) == 0
@@ -234,7 +234,7 @@ def damaged_pictures(folder: Path) -> list[Path]:
     return [*(folder / name for name in contents), folder / "pipe.png", folder / "folder.png", folder / "nowhere.png"]
 
 
-def test_bad_pictures_do_not_keep_the_good_ones_from_being_classified(
+def test_unreadable_images_do_not_stop_prediction_of_the_others(
     ensemble: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = damaged_pictures(tmp_path)
@@ -251,7 +251,7 @@ def test_bad_pictures_do_not_keep_the_good_ones_from_being_classified(
     assert "\x1b" not in captured.out  # of the names of classes
 
 
-def test_whatever_a_reader_of_pictures_raises_is_told_of_that_picture(
+def test_any_error_of_the_image_reader_names_the_image(
     ensemble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damaged_pictures(tmp_path)
@@ -270,7 +270,9 @@ def test_whatever_a_reader_of_pictures_raises_is_told_of_that_picture(
     assert "good.png" in captured.out
 
 
-def test_an_ensemble_of_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_refuses_an_ensemble_that_does_not_classify_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     se.Ensemble([se.zoo.mlp(64)]).save(tmp_path / "flat")
     assert main(["predict", str(tmp_path / "flat"), "x.png"]) == 2
     assert "does not classify pictures" in refused(capsys)
@@ -280,7 +282,7 @@ def bad_network() -> nn.Module:
     raise ArtifactError("from the user's code")
 
 
-def test_the_users_own_code_that_fails_is_found_in_the_traceback(
+def test_error_in_user_code_is_in_the_traceback_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -41,9 +41,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_train_leaves_a_whole_run_folder_and_does_not_do_it_twice(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_writes_a_complete_run_folder_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {path.name for path in run.iterdir()}
     kept = {"config.yaml", "identity.json", "subnets.json"}
     assert files == kept | {"result.json", "history.csv", "ensemble.safetensors"}
@@ -61,7 +59,7 @@ def test_train_leaves_a_whole_run_folder_and_does_not_do_it_twice(
     assert (run / "ensemble.safetensors").stat().st_mtime_ns == before
 
 
-def test_another_configuration_and_a_foreign_folder_are_refused(
+def test_train_refuses_a_folder_of_another_configuration_or_of_other_files(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--out", str(run), *QUICK, "--seed", "3"]) == 2
@@ -72,7 +70,7 @@ def test_another_configuration_and_a_foreign_folder_are_refused(
     assert "not empty, and not a run folder" in capsys.readouterr().err
 
 
-def test_a_stopped_run_goes_on(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_run_resumes_to_the_same_result(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from structured_ensembles.training.loop_engine import LoopEngine
 
     whole, broken = LoopEngine.train_epoch, tmp_path / "broken"
@@ -90,7 +88,7 @@ def test_a_stopped_run_goes_on(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert (broken / "ensemble.safetensors").read_bytes() == (run / "ensemble.safetensors").read_bytes()
 
 
-def test_a_run_stopped_in_its_search_keeps_the_search(
+def test_run_interrupted_in_its_search_resumes_the_search(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from structured_ensembles.search import _Search
@@ -113,7 +111,7 @@ def test_a_run_stopped_in_its_search_keeps_the_search(
     assert (tmp_path / "broken" / "ensemble.safetensors").read_bytes() == (run / "ensemble.safetensors").read_bytes()
 
 
-def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_records_the_figures_of_a_split_and_rule(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run), "--split", "validation", "--combine", "vote"]) == 0
     assert "cls/accuracy" in capsys.readouterr().out
     record = json.loads((run / "evaluation-validation-vote.json").read_text())
@@ -122,7 +120,7 @@ def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "not a run folder" in capsys.readouterr().err
 
 
-def test_what_evaluations_find_is_kept_together(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluations_of_one_run_merge_into_one_record(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run / "evaluation-test-mean.json"
 
     def found() -> dict[str, float]:
@@ -168,7 +166,7 @@ def test_what_evaluations_find_is_kept_together(run: Path, capsys: pytest.Captur
     assert "is damaged" in capsys.readouterr().err
 
 
-def test_pictures_as_people_have_them(tmp_path: Path) -> None:
+def test_read_picture_handles_usual_image_formats(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     plain = Image.fromarray(pixels)
     plain.save(tmp_path / "plain.png")
@@ -206,7 +204,7 @@ def no_test() -> se.Data:
         ("result.json", "[]", "result.json is damaged"),
     ],
 )
-def test_damaged_run_folders(
+def test_damaged_run_folder_is_an_error_naming_the_file(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, reason: str
 ) -> None:
     copy = tmp_path / "copy"
@@ -218,7 +216,7 @@ def test_damaged_run_folders(
     assert reason in capsys.readouterr().err
 
 
-def test_a_smoke_run_has_its_own_data(capsys: pytest.CaptureFixture[str]) -> None:
+def test_reproduce_smoke_refuses_dataset(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "table-accuracy", "--smoke", "--dataset", "cifar10"]) == 2
     assert "leave out --dataset" in capsys.readouterr().err
 
@@ -228,7 +226,7 @@ def sums() -> se.Data:
     return se.Data.from_arrays(x, x.sum(1), test=(x[:20], x[:20].sum(1)))
 
 
-def test_a_regression_ends_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_and_report_work_for_a_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "run")
     assert main(["train", "--dataset", "tests.cli.test_main:sums", *QUICK, "--out", out]) == 0
     assert main(["report", out, "--out", str(tmp_path / "report"), "--trust_code", "true"]) == 0
@@ -239,7 +237,7 @@ def test_a_regression_ends_in_a_report(tmp_path: Path, capsys: pytest.CaptureFix
     assert "os:getcwd must give a Data, not a str" in capsys.readouterr().err
 
 
-def test_a_refused_command_leaves_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_create_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, start = tmp_path / "run", ["train", "--model", "mlp", "--epochs", "1", "--members", "2", "--quiet"]
     for wrong in (["--prune", "1.5"], ["--device", "cuda"], ["--dataset", "tests.cli.test_main:no_test"]):
         assert main([*start, *wrong, "--out", str(out)]) == 2
@@ -250,7 +248,9 @@ def test_a_refused_command_leaves_no_run(tmp_path: Path, capsys: pytest.CaptureF
     assert "COMMAND" in capsys.readouterr().err
 
 
-def test_predict(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_prints_class_probability_and_uncertainty_of_an_image(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = se.load_data("digits")
     pixels = data.test.inputs[0, 0].numpy()
     Image.fromarray(pixels).save(tmp_path / "right.png")
@@ -284,7 +284,9 @@ def test_predict(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "there is no file" in capsys.readouterr().err
 
 
-def test_what_smaller_storage_costs_is_told(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_int8_storage_records_figures_before_and_after(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "small"
     assert main(["train", "--out", str(folder), *QUICK, "--storage", "int8"]) == 0
     assert "as stored, in int8" in capsys.readouterr().out
@@ -296,7 +298,7 @@ def test_what_smaller_storage_costs_is_told(run: Path, tmp_path: Path, capsys: p
     assert result["file_bytes"] < 0.5 * full["file_bytes"]
 
 
-def test_own_models_data_and_methods_need_no_registration(tmp_path: Path) -> None:
+def test_user_models_data_and_methods_need_no_registration(tmp_path: Path) -> None:
     folder = tmp_path / "own"
     arguments = [
         "--model",
@@ -322,7 +324,7 @@ def my_regressor(**_: object) -> nn.Module:
     return se.zoo.mlp(6, 1)
 
 
-def test_the_recipe_is_that_of_the_task(tmp_path: Path) -> None:
+def test_default_recipe_follows_the_task(tmp_path: Path) -> None:
     numbers = ["--dataset", "tests.cli.test_main:my_numbers", "--model", "tests.cli.test_main:my_regressor"]
     kinds = {"regression": numbers, "modern": ["--model", "mlp"], "paper": ["--model", "mlp", "--recipe", "paper"]}
     for name, arguments in kinds.items():
@@ -331,7 +333,7 @@ def test_the_recipe_is_that_of_the_task(tmp_path: Path) -> None:
         assert yaml.safe_load((folder / "config.yaml").read_text())["recipe"] == name
 
 
-def test_a_yaml_file_has_any_option(tmp_path: Path) -> None:
+def test_config_file_accepts_any_option(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     options = {"model": "mlp", "epochs": 1, "members": 2, "prune": 0.7, "quiet": True, "changes": {"rate": 0.05}}
     config.write_text(yaml.safe_dump(options))
@@ -355,7 +357,7 @@ def test_a_yaml_file_has_any_option(tmp_path: Path) -> None:
         (["--model_arguments", '{"depth": 3}'], "takes the arguments"),
     ],
 )
-def test_mistakes_get_a_sentence(
+def test_invalid_options_are_one_error_line(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quick = ["--model", "mlp", "--epochs", "1"] if "--model" not in arguments else ["--epochs", "1"]
@@ -365,13 +367,13 @@ def test_mistakes_get_a_sentence(
     assert "Traceback" not in shown
 
 
-def test_a_configuration_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_binary_config_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_bytes(b"\xff\xfe\x00")
     assert main(["train", "--config", str(tmp_path / "config.yaml")]) == 2
     assert "--config must be a YAML file" in capsys.readouterr().err
 
 
-def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_and_datasets_list_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
     shown = capsys.readouterr().out
     assert "128,796,352" in shown
@@ -380,7 +382,9 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tiny-imagenet" in capsys.readouterr().out
 
 
-def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_writes_a_report_with_the_figures_of_its_ensembles(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["demo", "--out", str(tmp_path), "--epochs", "1"]) == 0
     shown = capsys.readouterr().out
     assert "structured ensemble of 5" in shown

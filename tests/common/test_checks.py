@@ -69,12 +69,12 @@ WRONG: list[tuple[Call, str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), WRONG, ids=[message[:30] for _, message in WRONG])
-def test_wrong_arguments_are_named(things: Things, call: Call, message: str) -> None:
+def test_invalid_argument_error_names_the_argument(things: Things, call: Call, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         call(things)
 
 
-def test_numbers_of_numpy_are_numbers(things: Things) -> None:
+def test_numpy_numbers_equal_python_numbers(things: Things) -> None:
     assert type(checked_seed(np.int64(3))) is int
     check_number("rate", np.float32(0.5))
     recipe = se.Recipe(rate=np.float32(0.5), patience=np.int64(3), warmup=torch.tensor(1.0), momentum=np.array(0.9))
@@ -89,7 +89,7 @@ def test_numbers_of_numpy_are_numbers(things: Things) -> None:
     assert subnets[0] == subnets[1]
 
 
-def test_a_seed_of_numpy_is_that_seed(things: Things, tmp_path: Path) -> None:
+def test_numpy_seed_equals_the_same_int(things: Things, tmp_path: Path) -> None:
     losses = []
     for seed in (1, np.int64(1), np.int64(2)):
         torch.manual_seed(0)
@@ -100,7 +100,7 @@ def test_a_seed_of_numpy_is_that_seed(things: Things, tmp_path: Path) -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_none_only_where_it_means_something() -> None:
+def test_none_is_accepted_only_where_allowed() -> None:
     check_whole("workers", None, or_none=True)
     with pytest.raises(ValueError, match="members must be a whole number of at least 1, not None"):
         check_whole("members", None)
@@ -109,7 +109,7 @@ def test_none_only_where_it_means_something() -> None:
 
 
 @pytest.mark.parametrize("seed", [2**64, 2**70, -(2**63) - 1])
-def test_a_seed_that_torch_does_not_take_is_refused(things: Things, seed: int) -> None:
+def test_seed_outside_64_bits_is_refused(things: Things, seed: int) -> None:
     """Beyond 64 bits, some would be errors of torch, and others the same as a smaller seed."""
     x, y = torch.rand(20, 6), torch.arange(20) % 2
     calls: list[Callable[[], Any]] = [
@@ -128,7 +128,7 @@ def test_a_seed_that_torch_does_not_take_is_refused(things: Things, seed: int) -
 
 
 @pytest.mark.parametrize("seed", [2**64 - 1, 2**63, -1, -(2**63)])
-def test_any_other_seed_works(seed: int) -> None:
+def test_every_64_bit_seed_works(seed: int) -> None:
     data = se.Data.from_arrays(torch.rand(20, 64), torch.arange(20) % 10, seed=seed)
     for method in ("deep", "random", "mc-dropout", "batch-ensemble"):
         METHODS[method](se.zoo.mlp(64), data, members=2, recipe=se.Recipe(epochs=1), seed=seed, quiet=True)

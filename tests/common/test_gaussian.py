@@ -46,7 +46,7 @@ def trained(data: se.Data) -> se.Ensemble:
     return ensemble
 
 
-def test_the_loss_is_scipys_and_torchs() -> None:
+def test_gaussian_nll_equals_scipy_and_torch() -> None:
     outputs, targets = torch.randn(50, 6, dtype=torch.float64), torch.randn(50, 3, dtype=torch.float64)
     means, variances = outputs[:, :3], F.softplus(outputs[:, 3:]) + 1e-6
     expected = -norm.logpdf(targets, means, variances.sqrt()).mean()
@@ -57,7 +57,7 @@ def test_the_loss_is_scipys_and_torchs() -> None:
     assert float(one) == pytest.approx(-norm.logpdf(targets[:, 0], means[:, 0], variances[:, 0].sqrt()).mean())
 
 
-def test_a_mixture_by_scipy() -> None:
+def test_mixture_statistics_equal_scipy() -> None:
     generator = torch.Generator().manual_seed(0)
     means = torch.randn(3, 40, 2, generator=generator, dtype=torch.float64)
     deviations = 0.2 + torch.rand(3, 40, 2, generator=generator, dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_a_mixture_by_scipy() -> None:
         found.interval(90)
 
 
-def test_the_true_deviation_is_found(trained: se.Ensemble, data: se.Data) -> None:
+def test_training_recovers_the_true_deviation(trained: se.Ensemble, data: se.Data) -> None:
     x = np.linspace(-0.9, 0.9, 50, dtype=np.float32)[:, None]
     deviation = trained.spread(x).reshape(-1).numpy()
     np.testing.assert_allclose(deviation, noise_at(x[:, 0]), rtol=0.25)
@@ -94,7 +94,7 @@ def test_the_true_deviation_is_found(trained: se.Ensemble, data: se.Data) -> Non
     assert figures["reg/spread"] == pytest.approx(float(noise_at(inputs).mean()), rel=0.06)
 
 
-def test_evaluate_is_what_the_members_say(trained: se.Ensemble, data: se.Data) -> None:
+def test_evaluate_equals_figures_computed_from_member_outputs(trained: se.Ensemble, data: se.Data) -> None:
     figures = se.evaluate(trained, data, loss=se.gaussian_nll)
     x, y = data.test.inputs, data.test.targets.double().numpy()
     assert trained.units is not None
@@ -125,7 +125,7 @@ def test_conformal_intervals_are_as_wide_as_the_noise(trained: se.Ensemble, data
     assert se.evaluate(trained, data)["conf/coverage"] == pytest.approx(0.9, abs=0.04)  # of 400 for validation
 
 
-def test_the_file_and_the_state_know_of_it(trained: se.Ensemble, tmp_path: Path) -> None:
+def test_file_and_state_dict_keep_the_gaussian_flag(trained: se.Ensemble, tmp_path: Path) -> None:
     x = np.linspace(-1, 1, 9, dtype=np.float32)[:, None]
     trained.save(tmp_path / "a.safetensors")
     other = se.Ensemble([network(), network()], task="regression")
@@ -141,7 +141,7 @@ def test_the_file_and_the_state_know_of_it(trained: se.Ensemble, tmp_path: Path)
         plain.distribution(x)
 
 
-def test_a_trained_one_goes_on_with_its_loss(trained: se.Ensemble, data: se.Data) -> None:
+def test_gaussian_ensemble_continues_training_with_its_loss(trained: se.Ensemble, data: se.Data) -> None:
     again = se.Ensemble([network(), network()], gaussian=True, task="regression", units=trained.units)
     again.load_state_dict(trained.state_dict())
     se.train(again, data, se.Recipe.named("regression", epochs=1), "cpu", quiet=True)
@@ -150,7 +150,7 @@ def test_a_trained_one_goes_on_with_its_loss(trained: se.Ensemble, data: se.Data
     assert se.evaluate(again, data)["reg/nll"] == pytest.approx(se.evaluate(trained, data)["reg/nll"], abs=0.2)
 
 
-def test_cut_out_of_one_network_with_two_values_per_target() -> None:
+def test_structured_ensemble_with_gaussian_heads_of_two_targets() -> None:
     x, y = samples(400, 0)
     both = np.stack([y, y / 100 - 700], axis=1)
     data = se.Data.from_arrays(x, both, test=(x, both))
@@ -167,7 +167,7 @@ def test_cut_out_of_one_network_with_two_values_per_target() -> None:
 
 
 @pytest.mark.parametrize("method", [name for name in se.methods.METHODS if name not in ("structured", "random")])
-def test_every_method_takes_it(method: str) -> None:
+def test_every_method_trains_with_gaussian_nll(method: str) -> None:
     """A deep ensemble with Gaussian heads is the one of Lakshminarayanan et al."""
     x, y = samples(300, 0)
     data = se.Data.from_arrays(x, y, test=(x[:50], y[:50]))
@@ -178,7 +178,7 @@ def test_every_method_takes_it(method: str) -> None:
     assert ensemble.predict(x[:50]).shape == (50,)
 
 
-def test_units_come_from_the_means_alone() -> None:
+def test_target_scaling_ignores_predicted_variances() -> None:
     """The raw variances of a network are no prices, whatever its means are."""
     x, y = samples(200, 0)
     model = network()
@@ -201,7 +201,7 @@ def quantile_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.maximum(shares * gaps, (shares - 1) * gaps).mean()
 
 
-def test_a_loss_of_ones_own_with_other_outputs_than_targets() -> None:
+def test_user_loss_may_use_outputs_of_another_shape_than_targets() -> None:
     x, y = samples(400, 0)
     y = (y - SHIFT) / SCALE
     data = se.Data.from_arrays(x, y, test=(x[:100], y[:100]))
@@ -222,7 +222,7 @@ def test_a_loss_of_ones_own_with_other_outputs_than_targets() -> None:
     assert figures["reg/member_loss"] == pytest.approx(np.mean([by_loop(own) for own in members]), rel=1e-5)
 
 
-def test_a_loss_of_ones_own_beside_the_usual_figures() -> None:
+def test_evaluate_adds_a_user_loss_to_the_usual_figures() -> None:
     x, y = samples(300, 0)
     data = se.Data.from_arrays(x, y, test=(x[:50], y[:50]))
     ensemble = se.Ensemble([network(1)], task="regression")
@@ -246,7 +246,7 @@ def test_a_loss_of_ones_own_beside_the_usual_figures() -> None:
         (lambda d: _train(se.zoo.mlp(64), se.load_data("digits")), "for a regression: the targets of data are classes"),
     ],
 )
-def test_mistakes(call: Any, message: str, data: se.Data) -> None:
+def test_invalid_gaussian_arguments_are_errors(call: Any, message: str, data: se.Data) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         call(data)
 

@@ -19,7 +19,7 @@ TASKS = make_tasks()
 
 @pytest.mark.parametrize("backbone", ["plain", "residual"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_the_guarantee(backbone: str, optimizer: str) -> None:
+def test_earlier_logits_stay_bit_identical_on_a_gpu(backbone: str, optimizer: str) -> None:
     """A step that cannot be captured would warn, which is an error here."""
     learner = StructuredLearner(
         make_backbone(backbone), search_epochs=1, optimizer=optimizer, weight_decay=0.01, device="cuda", **SHORT
@@ -28,7 +28,7 @@ def test_the_guarantee(backbone: str, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["structured", "supsup"])
-def test_the_papers_backbone_learns_in_graphs(method: str) -> None:
+def test_half_vgg11_trains_in_cuda_graphs(method: str) -> None:
     """Two tasks of colour images, enough for the second to meet whatever the graphs of the first left behind."""
     pixels = torch.randint(0, 256, (1200, 3, 32, 32), dtype=torch.uint8)
     labels = torch.arange(1200) % 4
@@ -45,7 +45,7 @@ def test_the_papers_backbone_learns_in_graphs(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", LEARNERS)
-def test_it_learns_what_it_learns_on_the_cpu(method: str, tmp_path: Path) -> None:
+def test_gpu_learner_matches_the_cpu_learner(method: str, tmp_path: Path) -> None:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     settings = {**SHORT, "optimizer": "sgd", "rate": 0.01} | ({"selection": "random"} if method == "structured" else {})
     one, other = (LEARNERS[method](make_backbone(), device=device, **settings) for device in ("cuda", "cpu"))
@@ -59,7 +59,7 @@ def test_it_learns_what_it_learns_on_the_cpu(method: str, tmp_path: Path) -> Non
     torch.testing.assert_close(loaded.logits(x, 0), one.logits(x, 0), atol=1e-4, rtol=1e-4)
 
 
-def test_the_same_seed_gives_the_same_numbers() -> None:
+def test_same_seed_gives_the_same_logits_on_a_gpu() -> None:
     """Dropout in the head and all."""
     found = []
     for _ in range(2):

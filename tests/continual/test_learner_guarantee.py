@@ -27,7 +27,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:task . gets no neuron")  # small
 
 @pytest.mark.parametrize("backbone", ["plain", "normalized", "residual"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer_and_backbone(backbone: str, optimizer: str, tmp_path: Path) -> None:
+def test_earlier_logits_stay_bit_identical_for_every_optimizer_and_backbone(
+    backbone: str, optimizer: str, tmp_path: Path
+) -> None:
     """Also after save, load and a further task, which ends where the learner that was never saved ends."""
     learner = StructuredLearner(make_backbone(backbone), search_epochs=1, **OPTIMIZERS[optimizer], **SHORT)
     learn_and_check(learner, TASKS[:3])
@@ -41,7 +43,7 @@ def test_every_optimizer_and_backbone(backbone: str, optimizer: str, tmp_path: P
 
 
 @pytest.mark.parametrize("setting", list(itertools.product(["layer", "network"], ["hard", "soft"], [True, False])))
-def test_every_way_to_take_neurons(setting: tuple[str, str, bool]) -> None:
+def test_earlier_logits_stay_bit_identical_for_every_scope_extraction_and_seal(setting: tuple[str, str, bool]) -> None:
     scope, extraction, seal = setting
     learner = StructuredLearner(
         make_backbone("normalized"), scope=scope, extraction=extraction, seal=seal, search_epochs=1, **SHORT
@@ -49,16 +51,16 @@ def test_every_way_to_take_neurons(setting: tuple[str, str, bool]) -> None:
     learn_and_check(learner, TASKS)
 
 
-def test_pruning_has_it_too() -> None:
+def test_earlier_logits_stay_bit_identical_for_pruning() -> None:
     learn_and_check(PruningLearner(make_backbone("residual"), **SHORT), TASKS)
 
 
-def test_naive_does_not() -> None:
+def test_naive_learner_changes_earlier_logits() -> None:
     with pytest.raises(AssertionError, match="task 0 changed"):
         learn_and_check(se.continual.NaiveLearner(make_backbone(), **SHORT), TASKS)
 
 
-def test_weights_of_past_neurons_never_change_and_others_do() -> None:
+def test_weights_of_frozen_neurons_stay_and_others_change() -> None:
     """Row by row, on the raw tensors."""
     learner = StructuredLearner(make_backbone("plain"), search_epochs=1, **OPTIMIZERS["adamw"], **SHORT)
     learner.learn(TASKS[0])
@@ -77,7 +79,7 @@ def test_weights_of_past_neurons_never_change_and_others_do() -> None:
                 assert torch.equal(old, new) == (later != 1), f"{layer}.{kind}[{neuron}] of owner {owner} then {later}"
 
 
-def test_a_task_is_the_whole_network_without_the_other_neurons() -> None:
+def test_task_network_equals_the_backbone_with_other_neurons_zeroed() -> None:
     """The reference zeroes what reads the dropped channels in the full backbone, and runs all of it."""
     learner = StructuredLearner(make_backbone("normalized"), search_epochs=1, **SHORT)
     learn_and_check(learner, TASKS[:3])
@@ -96,7 +98,7 @@ def test_a_task_is_the_whole_network_without_the_other_neurons() -> None:
 
 
 @pytest.mark.parametrize("seal", [True, False])
-def test_sealed_neurons_compute_the_same_under_every_later_mask(seal: bool) -> None:
+def test_sealed_neurons_have_equal_activations_under_later_masks(seal: bool) -> None:
     learner = StructuredLearner(make_backbone("normalized"), search_epochs=1, seal=seal, **SHORT)
     learn_and_check(learner, TASKS)
     pixels = TASKS[0].data.prepare(inputs_of(TASKS[0]))
@@ -107,7 +109,7 @@ def test_sealed_neurons_compute_the_same_under_every_later_mask(seal: bool) -> N
 
 
 @pytest.mark.parametrize("backbone", ["normalized", "residual"])
-def test_past_neurons_compute_in_training_what_they_compute_later(backbone: str) -> None:
+def test_frozen_neurons_have_equal_activations_in_training_and_evaluation(backbone: str) -> None:
     """Their batch norms run on their own statistics while those of the new neurons collect theirs."""
     learner = StructuredLearner(make_backbone(backbone), search_epochs=1, **SHORT)
     learn_and_check(learner, TASKS[:2])
@@ -142,7 +144,7 @@ class HalfMaskable(nn.Module):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_layers_that_cannot_be_masked_belong_to_the_first_task(optimizer: str) -> None:
+def test_unmaskable_layers_are_trained_in_the_first_task_only(optimizer: str) -> None:
     torch.manual_seed(0)
     learner = StructuredLearner(HalfMaskable(), selection="random", **OPTIMIZERS[optimizer], **SHORT)
     fixed = [learner.backbone.conv2.weight.clone()]
@@ -188,7 +190,7 @@ class RandomBackbone(nn.Module):
     seal=st.booleans(),
 )
 @settings(max_examples=15, deadline=None, derandomize=True)
-def test_random_architectures(
+def test_earlier_logits_stay_bit_identical_for_random_backbones(
     layers: list[tuple[int, bool, bool]],
     smooth: bool,
     optimizer: str,

@@ -114,7 +114,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
 
 
 @pytest.mark.parametrize("method", LEARNERS)
-def test_an_interrupt_of_learn_leaves_nothing_behind(
+def test_interrupt_at_any_line_of_learn_leaves_the_learner_whole(
     method: str, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learner_module, "fit", trained_instantly)
@@ -136,7 +136,7 @@ def test_an_interrupt_of_learn_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("method", LEARNERS)
-def test_an_error_in_training_leaves_nothing_behind(
+def test_error_in_training_leaves_the_learner_unchanged(
     method: str, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = make_learner(method)
@@ -159,7 +159,7 @@ def test_an_error_in_training_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("kind", [StructuredLearner, PruningLearner])
-def test_an_interrupt_of_forget_leaves_nothing_behind(
+def test_interrupt_at_any_line_of_forget_leaves_the_learner_whole(
     kind: type[StructuredLearner | PruningLearner], tasks: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learner_module, "fit", trained_instantly)
@@ -182,7 +182,7 @@ def test_an_interrupt_of_forget_leaves_nothing_behind(
     raise AssertionError("the last line comes after all is done")
 
 
-def test_the_first_task_of_a_batch_ensemble_trains_the_shared_weights(
+def test_first_task_of_a_batch_ensemble_trains_the_shared_weights(
     tasks: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learner_module, "fit", trained_instantly)

@@ -31,11 +31,11 @@ def state(learner: se.continual.Learner) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("method", [name for name in LEARNERS if name != "naive"])
 @pytest.mark.parametrize("backbone", ["plain", "normalized"])
-def test_all_but_naive_keep_what_they_have_learned(method: str, backbone: str) -> None:
+def test_every_learner_but_naive_keeps_earlier_logits(method: str, backbone: str) -> None:
     learn_and_check(LEARNERS[method](make_backbone(backbone), weight_decay=0.01, **SHORT), TASKS[:3])
 
 
-def test_single_model_is_a_new_network_for_every_task() -> None:
+def test_single_model_trains_a_new_network_per_task() -> None:
     learner = SingleModelLearner(make_backbone("normalized"), **SHORT)
     for task in TASKS[:3]:
         learner.learn(task)
@@ -44,7 +44,7 @@ def test_single_model_is_a_new_network_for_every_task() -> None:
         assert torch.equal(*(own.logits(inputs_of(task), task.number) for own in (learner, alone)))
 
 
-def test_supsup_never_changes_a_weight_and_shows_half_of_them() -> None:
+def test_supsup_keeps_all_weights_and_masks_half_of_them() -> None:
     learner = SupSupLearner(make_backbone("plain"), **SHORT)
     before = state(learner)
     for task in TASKS[:2]:
@@ -60,7 +60,7 @@ def test_supsup_never_changes_a_weight_and_shows_half_of_them() -> None:
         assert not torch.equal(*masks)
 
 
-def test_the_supermask_by_hand() -> None:
+def test_supermask_equals_a_hand_computation() -> None:
     """Forward: the largest |scores|; backward: as if the mask were the |scores| themselves."""
     mask = Supermask(torch.Size([2, 3]), keep=0.5, seed=0)
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_the_supermask_by_hand() -> None:
     assert Supermask(torch.Size([2, 3]), keep=1.0, seed=0).mask().all()
 
 
-def test_batch_ensemble_shares_the_weights_of_the_first_task() -> None:
+def test_batch_ensemble_keeps_the_weights_of_the_first_task() -> None:
     learner = BatchEnsembleLearner(make_backbone("plain"), **SHORT)
     start = state(learner)
     learner.learn(TASKS[0])
@@ -98,7 +98,7 @@ def test_batch_ensemble_shares_the_weights_of_the_first_task() -> None:
     assert not torch.equal(weight, start["conv2.weight"])
 
 
-def test_pruning_goes_on_learning_and_cuts_what_would_disturb() -> None:
+def test_pruning_learns_later_tasks_and_cuts_connections_to_new_neurons() -> None:
     """The authors' own stands still after the second task."""
     learner = PruningLearner(make_backbone("plain"), strength=1e-3, margin=0.2, **{**SHORT, "epochs": 8})
     for task in TASKS:
@@ -121,7 +121,7 @@ def test_pruning_goes_on_learning_and_cuts_what_would_disturb() -> None:
     assert sum(own[3] for own in learner.capacity().taken.values()) > 0  # the fourth task still found neurons
 
 
-def test_pruning_costs_no_more_accuracy_than_the_margin() -> None:
+def test_pruning_loses_no_more_accuracy_than_its_margin() -> None:
     kept = {}
     for margin in (0.0, 0.3):
         learner = PruningLearner(make_backbone("plain"), margin=margin, strength=0.0, **{**SHORT, "epochs": 20})
@@ -136,7 +136,7 @@ def test_pruning_costs_no_more_accuracy_than_the_margin() -> None:
     assert kept[0.3] <= kept[0.0] < 24
 
 
-def test_activity_by_hand() -> None:
+def test_mean_activity_equals_a_hand_computation() -> None:
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(75, 4), nn.Tanh())
     network = se.continual.heads.TaskNetwork(backbone, nn.Linear(4, 2))
@@ -153,7 +153,7 @@ def test_activity_by_hand() -> None:
     ("backbone", "shape", "expected"),
     [("lenet5_backbone", (1, 8, 8), (50_550, 142, 165)), ("half_vgg11_backbone", (3, 8, 8), (2_304_864, 1_376, 2_499))],
 )
-def test_memory_is_what_the_paper_says(backbone: str, shape: tuple[int, ...], expected: tuple[int, int, int]) -> None:
+def test_memory_equals_the_papers_tables(backbone: str, shape: tuple[int, ...], expected: tuple[int, int, int]) -> None:
     """Tables 7 and 8, where the paper prints 164 for the 7 + 22 + 136 factors of LeNet-5."""
     floats, neurons, factors = expected
     tasks = 2
@@ -196,7 +196,7 @@ class Bare(nn.Module):
 
 
 @pytest.mark.parametrize("method", LEARNERS)
-def test_a_weight_without_a_layer_is_learned_with(method: str) -> None:
+def test_bare_parameters_of_a_backbone_are_trained(method: str) -> None:
     tasks = make_tasks(2)
     learner = LEARNERS[method](Bare(), **SHORT)
     learner.learn(tasks[0])

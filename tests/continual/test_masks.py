@@ -30,7 +30,7 @@ TASKS = make_tasks()
         )
     )
 )
-def test_packing_is_exact_and_as_small_as_promised(case: tuple[int, tuple[list[int], ...]]) -> None:
+def test_packed_owners_round_trip_in_the_fewest_bits(case: tuple[int, tuple[list[int], ...]]) -> None:
     stages, groups = case
     owners = Owners({str(index): torch.tensor(own) for index, own in enumerate(groups)}, rest=0)
     sizes = {name: len(own) for name, own in owners.groups.items()}
@@ -44,7 +44,9 @@ def test_packing_is_exact_and_as_small_as_promised(case: tuple[int, tuple[list[i
 
 @pytest.mark.parametrize("scope", ["layer", "network"])
 @pytest.mark.parametrize("extraction", ["hard", "soft"])
-def test_the_choice_follows_the_scores(scope: str, extraction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_take_the_neurons_with_the_highest_scores(
+    scope: str, extraction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With scores given by hand, the neurons that each task takes are worked out here by sorting."""
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(49, 6), nn.ReLU(), nn.Linear(6, 9), nn.ReLU())
@@ -81,7 +83,7 @@ def test_the_choice_follows_the_scores(scope: str, extraction: str, monkeypatch:
         free -= taken
 
 
-def test_twelve_tasks_on_a_small_lenet() -> None:
+def test_tasks_beyond_capacity_train_their_heads_only_and_warn() -> None:
     """Capacity runs out gracefully: every task is learned, the last by their heads alone, and the learner says so."""
     tasks = make_tasks(tasks=12, per_class=8, size=8)
     torch.manual_seed(0)
@@ -118,7 +120,7 @@ def _free(learner: StructuredLearner) -> int | None:
 
 
 @pytest.mark.parametrize("kind", [StructuredLearner, PruningLearner])
-def test_forgetting_frees_neurons_and_changes_nobody_else(kind: type[StructuredLearner]) -> None:
+def test_forget_frees_neurons_and_keeps_other_tasks(kind: type[StructuredLearner]) -> None:
     own = {"search_epochs": 1} if kind is StructuredLearner else {"strength": 1e-3}
     learner = kind(make_backbone("residual"), **own, **SHORT)
     learn_and_check(learner, TASKS[:3])
@@ -144,7 +146,7 @@ def test_forgetting_frees_neurons_and_changes_nobody_else(kind: type[StructuredL
     learner.learn(TASKS[3])
 
 
-def test_what_was_trained_is_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trained_network_equals_the_stored_task_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """The network in training has its past neurons restored all along, so that it is the one cut out afterwards."""
     learner = StructuredLearner(
         make_backbone("normalized"), search_epochs=1, optimizer="adamw", weight_decay=0.1, rate=0.01, **SHORT
@@ -165,7 +167,7 @@ def test_what_was_trained_is_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
             assert torch.equal(trained[-1](x), learner.network(task.number)(x))
 
 
-def test_the_papers_head_leaves_the_features_to_be_pruned() -> None:
+def test_features_before_the_papers_head_are_prunable() -> None:
     """Its copies of a feature go with the feature."""
     network = TaskNetwork(make_backbone("plain"), PaperHead(16, 2))
     assert "backbone.conv2" in se.trace(network, torch.zeros(2, 1, 7, 7)).prunable

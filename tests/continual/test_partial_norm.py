@@ -26,7 +26,9 @@ def reference(norm: nn.Module, x: Tensor, past: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("shape", [(8, 5), (6, 5, 3, 2)])
-def test_values_gradients_and_statistics(affine: bool, shape: tuple[int, ...]) -> None:
+def test_partly_frozen_norm_matches_a_reference_in_outputs_gradients_and_statistics(
+    affine: bool, shape: tuple[int, ...]
+) -> None:
     torch.manual_seed(0)
     kind = nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d
     norm = kind(5, affine=affine, momentum=0.3).double()
@@ -63,7 +65,7 @@ def test_values_gradients_and_statistics(affine: bool, shape: tuple[int, ...]) -
     assert frozen.state_dict().keys() == norm.state_dict().keys()
 
 
-def test_no_batch_of_a_task_is_small() -> None:
+def test_last_batch_is_not_tiny() -> None:
     """Statistics of the few samples that are left for a last batch would be what the task is tested with."""
     sizes = []
 

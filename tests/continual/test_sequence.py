@@ -22,7 +22,7 @@ TASKS = make_tasks()
 pytestmark = pytest.mark.filterwarnings("ignore:task . gets no neuron")  # small backbones fill up
 
 
-def test_the_figures_of_a_matrix_by_hand() -> None:
+def test_matrix_figures_equal_a_hand_computation() -> None:
     matrix = AccuracyMatrix(((0.9,), (0.8, 0.7), (0.5, 0.6, 0.95)))
     assert matrix.accuracy == pytest.approx((0.9 + 0.8 + 0.7 + 0.5 + 0.6 + 0.95) / 6)
     assert matrix.final_accuracy == pytest.approx((0.5 + 0.6 + 0.95) / 3)
@@ -40,13 +40,13 @@ def test_the_figures_of_a_matrix_by_hand() -> None:
         AccuracyMatrix(((0.9,), (0.8,)))
 
 
-def test_the_heat_map_shows_every_number() -> None:
+def test_accuracy_matrix_figure_shows_every_number() -> None:
     figure = AccuracyMatrix(((0.9,), (0.8, 0.123))).figure()
     assert {text.get_text() for text in figure.axes[0].texts} == {"90.0", "80.0", "12.3"}
 
 
 @pytest.mark.parametrize("method", LEARNERS)
-def test_rows_are_the_accuracies_after_each_task(method: str) -> None:
+def test_matrix_rows_are_the_accuracies_after_each_task(method: str) -> None:
     """Against a loop over samples; and without identity, with an argmin over entropies."""
     learner, again = (LEARNERS[method](make_backbone(), seed=1, **SHORT) for _ in range(2))
     matrix = run_sequence(learner, TASKS[:3])
@@ -81,7 +81,7 @@ def test_rows_are_the_accuracies_after_each_task(method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "backbone"), [*((method, "normalized") for method in LEARNERS), ("structured", "residual")]
 )
-def test_a_loaded_learner_goes_on_as_if_never_saved(method: str, backbone: str, tmp_path: Path) -> None:
+def test_loaded_learner_continues_like_the_original(method: str, backbone: str, tmp_path: Path) -> None:
     learner = LEARNERS[method](make_backbone(backbone), seed=2, **SHORT)
     for task in TASKS[:2]:
         learner.learn(task)
@@ -101,7 +101,7 @@ def test_a_loaded_learner_goes_on_as_if_never_saved(method: str, backbone: str, 
     assert path.read_bytes() == (tmp_path / "again.safetensors").read_bytes()
 
 
-def test_the_file_is_small_safe_and_tells_what_is_wrong_with_it(tmp_path: Path) -> None:
+def test_learner_file_is_compact_and_refuses_wrong_methods_and_damage(tmp_path: Path) -> None:
     path = tmp_path / "learner.safetensors"
     learner = StructuredLearner(se.zoo.lenet5_backbone(), epochs=0, search_epochs=0, quiet=True)
     for task in make_tasks(tasks=5, size=8):
@@ -149,7 +149,7 @@ run_sequence(Talking(make_backbone("normalized"), **LONG), make_tasks(), {folder
 """
 
 
-def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+def test_killed_sequence_resumes_to_the_same_bits(tmp_path: Path) -> None:
     """With kill -9 in the third task; and the file of a run that was never killed is the same to the byte."""
     folder, whole = tmp_path / "killed", tmp_path / "whole"
     script = SCRIPT.format(root=str(ROOT), folder=str(folder))
@@ -166,7 +166,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
         assert torch.equal(logits, never.logits(inputs_of(TASKS[number]), number))
 
 
-def test_a_run_folder_belongs_to_one_run(tmp_path: Path) -> None:
+def test_sequence_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     settings = {"epochs": 0, "search_epochs": 0, "quiet": True}
     first = StructuredLearner(make_backbone(), **settings)
     matrix = run_sequence(first, TASKS[:2], tmp_path)
@@ -197,7 +197,7 @@ def test_a_run_folder_belongs_to_one_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "rows", [None, 3, [3], [["a"]], [[None]], [[2.0]], [[True]], [[0.5, 0.5]], [[0.5], [0.5, 0.5], [0.5, 0.5, 0.5]], []]
 )
-def test_forged_progress_is_refused(tmp_path: Path, rows: object) -> None:
+def test_forged_matrix_file_is_refused(tmp_path: Path, rows: object) -> None:
     """With a checksum that fits; of two tasks learned, rows for all but the last are there at least."""
     settings = {"epochs": 0, "search_epochs": 0, "quiet": True}
     run_sequence(StructuredLearner(make_backbone(), **settings), TASKS[:2], tmp_path)
@@ -208,7 +208,7 @@ def test_forged_progress_is_refused(tmp_path: Path, rows: object) -> None:
             run_sequence(StructuredLearner(make_backbone(), **settings), TASKS[:2], tmp_path)
 
 
-def test_a_first_task_that_fails_leaves_nothing_in_the_folder(tmp_path: Path) -> None:
+def test_failing_first_task_leaves_an_empty_folder(tmp_path: Path) -> None:
     class Failing(StructuredLearner):
         def learn(self, task: Task) -> None:
             raise ValueError("a mistake")
@@ -224,7 +224,7 @@ def with_other_inputs(task: Task) -> Task:
     return replace(task, data=replace(task.data, train=replace(split, inputs=split.inputs.flip(-1))))
 
 
-def test_a_learner_is_evaluated_like_any_ensemble() -> None:
+def test_evaluate_of_a_task_equals_the_sequence_accuracy() -> None:
     learner = StructuredLearner(make_backbone(), search_epochs=1, **SHORT)
     learn_and_check(learner, TASKS[:2])
     figures = se.evaluate(learner.ensemble(1), TASKS[1].data)

@@ -16,7 +16,9 @@ IMAGE = 1 / 72 * 5 / 15 / 3
 
 
 @pytest.mark.filterwarnings("ignore:task . gets no neuron")  # Pruning may have given all away
-def test_split_digits(record_property: Callable[[str, object], None]) -> None:
+def test_structured_learner_matches_single_and_supsup_on_split_digits(
+    record_property: Callable[[str, object], None],
+) -> None:
     """The structured learner is as good as a network per task and as SupSup, whose masks take 800 times the memory.
 
     The backbone, epochs and rate were chosen for all methods together, on held-out training images: there, over 12

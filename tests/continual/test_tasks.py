@@ -43,7 +43,7 @@ def test_digits_are_split_into_five_tasks(shuffle_labels: bool) -> None:
     assert [str(task) for task in load_tasks("digits")][1] == "task 1: 2, 3"
 
 
-def test_the_benchmarks_have_the_papers_sizes() -> None:
+def test_benchmarks_have_the_papers_numbers_of_tasks_and_classes() -> None:
     names = {"mnist": (5, 2), "cifar10": (5, 2), "cifar100": (10, 10), "tiny-imagenet": (10, 20), "digits": (5, 2)}
     for name, (tasks, classes) in names.items():
         info = se.data.sources.DATA_SETS[name]
@@ -54,7 +54,7 @@ def test_the_benchmarks_have_the_papers_sizes() -> None:
         assert (len(split), {len(task.classes) for task in split}) == (tasks, {classes})
 
 
-def test_streamed_data_are_split_too() -> None:
+def test_streamed_data_are_split_into_tasks() -> None:
     """The same batches, sizes and order as the same data in memory."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(50, 3, generator=generator), torch.randint(0, 6, (50,), generator=generator)
@@ -71,7 +71,7 @@ def test_streamed_data_are_split_too() -> None:
                 assert torch.equal(ours[1], theirs[1])
 
 
-def test_a_learner_takes_streamed_tasks() -> None:
+def test_learner_accepts_streamed_tasks() -> None:
     x = torch.rand(64, 1, 7, 7)
     loader = DataLoader(TensorDataset(x, torch.arange(64) % 4), batch_size=16)
     learner = StructuredLearner(make_backbone(), search_epochs=1, **SHORT)
@@ -80,7 +80,7 @@ def test_a_learner_takes_streamed_tasks() -> None:
     assert learner.predict(x, task=1).shape == (64,)
 
 
-def test_a_task_without_validation_or_test_samples() -> None:
+def test_task_may_lack_validation_and_test_samples() -> None:
     x, y = torch.rand(40, 1, 7, 7), torch.arange(40) % 4
     few = y < 2
     data = se.Data.from_arrays(x, y, validation=(x[few], y[few]), test=(x[few], y[few]))
@@ -96,7 +96,7 @@ def test_a_task_without_validation_or_test_samples() -> None:
 
 
 @pytest.mark.parametrize("method", LEARNERS)
-def test_tables_of_numbers_in_double_precision(method: str, tmp_path: Path) -> None:
+def test_learner_accepts_tabular_data_in_float64(method: str, tmp_path: Path) -> None:
     """Neither images nor float32."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(80, 5, generator=generator), torch.arange(80) % 4
@@ -111,7 +111,7 @@ def test_tables_of_numbers_in_double_precision(method: str, tmp_path: Path) -> N
     assert torch.equal(learner.logits(x, 0), same.logits(x, 0))
 
 
-def test_what_cannot_be_split() -> None:
+def test_invalid_splits_are_errors() -> None:
     data = se.load_data("digits")
     with pytest.raises(ValueError, match=r"divide the 10 classes: one of \[1, 2, 5, 10\], not 3"):
         split_tasks(data, 3)
@@ -124,7 +124,7 @@ def test_what_cannot_be_split() -> None:
 
 
 @pytest.mark.parametrize("method", LEARNERS)
-def test_bad_input_is_refused_and_leaves_the_learner_as_it_was(method: str) -> None:
+def test_invalid_task_is_refused_and_leaves_the_learner_unchanged(method: str) -> None:
     learner = LEARNERS[method](make_backbone(), **SHORT)
     with pytest.raises(ValueError, match="learned \\(none yet\\), not 0"):
         learner.predict(inputs_of(TASKS[0]), task=0)
@@ -158,7 +158,7 @@ def test_bad_input_is_refused_and_leaves_the_learner_as_it_was(method: str) -> N
     learner.learn(TASKS[1])  # and it can still learn
 
 
-def test_what_a_learner_is_made_of() -> None:
+def test_invalid_learner_arguments_are_errors() -> None:
     backbone = make_backbone()
     with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
         StructuredLearner("lenet5")
@@ -182,7 +182,7 @@ def test_what_a_learner_is_made_of() -> None:
     assert all(parameter.requires_grad for parameter in backbone.parameters())
 
 
-def test_the_papers_head() -> None:
+def test_papers_head_has_the_papers_size_and_keeps_earlier_logits() -> None:
     """49 copies of every feature and two hidden layers: 98 million parameters on a half-VGG11."""
     with torch.device("meta"):
         head = se.continual.heads.PaperHead(256, 2)

@@ -67,7 +67,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.usefixtures("watched")
-def test_training(precision: str, optimizer: str) -> None:
+def test_training_steps_never_wait_for_the_device(precision: str, optimizer: str) -> None:
     """Networks of odd widths among them, which get channels of zeros in bfloat16."""
     members = [pruned(0.8, in_channels=1), network(1, width=5, dropout=0.3), Viewing(1)]
     recipe = se.Recipe(
@@ -78,7 +78,7 @@ def test_training(precision: str, optimizer: str) -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1e5])  # as it is, and in units of its own
 @pytest.mark.usefixtures("watched")
-def test_the_walk_of_a_regression(scale: float) -> None:
+def test_regression_steps_never_wait_for_the_device(scale: float) -> None:
     x, recipe = torch.randn(300, 6), se.Recipe(epochs=2, rate=0.01)
     data, model = se.Data.from_arrays(x, x.sum(1) * scale), se.zoo.mlp(6, 1)
     ensemble = se.structured_ensemble(model, data, 2, recipe=recipe, search_epochs=1, device="cpu", quiet=True)
@@ -87,7 +87,7 @@ def test_the_walk_of_a_regression(scale: float) -> None:
 
 @pytest.mark.parametrize("method", ["snapshot", "batch-ensemble", "mc-dropout"])
 @pytest.mark.usefixtures("watched")
-def test_training_by_other_methods(method: str) -> None:
+def test_training_steps_of_other_methods_never_wait_for_the_device(method: str) -> None:
     from structured_ensembles.methods import METHODS
 
     model = se.zoo.resnet20(in_channels=1)
@@ -96,7 +96,7 @@ def test_training_by_other_methods(method: str) -> None:
 
 @pytest.mark.parametrize("diversity", ["mmd", "overlap", None])
 @pytest.mark.usefixtures("watched")
-def test_search_and_saliency(diversity: Any) -> None:
+def test_search_and_saliency_steps_never_wait_for_the_device(diversity: Any) -> None:
     data, model = few_digits(), se.zoo.resnet20(in_channels=1)
     traced = se.trace(model, data.example())
     scales = se.learn_scales(
@@ -107,7 +107,9 @@ def test_search_and_saliency(diversity: Any) -> None:
 
 @pytest.mark.parametrize("images", [3, 80])
 @pytest.mark.parametrize("kind", [Viewing, se.zoo.resnet20])
-def test_prediction(watched: list[Step], images: int, kind: Callable[..., nn.Module]) -> None:
+def test_captured_prediction_never_waits_and_equals_the_plain_pass(
+    watched: list[Step], images: int, kind: Callable[..., nn.Module]
+) -> None:
     ensemble = se.Ensemble([kind(10) if kind is se.zoo.resnet20 else kind(3) for _ in range(2)]).eval()
     x = torch.rand(images, 3, 8, 8)
     place, results, replay = captured_prediction(ensemble, x)
@@ -119,7 +121,9 @@ def test_prediction(watched: list[Step], images: int, kind: Callable[..., nn.Mod
     assert len(watched) == 1
 
 
-def test_predictions_follow_the_ensemble(watched: list[Step], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prediction_graphs_are_dropped_when_weights_move_or_mode_changes(
+    watched: list[Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the fourth of a shape on they are replayed, until something has moved."""
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)  # part of what a graph is kept by
     data = few_digits()
@@ -159,7 +163,7 @@ def test_predictions_follow_the_ensemble(watched: list[Step], monkeypatch: pytes
 @pytest.mark.parametrize("method", LEARNERS)
 @pytest.mark.filterwarnings("ignore:task . gets no neuron")
 @pytest.mark.usefixtures("watched")
-def test_continual_learning(method: str) -> None:
+def test_continual_steps_never_wait_for_the_device(method: str) -> None:
     own = {"search_epochs": 2} if method == "structured" else {}
     learner = LEARNERS[method](make_backbone(), device="cpu", **SHORT, **own)
     for task in make_tasks()[:2]:
@@ -199,7 +203,7 @@ class Reading(nn.Module):
     ],
 )
 @pytest.mark.usefixtures("watched")
-def test_the_watch_sees(how: str, message: str) -> None:
+def test_operations_that_wait_for_the_device_are_detected(how: str, message: str) -> None:
     se.train(se.Ensemble([se.zoo.mlp(64)]), few_digits(), se.Recipe(epochs=2), "cpu", quiet=True)
     with pytest.raises((AssertionError, RuntimeError), match=message):
         se.train(se.Ensemble([Reading(how)]), few_digits(), se.Recipe(epochs=2), "cpu", quiet=True)

@@ -33,7 +33,7 @@ def coloured(images: np.ndarray) -> Any:
 
 
 @pytest.mark.parametrize("kind", [grey, grey_floats, coloured])
-def test_a_network_that_views_goes_the_whole_way(kind: Any) -> None:
+def test_network_that_flattens_by_view_searches_trains_and_predicts(kind: Any) -> None:
     images, labels = digits()
     inputs = kind(images)
     data = se.Data.from_arrays(inputs[:300], labels[:300], test=(inputs[300:], labels[300:]))
@@ -47,7 +47,7 @@ def test_a_network_that_views_goes_the_whole_way(kind: Any) -> None:
     se.trace(Viewing(3), torch.randn(2, 8, 8, 3).permute(0, 3, 1, 2))
 
 
-def test_many_images_are_predicted_channels_last_where_all_members_can() -> None:
+def test_large_batches_are_predicted_channels_last_if_all_members_can() -> None:
     few, many = torch.rand(8, 3, 8, 8), torch.rand(MANY, 3, 8, 8)
     able, unable = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 10)), Viewing(3)
     assert memory_order(se.Ensemble([able, able]), many) == torch.channels_last
@@ -90,7 +90,7 @@ class Auxiliary(nn.Module):
         return result
 
 
-def test_a_network_sees_nothing_but_its_data() -> None:
+def test_probing_channels_last_leaves_no_trace_in_a_network() -> None:
     """Whether it can take the layout is tried on a copy."""
     images, labels = digits()
     data = se.Data.from_arrays(coloured(images), labels)
@@ -114,7 +114,7 @@ class Watched(nn.Sequential):
         return result
 
 
-def test_others_train_channels_last_and_are_given_back_as_they_were() -> None:
+def test_other_networks_train_channels_last_and_return_to_their_layout() -> None:
     images, labels = digits()
     data = se.Data.from_arrays(coloured(images), labels)
     network = Watched(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))

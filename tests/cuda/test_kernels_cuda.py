@@ -14,16 +14,16 @@ pytestmark = pytest.mark.cuda
 @pytest.mark.usefixtures("without_tf32")
 @pytest.mark.parametrize("shape", [(128, 8, 32, 32), (3, 7, 5, 5), (16, 70, 4, 4), (300, 3, 33, 31), (2, 1, 1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_our_batch_norm_is_pytorchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_batch_norm_equals_pytorch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check_batch_norm(shape, dtype, "cuda")
 
 
-def test_our_batch_norm_leaves_channels_of_zeros() -> None:
+def test_batch_norm_keeps_padded_channels_zero() -> None:
     check_channels_of_zeros(9, "cuda")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nobody_notices_what_is_pending(name: str) -> None:
+def test_fused_sums_and_relus_equal_plain_pytorch(name: str) -> None:
     following, joined = CASES[name]
     assert check(following, "cuda") == joined
 
@@ -41,13 +41,13 @@ def test_nobody_notices_what_is_pending(name: str) -> None:
         ((3, 1, 28, 28), 20, 7, 1, 3),
     ],
 )
-def test_our_convolution_is_pytorchs(
+def test_convolution_equals_float64_pytorch(
     shape: tuple[int, ...], outputs: int, size: int, stride: int, padding: int
 ) -> None:
     check_convolution(shape, outputs, size, stride, padding, torch.bfloat16, "cuda")
 
 
-def test_our_convolution_of_a_part_of_an_image() -> None:
+def test_convolution_of_a_strided_view_equals_pytorch() -> None:
     whole = torch.randn(8, 32, 16, 16, device="cuda").to(torch.bfloat16, memory_format=torch.channels_last)
     layer = nn.Conv2d(16, 8, 3, padding=1, bias=False).to("cuda", torch.bfloat16, memory_format=torch.channels_last)
     with torch.autocast("cuda", torch.bfloat16):
@@ -58,6 +58,6 @@ def test_our_convolution_of_a_part_of_an_image() -> None:
 
 
 @pytest.mark.parametrize("augmentation", ["none", "crop", "crop+flip"])
-def test_a_batch_drawn_in_one_kernel_is_the_one_drawn_in_many(augmentation: str) -> None:
+def test_batch_drawn_in_one_kernel_equals_the_feeds_batch(augmentation: str) -> None:
     check_drawn_batch(augmentation, (3, 32, 32), "cuda")
     check_drawn_batch(augmentation, (1, 11, 7), "cuda")

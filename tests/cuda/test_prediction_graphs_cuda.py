@@ -24,7 +24,7 @@ def check_replayed(ensemble: se.Ensemble, x: torch.Tensor) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_network_that_views_trains_and_predicts_in_graphs() -> None:
+def test_network_that_flattens_by_view_trains_and_predicts_in_graphs() -> None:
     torch.manual_seed(0)
     images = torch.randint(0, 256, (600, 3, 8, 8), dtype=torch.uint8)
     data = se.Data.from_arrays(images, torch.arange(600) % 10)
@@ -51,7 +51,7 @@ def test_large_batches_are_predicted_channels_last() -> None:
     assert not orders[-1]
 
 
-def test_prediction_replays_what_it_has_seen() -> None:
+def test_replayed_predictions_follow_changed_weights_and_modes() -> None:
     data = se.load_data("digits")
     ensemble = se.Ensemble(small_networks(3, dropout=0.5)).cuda().eval()
     ensemble.adopt(data)
@@ -89,7 +89,7 @@ def test_prediction_replays_what_it_has_seen() -> None:
 
 @pytest.mark.parametrize("kind", ["tile", "split", "dropout"])
 @pytest.mark.parametrize("training", [False, True])
-def test_networks_of_several_members_can_be_captured(kind: str, training: bool) -> None:
+def test_batch_ensemble_and_dropout_networks_can_be_captured(kind: str, training: bool) -> None:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
     model, example = se.zoo.lenet5(in_channels=1), torch.randn(13, 1, 28, 28)

@@ -94,7 +94,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", SAME)
-def test_the_same_numbers_are_the_same_in_every_kind_of_array(kind: str) -> None:
+def test_equal_values_in_any_array_type_give_equal_data(kind: str) -> None:
     data = se.Data.from_arrays(COLUMNS, LABELS, standardize=False)
     given = SAME[kind](COLUMNS)
     with warnings.catch_warnings():
@@ -109,7 +109,7 @@ def test_the_same_numbers_are_the_same_in_every_kind_of_array(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_is_no_array_of_numbers_is_named_at_every_door(kind: str) -> None:
+def test_non_numeric_arrays_are_refused_by_every_entry_point(kind: str) -> None:
     make, sentence = WRONG[kind]
     given = make(COLUMNS)
     ensemble = ensemble_of(se.Data.from_arrays(COLUMNS, LABELS), 4)
@@ -124,7 +124,7 @@ def test_what_is_no_array_of_numbers_is_named_at_every_door(kind: str) -> None:
             door()
 
 
-def test_numbers_that_a_dataset_or_loader_gives_are_checked_too() -> None:
+def test_arrays_from_datasets_and_loaders_are_checked() -> None:
     ensemble = ensemble_of(se.Data.from_arrays(COLUMNS, LABELS), 4)
     masked = np.ma.masked_array(COLUMNS, COLUMNS > 1)
     with pytest.raises(TypeError, match=r"train\[\d+\].*masked values"):
@@ -154,7 +154,7 @@ def test_numbers_that_a_dataset_or_loader_gives_are_checked_too() -> None:
             ensemble.predict(x)
 
 
-def test_targets_are_checked_as_inputs_are() -> None:
+def test_targets_are_checked_like_inputs() -> None:
     for targets, sentence in (
         (np.ma.masked_array(LABELS, np.arange(40) == 3), "has 1 masked values"),
         (np.full(40, 1e200), "beyond 3.4e38"),
@@ -173,7 +173,7 @@ def test_targets_are_checked_as_inputs_are() -> None:
         assert se.Data.from_arrays(COLUMNS, same).train.targets.tolist() == LABELS.tolist()
 
 
-def test_a_large_label_is_no_reason_for_millions_of_classes() -> None:
+def test_huge_label_is_refused_as_a_number_of_classes() -> None:
     labels = LABELS.copy()
     labels[7] = 20_000_000
     sentence = r"targets reach to 20,000,000, which would be 20,000,001 classes for 40 samples: number the classes"
@@ -194,7 +194,7 @@ def test_a_large_label_is_no_reason_for_millions_of_classes() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.int32, np.int64, np.uint32])
-def test_images_of_other_whole_numbers_than_bytes_need_a_normalization(dtype: Any) -> None:
+def test_integer_images_other_than_uint8_need_a_normalization(dtype: Any) -> None:
     images = PIXELS.astype(dtype) * (100 if dtype == np.uint16 else 1)
     name = np.dtype(dtype).name
     loader = DataLoader(TensorDataset(torch.from_numpy(images), torch.tensor(LABELS)), batch_size=20)
@@ -213,7 +213,7 @@ def test_images_of_other_whole_numbers_than_bytes_need_a_normalization(dtype: An
     assert se.Data.from_arrays(images, LABELS, normalization="none").normalization is None
 
 
-def test_images_of_zeros_and_ones_may_have_any_type() -> None:
+def test_binary_images_may_have_any_dtype() -> None:
     expected = se.Data.from_arrays((PIXELS > 127).astype(np.float32), LABELS)
     for dtype in (bool, int, np.uint16):
         data = se.Data.from_arrays((PIXELS > 127).astype(dtype), LABELS)
@@ -221,7 +221,7 @@ def test_images_of_zeros_and_ones_may_have_any_type() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint16])
-def test_an_ensemble_of_bytes_takes_no_other_whole_numbers(dtype: torch.dtype) -> None:
+def test_ensemble_trained_on_uint8_refuses_other_integers(dtype: torch.dtype) -> None:
     ensemble = ensemble_of(se.Data.from_arrays(PIXELS, LABELS), 36)
     expected = ensemble.predict_proba(PIXELS)
     torch.testing.assert_close(ensemble.predict_proba(PIXELS / 255), expected)
@@ -237,7 +237,7 @@ def test_an_ensemble_of_bytes_takes_no_other_whole_numbers(dtype: torch.dtype) -
         ensemble.calibrate((given, LABELS))
 
 
-def test_a_learner_of_bytes_takes_no_other_whole_numbers(tmp_path: Any) -> None:
+def test_learner_trained_on_uint8_refuses_other_integers(tmp_path: Any) -> None:
     learner, task = NaiveLearner(make_backbone(), epochs=1, quiet=True, device="cpu"), make_tasks(1)[0]
     learner.learn(task)
     learner.save(tmp_path / "learner.safetensors")
@@ -274,7 +274,7 @@ def test_pixels_among_several_inputs_are_checked() -> None:
     torch.testing.assert_close(bytes_too, expected)
 
 
-def test_bytes_are_numbers_where_an_ensemble_was_trained_on_columns() -> None:
+def test_uint8_is_not_rescaled_for_an_ensemble_trained_on_columns() -> None:
     """Such as ages: divided by 255, they would be another person's."""
     ages = rng.integers(20, 90, (40, 4))
     ensemble = ensemble_of(se.Data.from_arrays(ages.astype(np.float32), LABELS), 4)
@@ -286,7 +286,7 @@ def test_bytes_are_numbers_where_an_ensemble_was_trained_on_columns() -> None:
     torch.testing.assert_close(floats.predict_proba(PIXELS), floats.predict_proba(PIXELS / 255))
 
 
-def test_inputs_beyond_half_precision_are_named() -> None:
+def test_inputs_beyond_float16_range_are_refused() -> None:
     data = se.Data.from_arrays(COLUMNS, LABELS, standardize=False)
     ensemble = ensemble_of(data, 4)
     large = COLUMNS * np.float32(1e6)
@@ -295,7 +295,7 @@ def test_inputs_beyond_half_precision_are_named() -> None:
         ensemble.half().predict(large)
 
 
-def test_read_only_memory_is_not_copied(tmp_path: Any) -> None:
+def test_read_only_arrays_are_not_copied(tmp_path: Any) -> None:
     np.save(tmp_path / "x.npy", COLUMNS)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     assert as_tensor("x", mapped).data_ptr() == mapped.ctypes.data

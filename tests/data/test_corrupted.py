@@ -88,7 +88,7 @@ def expect(monkeypatch: pytest.MonkeyPatch, name: str, root: Path, **fields: int
 @pytest.mark.parametrize(
     ("name", "folder", "classes"), [("cifar10-c", "CIFAR-10-C", 10), ("cifar100-c", "CIFAR-100-C", 100)]
 )
-def test_arrays(
+def test_cifar_c_arrays_are_read_from_folder_and_archive(
     name: str, folder: str, classes: int, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrays = cifar_files(classes)
@@ -115,7 +115,9 @@ def test_arrays(
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_tiny_imagenet_c(packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_imagenet_c_is_read_from_folder_and_archive(
+    packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "downloads").mkdir()
     classes = ["n03", "n01", "n02", "n04"]  # in the order of wnids.txt, which is not that of the alphabet
     tiny_imagenet(tmp_path / "downloads" / "tiny-imagenet-200.zip", classes, picture, None)
@@ -151,7 +153,7 @@ def broken(arrays: dict[str, np.ndarray]) -> dict[str, tuple[dict[str, bytes], s
 
 
 @pytest.mark.parametrize("kind", broken(cifar_files(10)))
-def test_damaged_files_get_a_sentence(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_corrupted_files_are_errors(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, message = broken(cifar_files(10))[kind]
     unpack(tmp_path / "CIFAR-10-C", files)
     expect(monkeypatch, "cifar10-c", tmp_path)
@@ -160,7 +162,7 @@ def test_damaged_files_get_a_sentence(kind: str, tmp_path: Path, monkeypatch: py
     assert "cifar10-c: fog at severity 2" in str(caught.value)
 
 
-def test_archives_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives_are_verified_by_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ValueError, match="name must be one of 'cifar10-c', 'cifar100-c', 'tiny-imagenet-c', not 'svhn'"
     ):
@@ -183,12 +185,12 @@ def test_archives_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert all(len(bytes.fromhex(info.archive.md5)) == 16 for info in CORRUPTED_SETS.values())
 
 
-def test_no_archive_comes_over_http_by_md5_alone() -> None:
+def test_http_archives_have_more_than_an_md5() -> None:
     for archive in (info.archive for info in CORRUPTED_SETS.values()):
         assert archive.url.startswith("https:") or archive.sha256, archive.url
 
 
-def test_evaluate_on_official_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_uses_official_corrupted_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unpack(tmp_path / "CIFAR-10-C", {key: npy(array) for key, array in cifar_files(10).items()})
     expect(monkeypatch, "cifar10-c", tmp_path)
     official = load_corrupted("cifar10-c", tmp_path)
@@ -223,7 +225,7 @@ def official_digits(root: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence
     monkeypatch.setitem(CORRUPTED_SETS, "digits-c", info)
 
 
-def test_reproduce_takes_official_images_where_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reproduce_prefers_official_corrupted_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("structured_ensembles.paper.reproduce.pictures", lambda runs: [])  # which take long to draw
     root, out = tmp_path / "data", tmp_path / "out"
     command = ["reproduce", "table-uncertainty", "--smoke", "--method", "single", "--seeds", "0", "--quiet"]

@@ -20,7 +20,7 @@ def test_splits_are_stratified_disjoint_and_drawn_once_per_seed() -> None:
     assert not torch.equal(other.validation.index, data.validation.index)
 
 
-def test_pixels_are_normalised_floats_are_not() -> None:
+def test_uint8_is_normalised_and_floats_are_not() -> None:
     images = np.random.default_rng(0).integers(0, 256, (20, 3, 4, 4), dtype=np.uint8)
     data = se.Data.from_arrays(images, np.arange(20) % 2, validation=0.0)
     assert data.validation is None
@@ -33,7 +33,7 @@ def test_pixels_are_normalised_floats_are_not() -> None:
     assert torch.equal(next(floats.batches("train", 20))[0], torch.from_numpy(images).float())
 
 
-def test_batches_cover_the_split_in_an_order_that_the_seed_decides() -> None:
+def test_batches_cover_the_split_in_an_order_drawn_from_the_seed() -> None:
     x, y = np.arange(25, dtype=np.float32)[:, None], np.arange(25) % 5
     data = se.Data.from_arrays(x, y, validation=0.0, standardize=False)
     orders = [torch.cat([x for x, _ in data.batches("train", 4, seed=seed)]).flatten() for seed in (None, 0, 0, (0, 1))]
@@ -46,7 +46,7 @@ def test_batches_cover_the_split_in_an_order_that_the_seed_decides() -> None:
         next(data.batches("test", 4))
 
 
-def test_digits_are_scikit_learns() -> None:
+def test_digits_equal_scikit_learns() -> None:
     data = se.load_data("digits")
     assert (data.shape, data.num_classes, data.name) == ((1, 8, 8), 10, "digits")
     assert len(data.train) + len(data.validation) + len(data.test) == 1797
@@ -58,7 +58,7 @@ def test_digits_are_scikit_learns() -> None:
         se.load_data("imagenet")
 
 
-def test_given_splits_and_class_names() -> None:
+def test_explicit_splits_and_class_names_are_kept() -> None:
     x, y = np.zeros((6, 2)), np.array([0, 1, 0, 1, 0, 1])
     data = se.Data.from_arrays(x, y, validation=(x[:2], y[:2]), test=(x, y), classes=["cat", "dog"])
     assert (len(data.train), len(data.validation), len(data.test)) == (6, 2, 6)
@@ -81,7 +81,7 @@ class Pictures(torch.utils.data.Dataset):
         return Image.new(self.mode, (6, 4), (index, 2, 3) if self.mode == "RGB" else index), index % 2
 
 
-def test_datasets_are_read_into_memory_as_pixels() -> None:
+def test_datasets_of_images_are_stored_as_uint8() -> None:
     data = se.Data.from_datasets(Pictures(10), test=Pictures(4), validation=0.2)
     assert data.train.inputs.shape == (10, 3, 4, 6)
     assert data.train.inputs.dtype == torch.uint8
@@ -94,7 +94,7 @@ def test_datasets_are_read_into_memory_as_pixels() -> None:
         se.Data.from_datasets(Pictures(0))
 
 
-def test_loaders_are_streamed() -> None:
+def test_loaders_are_streamed_without_being_stored() -> None:
     class Counting(Pictures):
         read = 0
 
@@ -136,12 +136,12 @@ def zip_batches(data: se.Data, seed: int) -> list[tuple[torch.Tensor, torch.Tens
         (np.zeros((3, 2)), np.array([0.5, 1, 2]), {"task": "classification"}, "whole numbers"),
     ],
 )
-def test_bad_arrays_are_named(inputs, targets, arguments: dict, message: str) -> None:
+def test_invalid_arrays_are_errors(inputs, targets, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         se.Data.from_arrays(inputs, targets, **arguments)
 
 
-def test_data_can_be_printed() -> None:
+def test_repr_of_data_names_its_splits() -> None:
     data = se.load_data("digits")
     assert str(data) == (
         f"Data(digits, 10 classes, train: TensorSplit({len(data.train):,} samples, uint8 of shape (1, 8, 8)), "
@@ -156,7 +156,7 @@ def test_data_can_be_printed() -> None:
 
 @pytest.mark.parametrize(("samples", "size"), [(259, 32), (9000, 128), (44929, 128), (5, 8), (7, 1), (64, 32)])
 @pytest.mark.parametrize("even", [False, True])
-def test_a_feed_gives_every_sample_once(samples: int, size: int, even: bool) -> None:
+def test_feed_gives_every_sample_once_per_epoch(samples: int, size: int, even: bool) -> None:
     x, y = torch.arange(samples)[:, None].float(), torch.zeros(samples).long()
     data = se.Data.from_arrays(x, y, validation=0.0, standardize=False)
     feed = feed_for(data.train, data, size, torch.device("cpu"), even=even)

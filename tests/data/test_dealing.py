@@ -6,7 +6,7 @@ from structured_ensembles.data.dealing import deal
 
 @pytest.mark.parametrize("members", range(1, 9))
 @pytest.mark.parametrize("batch", range(1, 13))
-def test_equal_shares_no_repeats_all_used(batch: int, members: int) -> None:
+def test_deal_gives_equal_hands_without_repeats_using_every_sample(batch: int, members: int) -> None:
     for turn in range(2 * members):
         hands = deal(batch, members, turn)
         assert hands.shape == (members, -(-batch // members))
@@ -14,7 +14,7 @@ def test_equal_shares_no_repeats_all_used(batch: int, members: int) -> None:
         assert torch.equal(hands.unique(), torch.arange(batch))
 
 
-def test_the_extra_samples_go_round() -> None:
+def test_extra_samples_rotate_among_members() -> None:
     # Seven samples for three members: two are dealt twice, to the last hand, which passes on with every turn.
     extra = [deal(7, 3, turn)[:, -1].tolist() for turn in range(3)]
     assert extra == [[2, 5, 1], [1, 2, 5], [5, 1, 2]]

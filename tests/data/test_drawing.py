@@ -6,7 +6,7 @@ from scipy.stats import chisquare
 from structured_ensembles.data.drawing import _MASK, _STEP, _mix, draw, fold, shuffled
 
 
-def test_it_is_splitmix() -> None:
+def test_mix_equals_splitmix64() -> None:
     # The first numbers of the reference implementation, seeded with 0.
     assert [_mix(number * _STEP) for number in (1, 2, 3)] == [
         0xE220A8397B1DCDAF,
@@ -15,14 +15,14 @@ def test_it_is_splitmix() -> None:
     ]
 
 
-def test_tensors_draw_what_scalars_draw() -> None:
+def test_tensor_draws_equal_scalar_draws() -> None:
     for seed in (0, 7, (3, 1), (3, 1, 2)):
         expected = [_mix((fold(seed) + number * _STEP) & _MASK) & (2**63 - 1) for number in range(50)]
         assert draw(seed, 50).tolist() == expected
     assert len({fold(seed) for seed in (0, 1, (0, 0), (0, 1), (1, 0), (0, 0, 0))}) == 6
 
 
-def test_orders_are_permutations_and_uniform() -> None:
+def test_shuffled_orders_are_uniform_permutations() -> None:
     index = torch.arange(100, 120)
     assert shuffled(index, (1, 2)).sort().values.equal(index)
     assert not shuffled(index, (1, 2)).equal(shuffled(index, (1, 3)))

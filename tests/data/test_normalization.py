@@ -41,7 +41,7 @@ def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         (se.Normalization((0.1, 0.2, 0.3), (1.0, 2.0, 3.0)), [0.1, 0.2, 0.3], [1, 2, 3]),
     ],
 )
-def test_pixels_reach_a_network_as_chosen(choice: Any, mean: Any, deviation: Any, tmp_path: Path) -> None:
+def test_pixels_are_normalised_as_chosen(choice: Any, mean: Any, deviation: Any, tmp_path: Path) -> None:
     data = se.Data.from_arrays(IMAGES, LABELS, validation=0.0, normalization=choice)
     shaped = [np.asarray(own, dtype=np.float64).reshape(-1, 1, 1) for own in (mean, deviation)]
     expected = torch.from_numpy((IMAGES / 255 - shaped[0]) / shaped[1]).float()
@@ -59,7 +59,7 @@ def test_pixels_reach_a_network_as_chosen(choice: Any, mean: Any, deviation: Any
             torch.testing.assert_close(own.logits(x)[0], outputs, rtol=1e-3, atol=1e-4)
 
 
-def test_floats_are_left_alone_unless_one_says_so() -> None:
+def test_float_images_are_normalised_only_on_request() -> None:
     floats = IMAGES.astype(np.float32)
     for choice, mean, deviation in (
         ("auto", 0, 1),
@@ -73,7 +73,7 @@ def test_floats_are_left_alone_unless_one_says_so() -> None:
         torch.testing.assert_close(next(data.batches("train", 20))[0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_every_constructor_takes_a_normalization() -> None:
+def test_every_data_constructor_takes_a_normalization() -> None:
     raw = se.load_data("digits", normalization="none")
     torch.testing.assert_close(raw.example(4), raw.train.inputs[raw.train.index[:4]].float())
     pairs = torch.utils.data.TensorDataset(torch.from_numpy(IMAGES), torch.from_numpy(LABELS))
@@ -101,12 +101,12 @@ def test_every_constructor_takes_a_normalization() -> None:
         (7, r"pair \(mean, deviation\)"),
     ],
 )
-def test_a_wrong_normalization_is_named(choice: Any, message: str) -> None:
+def test_invalid_normalization_is_an_error(choice: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         se.Data.from_arrays(IMAGES, LABELS, normalization=choice)
 
 
-def test_a_loader_has_no_moments() -> None:
+def test_standardising_a_loader_is_refused() -> None:
     pairs = torch.utils.data.TensorDataset(torch.from_numpy(IMAGES), torch.from_numpy(LABELS))
     with pytest.raises(ValueError, match="normalization='standard' needs all samples"):
         se.Data.from_loaders(torch.utils.data.DataLoader(pairs), classes=2, normalization="standard")
@@ -151,7 +151,7 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("choice", TRAINED)
-def test_a_trained_network_gets_the_inputs_it_was_trained_on(choice: str) -> None:
+def test_normalization_of_a_trained_network_is_detected(choice: str) -> None:
     scale, shift, expected = TRAINED[choice]
     model, data = trained(scale, shift), dark_on_white()
     right = (model(data.test.inputs * scale + shift).argmax(-1) == data.test.targets).double().mean()
@@ -163,7 +163,7 @@ def test_a_trained_network_gets_the_inputs_it_was_trained_on(choice: str) -> Non
     assert found == pytest.approx(float(right), abs=0.01)
 
 
-def test_an_ensemble_of_a_trained_network_has_its_inputs(tmp_path: Path) -> None:
+def test_structured_ensemble_uses_the_detected_normalization(tmp_path: Path) -> None:
     model, data = trained(1 / 255, 0.0), dark_on_white()
     settings: dict[str, Any] = {"device": "cpu", "quiet": True, "recipe": se.Recipe(epochs=0)}
     with pytest.warns(UserWarning, match="normalization='unit'"):
@@ -179,7 +179,7 @@ def test_an_ensemble_of_a_trained_network_has_its_inputs(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("method", ["single", "deep", "snapshot", "batch-ensemble", "mc-dropout", "magnitude"])
-def test_every_method_that_starts_from_the_weights_finds_them(method: str) -> None:
+def test_every_method_that_inherits_weights_detects_the_normalization(method: str) -> None:
     recipe = se.Recipe(epochs=2 if method == "snapshot" else 0)
     with pytest.warns(UserWarning, match="normalization='unit'"):
         ensemble = METHODS[method](
@@ -188,7 +188,7 @@ def test_every_method_that_starts_from_the_weights_finds_them(method: str) -> No
     assert ensemble.normalization is None
 
 
-def test_training_gives_a_trained_network_its_inputs() -> None:
+def test_train_detects_the_normalization_of_a_trained_network() -> None:
     with pytest.warns(UserWarning, match="normalization='unit'"):
         se.train(se.Ensemble([trained(1 / 255, 0.0)]), dark_on_white(), se.Recipe(epochs=0), "cpu", quiet=True)
 
@@ -201,7 +201,7 @@ class Counted(nn.Sequential):
         return super().forward(x)
 
 
-def test_an_untrained_network_keeps_the_default_and_costs_little() -> None:
+def test_untrained_network_keeps_the_default_normalization_quickly() -> None:
     data = dark_on_white()
     for seed in range(10):
         model = Counted(*untrained(seed))
@@ -215,7 +215,7 @@ def test_an_untrained_network_keeps_the_default_and_costs_little() -> None:
         assert fitted_normalization(model, fitted, "cpu") is fitted  # no second look
 
 
-def test_luck_is_no_training() -> None:
+def test_random_features_are_not_taken_for_a_trained_network() -> None:
     """Classes that any random features separate: an untrained network is right nine times in ten, or wrong."""
     x, y = np.random.default_rng(0).integers(0, 100, (600, 1, 8, 8)), np.arange(600) % 2
     data = se.Data.from_arrays((x + 100 * y[:, None, None, None]).astype(np.uint8), y)
@@ -256,7 +256,7 @@ def test_columns_of_any_scale_are_learned(caplog: pytest.LogCaptureFixture) -> N
     assert float((ensemble.predict(X[400:]).numpy() == Y[400:]).mean()) >= 0.93
 
 
-def test_columns_are_standardised_by_the_training_samples_and_kept_with_the_ensemble(tmp_path: Path) -> None:
+def test_columns_are_standardised_by_training_samples_and_saved(tmp_path: Path) -> None:
     data = cancer(validation=0.25)
     own = X[:400].astype(np.float32)[data.train.index].astype(np.float64)
     expected = torch.from_numpy((X[400:].astype(np.float32) - own.mean(0)) / own.std(0)).float()
@@ -274,7 +274,7 @@ def test_columns_are_standardised_by_the_training_samples_and_kept_with_the_ense
     assert half.isfinite().all()
 
 
-def test_columns_that_are_fine_stay_as_they_are() -> None:
+def test_columns_of_unit_scale_are_not_standardised() -> None:
     rng = np.random.default_rng(0)
     for x in (rng.normal(size=(200, 3)), rng.uniform(size=(200, 3)), cancer(scaled=True).train.inputs):
         data = se.Data.from_arrays(x, np.arange(len(x)) % 2, validation=0.0)
@@ -286,7 +286,7 @@ def test_columns_that_are_fine_stay_as_they_are() -> None:
     assert sequences.normalization is None
 
 
-def test_a_constant_column_becomes_zero() -> None:
+def test_constant_column_is_standardised_to_zero() -> None:
     x = np.stack([np.full(50, 1e6 + 0.1), np.arange(50) * 1e-3, np.zeros(50)], axis=1)
     data = se.Data.from_arrays(x, np.arange(50) % 2, validation=0.0)
     found = data.example(50)
@@ -294,7 +294,7 @@ def test_a_constant_column_becomes_zero() -> None:
     assert torch.allclose(found[:, 1].std(correction=0), torch.ones(()), atol=1e-4)
 
 
-def test_a_network_trained_on_columns_as_they_are_gets_them_so() -> None:
+def test_classifier_trained_on_raw_columns_gets_raw_columns() -> None:
     x = np.random.default_rng(0).normal([40, 240, 40, 40], 20, (1000, 4))
     data = se.Data.from_arrays(x, (x[:, 0] < 60).astype(np.int64))
     model = nn.Linear(4, 2)
@@ -306,7 +306,7 @@ def test_a_network_trained_on_columns_as_they_are_gets_them_so() -> None:
     assert data.normalization is not None
 
 
-def test_a_regression_network_trained_on_columns_as_they_are_gets_them_so() -> None:
+def test_regression_network_trained_on_raw_columns_gets_raw_columns() -> None:
     x = np.random.default_rng(0).uniform(0, 50, (600, 3)).astype(np.float32)
     y = np.sin(x[:, 0] / 3).astype(np.float32)
     data = se.Data.from_arrays(x, y)
@@ -328,7 +328,7 @@ def test_a_regression_network_trained_on_columns_as_they_are_gets_them_so() -> N
         assert fitted_normalization(model, data, "cpu").normalization is None
 
 
-def test_members_that_name_one_class_are_told_of() -> None:
+def test_members_that_always_predict_one_class_warn() -> None:
     recipe = se.Recipe.named("modern", epochs=6, rate=1e-9)
     ensemble = se.Ensemble([small(), small()])
     for member in ensemble.members:

@@ -88,7 +88,7 @@ def nothing_drawn(what: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("source", ["arrays", "datasets", "loaders", "loaders with a generator"])
-def test_of_data_and_ensembles(source: str, tmp_path: Path) -> None:
+def test_data_and_ensemble_calls_restore_random_states(source: str, tmp_path: Path) -> None:
     with nothing_drawn("making data"):
         if source == "arrays":
             data = se.Data.from_arrays(PIXELS, LABELS, test=(PIXELS, LABELS), validation=0.3)
@@ -130,7 +130,7 @@ def test_of_data_and_ensembles(source: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_of_methods(method: str, tmp_path: Path) -> None:
+def test_methods_restore_random_states(method: str, tmp_path: Path) -> None:
     loaders = [shuffled_loader() for _ in range(3)]
     data = se.Data.from_loaders(loaders[0], validation=loaders[1], test=loaders[2])
     base = model()
@@ -139,7 +139,7 @@ def test_of_methods(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", LEARNERS)
-def test_of_learners(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learners_restore_random_states(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "THRESHOLDS", (0.0, 0.5))  # a short sweep
     tasks, backbone = make_tasks(tasks=2, per_class=8), BACKBONES["normalized"]()
     options = {"search_epochs": 1} if method == "structured" else {}
@@ -167,7 +167,7 @@ def test_of_learners(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             loaded.forget(0)
 
 
-def test_of_tasks_that_are_streamed() -> None:
+def test_learning_streamed_tasks_restores_random_states() -> None:
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
     with nothing_drawn("learning from a loader"):
         loaders = [loader_with_a_generator() for _ in range(2)]
@@ -177,7 +177,7 @@ def test_of_tasks_that_are_streamed() -> None:
         learner.learn(tasks[0])
 
 
-def test_of_networks_that_a_file_names(tmp_path: Path) -> None:
+def test_loading_files_restores_random_states(tmp_path: Path) -> None:
     network, backbone = se.zoo.mlp(64), se.zoo.lenet5_backbone(in_channels=1)
     se.Ensemble([network]).save(tmp_path / "ensemble.safetensors")
     LEARNERS["structured"](backbone, device="cpu").save(tmp_path / "learner.safetensors")
@@ -186,12 +186,12 @@ def test_of_networks_that_a_file_names(tmp_path: Path) -> None:
         LEARNERS["structured"].load(tmp_path / "learner.safetensors")
 
 
-def test_of_a_grid() -> None:
+def test_run_grid_restores_random_states() -> None:
     with nothing_drawn("run_grid"):
         run_grid([Job("a", int)], "sequential")
 
 
-def test_a_loader_goes_on_from_the_programs_random_states() -> None:
+def test_shuffled_loader_uses_the_programs_random_state() -> None:
     """What a user sees of a shuffled loader after a seed, the library sees too."""
     torch.default_generator.manual_seed(3)
     seen = torch.cat([targets for _, targets in DataLoader(Drawing(), batch_size=16, shuffle=True)])
@@ -204,7 +204,7 @@ def test_a_loader_goes_on_from_the_programs_random_states() -> None:
 
 
 @pytest.mark.parametrize("where", ["sampler", "batch sampler"])
-def test_a_generator_that_only_a_sampler_has_stays_as_it_is(where: str) -> None:
+def test_sampler_generator_is_restored(where: str) -> None:
     sampler = RandomSampler(Drawing(), generator=GENERATOR)
     chosen: dict[str, Any] = {"sampler": sampler, "batch_size": None}  # no batches of the loader's own
     if where == "batch sampler":

@@ -160,7 +160,7 @@ def check(data: Data, train: Arrays, test: Arrays, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_archives_are_parsed_once_and_read_from_the_cache_ever_after(
+def test_archives_are_parsed_once_then_read_from_the_cache(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, test, names = prepare(monkeypatch, name, tmp_path)
@@ -176,7 +176,7 @@ def test_archives_are_parsed_once_and_read_from_the_cache_ever_after(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["downloads", f"{name}.safetensors"])
 
 
-def test_tiny_imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_imagenet_is_read_with_its_class_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     downloads = tmp_path / "downloads"
     downloads.mkdir()
     words = "n01\tcrane, bird\nn02\tcrane, machine\nn09\tnot asked for\nn03\tgoldfish, Carassius auratus\n"
@@ -206,7 +206,7 @@ def test_tiny_imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["n01", "n02"], picture, 3, "names 2 classes, not 3"),
     ],
 )
-def test_a_strange_tiny_imagenet(
+def test_unexpected_tiny_imagenet_archive_is_refused(
     classes: list[str],
     image: Callable[[int], Image.Image],
     num_classes: int,
@@ -223,7 +223,7 @@ def test_a_strange_tiny_imagenet(
     assert not is_cached("tiny-imagenet", tmp_path)
 
 
-def test_the_table_tells_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_set_table_matches_the_data_and_has_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = data_sets()
     assert list(table) == ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "tiny-imagenet"]
     assert all(name == info.name for name, info in table.items())
@@ -246,7 +246,7 @@ def test_the_table_tells_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         is_cached("../digits")
 
 
-def test_the_default_root_is_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_root_is_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     train, test, names = prepare(monkeypatch, "svhn", tmp_path / ".cache/structured-ensembles")
     check(load_data("svhn"), train, test, names)
@@ -254,7 +254,7 @@ def test_the_default_root_is_in_the_home_folder(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / ".cache/structured-ensembles/svhn.safetensors").exists()
 
 
-def test_the_cache_is_mapped_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_memory_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(monkeypatch, "cifar10", tmp_path)
     data = load_data("cifar10", tmp_path)
     with open("/proc/self/maps") if os.path.exists("/proc/self/maps") else contextlib.nullcontext() as file:
@@ -266,7 +266,7 @@ def test_the_cache_is_mapped_not_copied(tmp_path: Path, monkeypatch: pytest.Monk
         assert any(int(low, 16) <= images.data_ptr() < int(high, 16) for low, high in mapped)
 
 
-def test_a_cache_that_others_made_keeps_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_from_elsewhere_keeps_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, test, names = prepare(monkeypatch, "svhn", tmp_path / "official")
     tensors = {"train.images": train[0], "train.labels": train[1], "test.images": test[0], "test.labels": test[1]}
     metadata = {"name": "svhn", "classes": json.dumps(names), "source": "re-derived"}
@@ -291,7 +291,7 @@ def refused(path: Path, reason: str = "damaged") -> None:
     assert "\n" not in message
 
 
-def test_a_truncated_cache_is_refused(cached: Path) -> None:
+def test_truncated_cache_is_refused(cached: Path) -> None:
     whole = cached.read_bytes()
     for length in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
         cached.write_bytes(whole[:length])
@@ -304,7 +304,7 @@ def test_a_truncated_cache_is_refused(cached: Path) -> None:
         cached_source(cached)
 
 
-def test_flipped_bits_never_give_other_data(cached: Path) -> None:
+def test_flipped_bits_never_change_the_data(cached: Path) -> None:
     whole = cached.read_bytes()
     tensors = load_file(cached)
     length = 8 + int.from_bytes(whole[:8], "little")
@@ -336,9 +336,7 @@ def test_flipped_bits_never_give_other_data(cached: Path) -> None:
     assert survived < 20
 
 
-def test_a_cache_is_checked_once_per_process_and_again_when_it_changed(
-    cached: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_is_verified_once_per_process_and_after_a_change(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = list[str]()
     checksum = cache.checksum
     monkeypatch.setattr(cache, "checksum", lambda *given: checked.append("") or checksum(*given))
@@ -352,7 +350,7 @@ def test_a_cache_is_checked_once_per_process_and_again_when_it_changed(
     assert len(checked) == 1
 
 
-def test_a_cache_with_other_tensors_is_refused(cached: Path) -> None:
+def test_cache_with_other_tensors_is_refused(cached: Path) -> None:
     with safe_open(cached, framework="np") as file:
         metadata = file.metadata()
     save_file(load_file(cached) | {"train.more": np.zeros(1)}, cached, metadata)
@@ -360,7 +358,7 @@ def test_a_cache_with_other_tensors_is_refused(cached: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name are a matter of POSIX")
-def test_a_pipe_in_place_of_a_cache_is_refused(cached: Path) -> None:
+def test_pipe_in_place_of_a_cache_is_refused(cached: Path) -> None:
     cached.unlink()
     os.mkfifo(cached)
     refused(cached, "pipe")
@@ -385,7 +383,7 @@ def test_a_pipe_in_place_of_a_cache_is_refused(cached: Path) -> None:
         ({}, None, "name None"),
     ],
 )
-def test_a_foreign_cache_is_refused(
+def test_cache_of_another_format_is_refused(
     change: dict[str, Callable[[np.ndarray], np.ndarray] | None],
     metadata: dict[str, str] | None,
     reason: str,
@@ -402,7 +400,7 @@ def test_a_foreign_cache_is_refused(
 
 
 @pytest.mark.parametrize("step", ["save_file", "os.fsync", "os.replace"])
-def test_an_interrupted_write_leaves_nothing(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_cache_write_leaves_no_file(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, test, names = prepare(monkeypatch, "mnist", tmp_path)
 
     def interrupt(*arguments: object, **options: object) -> None:
@@ -419,7 +417,7 @@ def test_an_interrupted_write_leaves_nothing(step: str, tmp_path: Path, monkeypa
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are a matter of POSIX")
-def test_a_cache_may_be_read_by_whom_the_umask_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_permissions_follow_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(monkeypatch, "mnist", tmp_path)
     before = os.umask(0o027)
     try:
@@ -429,7 +427,7 @@ def test_a_cache_may_be_read_by_whom_the_umask_allows(tmp_path: Path, monkeypatc
     assert (tmp_path / "mnist.safetensors").stat().st_mode & 0o777 == 0o640
 
 
-def test_archives_that_hold_something_else_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives_with_other_contents_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(monkeypatch, "cifar10", tmp_path)
     downloads = tmp_path / "downloads"
     archive = downloads / "cifar-10-binary.tar.gz"
@@ -498,7 +496,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pa
     server.server_close()
 
 
-def test_what_is_missing_is_downloaded(
+def test_missing_archives_are_downloaded(
     served: tuple[Path, str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, url, asked = served
@@ -514,7 +512,7 @@ def test_what_is_missing_is_downloaded(
     assert asked[4:] == ["/mnist/t10k-labels-idx1-ubyte.gz"]
 
 
-def test_a_download_with_another_checksum_is_refused(
+def test_download_with_another_checksum_is_refused(
     served: tuple[Path, str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, url, _ = served
@@ -530,7 +528,7 @@ def test_a_download_with_another_checksum_is_refused(
     assert not is_cached("cifar10", root)
 
 
-def test_a_file_with_another_checksum_is_refused_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_with_another_checksum_is_refused_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(monkeypatch, "cifar10", tmp_path)
     file = tmp_path / "downloads/cifar-10-binary.tar.gz"
     expected = hashlib.md5(file.read_bytes()).hexdigest()
@@ -541,7 +539,7 @@ def test_a_file_with_another_checksum_is_refused_and_kept(tmp_path: Path, monkey
     assert file.read_bytes() == b"half of it"
 
 
-def test_an_archive_of_the_same_md5_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_with_equal_md5_and_other_sha256_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As somebody on the way of a plain http download could arrange."""
     prepare(monkeypatch, "cifar10", tmp_path)
     info = sources.DATA_SETS["cifar10"]
@@ -554,7 +552,7 @@ def test_an_archive_of_the_same_md5_is_not_enough(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name are a matter of POSIX")
-def test_a_pipe_in_place_of_an_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipe_in_place_of_an_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(monkeypatch, "cifar10", tmp_path)
     file = tmp_path / "downloads/cifar-10-binary.tar.gz"
     file.unlink()
@@ -563,7 +561,7 @@ def test_a_pipe_in_place_of_an_archive_is_refused(tmp_path: Path, monkeypatch: p
         load_data("cifar10", tmp_path)
 
 
-def test_without_a_network_a_sentence_says_what_to_put_where(
+def test_offline_error_names_url_and_path(
     served: tuple[Path, str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, url, _ = served

@@ -37,7 +37,7 @@ def explained(ensemble: se.Ensemble, data: se.Data) -> float:
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1e5, 5e5), (1e-4, 0.0), (1.0, 1e3)])
-def test_targets_of_any_size_are_learned(scale: float, shift: float) -> None:
+def test_targets_of_any_magnitude_are_learned(scale: float, shift: float) -> None:
     data = data_of((Y * scale + shift)[:, None])
     ensemble = se.structured_ensemble(network(), data, 2, recipe=RECIPE, search_epochs=1, device="cpu", quiet=True)
     assert explained(ensemble, data) > 0.75
@@ -50,7 +50,7 @@ def test_targets_of_any_size_are_learned(scale: float, shift: float) -> None:
         torch.testing.assert_close(predicted, own.mean(0) * ensemble.units.deviation + ensemble.units.mean[0])
 
 
-def test_the_search_does_not_depend_on_the_units() -> None:
+def test_search_is_invariant_to_target_scale() -> None:
     chosen = []
     for scale, shift in ((100.0, 7.0), (1e5, 5e5)):
         data = data_of((Y * scale + shift)[:, None])
@@ -80,7 +80,7 @@ def trained(scale: float, shift: float) -> nn.Module:
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1e5, 5e5), (1e-3, 0.0), (10.0, -3.0), (1.0, 0.0)])
-def test_a_network_that_knows_the_units_keeps_them(scale: float, shift: float) -> None:
+def test_network_trained_on_raw_targets_gets_no_scaling(scale: float, shift: float) -> None:
     data, model = data_of((Y * scale + shift)[:, None]), trained(scale, shift)
     ensemble = se.Ensemble([model])
     se.train(ensemble, data, se.Recipe(epochs=0), "cpu", quiet=True)
@@ -93,7 +93,7 @@ def test_a_network_that_knows_the_units_keeps_them(scale: float, shift: float) -
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
-def test_units_are_in_the_file(tmp_path: Path, storage: Any) -> None:
+def test_file_keeps_target_scaling(tmp_path: Path, storage: Any) -> None:
     data = data_of((Y * 1e5 + 5e5)[:, None])
     ensemble = se.Ensemble([network()])
     se.train(ensemble, data, se.Recipe.named("regression", epochs=1), "cpu", quiet=True)
@@ -104,7 +104,7 @@ def test_units_are_in_the_file(tmp_path: Path, storage: Any) -> None:
     assert loaded.half().predict(X[:9]).isfinite().all()  # 500,000 is more than half precision has
 
 
-def test_a_state_has_the_units_too() -> None:
+def test_state_dict_keeps_target_scaling() -> None:
     data = data_of(np.stack([Y * 100 + 500, Y * 10 - 2000], axis=1))
     ensemble, other = se.Ensemble([network(2)]), se.Ensemble([network(2)])
     before = ensemble.state_dict()
@@ -120,7 +120,7 @@ def test_a_state_has_the_units_too() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 2])  # they decide for different units
-def test_a_run_goes_on_in_the_units_it_began_with(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_keeps_its_target_scaling(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     data, path = data_of((Y + 2)[:, None]), tmp_path / "checkpoint.safetensors"
 
     def train(passes: int) -> se.Ensemble:
@@ -163,7 +163,7 @@ def read_units(path: Path) -> Units | None:
     return Units.from_json(found[1]["units"])
 
 
-def test_training_goes_on_in_the_same_units() -> None:
+def test_further_training_keeps_the_target_scaling() -> None:
     first, second = data_of((Y * 100 + 500)[:, None]), data_of((Y * 50 + 400)[:, None])
     ensemble = se.Ensemble([network()])
     se.train(ensemble, first, RECIPE, "cpu", quiet=True)
@@ -173,7 +173,7 @@ def test_training_goes_on_in_the_same_units() -> None:
     assert torch.equal(ensemble.predict(X), before)
 
 
-def test_a_loss_of_ones_own_sees_the_targets_units() -> None:
+def test_user_loss_sees_unscaled_targets() -> None:
     seen: list[tuple[float, float]] = []
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -195,14 +195,14 @@ def test_a_loss_of_ones_own_sees_the_targets_units() -> None:
 
 
 @pytest.mark.parametrize("method", ["snapshot", "deep", "batch-ensemble", "mc-dropout", "narrow"])
-def test_every_method_has_units(method: str) -> None:
+def test_every_method_scales_targets(method: str) -> None:
     data = data_of((Y * 1e5 + 5e5)[:, None])
     model = se.zoo.mlp(10, num_classes=1)
     ensemble = METHODS[method](model, data, members=2, recipe=RECIPE, seed=0, device="cpu", quiet=True)
     assert explained(ensemble, data) > 0.5
 
 
-def test_several_values_have_a_mean_each_and_one_deviation() -> None:
+def test_several_targets_have_a_mean_each_and_one_deviation() -> None:
     targets = np.stack([Y * 100 + 500, Y * 10 - 2000], axis=1)
     units = units_for([network(2)], data_of(targets))
     assert units is not None
@@ -221,7 +221,7 @@ def test_several_values_have_a_mean_each_and_one_deviation() -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_streamed_targets_have_units_too(shuffle: bool) -> None:
+def test_streamed_targets_are_scaled(shuffle: bool) -> None:
     rows = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y[:, None] * 1e5 + 5e5))
     loader = torch.utils.data.DataLoader(rows, batch_size=100, shuffle=shuffle)
     data = se.Data.from_loaders(loader, test=loader)
@@ -239,7 +239,7 @@ def test_streamed_targets_have_units_too(shuffle: bool) -> None:
     assert explained(ensemble, data) > 0.75
 
 
-def test_no_units_where_there_are_none_to_know() -> None:
+def test_constant_targets_and_classes_are_not_scaled() -> None:
     constant = data_of(np.full((600, 1), 5000.0, np.float32))
     assert units_for([network()], constant) is None
     assert units_for([se.zoo.mlp(64)], se.load_data("digits")) is None
@@ -249,7 +249,7 @@ def test_no_units_where_there_are_none_to_know() -> None:
     assert units_for([zero], data_of(Y[:, None] * 1e5)) is not None
 
 
-def test_classes_have_no_units() -> None:
+def test_classification_has_no_target_scaling() -> None:
     ensemble = se.Ensemble([network(3)])
     prices = np.stack([Y * 100 + 500] * 3, axis=1)
     se.train(ensemble, data_of(prices), se.Recipe.named("regression", epochs=1), "cpu", quiet=True)
@@ -263,7 +263,7 @@ def test_classes_have_no_units() -> None:
 
 
 @pytest.mark.parametrize("values", [1, 2])
-def test_an_ensemble_with_units_can_be_traced(values: int) -> None:
+def test_ensemble_with_target_scaling_can_be_exported(values: int) -> None:
     """What stands for a tensor while a program is traced must not be met later on."""
     targets = np.stack([Y * 123 + 500, Y * 10 - 2000], axis=1)[:, :values]
     ensemble = se.Ensemble([network(values)])
@@ -280,7 +280,7 @@ def test_an_ensemble_with_units_can_be_traced(values: int) -> None:
     torch.testing.assert_close(program.module()(x)[0], expected)
 
 
-def test_a_module_as_loss_stays_one() -> None:
+def test_module_loss_stays_a_module() -> None:
     """The graph engine asks for the modules that run in a step."""
     loss = nn.SmoothL1Loss()
     own = loss_for(data_of(Y[:, None]), loss, Units((5.0,), 2.0))
@@ -290,5 +290,5 @@ def test_a_module_as_loss_stays_one() -> None:
     torch.testing.assert_close(own(outputs, targets), loss(outputs * 2 + 5, targets))
 
 
-def test_units_print() -> None:
+def test_target_scaling_has_a_readable_repr() -> None:
     assert repr(Units((1.0,), 2.0)) == "Units(mean=(1.0,), deviation=2.0)"

@@ -13,7 +13,7 @@ def linear_ensemble(members: int = 3) -> se.Ensemble:
     return se.Ensemble(networks, normalization=se.Normalization((0.4, 0.5, 0.6), (0.2, 0.3, 0.1)))
 
 
-def test_the_gradient_of_linear_members_by_hand() -> None:
+def test_fgsm_of_linear_members_equals_a_hand_computation() -> None:
     ensemble = linear_ensemble()
     images, targets = torch.rand(6, 3, 3, 3), torch.randint(0, 4, (6,))
     weight = torch.stack([member[1].weight for member in ensemble.members]).mean(0).double()
@@ -32,7 +32,7 @@ def test_the_gradient_of_linear_members_by_hand() -> None:
     torch.testing.assert_close(one_by_one, found)
 
 
-def test_an_attack_stays_in_reach_and_hurts_and_leaves_no_trace() -> None:
+def test_fgsm_stays_within_epsilon_lowers_accuracy_and_leaves_the_ensemble_unchanged() -> None:
     data = se.load_data("digits")
     torch.manual_seed(0)
     ensemble = se.Ensemble([se.zoo.resnet20(in_channels=1) for _ in range(2)])
@@ -61,7 +61,7 @@ def test_an_attack_stays_in_reach_and_hurts_and_leaves_no_trace() -> None:
         assert torch.equal(fgsm(ensemble, images, targets, 0.3), attacked)
 
 
-def test_mistakes_get_a_sentence() -> None:
+def test_invalid_attack_arguments_are_errors() -> None:
     ensemble, targets = linear_ensemble(), torch.zeros(2, dtype=torch.long)
     for epsilon in (-0.1, 1.5, float("nan")):
         with pytest.raises(ValueError, match="epsilon must be between 0 and 1"):

@@ -50,7 +50,7 @@ def draws(count: int, seed: int = 0, first: int = 0) -> Draws:
 # Random numbers ------------------------------------------------------------------------------------------------------
 
 
-def test_draws_have_the_distributions_they_are_named_after() -> None:
+def test_draws_follow_their_distributions() -> None:
     source = draws(100)
     uniform = source.uniform("u", (500,))
     assert stats.kstest(uniform.flatten().numpy(), "uniform").pvalue > 0.001
@@ -64,7 +64,7 @@ def test_draws_have_the_distributions_they_are_named_after() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.03, 1.0, 5.0, 11.9, 12.1, 50.0, 500.0])
-def test_poisson_draws_are_poisson(rate: float) -> None:
+def test_poisson_draws_follow_the_poisson_distribution(rate: float) -> None:
     found = draws(200).poisson("p", torch.full((200, 500), rate)).flatten().numpy()
     assert (found == found.round()).all()
     levels = np.arange(found.min(), found.max() + 1)
@@ -73,7 +73,7 @@ def test_poisson_draws_are_poisson(rate: float) -> None:
     assert found.mean() == pytest.approx(rate, abs=4 * np.sqrt(rate / found.size) + 1e-9)
 
 
-def test_samples_streams_seeds_and_purposes_are_independent() -> None:
+def test_draws_of_samples_streams_seeds_and_purposes_are_independent() -> None:
     base = draws(50).normal("n", (2000,))
     others = [
         draws(50, seed=1).normal("n", (2000,)),
@@ -96,7 +96,7 @@ SETS = {"digits": digits, "grey 28": lambda: grey(28), "32": lambda: photographs
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 @pytest.mark.parametrize("images", SETS)
-def test_severity_is_how_far_an_image_is_from_the_original(name: str, images: str) -> None:
+def test_distance_from_the_original_grows_with_severity(name: str, images: str) -> None:
     original = SETS[images]()
     before = original.clone()
     distances = []
@@ -122,7 +122,7 @@ def test_severity_is_how_far_an_image_is_from_the_original(name: str, images: st
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_the_seed_and_the_number_of_a_sample_settle_everything(name: str) -> None:
+def test_corruption_depends_only_on_seed_and_sample_number(name: str) -> None:
     images = photographs(32)[:12]
     whole = corrupt(images, name, 4, seed=5)
     assert torch.equal(whole, corrupt(images, name, 4, seed=5))
@@ -141,7 +141,7 @@ def test_the_seed_and_the_number_of_a_sample_settle_everything(name: str) -> Non
 
 @settings(max_examples=20, deadline=None)
 @given(st.sets(st.integers(1, 15)), st.sampled_from(["shot_noise", "snow", "frost", "glass_blur", "elastic_transform"]))
-def test_any_batches_give_the_same_images(cuts: set[int], name: str) -> None:
+def test_corruptions_do_not_depend_on_batching(cuts: set[int], name: str) -> None:
     images = digits()[:16]
     edges = [0, *sorted(cuts), 16]
     pieces = [corrupt(images[low:high], name, 3, first=low) for low, high in zip(edges, edges[1:], strict=False)]
@@ -149,7 +149,7 @@ def test_any_batches_give_the_same_images(cuts: set[int], name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 8, 8), (2, 1, 9, 31), (1, 3, 224, 200), (0, 3, 32, 32)])
-def test_any_size(shape: tuple[int, ...]) -> None:
+def test_corruptions_accept_any_image_size(shape: tuple[int, ...]) -> None:
     images = torch.rand(shape)
     for name in CORRUPTIONS:
         changed = corrupt(images, name, 5)
@@ -157,7 +157,7 @@ def test_any_size(shape: tuple[int, ...]) -> None:
         assert changed.isfinite().all()
 
 
-def test_black_white_and_double_precision() -> None:
+def test_corruptions_accept_black_white_and_float64_images() -> None:
     for value in (0.0, 1.0):
         for name in CORRUPTIONS:
             changed = corrupt(torch.full((2, 3, 16, 16), value, dtype=torch.float64), name, 5)
@@ -179,7 +179,7 @@ def test_black_white_and_double_precision() -> None:
         (torch.full((2, 3, 32, 32), float("nan")), "fog", 3, r"pixels in \[0,1\]"),
     ],
 )
-def test_mistakes_get_a_sentence(images: Tensor, name: str, severity: int, message: str) -> None:
+def test_invalid_corruption_arguments_are_errors(images: Tensor, name: str, severity: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         corrupt(images, name, severity)
 
@@ -187,7 +187,7 @@ def test_mistakes_get_a_sentence(images: Tensor, name: str, severity: int, messa
 # Each against another route ------------------------------------------------------------------------------------------
 
 
-def test_noise_has_its_strength() -> None:
+def test_noise_has_the_published_deviation() -> None:
     images = torch.full((200, 3, 32, 32), 0.5)
     for severity, deviation in ((1, 0.04), (5, 0.10)):
         assert float(corrupt(images, "gaussian_noise", severity).std()) == pytest.approx(deviation, rel=0.01)
@@ -204,7 +204,7 @@ def test_noise_has_its_strength() -> None:
 
 @pytest.mark.parametrize(("border", "mode"), [("edge", "nearest"), ("mirror", "mirror"), ("symmetric", "reflect")])
 @pytest.mark.parametrize("sigma", [0.05, 0.4, 1.0, 3.3, 15.0])
-def test_gaussian_blur_is_scipys(sigma: float, border: Any, mode: str) -> None:
+def test_gaussian_blur_equals_scipy(sigma: float, border: Any, mode: str) -> None:
     images = photographs(32)[:2]
     for truncate in (4.0, 3.0):
         expected = ndimage.gaussian_filter(images.double().numpy(), (0, 0, sigma, sigma), mode=mode, truncate=truncate)
@@ -212,14 +212,14 @@ def test_gaussian_blur_is_scipys(sigma: float, border: Any, mode: str) -> None:
         np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
 
 
-def test_a_small_kernel_is_scipys_correlation() -> None:
+def test_small_kernel_filter_equals_scipy_correlate() -> None:
     kernel = torch.tensor([[0.0, 0.2, 0.1], [0.3, 0.1, 0.0], [0.0, 0.0, 0.3]])
     images = photographs(32)[:1]
     expected = ndimage.correlate(images[0].numpy(), kernel.numpy()[None], mode="mirror")
     np.testing.assert_allclose(filters.convolved(images, kernel)[0].numpy(), expected, atol=1e-6)
 
 
-def test_discs_are_of_whole_pixels() -> None:
+def test_defocus_discs_cover_whole_pixels() -> None:
     assert blur._disc(0.5).tolist() == [[1]]
     assert (5 * blur._disc(1.0)).round().tolist() == [[0, 1, 0], [1, 1, 1], [0, 1, 0]]
     assert (9 * blur._disc(1.5)).round().tolist() == [[1, 1, 1]] * 3
@@ -228,12 +228,12 @@ def test_discs_are_of_whole_pixels() -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 1.01, 1.03, 1.25, 1.75, 2.25])
 @pytest.mark.parametrize("size", [8, 28, 32, 64])
-def test_magnification_is_the_published_crop_stretched_by_scipy(factor: float, size: int) -> None:
+def test_zoom_equals_the_published_crop_scaled_by_scipy(factor: float, size: int) -> None:
     image = photographs(size)[0, 0]
     np.testing.assert_allclose(filters.magnified(image, factor).numpy(), clipped_zoom(image.numpy(), factor), atol=1e-6)
 
 
-def test_streaks_are_the_loop_over_pixels() -> None:
+def test_motion_blur_equals_a_loop_over_pixels() -> None:
     images, degrees, sigma, radius = photographs(32)[:2, :1], torch.tensor([33.0, -100.0]), 6.0, 4
     found = filters.streaked(images, degrees, sigma, radius)
     weights = np.exp(-(np.arange(9) ** 2) / (2 * sigma**2))  # ImageMagick: 2·radius + 1 pixels, all on one side
@@ -249,7 +249,7 @@ def test_streaks_are_the_loop_over_pixels() -> None:
 
 
 @pytest.mark.parametrize(("reach", "rounds", "shape"), [(1, 2, (8, 8)), (2, 1, (16, 11)), (3, 2, (12, 20))])
-def test_glass_copies_pixels_one_after_the_other(reach: int, rounds: int, shape: tuple[int, int]) -> None:
+def test_glass_blur_equals_sequential_pixel_swaps(reach: int, rounds: int, shape: tuple[int, int]) -> None:
     height, width = shape
     source = draws(3)
     found = blur._copied_neighbours(torch.zeros(3, 1, *shape), reach, rounds, source)
@@ -271,7 +271,7 @@ def test_glass_copies_pixels_one_after_the_other(reach: int, rounds: int, shape:
         np.testing.assert_array_equal(found[number].view(shape).numpy(), picture[..., 0])
 
 
-def test_clouds_are_midpoint_displacement_on_a_torus() -> None:
+def test_fog_is_midpoint_displacement_on_a_torus() -> None:
     side, decay = 8, 1.7
     found = filters.clouds(draws(1), "fog", (side, side), decay)[0].numpy()
     noise = draws(1).uniform("fog", (side, side), -1, 1)[0].double().numpy()
@@ -293,7 +293,7 @@ def test_clouds_are_midpoint_displacement_on_a_torus() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_elastic_corners_come_from_where_they_were() -> None:
+def test_affine_source_maps_moved_corners_back() -> None:
     reach = 10
     moves = draws(4).uniform("corners", (3, 2), -2.0, 2.0)
     for number, own in enumerate(moves):
@@ -312,7 +312,7 @@ def squared_error(one: np.ndarray, other: np.ndarray) -> float:
 @pytest.mark.parametrize("quality", [10, 40, 50, 58, 80, 95])
 @pytest.mark.parametrize("size", [32, 40, 64])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_jpeg_is_pillows(quality: int, size: int, channels: int) -> None:
+def test_jpeg_equals_pillow(quality: int, size: int, channels: int) -> None:
     images = (255 * photographs(size)[::2, :channels]).round()
     found = (255 * jpeg(images / 255, quality)).round().numpy()
     difference, damage = [], []
@@ -328,7 +328,7 @@ def test_jpeg_is_pillows(quality: int, size: int, channels: int) -> None:
     assert np.mean(difference) < np.mean(damage) / (5 if quality == 95 else 20)
 
 
-def test_the_sheet_shows_what_corrupt_gives() -> None:
+def test_corruption_sheet_shows_corrupted_images() -> None:
     image = photographs(32)[0]
     figure = corruption_sheet(image, ["fog", "pixelate"], seed=3)
     shown = torch.from_numpy(np.asarray(figure.axes[0].images[0].get_array())).permute(2, 0, 1)

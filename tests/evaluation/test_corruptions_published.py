@@ -36,7 +36,7 @@ class Shared:
 
 
 @pytest.mark.parametrize("name", reference.FORMULAS)
-def test_corrupt_is_the_published_formula(name: str) -> None:
+def test_corrupt_equals_the_published_formula(name: str) -> None:
     images = photographs(32)[::3][:COUNT]
     images[0, :, :4] = images[0, :1, :4]  # some grey
     pixels = (255 * images).round().byte().numpy()
@@ -56,7 +56,7 @@ def test_every_corruption_but_frost_has_a_reference() -> None:
     assert set(CORRUPTIONS) - set(reference.FORMULAS) == {"frost"}
 
 
-def test_frost_is_the_published_mixture_with_ice_of_the_photographs_colours() -> None:
+def test_frost_has_the_published_mixture_and_colours() -> None:
     black = torch.zeros(1000, 3, 32, 32)
     ice = corrupt(black, "frost", 3) / 0.4
     # Measured on 2,500 pieces of the five photographs: mean colour, contrast within a piece, spread between pieces.
@@ -72,7 +72,7 @@ def test_frost_is_the_published_mixture_with_ice_of_the_photographs_colours() ->
         assert float((found - expected)[inside].abs().max()) < 4 / 255
 
 
-def test_edges_are_opencvs_pixel_by_pixel() -> None:
+def test_edges_equal_opencv_pixel_by_pixel() -> None:
     rng = np.random.default_rng(0)
     for shape in ((32, 32), (20, 45)):
         liquid = reference.smooth(0.65 + 0.1 * rng.normal(size=shape), 0.8)
@@ -89,7 +89,7 @@ def test_edges_are_opencvs_pixel_by_pixel() -> None:
         )
 
 
-def test_weak_edges_count_where_they_touch_a_strong_one() -> None:
+def test_weak_edges_are_kept_next_to_strong_ones() -> None:
     image = torch.zeros(1, 12, 12)
     image[:, :6, 6:], image[:, 6:, 6:] = 30, 120  # one line with gradients of 120 and 480
     assert edges.canny(image, 100, 400)[0].any(1).all()
@@ -97,11 +97,11 @@ def test_weak_edges_count_where_they_touch_a_strong_one() -> None:
     assert not edges.canny(image.clamp_max(30), 100, 400).any()
 
 
-def test_an_image_without_drops_stays_as_it_is() -> None:
+def test_spatter_without_drops_leaves_the_image_unchanged() -> None:
     assert float(weather._shine(torch.zeros(2, 16, 16), 1.0).abs().max()) == 0
 
 
-def test_the_record_shows_the_published_distances() -> None:
+def test_recorded_distances_match_the_published_corruptions() -> None:
     rows = json.loads(RECORD.read_text(encoding="utf-8"))["rows"]
     assert list(rows) == list(CORRUPTIONS)
     for name, row in rows.items():

@@ -30,11 +30,11 @@ from structured_ensembles.runs.experiment import Request, measure_experiment
         (0.29, math.inf),  # better than all of them
     ],
 )
-def test_linear_between_the_numbers_of_members(nll: float, members: float) -> None:
+def test_equivalent_is_linear_between_numbers_of_members(nll: float, members: float) -> None:
     assert deep_ensemble_equivalent(nll, [0.5, 0.4, 0.3]) == pytest.approx(members)
 
 
-def test_the_least_number_where_more_members_are_worse() -> None:
+def test_equivalent_is_the_smallest_number_if_nll_is_not_monotonic() -> None:
     nlls = [0.5, 0.4, 0.45, 0.3]
     assert deep_ensemble_equivalent(0.4, nlls) == 2
     assert deep_ensemble_equivalent(0.43, nlls) == pytest.approx(1.7)
@@ -79,7 +79,7 @@ def calibrated_nll(ensemble: se.Ensemble, data: se.Data, members: int) -> float:
     return nll(found.x, *logs(data.test))
 
 
-def test_evaluate_compares_with_a_deep_ensemble(digits: se.Data) -> None:
+def test_evaluate_gives_the_deep_ensemble_equivalent(digits: se.Data) -> None:
     deep, other = trained(digits, 4, 3), trained(digits, 2, 7)
     sizes = np.linspace(1, 4, 30001)
     nlls = np.interp(sizes, [1, 2, 3, 4], [calibrated_nll(deep, digits, members) for members in (1, 2, 3, 4)])
@@ -92,7 +92,7 @@ def test_evaluate_compares_with_a_deep_ensemble(digits: se.Data) -> None:
     assert "cal/deep_equivalent" not in se.evaluate(other, digits)
 
 
-def test_mistakes_are_told_before_any_work(digits: se.Data, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_deep_nlls_are_errors_before_any_work(digits: se.Data, monkeypatch: pytest.MonkeyPatch) -> None:
     def work(*_: object) -> None:
         raise AssertionError("work has started")
 
@@ -117,7 +117,7 @@ def run(method: str, seed: int, nlls: list[float], **changes: Any) -> Finished:
     return Finished(Path(), {**config, **changes}, {}, {**figures, "size/members": float(len(nlls))})
 
 
-def test_a_page_compares_means_over_seeds_of_the_same_training() -> None:
+def test_deep_equivalents_compare_means_over_seeds_of_one_recipe() -> None:
     deep = [run("deep", 0, [0.5, 0.42, 0.3]), run("deep", 1, [0.5, 0.38, 0.3])]  # .5, .4, .3
     runs = {
         "deep": deep,
@@ -130,7 +130,7 @@ def test_a_page_compares_means_over_seeds_of_the_same_training() -> None:
     assert deep_equivalents({name: own for name, own in runs.items() if name != "deep"}) == {}
 
 
-def test_a_report_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_shows_deep_ensemble_equivalents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = []
     for method, members in (("single", 1), ("deep", 3)):
         folders.append(str(tmp_path / method))

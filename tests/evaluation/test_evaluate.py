@@ -29,7 +29,7 @@ def ece_by_loop(probabilities: torch.Tensor, targets: torch.Tensor, bins: int) -
 
 
 @pytest.mark.parametrize("bins", [15, 30])
-def test_ece_is_the_loop_over_bins(bins: int) -> None:
+def test_ece_equals_a_loop_over_bins(bins: int) -> None:
     probabilities = (3 * torch.randn(200, 5)).softmax(-1)
     targets = torch.randint(0, 5, (200,))
     assert expected_calibration_error(probabilities, targets, bins) == pytest.approx(
@@ -37,7 +37,7 @@ def test_ece_is_the_loop_over_bins(bins: int) -> None:
     )
 
 
-def test_ece_edges() -> None:
+def test_ece_of_edge_cases() -> None:
     right, wrong = torch.tensor([0, 0]), torch.tensor([1, 1])
     certain = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     assert expected_calibration_error(certain, right) == 0
@@ -52,7 +52,7 @@ def test_ece_edges() -> None:
     )  # confidence 0: the first bin
 
 
-def test_nll_and_brier_are_scikit_learns() -> None:
+def test_nll_and_brier_equal_scikit_learn() -> None:
     probabilities = torch.randn(100, 4, dtype=torch.float64).softmax(-1)
     targets = torch.randint(0, 4, (100,))
     assert negative_log_likelihood(probabilities, targets) == pytest.approx(
@@ -64,7 +64,7 @@ def test_nll_and_brier_are_scikit_learns() -> None:
     assert negative_log_likelihood(torch.tensor([[0.0, 1.0]]), torch.tensor([0])) < 100  # finite
 
 
-def test_evaluate_puts_it_together() -> None:
+def test_evaluate_equals_its_separate_metrics() -> None:
     data = se.load_data("digits")
     torch.manual_seed(0)
     ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(3)])
@@ -82,7 +82,7 @@ def test_evaluate_puts_it_together() -> None:
         se.evaluate(ensemble, se.Data.from_arrays(x, y))
 
 
-def test_the_papers_threshold_is_a_percentile_of_the_entropy_of_what_is_right() -> None:
+def test_paper_threshold_is_a_percentile_of_the_entropy_of_correct_predictions() -> None:
     data = se.load_data("digits")
     torch.manual_seed(0)
     ensemble = se.Ensemble([se.zoo.mlp(64)])
@@ -94,9 +94,7 @@ def test_the_papers_threshold_is_a_percentile_of_the_entropy_of_what_is_right() 
     assert discard_threshold(ensemble, data, 0) == pytest.approx(float(entropy.min()), rel=1e-6)
 
 
-def test_cheap_figures_come_from_one_pass(
-    trained: tuple[se.Ensemble, se.Data], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_come_from_one_pass(trained: tuple[se.Ensemble, se.Data], monkeypatch: pytest.MonkeyPatch) -> None:
     ensemble, data = trained
     seen: list[int] = []
     whole = se.Ensemble.logits
@@ -118,7 +116,7 @@ def test_cheap_figures_come_from_one_pass(
     assert figures["div/wc"] > figures["div/cc"]
 
 
-def test_expensive_figures_on_request(trained: tuple[se.Ensemble, se.Data]) -> None:
+def test_attacks_and_corruptions_only_on_request(trained: tuple[se.Ensemble, se.Data]) -> None:
     ensemble, data = trained
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (50, 1, 8, 8), dtype=np.uint8)
@@ -158,7 +156,7 @@ def test_expensive_figures_on_request(trained: tuple[se.Ensemble, se.Data]) -> N
     }
 
 
-def test_all_corruptions_of_grey_images_leave_saturation_out(trained: tuple[se.Ensemble, se.Data]) -> None:
+def test_grey_images_skip_saturation(trained: tuple[se.Ensemble, se.Data]) -> None:
     ensemble, data = trained
     figures = se.evaluate(ensemble, data, corruptions=True, severities=[2])
     names = {name.removeprefix("cor/").removesuffix("@2") for name in figures if name.startswith("cor/")}
@@ -175,7 +173,7 @@ def test_all_corruptions_of_grey_images_leave_saturation_out(trained: tuple[se.E
     assert some["cor/extra_mean@2"] == pytest.approx((some["cor/spatter@2"] + some["cor/speckle_noise@2"]) / 2)
 
 
-def test_figures_that_do_not_exist_are_left_out() -> None:
+def test_undefined_figures_are_left_out() -> None:
     x = torch.rand(12, 4)
     y = torch.zeros(12, dtype=torch.long)
     data = se.Data.from_arrays(x, y, test=(x, y), classes=2)
@@ -211,7 +209,7 @@ def test_figures_that_do_not_exist_are_left_out() -> None:
         ({"ood": se.Data.from_arrays(torch.rand(9, 5), torch.arange(9) % 3)}, "no test split"),
     ],
 )
-def test_mistakes_are_told_before_any_work(
+def test_invalid_evaluate_arguments_are_errors_before_any_work(
     asked: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def work(*_: object) -> None:
@@ -223,7 +221,7 @@ def test_mistakes_are_told_before_any_work(
         se.evaluate(se.Ensemble([se.zoo.mlp(64)]), data, **asked)
 
 
-def test_what_is_not_for_every_kind_of_data() -> None:
+def test_figures_that_do_not_fit_the_data_are_refused() -> None:
     x = torch.rand(20, 5)
     rows = se.Data.from_arrays(x, torch.arange(20) % 2, test=(x, torch.arange(20) % 2))
     ensemble = se.Ensemble([torch.nn.Linear(5, 2)])

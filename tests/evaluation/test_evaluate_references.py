@@ -39,7 +39,7 @@ ENTROPY = -(PROBABILITIES * PROBABILITIES.log()).sum(-1)
 RANKED = st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=2, max_size=7)  # few values: many ties
 
 
-def test_the_example_gives_what_torch_uncertainty_gives() -> None:
+def test_metrics_equal_recorded_torch_uncertainty_values() -> None:
     assert adaptive_calibration_error(PROBABILITIES, TARGETS, 15) == pytest.approx(0.1668993, abs=1e-6)
     assert classwise_calibration_error(PROBABILITIES, TARGETS, 15) == pytest.approx(0.1056626, abs=1e-6)
     assert risk_coverage_area(DOUBT, CORRECT) == pytest.approx(0.0852975, abs=1e-6)
@@ -52,7 +52,7 @@ def test_the_example_gives_what_torch_uncertainty_gives() -> None:
     assert false_alarms(own, foreign) == pytest.approx(0.7625, abs=1e-6)
 
 
-def test_calibration_errors_are_torchmetrics() -> None:
+def test_calibration_errors_equal_torchmetrics() -> None:
     pytest.importorskip("torchmetrics")
     from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
 
@@ -65,7 +65,7 @@ def test_calibration_errors_are_torchmetrics() -> None:
     assert classwise_calibration_error(PROBABILITIES, TARGETS, 15) == pytest.approx(np.mean(each))
 
 
-def test_false_alarms_are_torchmetrics() -> None:
+def test_false_alarms_equal_torchmetrics() -> None:
     pytest.importorskip("torchmetrics")
     from torchmetrics.functional.classification import binary_specificity_at_sensitivity
 
@@ -93,7 +93,7 @@ def test_adaptive_bins_hold_equally_many_samples(bins: int) -> None:
     assert adaptive_calibration_error(PROBABILITIES, TARGETS, bins) == pytest.approx(total)
 
 
-def test_classwise_ece_by_hand() -> None:
+def test_classwise_ece_equals_a_hand_computation() -> None:
     probabilities = torch.tensor([[0.9, 0.1, 0.0], [0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.0, 0.0, 1.0]])
     targets = torch.tensor([0, 1, 1, 2])
     # Two bins, (0, .5] and (.5, 1]. Class 0: |.2 + 0 - 0| + |.9 + .6 - 1|, class 1: |.1 + .3 + 0 - 1| + |.7 - 1|,
@@ -123,7 +123,7 @@ def test_aurc_is_the_mean_over_all_orders_of_ties(samples: list[tuple[int, bool]
 
 @settings(deadline=None)
 @given(RANKED, st.sampled_from([0.0, 0.05, 0.2, 0.5, 1.0]))
-def test_coverage_at_risk_tries_every_threshold(samples: list[tuple[int, bool]], risk: float) -> None:
+def test_coverage_at_risk_equals_a_search_over_thresholds(samples: list[tuple[int, bool]], risk: float) -> None:
     allowed = []
     for threshold, _ in samples:
         kept = [right for s, right in samples if s <= threshold]
@@ -134,7 +134,7 @@ def test_coverage_at_risk_tries_every_threshold(samples: list[tuple[int, bool]],
     assert found == pytest.approx(max(allowed)) if allowed else math.isnan(found)
 
 
-def test_the_order_of_the_samples_does_not_matter() -> None:
+def test_metrics_do_not_depend_on_sample_order() -> None:
     """A third of the samples has a confidence of exactly 1: sorting alone would put any of them anywhere."""
     sure = PROBABILITIES.clone()
     sure[::3] = torch.nn.functional.one_hot(PROBABILITIES[::3].argmax(-1), CLASSES).double()
@@ -149,7 +149,7 @@ def test_the_order_of_the_samples_does_not_matter() -> None:
     assert mean_over_ties(torch.tensor([2.0, 1, 2, 3]), torch.tensor([0.0, 5, 1, 7])).tolist() == [0.5, 5, 0.5, 7]
 
 
-def test_ends() -> None:
+def test_metrics_of_edge_cases() -> None:
     right, wrong = torch.ones(20, dtype=torch.bool), torch.zeros(20, dtype=torch.bool)
     doubt = torch.arange(20.0)
     assert risk_coverage_area(doubt, right) == 0
@@ -162,7 +162,7 @@ def test_ends() -> None:
     assert math.isnan(false_alarms(doubt[:0], doubt))
 
 
-def test_evaluate_gives_them() -> None:
+def test_evaluate_includes_these_metrics() -> None:
     data = se.load_data("digits")
     torch.manual_seed(0)
     ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(2)])

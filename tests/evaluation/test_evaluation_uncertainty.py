@@ -24,7 +24,7 @@ def random_logits(members: int = 4, samples: int = 60, classes: int = 5) -> torc
     return 3 * torch.randn(members, samples, classes, generator=torch.Generator().manual_seed(0))
 
 
-def test_diversity_is_the_entropy_of_the_mean_logits() -> None:
+def test_diversity_equals_the_entropy_of_mean_logits() -> None:
     logits = random_logits()
     expected = [scipy_entropy(softmax(logits[:, own].double().mean(0).numpy())) / np.log(5) * 100 for own in range(60)]
     np.testing.assert_allclose(diversity(logits).numpy(), expected, rtol=1e-6)
@@ -34,7 +34,7 @@ def test_diversity_is_the_entropy_of_the_mean_logits() -> None:
     assert wc == pytest.approx(np.mean([value for own, value in enumerate(expected) if own % 3]))
 
 
-def test_diversity_at_its_ends() -> None:
+def test_diversity_of_edge_cases() -> None:
     assert diversity(torch.zeros(3, 2, 7)).tolist() == pytest.approx([100, 100])  # knows nothing
     assert diversity(torch.tensor([[[1e4, 0.0]]])).tolist() == [0]  # knows everything
     assert diversity(torch.randn(3, 2, 1)).tolist() == [0, 0]  # one class: nothing to know
@@ -46,7 +46,7 @@ def test_diversity_at_its_ends() -> None:
     assert math.isnan(diversity_by_outcome(random_logits(), ~all_right)[0])
 
 
-def test_disagreement_matrix_is_the_loop_over_pairs() -> None:
+def test_disagreement_matrix_equals_a_loop_over_pairs() -> None:
     logits = random_logits()
     labels = logits.argmax(-1).tolist()
     found = disagreement_matrix(logits)
@@ -59,7 +59,7 @@ def test_disagreement_matrix_is_the_loop_over_pairs() -> None:
     assert disagreement_matrix(logits[:1]).tolist() == [[0]]
 
 
-def test_discarding_by_hand() -> None:
+def test_discarding_equals_a_hand_computation() -> None:
     entropy = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])
     correct = torch.tensor([True, True, False, True, False])
     found = discarding(entropy, correct, float(entropy[2]))  # what is on the threshold is kept
@@ -75,7 +75,7 @@ def test_discarding_by_hand() -> None:
 
 @settings(deadline=None)
 @given(SCORES)
-def test_the_curve_is_every_threshold(samples: list[tuple[int, bool]]) -> None:
+def test_discarding_curve_tries_every_threshold(samples: list[tuple[int, bool]]) -> None:
     entropy, correct = torch.tensor([float(s) for s, _ in samples]), torch.tensor([c for _, c in samples])
     shares, accuracies = discarding_curve(entropy, correct)
     thresholds = sorted({s for s, _ in samples}, reverse=True)
@@ -90,7 +90,7 @@ def test_the_curve_is_every_threshold(samples: list[tuple[int, bool]]) -> None:
 
 @settings(deadline=None)
 @given(SCORES)
-def test_auroc_is_scikit_learns(samples: list[tuple[int, bool]]) -> None:
+def test_auroc_equals_scikit_learn(samples: list[tuple[int, bool]]) -> None:
     scores, positive = torch.tensor([float(s) for s, _ in samples]), torch.tensor([c for _, c in samples])
     if positive.all() or not positive.any():
         assert math.isnan(auroc(scores, positive))
@@ -100,7 +100,7 @@ def test_auroc_is_scikit_learns(samples: list[tuple[int, bool]]) -> None:
 
 @settings(deadline=None)
 @given(SCORES)
-def test_fpr95_is_read_off_scikit_learns_curve(samples: list[tuple[int, bool]]) -> None:
+def test_fpr95_equals_scikit_learns_roc_curve(samples: list[tuple[int, bool]]) -> None:
     own = torch.tensor([float(s) for s, foreign in samples if not foreign])
     foreign = torch.tensor([float(s) for s, foreign in samples if foreign])
     if len(own) == 0 or len(foreign) == 0:
@@ -119,7 +119,7 @@ def test_fpr95_counts_whole_samples() -> None:
     assert false_acceptance(own, own - 100) == 1
 
 
-def test_detection_figures() -> None:
+def test_detection_figures_equal_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(0)
     own, foreign = (
         Uncertainty(*(torch.rand(count, generator=generator) + shift for shift in (0.1 * place, place, 0.0)))

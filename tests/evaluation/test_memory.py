@@ -8,7 +8,7 @@ import structured_ensembles as se
 from structured_ensembles.evaluation.memory import file_bytes, peak_memory, prediction_bytes
 
 
-def test_peak_memory_by_hand(capfd: pytest.CaptureFixture[str]) -> None:
+def test_peak_memory_equals_a_hand_computation(capfd: pytest.CaptureFixture[str]) -> None:
     def run() -> None:
         first = torch.empty(1000, 1000)
         second = torch.empty(500, 1000)
@@ -24,20 +24,20 @@ def test_peak_memory_by_hand(capfd: pytest.CaptureFixture[str]) -> None:
     assert peak_memory(run) == 6_000_000
 
 
-def test_predicting_costs_the_largest_layers_of_one_member_at_a_time() -> None:
+def test_prediction_memory_is_that_of_the_largest_layers_of_one_member() -> None:
     ensemble = se.Ensemble([nn.Sequential(nn.Linear(10, 1000), nn.Linear(1000, 3)) for _ in range(4)])
     hidden = 4 * 200 * 1000
     found = prediction_bytes(ensemble, torch.rand(200, 10))
     assert hidden < found < 1.2 * hidden
 
 
-def test_the_file_is_as_large_as_it_is_said(tmp_path: Path) -> None:
+def test_file_bytes_equals_the_size_of_the_file(tmp_path: Path) -> None:
     ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(2)])
     assert file_bytes(ensemble) == ensemble.save(tmp_path / "ensemble.safetensors")
     assert file_bytes(ensemble) == (tmp_path / "ensemble.safetensors").stat().st_size
 
 
-def test_overhead_counts_what_is_trained() -> None:
+def test_overhead_counts_trainable_parameters() -> None:
     base = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))  # 40 and 18 parameters
     members = [nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)) for _ in range(3)]  # 15 and 8
     assert se.Ensemble(members).overhead(base) == pytest.approx(3 * 23 / 58)

@@ -23,7 +23,7 @@ def by_hand(ensemble: se.Ensemble, split: object) -> tuple[np.ndarray, np.ndarra
     return entropy, mean.argmax(-1) == targets.numpy()
 
 
-def test_the_mean_of_logits_discards_by_its_own_entropy(trained: tuple[se.Ensemble, se.Data]) -> None:
+def test_logits_rule_discards_by_its_own_entropy(trained: tuple[se.Ensemble, se.Data]) -> None:
     ensemble, data = trained
     figures = se.evaluate(ensemble, data, combine="logits")
     entropy, right = by_hand(ensemble, data.validation)
@@ -41,7 +41,7 @@ def test_the_mean_of_logits_discards_by_its_own_entropy(trained: tuple[se.Ensemb
     assert figures["div/cc"] == pytest.approx(100 * entropy[right].mean() / np.log(10), rel=1e-5)
 
 
-def test_several_rules_run_the_network_once(
+def test_several_rules_share_one_forward_pass(
     trained: tuple[se.Ensemble, se.Data], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ensemble, data = trained
@@ -59,7 +59,7 @@ def test_several_rules_run_the_network_once(
     assert both["cal/ece/logits"] != both["cal/ece"]
 
 
-def test_without_a_validation_split_there_is_no_threshold(trained: tuple[se.Ensemble, se.Data]) -> None:
+def test_without_validation_the_logits_rule_has_no_threshold(trained: tuple[se.Ensemble, se.Data]) -> None:
     ensemble, data = trained
     inputs, targets = next(iter(data.test.batches(10_000)))
     bare = se.Data.from_arrays(inputs, targets, test=(inputs, targets), validation=0.0)
@@ -69,7 +69,7 @@ def test_without_a_validation_split_there_is_no_threshold(trained: tuple[se.Ense
 
 
 @pytest.mark.parametrize("combine", ["median", ("mean", "median"), ()])
-def test_unknown_rules_are_named(combine: object, trained: tuple[se.Ensemble, se.Data]) -> None:
+def test_unknown_rule_is_an_error(combine: object, trained: tuple[se.Ensemble, se.Data]) -> None:
     with pytest.raises(ValueError, match=r"combine must .*'mean', 'logits', 'vote'"):
         se.evaluate(*trained, combine=combine)  # type: ignore[arg-type]
 
@@ -79,7 +79,7 @@ def regression() -> se.Data:
     return se.Data.from_arrays(x, x.sum(1), test=(x, x.sum(1)))
 
 
-def test_a_regression_has_one_rule_and_is_measured_once(tmp_path: Path) -> None:
+def test_regression_is_evaluated_once_by_one_rule(tmp_path: Path) -> None:
     experiment = Experiment(
         "tests.evaluation.test_rules:regression", "mlp", "single", members=1, recipe="regression", changes={"epochs": 1}
     )
@@ -90,7 +90,7 @@ def test_a_regression_has_one_rule_and_is_measured_once(tmp_path: Path) -> None:
     assert not measure_experiment(folder, Request(), device="cpu", trust_code=True)[1]
 
 
-def test_what_auto_means_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_precision_is_bfloat16_where_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert se.Recipe().precision_on(cpu) == "float32"
     assert se.Recipe(precision="bfloat16").precision_on(cpu) == "bfloat16"
@@ -113,7 +113,7 @@ def test_runs_record_their_precision(tmp_path: Path) -> None:
     assert result["precision"] == "float32"
 
 
-def test_pages_name_the_precision() -> None:
+def test_report_names_the_precision() -> None:
     def runs(*kinds: str | None) -> list[Finished]:
         return [Finished(Path("a"), {}, {} if kind is None else {"precision": kind}, {}) for kind in kinds]
 

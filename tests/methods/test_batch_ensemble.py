@@ -92,7 +92,7 @@ def made(name: str, repeat: str = "tile", members: int = 3) -> tuple[BatchEnsemb
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("training", [False, True])
-def test_one_pass_is_the_loop_over_members(name: str, training: bool) -> None:
+def test_one_pass_equals_a_loop_over_members(name: str, training: bool) -> None:
     network, base, x = made(name)
     for whole in (network, base):
         whole.train(training)
@@ -119,7 +119,9 @@ def test_one_pass_is_the_loop_over_members(name: str, training: bool) -> None:
     members=st.integers(1, 4),
     bias=st.booleans(),
 )
-def test_any_convolution(dims: int, groups: int, inputs: int, outputs: int, members: int, bias: bool) -> None:
+def test_convolutions_of_any_dimension_equal_the_loop_over_members(
+    dims: int, groups: int, inputs: int, outputs: int, members: int, bias: bool
+) -> None:
     torch.manual_seed(0)
     kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
     model = nn.Sequential(kind(inputs * groups, outputs * groups, 2, groups=groups, bias=bias))
@@ -128,7 +130,7 @@ def test_any_convolution(dims: int, groups: int, inputs: int, outputs: int, memb
     torch.testing.assert_close(network(x), looped(network, model, x), rtol=1e-5, atol=1e-5)
 
 
-def test_batch_norm_is_shared() -> None:
+def test_batch_norm_is_shared_by_members() -> None:
     network, _, x = made("convolutions")
     network.train()
     first, norm = network.network[0], network.network[1]
@@ -143,7 +145,7 @@ def test_batch_norm_is_shared() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 6, 7])
-def test_split_gives_every_row_to_one_member(batch: int) -> None:
+def test_split_assigns_every_row_to_one_member(batch: int) -> None:
     network, base, _ = made("nested", repeat="split")
     x = torch.randn(batch, 3, 6, 6)
     members = [row * 3 // batch for row in range(batch)]
@@ -163,7 +165,7 @@ def test_rows_are_dealt_evenly(batch: int, members: int) -> None:
     assert int(counts.max() - counts.min()) <= 1
 
 
-def test_signs_biases_and_the_untouched_model() -> None:
+def test_factors_start_as_signs_and_the_model_stays_unchanged() -> None:
     torch.manual_seed(0)
     model = Nested()
     before = clone_of(model)
@@ -186,7 +188,7 @@ def test_signs_biases_and_the_untouched_model() -> None:
     assert not torch.equal(network(x), other(x))
 
 
-def test_parameters_of_resnet20_by_hand() -> None:
+def test_parameters_of_resnet20_equal_a_hand_count() -> None:
     model = se.zoo.resnet20(10)
     network = BatchEnsembleNetwork(model, called_layers(model, torch.randn(2, 3, 8, 8)).all, members=5)
     # inputs + outputs: stem; six convolutions of 16; 16 to 32 and five of 32; 32 to 64 and five of 64; the head
@@ -208,7 +210,7 @@ class SequenceFirst(nn.Module):
         return self.head(self.inner(x.transpose(0, 1)).tanh().mean(0))
 
 
-def test_bad_arguments_and_models_are_named() -> None:
+def test_invalid_arguments_and_models_are_errors() -> None:
     data = se.Data.from_arrays(torch.randn(40, 5, 3), torch.arange(40) % 2)
     with pytest.raises(ValueError, match="does not keep them in the first dimension"):
         se.methods.batch_ensemble(SequenceFirst(), data, 5, quiet=True)
@@ -236,7 +238,7 @@ class Transformer(nn.Module):
         return self.head(self.encoder(self.embed(x)).mean(1))
 
 
-def test_a_transformer_shares_its_attention() -> None:
+def test_attention_weights_are_shared_by_members() -> None:
     torch.manual_seed(0)
     model, x = Transformer().eval(), torch.randn(4, 5, 6)
     layers = called_layers(model, x).all
@@ -246,7 +248,7 @@ def test_a_transformer_shares_its_attention() -> None:
         torch.testing.assert_close(network(x), looped(network, model, x), rtol=1e-5, atol=1e-5)
 
 
-def test_lower_precision_stays_lower() -> None:
+def test_autocast_dtype_is_kept() -> None:
     network, _, x = made("convolutions")
     seen = []
     network.network[4].register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))

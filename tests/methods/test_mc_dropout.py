@@ -30,7 +30,7 @@ class TwoHeads(nn.Module):
         return F.log_softmax(self.z_head(features) + self.a_head(features), dim=-1)
 
 
-def test_hidden_layers_are_found_by_what_they_feed() -> None:
+def test_hidden_layers_are_those_that_feed_others() -> None:
     assert called_layers(two_layers(), torch.randn(2, 8)).hidden == ("1",)
     found = called_layers(TwoHeads(), torch.randn(2, 1, 5, 5))
     assert (found.hidden, found.last) == (("last.conv",), ("z_head", "a_head"))
@@ -57,7 +57,7 @@ def masks(network: DropoutNetwork, x: Tensor, layer: str = "1") -> Tensor:
 
 
 @pytest.mark.parametrize("probability", [0.25, 0.5, 0.9])
-def test_rate_and_independence_of_the_masks(probability: float) -> None:
+def test_masks_have_the_rate_and_are_independent(probability: float) -> None:
     network = DropoutNetwork(two_layers(1000), ["1"], 5, probability, seed=4).eval()
     kept = masks(network, torch.randn(40, 8, generator=torch.Generator().manual_seed(0))).double()
     number, rate = kept.numel(), 1 - probability
@@ -78,7 +78,7 @@ def test_rate_and_independence_of_the_masks(probability: float) -> None:
     assert abs(float(neighbours)) < 4 / number**0.5
 
 
-def test_hash_against_the_published_one() -> None:
+def test_hash_equals_lowbias32() -> None:
     """lowbias32 in plain Python integers."""
     numbers = [0, 1, 2, 12345, 2**31 - 1, 2**31, 2**32 - 1]
     found = mixed(torch.tensor(np.array(numbers, dtype=np.uint32).view(np.int32)))
@@ -89,7 +89,7 @@ def test_hash_against_the_published_one() -> None:
         assert own == x ^ (x >> 16)
 
 
-def test_same_input_same_answer_in_whatever_batch() -> None:
+def test_prediction_does_not_depend_on_the_batch() -> None:
     ensemble = se.Ensemble([DropoutNetwork(two_layers(), ["1"], 5)])
     x = torch.randn(30, 8)
     before = torch.get_rng_state()
@@ -107,7 +107,7 @@ def test_same_input_same_answer_in_whatever_batch() -> None:
     assert not torch.isclose(reseeded.logits(x), logits).any(-1).all()
 
 
-def test_rounding_errors_of_the_input_change_nothing_else() -> None:
+def test_input_rounding_does_not_change_the_masks() -> None:
     """Another device may normalise pixels with other rounding errors: the same elements are dropped all the same."""
     network = DropoutNetwork(two_layers(), ["1"], 5).eval()
     x = torch.randint(256, (40, 8)) / 255
@@ -115,7 +115,7 @@ def test_rounding_errors_of_the_input_change_nothing_else() -> None:
     assert (masks(network, x + 0.01) != masks(network, x)).flatten(2).any(-1).all()
 
 
-def test_many_samples_are_the_weight_scaled_network() -> None:
+def test_mean_over_samples_converges_to_the_network_without_dropout() -> None:
     """Of a linear model the mean over dropout is the model without it."""
     model = two_layers(50).eval()
     samples = 4000
@@ -130,7 +130,7 @@ def test_many_samples_are_the_weight_scaled_network() -> None:
     torch.testing.assert_close(outputs.var(0), variance.detach(), rtol=0.1, atol=0.0)
 
 
-def test_training_draws_from_the_random_state() -> None:
+def test_training_draws_from_the_global_random_state() -> None:
     network = DropoutNetwork(two_layers(), ["1"], 5)
     x = torch.randn(6, 8)
     torch.manual_seed(5)
@@ -163,7 +163,7 @@ class Twice(nn.Module):
         return self.head(tokens.unflatten(0, x.shape[:2]).mean(1))
 
 
-def test_a_layer_that_is_called_twice_drops_other_elements_each_time() -> None:
+def test_repeated_layer_drops_other_elements_in_each_call() -> None:
     torch.manual_seed(0)
     network = DropoutNetwork(Twice(), ["inner"], 4).eval()
     kept = []
@@ -179,7 +179,7 @@ def test_a_layer_that_is_called_twice_drops_other_elements_each_time() -> None:
         network.network(x)
 
 
-def test_bad_arguments_are_named() -> None:
+def test_invalid_arguments_are_errors() -> None:
     data = se.Data.from_arrays(torch.randn(40, 8), torch.arange(40) % 3)
     with pytest.raises(ValueError, match="probability must be at least 0 and less than 1, not 1"):
         se.methods.mc_dropout(two_layers(), data, probability=1.0, quiet=True)

@@ -36,7 +36,7 @@ def trained(request: pytest.FixtureRequest) -> tuple[str, se.Ensemble, nn.Module
     return (request.param, *made(request.param))
 
 
-def test_every_method_learns_and_leaves_the_model_alone(trained: tuple[str, se.Ensemble, nn.Module]) -> None:
+def test_every_method_learns_and_leaves_the_model_unchanged(trained: tuple[str, se.Ensemble, nn.Module]) -> None:
     method, ensemble, model = trained
     torch.manual_seed(0)
     untouched = se.zoo.mlp(64, hidden=(48, 32))
@@ -101,7 +101,7 @@ def test_every_method_resumes_to_the_same_weights(method: str, tmp_path: Path, m
         assert (tmp_path / "resumed.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
-def test_one_signature() -> None:
+def test_all_methods_share_one_signature() -> None:
     for name, method in METHODS.items():
         found = inspect.signature(method).parameters
         assert list(found)[:3] == ["model", "data", "members"], name
@@ -109,7 +109,7 @@ def test_one_signature() -> None:
         assert keywords <= found.keys() or found["settings"].kind is inspect.Parameter.VAR_KEYWORD, name
 
 
-def test_narrow_networks_have_the_structured_sizes_and_nothing_in_common() -> None:
+def test_narrow_networks_have_the_sizes_of_structured_ones_and_independent_weights() -> None:
     narrow, model = made("narrow", prune=0.7)
     structured, _ = made("random", prune=0.7)
     for one, other in zip(narrow.members, structured.members, strict=True):
@@ -128,7 +128,7 @@ def test_narrow_networks_have_the_structured_sizes_and_nothing_in_common() -> No
     assert 0.45 < budget.overhead(model) <= 0.5
 
 
-def test_controls_choose_as_they_say() -> None:
+def test_controls_select_by_their_criterion() -> None:
     one, other = made("random")[0].subnets
     assert one != other
     ensemble, model = made("magnitude", recipe=se.Recipe(epochs=0))
@@ -151,7 +151,7 @@ def converted(kind: str, repeat: str = "tile") -> nn.Module:
 
 @pytest.mark.parametrize(("kind", "repeat"), [("batch-ensemble", "tile"), ("batch-ensemble", "split"), ("mc", "")])
 @pytest.mark.parametrize("training", [False, True])
-def test_a_pass_never_waits_for_the_host(kind: str, repeat: str, training: bool) -> None:
+def test_forward_never_waits_for_the_device(kind: str, repeat: str, training: bool) -> None:
     network, x = converted(kind, repeat).train(training), torch.randn(7, 1, 8, 8)
     with as_in_a_graph():
         outputs = network(x)
@@ -161,7 +161,7 @@ def test_a_pass_never_waits_for_the_host(kind: str, repeat: str, training: bool)
 
 @pytest.mark.parametrize("kind", ["batch-ensemble", "mc"])
 @pytest.mark.parametrize("training", [False, True])
-def test_channels_last_stay_last(kind: str, training: bool) -> None:
+def test_channels_last_layout_is_kept(kind: str, training: bool) -> None:
     """Or convolutions in lower precision would be slow on a GPU."""
     network = converted(kind).to(memory_format=torch.channels_last).train(training)
     seen = []
@@ -174,7 +174,7 @@ def test_channels_last_stay_last(kind: str, training: bool) -> None:
     assert not any(x.is_contiguous() for x in seen if x.shape[2] > 1)
 
 
-def test_plain_ensembles_are_still_written_for_earlier_versions(tmp_path: Path) -> None:
+def test_plain_ensembles_are_written_in_the_first_file_version(tmp_path: Path) -> None:
     def envelope(path: Path) -> dict[str, Any]:
         with safe_open(path, "pt") as file:
             return json.loads(file.metadata()["structured-ensembles"])
@@ -199,7 +199,7 @@ def test_plain_ensembles_are_still_written_for_earlier_versions(tmp_path: Path) 
         ({"depth": 3}, "unexpected keyword argument"),
     ],
 )
-def test_a_conversion_that_cannot_be_is_told(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_conversion_in_a_file_is_an_error(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
     class Lying(BatchEnsembleNetwork):
         @property
         def conversion(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def test_a_conversion_that_cannot_be_is_told(changed: dict[str, Any], message: s
         se.Ensemble.load(path)
 
 
-def test_a_users_own_nested_network_comes_back(tmp_path: Path) -> None:
+def test_user_network_with_nested_layers_round_trips_through_a_file(tmp_path: Path) -> None:
     from tests.support.networks import Nested
 
     torch.manual_seed(0)
@@ -231,7 +231,7 @@ def test_a_users_own_nested_network_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_on_the_command_line(method: str, tmp_path: Path) -> None:
+def test_every_method_trains_and_evaluates_from_the_command_line(method: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     quick = ["--model", "mlp", "--epochs", "2", "--members", "2", "--quiet", "true", "--storage", "int8"]
     own = {"structured": '{"search_epochs": 1}', "batch-ensemble": '{"repeat": "split"}', "mc-dropout": "{}"}
@@ -258,7 +258,7 @@ def twins(model, data, members=2, *, recipe, seed, device, folder, quiet, hidden
 '''
 
 
-def test_a_method_from_outside_the_package(
+def test_method_outside_the_package_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "laboratory").mkdir()
@@ -279,7 +279,7 @@ def test_a_method_from_outside_the_package(
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_every_method_takes_models_of_any_precision(method: str, dtype: torch.dtype) -> None:
+def test_every_method_accepts_models_of_any_dtype(method: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     data = se.Data.from_arrays(torch.rand(40, 6), torch.arange(40) % 3)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
@@ -304,14 +304,14 @@ class Wrapped(nn.Module):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", [tuple, dict, list])
-def test_every_method_says_that_it_needs_one_tensor(method: str, kind: type) -> None:
+def test_every_method_refuses_models_that_do_not_return_one_tensor(method: str, kind: type) -> None:
     with pytest.raises(TypeError, match=f"model must return one tensor .*, not a {kind.__name__}: wrap it in a module"):
         METHODS[method](Wrapped(kind), se.load_data("digits"), members=2, recipe=RECIPE, quiet=True)
 
 
 @pytest.mark.parametrize("repeat", ["tile", "split"])
 @pytest.mark.parametrize("batch", [4, 5])
-def test_so_do_the_networks_that_stand_for_several(repeat: Any, batch: int) -> None:
+def test_multi_member_networks_refuse_models_that_do_not_return_one_tensor(repeat: Any, batch: int) -> None:
     x = torch.rand(batch, 1, 8, 8)
     for network in (
         BatchEnsembleNetwork(Wrapped(dict), ["inner.layers.1"], 2, repeat),

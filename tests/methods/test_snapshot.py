@@ -20,7 +20,7 @@ def few_digits() -> se.Data:
     return se.Data.from_arrays(data.train.inputs[:300], data.train.targets[:300], classes=10, name="few")
 
 
-def test_two_cycles_written_out() -> None:
+def test_two_cycles_equal_a_plain_loop() -> None:
     """The whole training split is one batch, so that nothing depends on its order."""
     few, model = few_digits().train, network()
     wrong = (few.inputs, (few.targets + 1) % 10)  # whoever learns gets worse at it: the best epoch is not the last
@@ -54,7 +54,7 @@ def test_two_cycles_written_out() -> None:
     assert not any(member.training for member in ensemble.members)
 
 
-def test_history_is_joined_and_rates_restart() -> None:
+def test_history_joins_cycles_and_rates_restart() -> None:
     recipe = se.Recipe(epochs=6, batch_size=90, rate=0.3)
     ensemble = se.methods.snapshot_ensemble(network(), few_digits(), 3, recipe=recipe, quiet=True)
     rows = ensemble.history.rows
@@ -68,13 +68,13 @@ def test_history_is_joined_and_rates_restart() -> None:
 
 
 @pytest.mark.parametrize(("epochs", "cycle", "expected"), [(4, None, 2), (5, None, 2), (9, 1, 1), (1, 2, 2)])
-def test_length_of_a_cycle(epochs: int, cycle: int | None, expected: int) -> None:
+def test_cycle_length_follows_epochs_and_members(epochs: int, cycle: int | None, expected: int) -> None:
     recipe = se.Recipe(epochs=epochs, batch_size=300)
     ensemble = se.methods.snapshot_ensemble(network(), few_digits(), 2, recipe=recipe, cycle=cycle, quiet=True)
     assert ensemble.history.epochs == 2 * expected
 
 
-def test_a_cycle_is_never_longer_than_fifty_epochs_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_cycle_has_at_most_fifty_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     from structured_ensembles.methods import snapshot
 
     asked: list[se.Recipe] = []
@@ -89,7 +89,7 @@ def test_a_cycle_is_never_longer_than_fifty_epochs_unless_asked(monkeypatch: pyt
         assert {recipe.epochs for recipe in asked[-2:]} == {epochs}
 
 
-def test_too_few_epochs_are_named() -> None:
+def test_too_few_epochs_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"cycle must be .* not 0; by default it is the recipe's 2 epochs divided"):
         se.methods.snapshot_ensemble(network(), few_digits(), 3, recipe=se.Recipe(epochs=2), quiet=True)
     with pytest.raises(ValueError, match=r"cycle must be .* not 1\.5"):

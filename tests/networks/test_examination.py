@@ -29,7 +29,7 @@ def network(outputs: int = 1, *last: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("shape", [(600,), (600, 1), (600, 2)])
-def test_a_regression_predicts_in_the_shape_of_its_targets(
+def test_regression_predicts_in_the_shape_of_its_targets(
     shape: tuple[int, ...], streamed: bool, tmp_path: Path
 ) -> None:
     targets = np.stack([Y, -Y], axis=1) if shape == (600, 2) else Y.reshape(shape)
@@ -50,7 +50,7 @@ def test_a_regression_predicts_in_the_shape_of_its_targets(
         assert float(errors.square().mean().sqrt()) < 150  # of a deviation of 370
 
 
-def test_a_file_of_an_earlier_version_predicts_as_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_of_an_earlier_version_predicts_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has neither the shape of the targets nor the limit of ids."""
     from structured_ensembles import artifact
 
@@ -70,7 +70,7 @@ def test_a_file_of_an_earlier_version_predicts_as_it_did(tmp_path: Path, monkeyp
     assert torch.equal(loaded.predict(X)[:, 0], ensemble.predict(X))
 
 
-def test_other_outputs_than_targets_stay_as_they_are() -> None:
+def test_outputs_of_another_shape_than_targets_keep_their_shape() -> None:
     ensemble = se.Ensemble([network(2)], task="regression")  # mean and variance, perhaps
     ensemble.target_shape = ()
     assert ensemble.predict(X).shape == (600, 2)
@@ -79,7 +79,7 @@ def test_other_outputs_than_targets_stay_as_they_are() -> None:
 # Values as labels -----------------------------------------------------------------------------------------------------
 
 
-def test_whole_numbers_that_look_like_values_are_told_of() -> None:
+def test_integer_targets_that_look_like_values_warn() -> None:
     prices = rng.permutation(1479)[:600]
     prices[0] = 1478
     with pytest.warns(UserWarning, match=r"taken for 1,479 classes, though .* 600 samples: .* task='regression'"):
@@ -92,7 +92,7 @@ def test_whole_numbers_that_look_like_values_are_told_of() -> None:
 
 
 @pytest.mark.parametrize(("classes", "samples"), [(200, 2000), (100, 100), (10, 20), (1000, 20_000)])
-def test_ordinary_labels_are_not(classes: int, samples: int) -> None:
+def test_ordinary_labels_do_not_warn(classes: int, samples: int) -> None:
     se.Data.from_arrays(np.zeros((samples, 1), dtype=np.float32), np.arange(samples) % classes)
 
 
@@ -121,7 +121,7 @@ ENDINGS: dict[str, tuple[Callable[[], nn.Module], str | None]] = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_a_network_that_ends_in_probabilities_is_told_of(name: str) -> None:
+def test_network_that_ends_in_softmax_warns(name: str) -> None:
     make, ending = ENDINGS[name]
     data = se.Data.from_arrays(X, np.arange(600) % 3)
     calls = [lambda: se.train(se.Ensemble([make()]), data, se.Recipe(epochs=1), **FAST)]
@@ -136,7 +136,7 @@ def test_a_network_that_ends_in_probabilities_is_told_of(name: str) -> None:
             call()
 
 
-def test_it_is_shown_once_for_a_search_and_its_training() -> None:
+def test_softmax_warning_is_shown_once_for_search_and_training() -> None:
     data = se.Data.from_arrays(X, np.arange(600) % 3)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")
@@ -145,7 +145,7 @@ def test_it_is_shown_once_for_a_search_and_its_training() -> None:
     assert len([own for own in told if "softmax" in str(own.message)]) == 1
 
 
-def test_a_regression_may_end_in_a_sigmoid() -> None:
+def test_regression_that_ends_in_a_sigmoid_does_not_warn() -> None:
     data = se.Data.from_arrays(X, (Y > 500).astype(np.float32))
     se.train(se.Ensemble([network(1, nn.Sigmoid())]), data, se.Recipe(epochs=1), **FAST)
 
@@ -163,7 +163,7 @@ def absolute_of_columns(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("loss", [absolute, absolute_of_columns, nn.MSELoss()])
-def test_a_loss_sees_outputs_in_the_shape_of_the_targets(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_loss_gets_outputs_in_the_shape_of_the_targets(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     """A column (600, 1) minus a row (600,) is a matrix: a network would learn the mean of the targets, and no more."""
     y = (Y - Y.mean()) / Y.std()
     data = se.Data.from_arrays(X, y, test=(X, y))
@@ -179,7 +179,7 @@ def test_a_loss_sees_outputs_in_the_shape_of_the_targets(loss: Callable[[Tensor,
 # What a network has learned -----------------------------------------------------------------------------------------
 
 
-def test_a_rare_class_may_stay_below_a_half() -> None:
+def test_always_predicting_the_common_class_of_rare_data_does_not_warn() -> None:
     """Probabilities that rank well are no failure, though every prediction names the common class."""
     generator = np.random.default_rng(1)
     x = generator.normal(size=(2000, 4)).astype(np.float32)
@@ -191,7 +191,7 @@ def test_a_rare_class_may_stay_below_a_half() -> None:
     assert np.corrcoef(ensemble.predict_proba(x)[:, 1].numpy(), y)[0, 1] > 0.2
 
 
-def test_a_network_with_more_outputs_than_classes_may_name_one_of_them() -> None:
+def test_warning_of_one_class_covers_outputs_beyond_the_classes() -> None:
     model = nn.Linear(4, 5)
     with torch.no_grad():
         model.weight.zero_()
@@ -201,12 +201,12 @@ def test_a_network_with_more_outputs_than_classes_may_name_one_of_them() -> None
         se.train(se.Ensemble([model]), data, se.Recipe(epochs=5, rate=1e-6), **FAST)
 
 
-def test_years_are_values() -> None:
+def test_years_as_labels_warn() -> None:
     with pytest.warns(UserWarning, match=r"taken for 2,011 classes, though only 89 of them occur.*task='regression'"):
         se.Data.from_arrays(np.zeros((30000, 2)), 1922 + np.arange(30000) % 89)
 
 
-def test_a_state_holds_the_normalisation() -> None:
+def test_state_dict_keeps_the_normalization() -> None:
     data = se.Data.from_arrays(1000 + 50 * X, (X[:, 0] > 0).astype(int))
     ensemble, other = se.Ensemble([network(2)]), se.Ensemble([network(2)])
     se.train(ensemble, data, se.Recipe(epochs=1), **FAST)
@@ -215,7 +215,7 @@ def test_a_state_holds_the_normalisation() -> None:
     assert torch.equal(other.logits(1000 + 50 * X), ensemble.logits(1000 + 50 * X))
 
 
-def test_an_ensemble_that_knows_nothing_of_its_data_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_ensemble_of_unknown_normalization_logs_it_in_evaluate(caplog: pytest.LogCaptureFixture) -> None:
     labels = (X[:, 0] > 0).astype(int)
     data = se.Data.from_arrays(1000 + 50 * X, labels, test=(1000 + 50 * X, labels))
     ensemble = se.Ensemble([network(2)])

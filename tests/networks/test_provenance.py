@@ -50,7 +50,7 @@ def cut(model: nn.Module, scope: str = "layer") -> se.Ensemble:
     return se.Ensemble([se.extract(model, graph, subnet) for subnet in subnets], subnets=subnets).eval()
 
 
-def test_saving_a_network_that_the_file_cannot_name_warns(tmp_path: Path) -> None:
+def test_saving_a_network_without_a_factory_warns(tmp_path: Path) -> None:
     for model in (custom(), cut(custom()).members[0]):
         with pytest.warns(UserWarning, match=r"to load it will need model=.*from_factory.*trust_code=True") as found:
             se.Ensemble([model]).save(tmp_path / "own")
@@ -61,7 +61,7 @@ def test_saving_a_network_that_the_file_cannot_name_warns(tmp_path: Path) -> Non
     assert found[0].filename == __file__
 
 
-def test_saving_a_network_that_the_file_names_does_not_warn(tmp_path: Path) -> None:
+def test_saving_a_network_with_a_factory_does_not_warn(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for model in (
@@ -76,7 +76,7 @@ def test_saving_a_network_that_the_file_names_does_not_warn(tmp_path: Path) -> N
         learner.save(tmp_path / "learner")
 
 
-def test_a_recorded_factory_makes_the_network_again(tmp_path: Path) -> None:
+def test_recorded_factory_rebuilds_the_network(tmp_path: Path) -> None:
     ensemble = cut(se.from_factory("tests.networks.test_provenance:custom", width=8, name="mine"))
     path = tmp_path / "own"
     ensemble.save(path)
@@ -90,7 +90,7 @@ def test_a_recorded_factory_makes_the_network_again(tmp_path: Path) -> None:
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
-def test_a_recorded_factory_makes_the_backbone_again(tmp_path: Path) -> None:
+def test_recorded_factory_rebuilds_the_backbone(tmp_path: Path) -> None:
     made = se.from_factory("tests.networks.test_provenance:backbone", width=9)
     se.continual.NaiveLearner(made, device="cpu", quiet=True).save(tmp_path / "own")
     with pytest.raises(se.ArtifactError, match=r"wants to call tests.networks.test_provenance:backbone"):
@@ -114,19 +114,19 @@ def test_a_recorded_factory_makes_the_backbone_again(tmp_path: Path) -> None:
         ("tests.networks.test_provenance:custom", {"width": (1, 2)}, r"such as \{'width': \[1, 2\]\}"),
     ],
 )
-def test_a_factory_that_a_file_could_not_call_is_refused(function: str, arguments: Any, reason: str) -> None:
+def test_factory_that_a_file_cannot_record_is_refused(function: str, arguments: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         se.from_factory(function, **arguments)
 
 
-def test_what_is_no_factory_is_refused() -> None:
+def test_invalid_factory_is_refused() -> None:
     with pytest.raises(TypeError, match=r"gave a int, not a torch.nn.Module"):
         se.from_factory("tests.networks.test_provenance:no_network")
     with pytest.raises(TypeError, match=r"function must be a str"):
         se.from_factory(custom)
 
 
-def test_a_module_that_fails_when_it_is_imported_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_error_of_a_factory_is_an_artifact_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_syntax.py").write_text("def net(:\n")
     (tmp_path / "broken_run.py").write_text("{}['width']\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -164,7 +164,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_of_another_shape_is_refused(kind: str, tmp_path: Path) -> None:
+def test_loading_into_a_model_of_another_shape_is_refused(kind: str, tmp_path: Path) -> None:
     ensemble = KINDS[kind](custom(6)).eval()
     path = tmp_path / "own"
     ensemble.save(path)
@@ -176,7 +176,7 @@ def test_a_model_of_another_shape_is_refused(kind: str, tmp_path: Path) -> None:
         assert torch.equal(se.Ensemble.load(path, model=model)(X), expected)
 
 
-def test_what_was_cut_is_known_after_loading_and_saving(tmp_path: Path) -> None:
+def test_saving_a_loaded_ensemble_gives_the_same_file(tmp_path: Path) -> None:
     ensemble = cut(custom(6))
     ensemble.save(tmp_path / "a")
     loaded = se.Ensemble.load(tmp_path / "a", model=ensemble.members[1])
@@ -185,7 +185,7 @@ def test_what_was_cut_is_known_after_loading_and_saving(tmp_path: Path) -> None:
     assert torch.equal(se.Ensemble.load(tmp_path / "b", model=custom(6))(X), ensemble(X))
 
 
-def test_a_cut_network_inside_another_and_a_new_head_come_back(tmp_path: Path) -> None:
+def test_extracted_networks_round_trip_inside_a_wrapper_and_with_a_new_head(tmp_path: Path) -> None:
     inner = cut(custom(6))
     ensemble = se.Ensemble([Wrapped(own) for own in inner.members]).eval()
     ensemble.save(tmp_path / "wrapped")
@@ -200,7 +200,7 @@ def test_a_cut_network_inside_another_and_a_new_head_come_back(tmp_path: Path) -
         assert torch.equal(se.Ensemble.load(tmp_path / "headed", model=model)(X), headed(X))
 
 
-def test_members_of_several_widths_come_back(tmp_path: Path) -> None:
+def test_members_of_different_widths_round_trip(tmp_path: Path) -> None:
     ensemble = se.Ensemble([custom(6), custom(8)]).eval()
     ensemble.save(tmp_path / "own")
     loaded = se.Ensemble.load(tmp_path / "own", model=custom(8))
@@ -220,7 +220,7 @@ def rewritten(path: Path, **changes: Any) -> None:
     save_file(tensors, path, metadata={FORMAT: json.dumps(envelope)})
 
 
-def test_files_of_earlier_versions_take_any_model_that_members_may_be_cut_from(tmp_path: Path) -> None:
+def test_files_of_earlier_versions_accept_any_model_that_fits(tmp_path: Path) -> None:
     ensemble, path = cut(custom(6)), tmp_path / "old"
     ensemble.save(path)
     rewritten(path, base_shapes=None)
@@ -235,7 +235,7 @@ def test_files_of_earlier_versions_take_any_model_that_members_may_be_cut_from(t
 @pytest.mark.parametrize(
     "forged", [3, "abc", [3], ["abc"], [["a"]], [{"0.weight": 3}], [{"0.weight": ["a"]}], {"a": 1}]
 )
-def test_forged_shapes_are_a_damaged_file(forged: Any, tmp_path: Path) -> None:
+def test_forged_shapes_are_refused(forged: Any, tmp_path: Path) -> None:
     se.Ensemble([custom(6)]).save(tmp_path / "own")
     rewritten(tmp_path / "own", base_shapes=forged)
     with pytest.raises(se.ArtifactError):

@@ -21,7 +21,7 @@ OURS = {
 }
 
 
-def test_markdown_by_hand() -> None:
+def test_markdown_table_equals_a_hand_written_one() -> None:
     assert (
         markdown_table(ROWS, COLUMNS, METRICS, OURS, PAPER)
         == """\
@@ -71,7 +71,7 @@ class Cells(HTMLParser):
             self.notes[-1] += data
 
 
-def test_html_says_the_same() -> None:
+def test_html_table_has_the_cells_of_the_markdown_table() -> None:
     text = html_table(ROWS, COLUMNS, METRICS, OURS, PAPER, titles={"svhn/vgg11": "SVHN & <VGG>"})
     cells = Cells(text)
     assert cells.rows == [
@@ -105,7 +105,7 @@ def test_bold_needs_all_rows_a_direction_and_finite_figures() -> None:
     )
 
 
-def test_cells_that_are_not_meant_to_have_a_figure_stay_empty() -> None:
+def test_blank_cells_stay_empty() -> None:
     ours = {("single", "cifar10/resnet20"): [0.8], ("deep", "cifar10/resnet20"): [0.9], ("deep", "svhn/vgg11"): [0.95]}
     blank = [("structured", "cifar10/resnet20")]
     lines = markdown_table(ROWS, COLUMNS, METRICS, ours, blank=blank).splitlines()
@@ -113,12 +113,12 @@ def test_cells_that_are_not_meant_to_have_a_figure_stay_empty() -> None:
     assert Cells(html_table(ROWS, COLUMNS, METRICS, ours, blank=blank)).rows[3] == ["structured", "", "–"]
 
 
-def test_titles_and_pipes_do_not_break_the_table() -> None:
+def test_titles_and_pipes_are_escaped() -> None:
     text = markdown_table(("a|b",), ("x/cls/accuracy",), {"x/cls/accuracy": "cls/accuracy"}, {}, titles={"a|b": "A|B"})
     assert text.splitlines() == ["|  | x accuracy (%) |", "| --- | ---: |", "| A\\|B | – |"]
 
 
-def test_more_than_nine_notes_are_told_apart() -> None:
+def test_more_than_nine_footnotes_have_distinct_marks() -> None:
     rows = [str(number) for number in range(12)]
     paper = {(row, "cal/ece"): Cell(0.01, suspicious=f"reason {row}") for row in rows}
     text = markdown_table(rows, ("cal/ece",), {"cal/ece": "cal/ece"}, {}, paper)
@@ -127,7 +127,7 @@ def test_more_than_nine_notes_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("name", table_names())
-def test_every_published_table_can_be_laid_out_without_a_figure_of_ours(name: str) -> None:
+def test_published_tables_render_without_our_figures(name: str) -> None:
     table = published(name)
     lines = markdown_table(table.rows, table.columns, table.metrics, {}, table.cells).splitlines()
     assert [line.split(" | ")[0] for line in lines[2 : 2 + len(table.rows)]] == [f"| {row}" for row in table.rows]
@@ -140,7 +140,7 @@ def test_every_published_table_can_be_laid_out_without_a_figure_of_ours(name: st
         assert any("(3,235,200)" in line for line in lines)
 
 
-def test_bad_arguments_are_named() -> None:
+def test_invalid_arguments_are_errors() -> None:
     with pytest.raises(ValueError, match=r"ours has figures for \[\('deep', 'mnist'\)\], which are no row and column"):
         markdown_table(ROWS, COLUMNS, METRICS, {("deep", "mnist"): [0.9]})
     with pytest.raises(ValueError, match="has none for svhn/vgg11"):

@@ -32,7 +32,7 @@ def table(request: pytest.FixtureRequest) -> Table:
     return published(request.param)
 
 
-def test_every_cell_is_there_and_in_our_unit(table: Table) -> None:
+def test_every_published_cell_is_present_and_in_our_unit(table: Table) -> None:
     assert set(table.cells) == set(itertools.product(table.rows, table.columns))
     for (_, column), cell in table.cells.items():
         metric = METRICS[table.metrics[column]]
@@ -44,7 +44,7 @@ def test_every_cell_is_there_and_in_our_unit(table: Table) -> None:
             assert cell.deviation < 0.2 * cell.value + 0.01
 
 
-def test_tables_speak_our_language(table: Table) -> None:
+def test_published_columns_name_known_data_sets_and_models(table: Table) -> None:
     data_names = set(data_sets())
     models = {name.replace("_", "-") for name in zoo.__all__}
     for column in table.columns:
@@ -68,7 +68,7 @@ def test_accuracy_covers_every_data_set_model_and_method() -> None:
     assert table["structured", "cifar100/vgg11"] == Cell(0.6313, 0.0102)
 
 
-def test_the_other_tables_have_their_rows_and_columns() -> None:
+def test_other_tables_have_their_rows_and_columns() -> None:
     assert published("ece").rows == METHODS
     assert published("ece").columns == ("cifar10/resnet20", "cifar100/resnet20", "tiny-imagenet/resnet32")
     assert published("diversity").rows == METHODS[1:]
@@ -101,7 +101,7 @@ def test_discarding_raises_the_accuracy_in_every_cell() -> None:
             assert kept * after.value < before.value  # no more correct ones are kept than there were
 
 
-def test_bits_follow_from_the_backbones() -> None:
+def test_published_bits_follow_from_the_backbones() -> None:
     table = published("continual-memory-bits")
     for model, backbone in (("lenet5", zoo.lenet5_backbone()), ("half-vgg11", zoo.half_vgg11_backbone())):
         weights = [parameter for parameter in backbone.parameters() if parameter.ndim == 4]
@@ -112,7 +112,7 @@ def test_bits_follow_from_the_backbones() -> None:
         assert table["structured", column].value == neurons
 
 
-def test_cells_said_to_be_repeats_really_are() -> None:
+def test_cells_marked_as_repeats_are_repeats() -> None:
     accuracy, ece, diversity = published("accuracy"), published("ece"), published("diversity")
     for method in ("single", "batch-ensemble", "mc-dropout", "deep"):
         vgg, resnet = accuracy[method, "cifar10/vgg11"], accuracy[method, "cifar10/resnet20"]
@@ -140,7 +140,7 @@ def test_cells_said_to_be_repeats_really_are() -> None:
     assert all(cell.suspicious.startswith(SETTING) for cell in settings)
 
 
-def test_these_cells_are_suspicious_and_no_others() -> None:
+def test_suspicious_cells_are_exactly_those_listed() -> None:
     assert doubted(published("accuracy")) == {
         *((method, "cifar10/vgg11") for method in ("single", "deep", "batch-ensemble", "mc-dropout", "snapshot")),
         ("structured", "cifar10/resnet20"),
@@ -164,7 +164,7 @@ def test_these_cells_are_suspicious_and_no_others() -> None:
     assert not any(doubted(published(name)) for name in set(table_names()) - known)
 
 
-def test_reasons_follow_from_the_numbers() -> None:
+def test_reasons_for_suspicion_follow_from_the_numbers() -> None:
     accuracy = published("accuracy")
     vgg, resnet = (accuracy["snapshot", f"cifar10/{model}"] for model in ("vgg11", "resnet20"))
     assert percent(resnet) - percent(vgg) == pytest.approx(1)  # one digit
@@ -178,7 +178,7 @@ def test_reasons_follow_from_the_numbers() -> None:
     assert (sum(factors), cell.value / 64) == (165, 164)
 
 
-def test_doubted_cells_and_bounds_are_no_targets(table: Table) -> None:
+def test_suspicious_cells_and_bounds_are_not_targets(table: Table) -> None:
     targets = table.targets()
     assert not doubted(table) & set(targets)
     bounds = {key for key, cell in table.cells.items() if cell.below}
@@ -187,12 +187,12 @@ def test_doubted_cells_and_bounds_are_no_targets(table: Table) -> None:
     assert bounds == (expected if table.name == "continual-memory" else set())
 
 
-def test_an_unknown_table_is_named() -> None:
+def test_unknown_table_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"name must be one of accuracy, memory, ece.*not 'speed'"):
         published("speed")
 
 
-def test_the_wheel_carries_the_numbers(tmp_path: Path) -> None:
+def test_wheel_contains_the_published_tables(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")

@@ -29,7 +29,7 @@ from structured_ensembles.storage.run_files import write_json
 from tests.support.paths import ROOT
 
 
-def test_a_grid_ends_in_time_and_starts_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grid_starts_only_jobs_that_fit_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     left_by: list[type[BaseException] | None] = []
 
     @contextmanager
@@ -60,7 +60,7 @@ def test_a_grid_ends_in_time_and_starts_what_fits(monkeypatch: pytest.MonkeyPatc
     assert left_by[0] is not None
 
 
-def test_the_queue_has_every_run_of_every_study_once() -> None:
+def test_queue_has_every_run_of_every_study_once() -> None:
     planned = planned_runs()
     names = [own.experiment.folder for own in planned]
     assert len(set(names)) == len(names)
@@ -75,7 +75,7 @@ def test_the_queue_has_every_run_of_every_study_once() -> None:
     assert all(0 < own.minutes < 600 for own in planned)
 
 
-def test_the_list_in_the_repository_is_that_of_the_code() -> None:
+def test_queue_file_in_the_repository_is_current() -> None:
     listed = yaml.safe_load((ROOT / "results" / "queue.yaml").read_text(encoding="utf-8"))
     planned = planned_runs()
     assert [row["run"] for row in listed["runs"]] == [own.name for own in planned]
@@ -86,7 +86,7 @@ def test_the_list_in_the_repository_is_that_of_the_code() -> None:
 RECORDED = [own for own in planned_runs() if (ROOT / "results" / own.name / "result.json").exists()]
 
 
-def test_only_what_is_small_is_recorded() -> None:
+def test_recorded_run_folders_hold_small_files_only() -> None:
     listed = subprocess.run(["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=True)
     runs = [Path(name) for name in listed.stdout.splitlines() if name.count("/") == 3]
     assert len(runs) >= 3 * len(RECORDED)
@@ -95,7 +95,7 @@ def test_only_what_is_small_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("planned", RECORDED)
-def test_recorded_runs_are_what_the_queue_asks_for(planned) -> None:
+def test_recorded_configurations_equal_the_planned_ones(planned) -> None:
     folder = ROOT / "results" / planned.name
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     assert config == json.loads(json.dumps(planned.experiment.config()))
@@ -103,7 +103,7 @@ def test_recorded_runs_are_what_the_queue_asks_for(planned) -> None:
     assert {"device", "versions", "date", "precision", "seconds"} <= result.keys()
 
 
-def test_the_queue_runs_what_is_missing_and_nothing_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_queue_runs_only_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--smoke", "--seeds", "0", "--method", "single", "naive", "--out", str(tmp_path)]
     options += ["--backend", "sequential", "--device", "cpu", "--quiet", "--minutes", "9"]
     assert main(["reproduce", "queue", *options]) == 0
@@ -117,14 +117,14 @@ def test_the_queue_runs_what_is_missing_and_nothing_twice(tmp_path: Path, capsys
     assert "0 runs finished, 0 left" in capsys.readouterr().out
 
 
-def test_nothing_is_started_that_would_not_end_in_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_longer_than_the_time_left_are_not_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
     assert main(["reproduce", "queue", "--minutes", "0.01", *options]) == 0
     assert "0 runs finished, 4 left" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["queue.yaml"]
 
 
-def test_data_that_cannot_be_had_leaves_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_data_set_leaves_its_runs_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: str, root: Path | None) -> None:
         raise RuntimeError("no internet here")
 
@@ -134,7 +134,7 @@ def test_data_that_cannot_be_had_leaves_its_runs(tmp_path: Path, monkeypatch: py
     assert found.without == {"digits": "no internet here"}
 
 
-def test_runs_with_small_checkpoints_begin_whenever_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumable_runs_start_with_little_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, float] = {}
     monkeypatch.setattr("structured_ensembles.paper.queue.load_data", lambda name, root: None)
     monkeypatch.setattr(
@@ -151,7 +151,7 @@ def test_runs_with_small_checkpoints_begin_whenever_there_is_time(monkeypatch: p
         assert given[whole.name] > 90
 
 
-def test_a_run_is_finished_when_it_has_all_figures_by_both_rules(tmp_path: Path) -> None:
+def test_run_is_finished_with_all_figures_by_both_rules(tmp_path: Path) -> None:
     planned, other, *_ = planned_runs((0,), smoke=True)
     folder = tmp_path / planned.name
     whole = {"size/overhead": 1.0, "adv/fgsm@0.02": 0.5, "adv/fgsm@0.5": 0.1}
@@ -180,14 +180,14 @@ def test_a_run_is_finished_when_it_has_all_figures_by_both_rules(tmp_path: Path)
     assert rows()[0] == {"run": planned.name, "minutes": 1.5, "done": True}
 
 
-def test_options_that_would_change_the_queues_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_change_the_queues_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "queue", "--epochs", "3"]) != 0
     assert "leave out --epochs" in capsys.readouterr().err
     assert main(["reproduce", "table-ece", "--minutes", "3"]) != 0
     assert "--minutes is for the queue" in capsys.readouterr().err
 
 
-def test_training_on_all_images(tmp_path: Path) -> None:
+def test_validation_false_trains_on_all_samples(tmp_path: Path) -> None:
     held_out, everything = (read_data("digits", None, 0, validation=own) for own in (True, False))
     assert held_out.validation is not None
     assert len(everything.train) == len(held_out.train) + len(held_out.validation)

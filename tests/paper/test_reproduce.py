@@ -24,7 +24,7 @@ from structured_ensembles.runs.ingredients import read_data
 STRUCTURED = ("structured, layer", "structured, network")
 
 
-def test_every_cell_of_the_paper_has_its_runs() -> None:
+def test_every_published_cell_has_runs() -> None:
     accuracy = study("table-accuracy", Part())
     published_rows = {"single", "deep", "snapshot", "batch-ensemble", "mc-dropout", *STRUCTURED}
     assert set(accuracy.paper) == {key for key in accuracy.sources if key[0] in published_rows}
@@ -59,7 +59,7 @@ def test_main_tables_have_both_scopes_and_both_rules() -> None:
         assert found.paper[STRUCTURED[0], column] is found.paper[STRUCTURED[1], column]
 
 
-def test_tables_of_vgg_also_have_rescaled_members() -> None:
+def test_vgg_tables_include_rescaled_members() -> None:
     found = study("table-accuracy", Part())
     rescaled = [row for row in found.rows if row.endswith(", rescaled")]
     assert rescaled == [f"{row}, rescaled" for row in (*STRUCTURED, "random", "magnitude")]
@@ -74,13 +74,13 @@ def test_tables_of_vgg_also_have_rescaled_members() -> None:
     assert any("rescaled" in row for row in study("table-diversity", Part(models=("vgg11",))).rows)
 
 
-def test_studies_share_their_runs() -> None:
+def test_studies_share_equal_runs() -> None:
     names = ("table-accuracy", "table-ece", "table-diversity", "table-uncertainty", "figure-memory")
     folders = [{run.folder for run in study(name, Part()).experiments} for name in names]
     assert all(own <= folders[0] for own in folders[1:])
 
 
-def test_parts_of_a_study() -> None:
+def test_part_restricts_a_study() -> None:
     part = Part(datasets=("cifar10",), models=("resnet20",), methods=("structured",), seeds=(4,), epochs=7, limit=500)
     found = study("table-accuracy", part)
     assert found.rows == STRUCTURED
@@ -93,21 +93,21 @@ def test_parts_of_a_study() -> None:
         study("table-everything", Part())
 
 
-def test_columns_are_figures_of_evaluate() -> None:
+def test_table_columns_are_figures_of_evaluate() -> None:
     assert figure_of("fgsm-0.02/cls/accuracy") == "adv/fgsm@0.02"
     assert figure_of("fgsm-0.5/unc/filtered_accuracy") == "adv/fgsm@0.5/filtered_accuracy"
     assert figure_of("corruptions-5/unc/discarded") == "cor/mean@5/discarded"
     assert figure_of("div/cc") == "div/cc"
 
 
-def test_every_experiment_has_a_folder_of_its_own() -> None:
+def test_every_experiment_has_its_own_folder() -> None:
     runs = [run for name in study_names() for run in study(name, Part()).experiments]
     configs = {json.dumps(run.config(), sort_keys=True) for run in runs}
     assert len({run.folder for run in runs}) == len(configs)
     assert all("/" not in run.folder and len(run.folder) < 200 for run in runs)
 
 
-def test_what_is_missing_of_a_request() -> None:
+def test_request_names_its_missing_figures() -> None:
     request = Request(fgsm=(0.02, 0.5), corruptions=True, severities=(3, 5))
     names = ["mean", "extra_mean", *CORRUPTIONS]
     three, five = ({f"cor/{name}@{own}": 0.4 for name in names} for own in (3, 5))
@@ -126,7 +126,7 @@ def test_what_is_missing_of_a_request() -> None:
     assert request.missing({**figures, "adv/fgsm@0.5": 0.1, **five}) == Request((), True, (5,))
 
 
-def test_the_figure_of_corruptions_shows_means_over_all_of_them(reproduced: Path) -> None:
+def test_corruption_figure_shows_means_over_corruptions(reproduced: Path) -> None:
     run = next(iter((reproduced / "runs").glob("*-deep-*")))
     whole = read_run(run)
     some = {name: own for name, own in whole.figures.items() if not name.startswith("cor/") or "fog@" in name}
@@ -143,7 +143,7 @@ def test_the_figure_of_corruptions_shows_means_over_all_of_them(reproduced: Path
         assert origin in curves.caption
 
 
-def test_limit_takes_fewer_training_samples() -> None:
+def test_limit_reduces_training_samples() -> None:
     assert len(read_data("digits", None, 0, 100).train) == 100
     assert len(read_data("digits", None, 0, 10**9).train) == len(read_data("digits", None, 0).train)
     with pytest.raises(ValueError, match="limit must be at least 1"):
@@ -169,7 +169,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "smoke"
 
 
-def test_a_study_ends_in_tables_and_figures(reproduced: Path) -> None:
+def test_study_writes_tables_and_figures(reproduced: Path) -> None:
     folder = reproduced / "table-uncertainty"
     text = (folder / "report.md").read_text()
     assert text.count("\n| structured, layer") == text.count("\n| structured, network") == 2  # one for each rule
@@ -182,7 +182,7 @@ def test_a_study_ends_in_tables_and_figures(reproduced: Path) -> None:
     assert {"overhead", "front-parameters", "corruptions", "reliability", "discarding", "entropy", "kept"} <= names
 
 
-def test_numbers_in_the_table_are_those_of_the_runs(reproduced: Path) -> None:
+def test_table_numbers_equal_the_runs_figures(reproduced: Path) -> None:
     found = study("table-uncertainty", Part(methods=("structured",), seeds=(0, 1), smoke=True))
     runs, figure = found.sources["structured, network", "fgsm-0.02/unc/filtered_accuracy"]
     text = (reproduced / "table-uncertainty" / "report.md").read_text()
@@ -201,7 +201,7 @@ def test_numbers_in_the_table_are_those_of_the_runs(reproduced: Path) -> None:
     assert shown[0] != shown[1]
 
 
-def test_both_rules_of_a_run_come_from_one_pass(reproduced: Path) -> None:
+def test_both_rules_share_one_forward_pass(reproduced: Path) -> None:
     """Each file is what `evaluate` gives for its rule alone, the thresholds of attacks and corruptions included."""
     part = Part(methods=("structured",), seeds=(0,), smoke=True)
     run = study("table-uncertainty", part).sources["structured, layer", "fgsm-0.02/cls/accuracy"][0][0]
@@ -216,7 +216,7 @@ def test_both_rules_of_a_run_come_from_one_pass(reproduced: Path) -> None:
     assert is_complete(run, folder, Request(fgsm=(0.02,)))
 
 
-def test_runs_of_earlier_versions_get_the_second_rule(reproduced: Path, tmp_path: Path) -> None:
+def test_runs_of_earlier_versions_are_evaluated_by_the_second_rule(reproduced: Path, tmp_path: Path) -> None:
     run = study("table-uncertainty", Part(methods=("deep",), seeds=(1,), smoke=True)).experiments[0]
     folder = tmp_path / run.folder
     shutil.copytree(reproduced / "runs" / run.folder, folder)
@@ -232,7 +232,7 @@ def test_runs_of_earlier_versions_get_the_second_rule(reproduced: Path, tmp_path
     assert found == pytest.approx({name: before[name] for name in found})
 
 
-def test_a_second_call_does_nothing_new(reproduced: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_reproduce_runs_nothing(reproduced: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in (reproduced / "runs").rglob("*") if path.is_file()}
     options = ["--smoke", "--seeds", "0", "1", "--out", str(reproduced.parent), "--quiet"]
     assert main(["reproduce", "table-uncertainty", "--method", "single", "structured", "deep", *options]) == 0
@@ -243,13 +243,13 @@ def test_a_second_call_does_nothing_new(reproduced: Path, capsys: pytest.Capture
     assert before == {path: path.stat().st_mtime_ns for path in (reproduced / "runs").rglob("*") if path.is_file()}
 
 
-def test_a_method_from_outside_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_method_is_a_row_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
     assert main(["reproduce", "table-accuracy", "--method", "tests.paper.test_reproduce:toy", "single", *options]) == 0
     assert "| tests.paper.test_reproduce:toy |" in capsys.readouterr().out
 
 
-def test_a_failing_run_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_run_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
     assert main(["reproduce", "table-accuracy", "--method", "single", f"{__name__}:failing", *options]) == 1
     captured = capsys.readouterr()
@@ -259,7 +259,7 @@ def test_a_failing_run_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureF
     assert "| single | –" not in captured.out
 
 
-def test_the_front_has_every_number_of_members(reproduced: Path) -> None:
+def test_front_has_every_number_of_members(reproduced: Path) -> None:
     runs = [
         read_run(reproduced / "runs" / run.folder)
         for run in study(
@@ -277,7 +277,7 @@ def test_the_front_has_every_number_of_members(reproduced: Path) -> None:
     assert structured[0].memory == pytest.approx(whole["size/overhead"] / 3)
 
 
-def test_a_report_of_any_runs(reproduced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_accepts_any_run_folders(reproduced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = sorted((reproduced / "runs").iterdir())
     assert main(["report", *map(str, runs), "--out", str(tmp_path / "report")]) == 0
     text = capsys.readouterr().out
@@ -290,7 +290,7 @@ def test_a_report_of_any_runs(reproduced: Path, tmp_path: Path, capsys: pytest.C
     assert "not a run folder" in capsys.readouterr().err
 
 
-def test_a_report_tells_runs_apart_that_differ_in_more_than_the_seed() -> None:
+def test_report_separates_runs_that_differ_in_more_than_the_seed() -> None:
     def run(seed: int, folder: str = "a", **more: object) -> Finished:
         config = Experiment("digits", "lenet5", "deep", seed=seed, **more).config()  # type: ignore[arg-type]
         return Finished(Path(folder), config, {}, {})
@@ -305,7 +305,7 @@ def test_a_report_tells_runs_apart_that_differ_in_more_than_the_seed() -> None:
     assert list(grouped(runs[:3]).values()) == [{"deep": runs[:2]}]
 
 
-def test_a_damaged_evaluation_gets_a_sentence(tmp_path: Path) -> None:
+def test_damaged_evaluation_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "evaluation-test-mean.json"
     path.write_text("{")
     with pytest.raises(ValueError, match=r"is damaged.*delete it"):
@@ -313,7 +313,7 @@ def test_a_damaged_evaluation_gets_a_sentence(tmp_path: Path) -> None:
     assert not is_complete(Experiment("digits", "lenet5", "single"), tmp_path, Request())
 
 
-def test_damaged_samples_are_measured_again(reproduced: Path, tmp_path: Path) -> None:
+def test_damaged_samples_file_is_measured_again(reproduced: Path, tmp_path: Path) -> None:
     run = study("table-uncertainty", Part(methods=("deep",), seeds=(1,), smoke=True)).experiments[0]
     folder = tmp_path / run.folder
     shutil.copytree(reproduced / "runs" / run.folder, folder)
@@ -341,7 +341,7 @@ def test_damaged_samples_are_measured_again(reproduced: Path, tmp_path: Path) ->
         (["--dataset", "nope:nope"], "cannot be imported"),
     ],
 )
-def test_names_that_nothing_has(
+def test_unknown_names_are_errors_before_any_work(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["reproduce", "table-accuracy", *options, "--out", str(tmp_path / "out")]) == 2
@@ -351,13 +351,13 @@ def test_names_that_nothing_has(
     assert not (tmp_path / "out").exists()  # before any work
 
 
-def test_an_experiment_tells_its_configuration() -> None:
+def test_experiment_round_trips_through_its_configuration() -> None:
     experiment = Experiment("digits", "lenet5", "structured", method_arguments={"prune": 0.5})
     assert "limit" not in experiment.config()
     assert Experiment(**experiment.config()).folder == experiment.folder
 
 
-def test_continual_studies() -> None:
+def test_continual_studies_have_the_papers_cells_and_settings() -> None:
     accuracy = study("table-continual", Part())
     assert len(accuracy.paper) == 18
     runs, figure = accuracy.sources["supsup", "cifar100/half-vgg11"]
@@ -386,7 +386,7 @@ def test_continual_studies() -> None:
     assert differing == {("batch-ensemble", "lenet5/size/bits_per_task")}  # 165 factors, of which the paper prints 164
 
 
-def test_continual_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reproduce_smoke_writes_continual_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
     assert main(["reproduce", "table-continual", "--method", "structured", "naive", "--epochs", "1", *options]) == 0
     assert "| structured |" in capsys.readouterr().out

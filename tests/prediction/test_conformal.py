@@ -23,7 +23,7 @@ from structured_ensembles.prediction.conformal import (
 PROBABILITIES = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.25, 0.25]], dtype=torch.float64)
 
 
-def test_scores_by_hand() -> None:
+def test_conformal_scores_equal_a_hand_computation() -> None:
     assert class_scores(PROBABILITIES, "thr")[0].tolist() == pytest.approx([0.9, 0.4, 0.7])
     aps = class_scores(PROBABILITIES, "aps")
     assert aps[0].tolist() == pytest.approx([0.9, 0.0, 0.6])  # what is likelier, summed
@@ -32,7 +32,7 @@ def test_scores_by_hand() -> None:
     assert raps[0].tolist() == pytest.approx([0.9 + 0.4, 0.0, 0.6 + 0.2])
 
 
-def test_the_quantile_counts_the_sample_to_come() -> None:
+def test_finite_quantile_counts_the_test_sample() -> None:
     scores = torch.tensor([0.5, 0.1, 0.3, 0.2, 0.4, 0.9, 0.7, 0.6, 0.8])
     assert finite_quantile(scores, 0.5) == pytest.approx(0.5)  # the 5th of 9
     assert finite_quantile(scores, 0.51) == pytest.approx(0.6)
@@ -41,7 +41,7 @@ def test_the_quantile_counts_the_sample_to_come() -> None:
     assert [samples_needed(own) for own in (0.5, 0.9, 0.95, 0.99)] == [1, 9, 19, 99]
 
 
-def test_sets_by_hand() -> None:
+def test_prediction_sets_equal_a_hand_computation() -> None:
     assert ConformalSets("thr", 0.9, 0.7).sets(PROBABILITIES).tolist() == [[False, True, True], [True, False, False]]
     assert ConformalSets("thr", 0.9, 0.3).sets(PROBABILITIES).sum() == 0  # nothing is likely enough
     assert ConformalSets("aps", 0.9, 0.55).sets(PROBABILITIES).tolist() == [[False, True, False], [True, True, False]]
@@ -63,7 +63,7 @@ def draws(rng: np.random.Generator, number: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("method", ["thr", "aps", "raps"])
-def test_sets_hold_the_truth_as_often_as_asked(method: str) -> None:
+def test_prediction_sets_have_the_requested_coverage(method: str) -> None:
     """However wrong the probabilities are: at least the coverage, and hardly more."""
     rng = np.random.default_rng(0)
     held_out, coverage, found, sizes = 40, 0.8, [], []
@@ -80,7 +80,7 @@ def test_sets_hold_the_truth_as_often_as_asked(method: str) -> None:
     assert smallest == (0 if method == "thr" else 1)
 
 
-def test_a_network_that_is_right_more_often_than_asked() -> None:
+def test_network_above_the_coverage_gives_empty_thr_sets_and_single_aps_sets() -> None:
     rng = np.random.default_rng(0)
     probabilities = torch.from_numpy(6 * rng.standard_normal((400, 6))).softmax(-1)
     labels = probabilities.argmax(-1)
@@ -91,7 +91,7 @@ def test_a_network_that_is_right_more_often_than_asked() -> None:
     assert (aps.sets(probabilities[200:]).sum(-1) == 1).all()
 
 
-def test_too_few_samples_are_told() -> None:
+def test_too_few_samples_are_an_error() -> None:
     probabilities, labels = draws(np.random.default_rng(0), 18)
     with pytest.warns(UserWarning, match=r"18 samples are too few for coverage=0\.95, which needs 19"):
         rule = fit_sets(probabilities, labels, 0.95)
@@ -110,7 +110,7 @@ def values(rng: np.random.Generator, number: int, width: int = 1) -> tuple[Tenso
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_intervals_hold_the_truth_as_often_as_asked(width: int) -> None:
+def test_intervals_have_the_requested_coverage(width: int) -> None:
     rng = np.random.default_rng(0)
     held_out, coverage, found = 60, 0.9, []
     for _ in range(800):
@@ -123,7 +123,7 @@ def test_intervals_hold_the_truth_as_often_as_asked(width: int) -> None:
     assert coverage - noise < np.mean(found) < coverage + 1 / (held_out + 1) + noise
 
 
-def test_intervals_by_hand() -> None:
+def test_intervals_equal_a_hand_computation() -> None:
     mean, spread = torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([1.0, 1.0, 3.0, 3.0])
     rule = fit_intervals(mean, spread, torch.tensor([0.0, 4.0, 7.0, 23.0]), 0.6)
     assert rule.floors == (2.0,)
@@ -142,7 +142,7 @@ def test_intervals_by_hand() -> None:
 # Of an ensemble -----------------------------------------------------------------------------------------------------
 
 
-def test_a_regression_gets_intervals() -> None:
+def test_regression_ensemble_predicts_intervals() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(900, 4, generator=generator)
     y = 50 + 10 * x.sum(1) + 5 * torch.randn(900, generator=generator)
@@ -170,7 +170,7 @@ def test_a_regression_gets_intervals() -> None:
         ensemble.conformal(data, 0.9, "aps")
 
 
-def test_mistakes_get_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_conformal_arguments_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     data = se.load_data("digits")
     ensemble = se.Ensemble([se.zoo.mlp(64)])
     ensemble.adopt(data)
@@ -196,7 +196,7 @@ def test_mistakes_get_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("method", ["thr", "aps", "raps"])
-def test_sets_of_digits(method: str) -> None:
+def test_digits_ensemble_predicts_sets_with_coverage(method: str) -> None:
     data = se.load_data("digits")
     torch.manual_seed(0)
     ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(2)])

@@ -29,7 +29,7 @@ def images() -> tuple[se.Ensemble, nn.Module]:
 
 
 @pytest.mark.parametrize("method", ["predict", "predict_proba", "logits", "uncertainty"])
-def test_a_wrong_number_of_columns_is_named(method: str, tmp_path: Path) -> None:
+def test_wrong_number_of_columns_is_an_error(method: str, tmp_path: Path) -> None:
     ensemble, model = columns()
     ensemble.save(tmp_path / "file.safetensors")
     for own in (ensemble, se.Ensemble.load(tmp_path / "file.safetensors", model=model)):
@@ -42,7 +42,7 @@ def test_a_wrong_number_of_columns_is_named(method: str, tmp_path: Path) -> None
             getattr(own, method)(rng.normal(size=(4, 8, 1)))
 
 
-def test_a_wrong_number_of_channels_is_named_but_images_may_be_larger() -> None:
+def test_wrong_number_of_channels_is_an_error_and_larger_images_are_accepted() -> None:
     ensemble, _ = images()
     assert ensemble.predict(rng.integers(0, 256, (4, 3, 24, 20), dtype=np.uint8)).shape == (4,)
     with pytest.raises(ValueError, match=r"inputs of shape \(3, 16, 16\), 3 channels, not of shape \(1, 16, 16\)"):
@@ -51,7 +51,7 @@ def test_a_wrong_number_of_channels_is_named_but_images_may_be_larger() -> None:
         ensemble.predict(np.zeros((4, 16, 16, 3), dtype=np.uint8))
 
 
-def test_a_size_that_the_network_does_not_take_is_named() -> None:
+def test_unsupported_image_size_is_an_error() -> None:
     data = se.Data.from_arrays(rng.integers(0, 256, (40, 1, 8, 8), dtype=np.uint8), np.arange(40) % 2)
     ensemble = se.structured_ensemble(se.zoo.mlp(64, 2, hidden=(8,)), data, 2, **SETTINGS)
     with pytest.raises(
@@ -75,7 +75,7 @@ class Text(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["structured", "mc-dropout", "batch-ensemble"])
-def test_ids_out_of_range_are_named(method: str, tmp_path: Path) -> None:
+def test_ids_out_of_range_are_an_error(method: str, tmp_path: Path) -> None:
     ids = rng.integers(0, 40, (60, 10))
     data = se.Data.from_arrays(ids, ids[:, 0] % 2, ids=True)
     model = Text()
@@ -92,7 +92,7 @@ def test_ids_out_of_range_are_named(method: str, tmp_path: Path) -> None:
             own.predict(np.zeros((2, 13), dtype=int))  # more positions than it has
 
 
-def test_data_with_ids_that_the_model_does_not_know_are_refused_before_any_work() -> None:
+def test_unknown_ids_in_data_are_refused_before_any_work() -> None:
     ids = rng.integers(0, 40, (60, 10))
     for x in (ids + 20, np.where(ids == 39, 50, ids), ids - 1):
         data = se.Data.from_arrays(x, ids[:, 0] % 2, ids=True)
@@ -106,7 +106,7 @@ def test_data_with_ids_that_the_model_does_not_know_are_refused_before_any_work(
                 call(data)
 
 
-def test_other_errors_stay_as_they_are() -> None:
+def test_errors_of_the_network_pass_through() -> None:
     class Failing(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             raise RuntimeError("out of order")
@@ -117,7 +117,7 @@ def test_other_errors_stay_as_they_are() -> None:
         ensemble.predict(np.zeros((2, 8)))
 
 
-def test_learners_say_it_too(tmp_path: Path) -> None:
+def test_learners_check_inputs_like_ensembles(tmp_path: Path) -> None:
     tasks = split_tasks(se.load_data("digits"), 5)
     backbone = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     learner = StructuredLearner(backbone, epochs=1, search_epochs=1, device="cpu", quiet=True)
@@ -133,7 +133,7 @@ def test_learners_say_it_too(tmp_path: Path) -> None:
             own.infer_task(np.zeros((2, 3, 8, 8), dtype=np.uint8))
 
 
-def test_volumes_may_be_of_another_size() -> None:
+def test_volumes_of_another_size_are_accepted() -> None:
     model = nn.Sequential(nn.Conv3d(2, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2))
     data = se.Data.from_arrays(rng.normal(size=(20, 2, 6, 8, 8)), np.arange(20) % 2)
     ensemble = se.Ensemble([model])
@@ -143,7 +143,7 @@ def test_volumes_may_be_of_another_size() -> None:
         ensemble.predict(rng.normal(size=(3, 1, 7, 9, 9)))
 
 
-def test_pixels_that_are_not_bytes_are_named(tmp_path: Path) -> None:
+def test_pixels_that_are_not_uint8_are_an_error(tmp_path: Path) -> None:
     ensemble, model = images()
     pixels = rng.integers(0, 256, (5, 3, 16, 16), dtype=np.uint8)
     expected = ensemble.predict_proba(pixels)

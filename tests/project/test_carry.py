@@ -33,7 +33,7 @@ def data_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_data_comes_out_as_it_went_in(data_folder: Path, tmp_path: Path) -> None:
+def test_packed_data_round_trips(data_folder: Path, tmp_path: Path) -> None:
     for name in ("cifar10", "mnist"):
         carry["pack_data"](name, data_folder, tmp_path, 10**6)
         parts = sorted(tmp_path.glob(f"{name}.*.part"))
@@ -47,7 +47,7 @@ def test_data_comes_out_as_it_went_in(data_folder: Path, tmp_path: Path) -> None
         assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_a_missing_part_is_named(data_folder: Path, tmp_path: Path) -> None:
+def test_missing_part_of_a_pack_is_an_error(data_folder: Path, tmp_path: Path) -> None:
     carry["pack_data"]("cifar10", data_folder, tmp_path, 10**6)
     (tmp_path / "cifar10.1.part").unlink()
     with pytest.raises(SystemExit, match="has 2 of the 3 files of cifar10"):
@@ -73,7 +73,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_unfinished_runs_travel_with_the_code(checkout: Path, tmp_path: Path) -> None:
+def test_unfinished_runs_are_packed_with_the_code(checkout: Path, tmp_path: Path) -> None:
     done = checkout / "results" / "s" / "done"
     done.mkdir()
     for name in ("config.yaml", "result.json", "ensemble.safetensors"):
@@ -85,7 +85,7 @@ def test_unfinished_runs_travel_with_the_code(checkout: Path, tmp_path: Path) ->
     assert packed == expected | {f"results/s/run/{own}" for own in UNFINISHED}  # also what git ignores
 
 
-def test_finished_runs_and_small_checkpoints_come_back(checkout: Path, tmp_path: Path) -> None:
+def test_finished_runs_and_small_checkpoints_are_returned(checkout: Path, tmp_path: Path) -> None:
     results, back = tmp_path / "there", tmp_path / "back"
     runs = {
         "done": {"config.yaml": 1, "result.json": 1, "history.csv": 1, "ensemble.safetensors": 99, "run.log": 1},
@@ -110,7 +110,7 @@ def test_finished_runs_and_small_checkpoints_come_back(checkout: Path, tmp_path:
     assert "runs:" in (checkout / "results" / "queue.yaml").read_text(encoding="utf-8")
 
 
-def test_code_travels_runs_come_back(tmp_path: Path) -> None:
+def test_pack_carries_code_and_returns_runs(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, ROOT / "tools/carry.py", "pack", "--out", tmp_path / "carry"], check=True, cwd=tmp_path
     )

@@ -15,7 +15,7 @@ def recorded(name: str) -> Any:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
 
 
-def test_the_table_of_training_steps() -> None:
+def test_training_step_table_in_the_readme_is_recorded() -> None:
     rows_of = {(row["name"], row["members"]): row for row in recorded("fleet-h200")}
     rows = {key: row["ms"] for key, row in rows_of.items()}
     names = {
@@ -33,7 +33,7 @@ def test_the_table_of_training_steps() -> None:
     assert f"measured beside each | {' | '.join(ones)} |" in TEXT
 
 
-def test_the_table_of_continual_learners() -> None:
+def test_continual_table_in_the_readme_is_recorded() -> None:
     printed = (ROOT / "src/structured_ensembles/paper/published/continual-accuracy.toml").read_text(encoding="utf-8")
     published = tomllib.loads(printed)["rows"]
     titles = {
@@ -70,7 +70,7 @@ def test_the_table_of_continual_learners() -> None:
     assert f"{minutes / 2:.0f} minutes on two CPU cores" in TEXT
 
 
-def test_the_sentences_about_runs() -> None:
+def test_run_figures_in_the_readme_are_recorded() -> None:
     run = recorded("paper_run-h200")
     seconds, figures = run["seconds"], run["figures"]
     assert f"takes {seconds['training']:.0f} s there, the search {seconds['search']:.0f} s" in TEXT
@@ -89,7 +89,7 @@ def test_the_sentences_about_runs() -> None:
     assert f"{times[ours, 512]:.1f} ms for 512 images, {times[loop, 512]:.1f} ms in the loop" in TEXT
 
 
-def test_the_sentence_about_cpus() -> None:
+def test_cpu_times_in_the_readme_are_recorded() -> None:
     times = {(row["model"], row["name"]): row["ms"] for row in recorded("fleet-cpu") if row["members"] == 5}
     for model in ("resnet20", "vgg11"):
         together, apart, eager = (times[model, name] for name in ("ours, loop", "ours, loop, one by one", "eager loop"))
@@ -98,7 +98,7 @@ def test_the_sentence_about_cpus() -> None:
         assert together < 1.03 * apart  # what turns leave of this machine's changes of speed
 
 
-def test_the_sentences_about_memory() -> None:
+def test_memory_figures_in_the_readme_are_recorded() -> None:
     rows = {row["name"]: row for row in recorded("fleet-h200") if row["members"] == 5}
     graph, loop, alone = rows["ours, graph"], rows["ours, loop"], rows["ours, graph, 1 stream"]
     one = rows["one full network, eager"]
@@ -113,14 +113,14 @@ def test_the_sentences_about_memory() -> None:
         assert own["ours, graph"]["allocated_MiB"] <= 1.3 * own["ours, loop"]["allocated_MiB"]
 
 
-def test_the_sentence_about_the_time_of_own_batches() -> None:
+def test_time_of_own_batches_in_the_readme_is_recorded() -> None:
     rows = {(row["name"], row["members"]): row["ms"] for row in recorded("fleet-own-batches-h200")}
     ours = f"one takes {rows['ours, graph', 1]:.2f} and five take {rows['ours, graph', 5]:.2f} ms"
     assert f"{ours}, where one full network in plain PyTorch took {rows['one full network, eager', 5]:.1f} ms" in TEXT
     assert rows["ours, graph", 5] <= 2.6
 
 
-def test_the_sentence_about_own_and_shared_batches() -> None:
+def test_accuracy_of_own_and_shared_batches_in_the_readme_is_recorded() -> None:
     means: dict[tuple[str, str, str], str] = {}
     for arm in ("deep-modern", "deep-paper", "structured-modern"):
         for batches in ("own", "shared"):
@@ -142,7 +142,7 @@ def test_the_sentence_about_own_and_shared_batches() -> None:
     assert f"accuracies of {listed}: no clear difference" in TEXT
 
 
-def test_growth_is_straight() -> None:
+def test_recorded_times_grow_linearly() -> None:
     """Through the origin for images; for members a line that the points leave by a tenth at most; flat for pruning."""
     by_kind: dict[str, list[tuple[float, float]]] = {}
     for row in recorded("scale-h200"):
@@ -155,7 +155,7 @@ def test_growth_is_straight() -> None:
     assert max(ms for _, ms in by_kind["prune"]) < 1.15 * min(ms for _, ms in by_kind["prune"])
 
 
-def test_the_sentences_about_attacks() -> None:
+def test_attack_counts_in_the_readme_are_recorded() -> None:
     record = json.loads((ROOT / "benchmarks" / "results" / "attack-cpu.json").read_text(encoding="utf-8"))
     for part in record.values():
         assert part["total"]["different"] == part["total"]["other"] == 0

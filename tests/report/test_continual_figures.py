@@ -8,7 +8,7 @@ from structured_ensembles.report.continual_figures import accuracy_against_memor
 from structured_ensembles.report.figures import as_svg
 
 
-def test_capacity_is_stacked_to_the_whole() -> None:
+def test_capacity_bars_stack_to_the_whole() -> None:
     figure = capacity_used(
         Capacity((0, None, 2), {"backbone.a": 8, "backbone.b": 4}, {"backbone.a": (4, 2, 1), "backbone.b": (2, 1, 1)})
     )

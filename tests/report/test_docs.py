@@ -58,7 +58,7 @@ def seeds_of(name: str, row: str, values: list[float], figure: str, part: Part =
     return [(own, {figure: value}) for own, value in zip(runs, values, strict=False)]
 
 
-def test_nobody_has_edited_what_is_generated() -> None:
+def test_generated_docs_equal_the_recorded_runs() -> None:
     found = render_docs(ROOT / "results", ROOT)
     told = "run `sens report results --docs`"
     assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == found.page, told
@@ -69,14 +69,14 @@ def test_nobody_has_edited_what_is_generated() -> None:
         assert shown in found.images
 
 
-def test_all_tables_of_the_readme_are_generated_or_compared_with_records() -> None:
+def test_every_readme_table_is_generated_or_tested() -> None:
     text = (ROOT / README).read_text(encoding="utf-8")
     outside = BLOCK.sub("", text)
     assert len(re.findall(r"^\|[ -]*---", outside, re.MULTILINE)) == 2  # steps and learners: project/test_readme.py
     assert {own["name"] for own in BLOCK.finditer(text)} == {"progress", "table-accuracy", "targets", "front"}
 
 
-def test_the_page_shows_every_run_of_the_queue() -> None:
+def test_results_page_has_every_planned_run() -> None:
     known = topics()
     shown = {own.folder for topic in known.values() for wanted in topic.studies for own in wanted.experiments}
     assert {own.experiment.folder for own in PLANNED} - shown == {ABSOLUTE_CHECK.folder}  # a target, not a table
@@ -84,7 +84,7 @@ def test_the_page_shows_every_run_of_the_queue() -> None:
     assert sorted(re.findall(r'\{\{ topic\("(.+?)"\) \}\}', template)) == sorted(known)
 
 
-def test_a_topic_without_runs_is_one_line_from_the_queue() -> None:
+def test_topic_without_runs_is_one_line() -> None:
     known = topics()
     planned = [own for own in PLANNED if own.section == "front-cifar100"]
     hours = sum(own.minutes for own in planned) / 60
@@ -95,7 +95,7 @@ def test_a_topic_without_runs_is_one_line_from_the_queue() -> None:
     assert "Not run yet" not in rendered(known["continual-memory"], records_of())  # counted
 
 
-def test_a_table_tells_seeds_and_what_was_not_run() -> None:
+def test_table_shows_seeds_and_missing_runs() -> None:
     runs = seeds_of("table-accuracy", "single", [0.89, 0.91], "cls__accuracy")
     runs += seeds_of("table-accuracy", "structured, layer", [0.905], "cls__accuracy")
     text = rendered(topics()["table-accuracy"], records_of(*runs))
@@ -108,7 +108,7 @@ def test_a_table_tells_seeds_and_what_was_not_run() -> None:
     assert "3 runs: version 0.1.0, source 0123456789ab; torch 2.11; NVIDIA H200; bfloat16; 2026-11-16." in text
 
 
-def test_published_rows_that_nobody_runs_have_no_seeds() -> None:
+def test_published_rows_without_runs_have_no_seeds() -> None:
     single = next(own.experiment for own in PLANNED if own.section == "wrn28-10" and own.experiment.method == "single")
     text = rendered(topics()["wrn28-10-cifar10"], records_of((single, {"cls__accuracy": 0.95})))
     (line,) = {line for line in text.splitlines() if line.startswith("| MIMO |")}
@@ -140,7 +140,7 @@ def test_differences_are_paired_over_common_seeds() -> None:
     assert str(lost) == "+nan points"
 
 
-def test_several_versions_devices_and_days_are_told() -> None:
+def test_provenance_lists_versions_devices_and_dates() -> None:
     (own, _), (other, _) = seeds_of("table-accuracy", "single", [0.9, 0.9], "cls__accuracy")
     one, second = finished(own), finished(other)
     later = {**H200, "date": "2026-11-18", "device": "NVIDIA L4", "precision": "float32"}
@@ -159,7 +159,9 @@ def test_several_versions_devices_and_days_are_told() -> None:
         ([0.90], [], ["**not met** so far", "not run"]),
     ],
 )
-def test_targets_of_the_main_table(structured: list[float], single: list[float], verdicts: list[str]) -> None:
+def test_targets_of_the_main_table_are_judged_from_runs(
+    structured: list[float], single: list[float], verdicts: list[str]
+) -> None:
     runs = seeds_of("table-accuracy", "structured, layer", structured, "cls__accuracy")
     runs += seeds_of("table-accuracy", "single", single, "cls__accuracy")
     found = [own for own in targets(records_of(*runs)) if "structured, layer" in own.group]
@@ -173,7 +175,7 @@ def front_run(row: str, accuracy: float, nll: float, ece: float, memory: float =
     return own, {**quality, "size__overhead": memory, "size__members": float(own.members), **more}
 
 
-def test_targets_of_the_front() -> None:
+def test_targets_of_the_front_are_judged_from_runs() -> None:
     runs = [
         front_run("single", 0.940, 0.20, 0.030),
         front_run("structured ×4, 1, coupled", 0.943, 0.17, 0.010, cal__ece15_t=0.016, cal__nll_t=0.169),
@@ -195,7 +197,7 @@ def test_targets_of_the_front() -> None:
     assert found["ECE after temperature, 15 bins at least 50 % below single"].figure == "−46.7 %"
 
 
-def test_groups_of_targets_that_were_not_run_take_one_line_or_none() -> None:
+def test_targets_without_runs_take_at_most_one_line() -> None:
     runs = seeds_of("table-continual", "structured", [0.93, 0.92], "cl__accuracy", Part(datasets=("cifar10",)))
     found = targets(records_of(*runs))
     table = targets_table(found).splitlines()
@@ -208,7 +210,7 @@ def test_groups_of_targets_that_were_not_run_take_one_line_or_none() -> None:
     assert targets_summary(fewest).splitlines()[2:] == ["| group | 1 of 2 | b (2 %) | 1 of 3 |"]
 
 
-def test_the_front_has_whole_ensembles_only() -> None:
+def test_front_figure_has_whole_ensembles_only() -> None:
     wanted = study("front", Part(datasets=("cifar10",)))
     runs = [
         front_run("single", 0.940, 0.20, 0.030),
@@ -237,7 +239,7 @@ def test_the_front_has_whole_ensembles_only() -> None:
     assert as_svg(figure) == as_svg(again)
 
 
-def test_the_figure_of_continual_pruning_has_the_shares_that_were_run() -> None:
+def test_continual_pruning_figure_has_the_shares_that_were_run() -> None:
     wanted = study("figure-continual-pruning", Part())
     runs = [(runs_of_row(wanted, row)[0], {"cl__accuracy": value}) for row, value in (("0.1", 0.9), ("0.5", 0.92))]
     assert pruning_figure(records_of(*runs[:1]), wanted) is None
@@ -255,7 +257,7 @@ def write_record(folder: Path, name: str, rows: list[dict[str, Any]], batch: int
     (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
 
-def test_the_eager_loop_is_steps_times_epochs_of_all_networks(tmp_path: Path) -> None:
+def test_eager_time_is_steps_times_epochs_of_all_networks(tmp_path: Path) -> None:
     deep = Experiment("cifar10", "resnet20", "deep", recipe="paper")
     (tmp_path / deep.folder).mkdir()
     (tmp_path / deep.folder / "history.csv").write_text("epoch,member\n0,0\n0,1\n1,0\n")  # one stopped early
@@ -274,7 +276,7 @@ def test_the_eager_loop_is_steps_times_epochs_of_all_networks(tmp_path: Path) ->
     assert "not measured" in wall_time_table(records, other).splitlines()[2]
 
 
-def test_the_fastest_recorded_eager_step_counts_and_own_measurements_come_first(tmp_path: Path) -> None:
+def test_fastest_recorded_eager_step_counts_and_own_measurements_come_first(tmp_path: Path) -> None:
     fleet = [
         {"model": "resnet20", "members": 5, "name": "one full network, eager", "ms": 8.0},
         {"model": "resnet20", "members": 5, "name": "eager loop", "ms": 45.0},
@@ -294,7 +296,7 @@ def test_the_fastest_recorded_eager_step_counts_and_own_measurements_come_first(
     assert read_steps(tmp_path) == {(device, full): 8.5, (device, half): 8.0, (device, wide): 26.0}
 
 
-def test_kinds_of_training_steps() -> None:
+def test_step_of_names_the_kind_of_training_step() -> None:
     def kind(method: str, members: int = 5, **arguments: Any) -> str:
         step = step_of(Experiment("cifar10", "resnet20", method, members=members, method_arguments=arguments))
         assert step is not None
@@ -307,7 +309,7 @@ def test_kinds_of_training_steps() -> None:
     assert (kind("batch-ensemble", 4), kind("mc-dropout")) == ("batch-ensemble ×4", "mc-dropout")
 
 
-def test_the_benchmark_steps_what_each_run_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eager_benchmark_covers_the_steps_of_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import torch
 
@@ -330,7 +332,7 @@ def test_the_benchmark_steps_what_each_run_trains(monkeypatch: pytest.MonkeyPatc
 # Writing --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_stands_between_the_marks_is_replaced_and_nothing_else() -> None:
+def test_filled_replaces_only_the_text_between_marks() -> None:
     text = "a\n<!-- results: one -->\nold 1\n<!-- end -->\nb\n<!-- results: two -->\n<!-- end -->\nc\n"
     new = filled(text, {"one": "| 1 |", "two": "2", "three": "3"})
     assert new == (
@@ -343,7 +345,7 @@ def test_what_stands_between_the_marks_is_replaced_and_nothing_else() -> None:
         filled("<!-- results: one -->\n| 1 |\n", {"one": ""})
 
 
-def test_the_command_repairs_what_was_edited_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_docs_repairs_edited_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(ROOT / "results", tmp_path / "results")
     shutil.copytree(ROOT / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
     text = (ROOT / README).read_text(encoding="utf-8")
@@ -355,7 +357,7 @@ def test_the_command_repairs_what_was_edited_by_hand(tmp_path: Path, capsys: pyt
     assert (tmp_path / "docs" / "results.md").read_bytes() == (ROOT / "docs" / "results.md").read_bytes()
 
 
-def test_only_the_folder_of_a_checkout_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_docs_needs_the_results_folder_of_a_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path), "--docs"]) != 0
     assert "--docs takes one folder" in capsys.readouterr().err
     (tmp_path / "results").mkdir()

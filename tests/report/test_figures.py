@@ -25,7 +25,7 @@ TO_XYZ = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], 
 
 
 @pytest.mark.parametrize("eye", EYES)
-def test_methods_can_be_told_apart_by_all_readers(eye: str) -> None:
+def test_method_styles_differ_in_colour_vision_deficiency_and_grey(eye: str) -> None:
     assert set(STYLE) == set(METHODS)
     assert len({marker for _, marker in STYLE.values()}) == len(STYLE)
     seen = {name: lab(np.array(EYES[eye]) @ linear(colour)) for name, (colour, _) in STYLE.items()}
@@ -35,7 +35,7 @@ def test_methods_can_be_told_apart_by_all_readers(eye: str) -> None:
         assert colour[0] < 80, name  # lightness; thin lines of Okabe and Ito's yellow (90) are lost on white
 
 
-def test_a_name_has_the_style_of_its_method_and_no_two_names_share_one() -> None:
+def test_names_have_the_style_of_their_method_and_no_two_are_equal() -> None:
     names = ["deep ensemble of 5", "structured, p=0.5", "structured", "deeper", "one network", "mc_dropout"]
     found = styles(names)
     assert list(found) == names
@@ -52,7 +52,7 @@ def test_a_name_has_the_style_of_its_method_and_no_two_names_share_one() -> None
     assert styles(["deep", "structured"])["structured"] == styles(["structured"])["structured"]
 
 
-def test_reliability_agrees_with_scikit_learn() -> None:
+def test_reliability_equals_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(0)
     curves = []
     for name in METHODS:
@@ -68,7 +68,7 @@ def test_reliability_agrees_with_scikit_learn() -> None:
         assert (drawn[name].get_color(), drawn[name].get_marker()) == STYLE[name]
 
 
-def test_reliability_of_probabilities_is_that_of_their_maximum() -> None:
+def test_reliability_of_probabilities_uses_their_maximum() -> None:
     probabilities = torch.rand(500, 4).softmax(-1)
     targets = torch.randint(4, (500,))
     confidence, labels = probabilities.max(-1)
@@ -78,7 +78,7 @@ def test_reliability_of_probabilities_is_that_of_their_maximum() -> None:
     assert len(one.get_xydata()) > 0
 
 
-def test_reliability_leaves_out_bins_of_fewer_than_five() -> None:
+def test_reliability_skips_bins_of_fewer_than_five() -> None:
     confidence = torch.tensor([0.55] * 5 + [0.95] * 4)
     correct = torch.tensor([True, True, True, False, False] + [True] * 4)
     figure = reliability_of([("deep", confidence, correct), ("single", confidence[5:], correct[5:])])
@@ -92,7 +92,7 @@ def test_reliability_leaves_out_bins_of_fewer_than_five() -> None:
         reliability_of([])
 
 
-def test_entropy_of_right_and_wrong_predictions() -> None:
+def test_entropy_histogram_separates_correct_and_wrong_predictions() -> None:
     entropy, correct = torch.tensor([0.1, 0.2, 1.0, 1.5]), torch.tensor([True, True, True, False])
     figure = entropy_histogram(entropy, correct, 0.75)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["right (3)", "wrong (1)", "discard above"]

@@ -13,7 +13,7 @@ from structured_ensembles.report.run_figures import FrontPoint, front
 from structured_ensembles.report.style import STYLE
 
 
-def test_points_lie_where_the_values_say() -> None:
+def test_points_lie_at_their_values() -> None:
     figure = front(
         [
             FrontPoint("structured", "p=0.5", 1.6, [0.93, 0.93, 0.96], [0.2, 0.24], [0.01, 0.03]),
@@ -56,7 +56,7 @@ def test_points_lie_where_the_values_say() -> None:
         ([0.01, 100], ["0.01", "0.1", "1", "10", "100"]),
     ],
 )
-def test_the_memory_axis_has_plain_numbers_and_one_network(sizes: list[float], ticks: list[str]) -> None:
+def test_memory_axis_has_plain_numbers_and_marks_one_network(sizes: list[float], ticks: list[str]) -> None:
     figure = front([FrontPoint("deep", "", size, [0.9], [0.3], [0.02]) for size in sizes])
     axis = figure.axes[0]
     low, high = axis.get_xlim()
@@ -67,7 +67,7 @@ def test_the_memory_axis_has_plain_numbers_and_one_network(sizes: list[float], t
     assert any(list(line.get_xdata()) == [1, 1] for line in axis.lines)
 
 
-def test_panels_without_values_say_so() -> None:
+def test_panel_without_values_has_a_note() -> None:
     figure = front([FrontPoint("deep", "N=3", 3, [0.9], [], [math.nan])])
     assert [[text.get_text() for text in axis.texts] for axis in figure.axes] == [["N=3"], ["not known"], ["not known"]]
     with pytest.raises(ValueError, match="points holds no value to draw"):
@@ -78,7 +78,7 @@ def test_panels_without_values_say_so() -> None:
         FrontPoint("deep", "N=3", 0, [0.9], [0.3], [0.02])
 
 
-def test_labels_of_a_usual_front_overlap_nothing() -> None:
+def test_labels_of_a_front_do_not_overlap() -> None:
     points = [FrontPoint("single", "", 1, [0.915, 0.917], [0.29, 0.3], [0.043, 0.044])]
     for members in (2, 3, 5, 10):
         gain = math.log(members)
@@ -103,7 +103,7 @@ def test_labels_of_a_usual_front_overlap_nothing() -> None:
                 assert not box.contains(*axis.transData.transform(text.xy))
 
 
-def test_labels_move_out_of_the_way() -> None:
+def test_labels_avoid_each_other() -> None:
     """To the right of its point, if that is free; elsewhere, if there is a line, another label or the frame."""
     right = placed([Label(5, 5, "one")])[0]
     assert right.xyann[0] > 0

@@ -43,7 +43,7 @@ def shown_by_markdown(text: str) -> str:
 
 
 @given(st.text() | st.sampled_from(NASTY))
-def test_any_text_is_one_line_of_plain_markdown(text: str) -> None:
+def test_literal_makes_one_line_of_plain_markdown(text: str) -> None:
     found = literal(text)
     assert len(found.splitlines()) <= 1
     assert found.isprintable() or not found
@@ -54,7 +54,7 @@ def test_any_text_is_one_line_of_plain_markdown(text: str) -> None:
         assert shown_by_markdown(found) == " ".join(text.split())
 
 
-def test_ordinary_names_look_as_before() -> None:
+def test_ordinary_names_are_not_escaped() -> None:
     for name in (
         "structured, prune=0.7",
         "batch-ensemble",
@@ -66,7 +66,7 @@ def test_ordinary_names_look_as_before() -> None:
 
 
 @pytest.mark.parametrize("name", NASTY)
-def test_a_table_keeps_its_cells(name: str) -> None:
+def test_cell_text_cannot_add_cells(name: str) -> None:
     text = markdown_table([name, "b"], ["x"], {"x": "cls/accuracy"}, {(name, "x"): [0.5]})
     lines = text.splitlines()
     assert len(lines) == 4
@@ -75,7 +75,7 @@ def test_a_table_keeps_its_cells(name: str) -> None:
 
 
 @pytest.mark.parametrize("values", [[0.5, float("nan")], [float("inf"), 0.5]])
-def test_a_seed_that_diverged_does_not_end_the_table(values: list[float]) -> None:
+def test_table_shows_nan_and_inf(values: list[float]) -> None:
     text = markdown_table(["a"], ["x"], {"x": "cal/nll"}, {("a", "x"): values})
     assert text.splitlines()[-1] in ("| a | nan |", "| a | inf |")
 
@@ -124,7 +124,7 @@ def forged(run: Path, where: Path, text: str, **figures: Any) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["train", "continual"])
-def test_a_report_shows_names_from_files_and_does_nothing_else_with_them(
+def test_report_escapes_names_from_files(
     kind: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "deep" / "down"
@@ -152,7 +152,7 @@ def test_a_report_shows_names_from_files_and_does_nothing_else_with_them(
     assert not re.search(r"[<>`\[\]]|://", bare)
 
 
-def test_a_report_of_continual_runs_keeps_every_figure_apart(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_continual_report_writes_one_figure_per_method_name(runs: dict[str, Path], tmp_path: Path) -> None:
     names = ["my method", "my*method"]
     folders = []
     for number, name in enumerate(names):

@@ -25,7 +25,7 @@ from structured_ensembles.report.style import STYLE, wrapped
 LONG = "structured ensemble of five members with the modern recipe, p=0.8, stored as int8"
 
 
-def test_bars_are_as_long_as_the_means() -> None:
+def test_bar_lengths_are_the_means() -> None:
     figure = overhead_bars({"deep": [5.0], "structured": [0.9, 1.0, 1.4], "narrow": [], "tiny": [0.034, math.nan]})
     (axis,) = figure.axes
     bars = {round(bar.get_y() + bar.get_height() / 2): bar for bar in axis.patches}
@@ -47,7 +47,7 @@ def test_bars_are_as_long_as_the_means() -> None:
     assert overhead_bars({"structured": [0.2]}).axes[0].get_xlim()[1] > 1  # or the line would not be seen
 
 
-def test_histograms_share_their_bins_and_cover_one() -> None:
+def test_histograms_share_bins_and_integrate_to_one() -> None:
     entropies = {"right": torch.rand(400) ** 3, "wrong": 1.5 + torch.rand(30), "corrupted": 2 * torch.rand(200)}
     entropies["right"][0] = math.nan
     figure = entropy_histograms(entropies, threshold=0.4)
@@ -69,7 +69,7 @@ def test_histograms_share_their_bins_and_cover_one() -> None:
     assert list(figure.axes[0].lines[0].get_xdata()) == [0.4, 0.4]
 
 
-def test_histograms_of_many_kinds_and_a_threshold_beyond_them() -> None:
+def test_histogram_limits_include_the_threshold() -> None:
     kinds = {name: torch.rand(50) for name in ("right", "wrong", "corrupted", "SVHN", "noise")}
     figure = entropy_histograms({**kinds, "none": torch.zeros(0)}, threshold=3.0)
     assert len(figure.axes[0].patches) == 5  # outlines alone, and nothing of what is not there
@@ -95,7 +95,7 @@ def test_discarding_curves_pass_through_the_accuracies() -> None:
     assert shown(figure) == ["deep", "structured"]
 
 
-def test_the_last_few_samples_do_not_decide_the_limits_of_the_discarding_curves() -> None:
+def test_last_samples_do_not_set_the_limits_of_discarding_curves() -> None:
     figure = discarding_curves({"deep": (t(0, 0.5, 0.9, 0.999), t(0.9, 0.95, 0.98, 0.0))})
     low, high = figure.axes[0].get_ylim()
     assert 88 < low < 90
@@ -105,7 +105,7 @@ def test_the_last_few_samples_do_not_decide_the_limits_of_the_discarding_curves(
         discarding_curves({"deep": (t(0, 1), t(0, 1, 1))})
 
 
-def test_disagreement_is_written_in_per_cent() -> None:
+def test_disagreement_is_shown_in_percent() -> None:
     matrix = torch.tensor([[0, 0.12, 0.05], [0.12, 0, 0.071], [0.05, 0.071, 0]])
     figure = disagreement(matrix, "deep ensemble")
     (axis,) = figure.axes
@@ -122,7 +122,7 @@ def test_disagreement_is_written_in_per_cent() -> None:
         disagreement(torch.zeros(2, 3))
 
 
-def test_corruption_curves_have_means_and_ranges() -> None:
+def test_corruption_curves_show_means_and_ranges() -> None:
     figure = corruption_curves(
         {"single": {5: [0.4], 0: [0.9], 3: []}, "structured": {0: [0.9, 0.94], 1: [0.8, 0.9], 2: [0.7, math.nan]}}
     )
@@ -143,7 +143,7 @@ def test_corruption_curves_have_means_and_ranges() -> None:
     assert one_seed.legends[0].get_title().get_text() == ""
 
 
-def test_variants_of_a_method_have_lines_of_their_own() -> None:
+def test_variants_of_a_method_have_distinct_lines() -> None:
     names = ["structured", "structured, scope=network", "structured, scope=network, rescale=True", "deep"]
     figure = corruption_curves({name: {0: [0.9], 3: [0.5]} for name in names})
     lines = {own.get_label(): own.lines[0] for own in figure.axes[0].containers}
@@ -153,7 +153,7 @@ def test_variants_of_a_method_have_lines_of_their_own() -> None:
     assert len({colour for _, colour in drawn.values()}) == 2
 
 
-def test_learning_curves_of_every_member() -> None:
+def test_learning_curves_show_every_member() -> None:
     rows = [
         {"epoch": epoch, "member": member, "loss": 2.0 / (1 + epoch) + member, "validation_accuracy": accuracy}
         for epoch, accuracy in enumerate([0.5, None, 0.75])
@@ -171,7 +171,7 @@ def test_learning_curves_of_every_member() -> None:
     assert shown(figure) == ["member 0", "member 1"]
 
 
-def test_learning_curves_without_validation_and_of_one_epoch() -> None:
+def test_learning_curves_work_without_validation_and_for_one_epoch() -> None:
     figure = learning_curves([{"epoch": 0, "member": 0, "loss": 2.0, "validation_accuracy": None}])
     (axis,) = figure.axes
     assert line_of(axis, "member 0") == ([0], [2])
@@ -194,13 +194,13 @@ def test_learning_curves_without_validation_and_of_one_epoch() -> None:
         (lambda: learning_curves([{"epoch": 0, "member": 0, "loss": None}]), "rows"),
     ],
 )
-def test_nothing_to_draw_is_an_error(draw, argument: str) -> None:
+def test_empty_values_are_an_error(draw, argument: str) -> None:
     with pytest.raises(ValueError, match=f"{argument} holds no value to draw"):
         draw()
 
 
 @pytest.mark.parametrize("names", [["structured"], list(METHODS), [LONG, LONG + " again"]], ids=["one", "nine", "long"])
-def test_nothing_is_cut_off_and_the_same_values_give_the_same_file(names: list[str]) -> None:
+def test_figures_are_not_clipped_and_are_deterministic(names: list[str]) -> None:
     def draw() -> list[Figure]:
         return [
             overhead_bars({name: [1.0, 1 + index] for index, name in enumerate(names)}),

@@ -48,7 +48,7 @@ def fail_at_once(folder: Path, **changes: object) -> None:
 
 
 @pytest.mark.parametrize("moment", ["replace", "fsync", "open"])
-def test_a_kill_during_the_first_write_leaves_a_folder_that_can_be_used(tmp_path: Path, moment: str) -> None:
+def test_kill_during_the_first_write_leaves_a_usable_folder(tmp_path: Path, moment: str) -> None:
     folder, whole = tmp_path / "run", getattr(os, moment)
 
     def killing(*arguments: object, **named: object) -> object:
@@ -69,14 +69,14 @@ def test_a_kill_during_the_first_write_leaves_a_folder_that_can_be_used(tmp_path
     assert {path.name for path in folder.iterdir()} == {"config.yaml", "checkpoint.safetensors"}
 
 
-def test_leftovers_of_any_machine_do_not_block_a_folder(tmp_path: Path) -> None:
+def test_temporary_files_of_any_machine_do_not_block_a_folder(tmp_path: Path) -> None:
     for name in ("config.yaml.elsewhere-4711.part", "config.yaml.x7f3kq.part", ".config.yaml.k2.part", LOCK):
         (tmp_path / name).write_text("half a con")
     begin(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"config.yaml", "checkpoint.safetensors"}
 
 
-def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
+def test_folder_with_other_files_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.part").write_text("do not touch")
     with pytest.raises(ValueError, match="not empty, and not a run folder"):
         begin(tmp_path)
@@ -85,7 +85,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
         begin(tmp_path / "thesis.part")
 
 
-def test_a_second_process_is_refused_and_deletes_nothing_of_a_live_run(tmp_path: Path) -> None:
+def test_second_process_is_refused_and_deletes_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with opened_run(folder, CONFIG):
         assert in_another_process(lambda: fail_at_once(folder)) == 1
@@ -96,7 +96,7 @@ def test_a_second_process_is_refused_and_deletes_nothing_of_a_live_run(tmp_path:
     begin(folder)
 
 
-def test_a_run_that_another_process_finishes_while_this_one_waits_for_the_lock_is_not_done_again(
+def test_run_finished_by_another_process_meanwhile_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
@@ -113,7 +113,7 @@ def test_a_run_that_another_process_finishes_while_this_one_waits_for_the_lock_i
         assert done == result
 
 
-def test_an_error_before_any_work_frees_the_folder_and_later_ones_do_not(tmp_path: Path) -> None:
+def test_error_before_any_work_removes_the_folder_and_later_errors_keep_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a mistake"):
         fail_at_once(tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -123,7 +123,7 @@ def test_an_error_before_any_work_frees_the_folder_and_later_ones_do_not(tmp_pat
     assert read_config(tmp_path / "run") == CONFIG
 
 
-def test_the_lock_of_a_killed_process_locks_nothing(tmp_path: Path) -> None:
+def test_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
     def run() -> None:
         with opened_run(tmp_path / "run", CONFIG):
             killed()
@@ -134,7 +134,7 @@ def test_the_lock_of_a_killed_process_locks_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / LOCK).exists()
 
 
-def test_locks_exclude_each_other_while_folders_come_and_go(tmp_path: Path) -> None:
+def test_locks_exclude_each_other_while_folders_are_removed(tmp_path: Path) -> None:
     """Each holder removes lock and folder at its end: nobody may hold a lock on what is gone."""
     counter, folder, rounds = tmp_path / "counter", tmp_path / "run", 60
     counter.write_text("0")
@@ -165,7 +165,7 @@ def test_locks_exclude_each_other_while_folders_come_and_go(tmp_path: Path) -> N
     assert counter.read_text() == str(3 * rounds)
 
 
-def test_a_system_without_locks_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_without_file_locks_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "fcntl", None)
     with pytest.warns(UserWarning, match="cannot be locked on this system"):
         begin(tmp_path / "run")

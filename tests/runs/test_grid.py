@@ -88,7 +88,7 @@ def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Grid(backend, jobs, outcomes)
 
 
-def test_outcomes_come_in_the_order_of_the_jobs_and_failures_stop_nobody(grid: Grid) -> None:
+def test_outcomes_are_in_job_order_and_failures_do_not_stop_others(grid: Grid) -> None:
     assert [outcome.name for outcome in grid.outcomes] == [job.name for job in grid.jobs]
     failed = {"bad", "leaves", "wrong", "dies", "sends", "returns"} & {job.name for job in grid.jobs}
     for outcome in grid.outcomes:
@@ -99,7 +99,7 @@ def test_outcomes_come_in_the_order_of_the_jobs_and_failures_stop_nobody(grid: G
     assert [grid[name].result for name in ("two", "script", "nine")] == [4, 7, 81]
 
 
-def test_an_error_comes_with_the_last_calls_of_the_job(grid: Grid) -> None:
+def test_outcome_has_the_last_frames_of_the_error(grid: Grid) -> None:
     error = grid["bad"].error
     assert error.endswith("ValueError: no such thing")
     assert "raise ValueError(reason)" in error
@@ -108,7 +108,7 @@ def test_an_error_comes_with_the_last_calls_of_the_job(grid: Grid) -> None:
     assert "unexpected keyword argument 'size'" in grid["wrong"].error
 
 
-def test_jobs_run_at_the_same_time_in_workers_that_share_cores_and_gpus(grid: Grid) -> None:
+def test_jobs_run_concurrently_with_shared_cores_and_gpus(grid: Grid) -> None:
     if grid.backend == "sequential":
         return
     (process, device, threads), (other_process, other_device, other_threads) = grid["one"].result, grid["other"].result
@@ -117,7 +117,7 @@ def test_jobs_run_at_the_same_time_in_workers_that_share_cores_and_gpus(grid: Gr
     assert threads == other_threads == 1
 
 
-def test_a_worker_that_dies_costs_its_own_job_only(grid: Grid) -> None:
+def test_dying_worker_fails_only_its_own_job(grid: Grid) -> None:
     if grid.backend in PROCESSES:
         error = grid["dies"].error
         assert error.startswith("its worker did not survive it:")
@@ -125,7 +125,7 @@ def test_a_worker_that_dies_costs_its_own_job_only(grid: Grid) -> None:
 
 
 @pytest.mark.parametrize("backend", PROCESSES)
-def test_a_result_on_its_way_survives_the_next_job(
+def test_result_in_transfer_survives_the_next_job(
     backend: Backend, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The small result is here first; the next jobs kill their workers while the large one is still being fetched."""
@@ -144,7 +144,7 @@ def test_a_result_on_its_way_survives_the_next_job(
     assert capfd.readouterr() == ("", "")
 
 
-def test_dask_workers_get_a_call_when_their_last_result_is_here() -> None:
+def test_dask_workers_get_one_call_at_a_time() -> None:
     class Slow(Executor):
         def submit(self, _function: object, name: str) -> Future[str]:
             self.name = name
@@ -167,7 +167,7 @@ def test_dask_workers_get_a_call_when_their_last_result_is_here() -> None:
     assert first.name == "e"
 
 
-def test_a_dask_worker_that_does_not_come_back_costs_one_job_more(tmp_path: Path) -> None:
+def test_lost_dask_worker_fails_one_more_job(tmp_path: Path) -> None:
     """Its processes import the script again, which somebody is editing by now."""
     pytest.importorskip("distributed")
     script = tmp_path / "script.py"
@@ -190,13 +190,13 @@ def test_a_dask_worker_that_does_not_come_back_costs_one_job_more(tmp_path: Path
     assert sorted(states[1:]) == ["done"] * 5 + ["failed"]
 
 
-def test_what_cannot_be_pickled_is_one_job_s_failure(grid: Grid) -> None:
+def test_unpicklable_job_or_result_fails_that_job(grid: Grid) -> None:
     if grid.backend in PROCESSES:
         assert grid["sends"].error.startswith("it cannot be sent to a worker: TypeError")
         assert grid["returns"].error.startswith("its result cannot be sent back: TypeError")
 
 
-def test_each_worker_gets_a_share_of_the_cores_and_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_share_cores_and_have_one_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joblib, "cpu_count", lambda: 7)
     assert environment(0, 2)["OMP_NUM_THREADS"] == "3"
     assert environment(0, 9)["OMP_NUM_THREADS"] == "1"
@@ -209,7 +209,7 @@ def test_each_worker_gets_a_share_of_the_cores_and_one_gpu(monkeypatch: pytest.M
     assert "CUDA_VISIBLE_DEVICES" not in environment(0, 3)
 
 
-def test_the_current_dask_client_is_used_and_left_open() -> None:
+def test_current_dask_client_is_used_and_left_open() -> None:
     distributed = pytest.importorskip("distributed")
     with distributed.Client(n_workers=1, processes=False, threads_per_worker=1, dashboard_address=None) as client:
         here = run_grid([Job("here", os.getpid)], "dask")
@@ -217,7 +217,7 @@ def test_the_current_dask_client_is_used_and_left_open() -> None:
         assert client.submit(square, 4).result() == 16
 
 
-def test_an_interrupted_grid_ends_at_once_and_goes_on_later(tmp_path: Path) -> None:
+def test_interrupted_grid_ends_at_once_and_resumes(tmp_path: Path) -> None:
     # What a shell starts in the background ignores the signal, and so would all that these tests start.
     script = (
         "import pathlib, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -251,7 +251,7 @@ def test_an_interrupted_grid_ends_at_once_and_goes_on_later(tmp_path: Path) -> N
     assert [outcome.result for outcome in again] == ["was done", "did it", "did it", "did it"]
 
 
-def test_interruption_of_a_sequential_grid_leaves_what_is_done(tmp_path: Path) -> None:
+def test_interrupted_sequential_grid_keeps_finished_jobs(tmp_path: Path) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -261,7 +261,7 @@ def test_interruption_of_a_sequential_grid_leaves_what_is_done(tmp_path: Path) -
     assert [outcome.result for outcome in run_grid([short, *longer], "sequential")] == ["was done", *["did it"] * 3]
 
 
-def test_the_bar_counts_failures_on_a_terminal_and_is_silent_elsewhere(
+def test_progress_bar_counts_failures_only_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = [Job("bad", fail, {"reason": "no"}), Job("good", square, {"number": 1})]
@@ -277,21 +277,21 @@ def test_the_bar_counts_failures_on_a_terminal_and_is_silent_elsewhere(
     assert "failed 1  left 0:00:00" in shown
 
 
-def test_time_left_is_told_from_the_jobs_that_really_ran() -> None:
+def test_time_left_is_estimated_from_jobs_that_ran() -> None:
     outcomes = [Outcome("a", "done", 0.01), Outcome("b", "done", 3000.0), Outcome("c", "failed", 1000.0)]
     assert _time_left(outcomes, 8, 2) == "1:23:20"  # 5 jobs of 2000 s, 2 at a time: 5000 s
     assert _time_left(outcomes[:1], 3, 8) == "0:00:00"
 
 
 @pytest.mark.parametrize(("backend", "package"), [("dask", "distributed"), ("ray", "ray")])
-def test_a_missing_package_is_named(backend: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_backend_package_is_an_error(backend: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     message = rf"^backend='{backend}' needs the package {package}: pip install structured-ensembles\[cluster\]$"
     with pytest.raises(ModuleNotFoundError, match=message):
         run_grid([Job("a", square, {"number": 1})], backend)
 
 
-def test_bad_arguments_are_named() -> None:
+def test_invalid_arguments_are_errors() -> None:
     job = Job("a", square, {"number": 1})
     assert run_grid([]) == []
     with pytest.raises(ValueError, match=r"backend must be one of 'loky'.*not 'slurm'"):

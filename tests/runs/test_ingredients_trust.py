@@ -67,7 +67,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("changes", CHANGES)
 @pytest.mark.parametrize("command", ["evaluate", "report", "measure_experiment"])
-def test_nothing_that_a_run_folder_names_is_imported(
+def test_untrusted_functions_of_a_run_folder_are_not_imported(
     command: str,
     changes: dict[str, str],
     trained_runs: Path,
@@ -90,7 +90,7 @@ def test_nothing_that_a_run_folder_names_is_imported(
 
 
 @pytest.mark.parametrize("run", ["single", "continual"])
-def test_a_report_of_what_was_measured_needs_no_code(
+def test_report_of_measured_runs_imports_nothing(
     run: str, trained_runs: Path, tmp_path: Path, stranger: Callable[[], bool]
 ) -> None:
     folder = forged(trained_runs / run, tmp_path, **CHANGES[-1])
@@ -98,15 +98,13 @@ def test_a_report_of_what_was_measured_needs_no_code(
     assert not stranger()
 
 
-def test_a_method_is_never_imported_by_who_only_looks(
-    trained_runs: Path, tmp_path: Path, stranger: Callable[[], bool]
-) -> None:
+def test_evaluate_never_imports_the_method(trained_runs: Path, tmp_path: Path, stranger: Callable[[], bool]) -> None:
     folder = forged(trained_runs / "single", tmp_path, method="stranger:method")
     assert main(["evaluate", str(folder)]) == 0
     assert not stranger()
 
 
-def test_a_continual_folder_of_another_configuration_imports_nothing(
+def test_continual_folder_of_another_configuration_imports_nothing(
     trained_runs: Path, tmp_path: Path, stranger: Callable[[], bool]
 ) -> None:
     folder = forged(trained_runs / "continual", tmp_path, **CHANGES[-1])
@@ -115,13 +113,15 @@ def test_a_continual_folder_of_another_configuration_imports_nothing(
     assert not stranger()
 
 
-def test_trusted_code_is_imported(trained_runs: Path, tmp_path: Path, stranger: Callable[[], bool]) -> None:
+def test_trust_code_imports_the_functions_of_a_run_folder(
+    trained_runs: Path, tmp_path: Path, stranger: Callable[[], bool]
+) -> None:
     folder = forged(trained_runs / "single", tmp_path, dataset="stranger:data")
     assert main(["evaluate", str(folder), "--trust_code", "true"]) == 0
     assert stranger()
 
 
-def test_what_the_same_command_names_needs_no_further_trust(
+def test_function_named_in_the_same_command_is_trusted(
     trained_runs: Path, tmp_path: Path, stranger: Callable[[], bool]
 ) -> None:
     folder = forged(trained_runs / "single", tmp_path, dataset="stranger:data")
@@ -131,7 +131,7 @@ def test_what_the_same_command_names_needs_no_further_trust(
     assert stranger()
 
 
-def test_functions_that_the_caller_named_are_trusted_and_no_others(
+def test_only_functions_named_by_the_caller_are_trusted(
     trained_runs: Path, tmp_path: Path, stranger: Callable[[], bool]
 ) -> None:
     folder = forged(trained_runs / "single", tmp_path, **CHANGES[-1])
@@ -142,7 +142,9 @@ def test_functions_that_the_caller_named_are_trusted_and_no_others(
     assert figures["size/overhead"] == 1.0
 
 
-def test_a_run_of_ones_own_network_is_loaded_for_who_names_it(tmp_path: Path, stranger: Callable[[], bool]) -> None:
+def test_run_with_a_user_network_loads_if_that_function_is_trusted(
+    tmp_path: Path, stranger: Callable[[], bool]
+) -> None:
     network = se.from_factory("stranger:network")
     se.Ensemble([network]).save(tmp_path / "ensemble.safetensors")
     config, data = {"dataset": "digits", "model": "stranger:network", "model_arguments": {}}, se.load_data("digits")
@@ -153,7 +155,7 @@ def test_a_run_of_ones_own_network_is_loaded_for_who_names_it(tmp_path: Path, st
         run_ensemble(tmp_path, config, data, ["stranger:data"])
 
 
-def test_trust_is_in_whole_names() -> None:
+def test_trust_compares_whole_names() -> None:
     assert is_trusted("mlp", False)
     assert not is_trusted("a:b", False)
     assert not is_trusted("a:b", "a:bc")  # a string is one name

@@ -25,7 +25,7 @@ def continual_folder_of(method: str = "structured", **settings: Any) -> str:
     return prepare_continual(ContinualExperiment("digits", "lenet5", method, **settings)).folder
 
 
-def test_default_folders_are_told_apart_by_all_that_was_given() -> None:
+def test_default_folder_name_depends_on_every_given_argument() -> None:
     names = [
         folder_of(),
         folder_of(method_arguments={"prune": 0.3}),
@@ -66,7 +66,7 @@ def test_default_folders_are_told_apart_by_all_that_was_given() -> None:
     assert continual[0] == "continual-digits-lenet5-structured-0"
 
 
-def test_a_default_given_explicitly_is_the_same_run() -> None:
+def test_explicit_default_is_the_same_run() -> None:
     explicit = {"prune": 0.5, "scope": "layer", "selection": "learned", "strength": 0.1, "round_to": 1.0}
     assert folder_of(method_arguments=explicit) == folder_of()
     assert folder_of(method_arguments={"memory": None}) == folder_of()
@@ -82,7 +82,7 @@ def test_a_default_given_explicitly_is_the_same_run() -> None:
     assert folder_of(method_arguments={"coupled": 0}) != folder_of()  # nobody knows whether a method takes it for False
 
 
-def test_what_a_file_name_cannot_say_is_told_apart_all_the_same() -> None:
+def test_unprintable_and_long_values_give_distinct_folder_names() -> None:
     names = [folder_name(["digits", "mlp"], {"a": value}, 0) for value in ("x/y", "x.y", "x y", "../x", "é", "z" * 300)]
     names.append(folder_name(["digits", "mlp"], {"a": "z" * 301}, 0))
     assert len(set(names)) == len(names)
@@ -90,7 +90,7 @@ def test_what_a_file_name_cannot_say_is_told_apart_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("method", ["structured", "random", "magnitude", "narrow"])
-def test_the_usual_share_is_that_of_the_methods(method: str) -> None:
+def test_usual_prune_is_the_default_of_the_methods(method: str) -> None:
     data = se.load_data("digits")
     sizes = []
     for given in ({}, {"prune": USUAL_PRUNE}):
@@ -102,7 +102,7 @@ def test_the_usual_share_is_that_of_the_methods(method: str) -> None:
     assert sizes[0] == sizes[1] != [tuple(own.shape) for own in se.zoo.mlp(64).parameters()]
 
 
-def test_commands_with_other_options_do_not_meet_in_a_folder(
+def test_commands_with_other_options_use_other_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -118,7 +118,7 @@ def test_commands_with_other_options_do_not_meet_in_a_folder(
     assert "nothing was trained now" in shown
 
 
-def test_arguments_are_checked_before_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_are_checked_before_folders_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "run")]
     assert main([*TRAIN, "--epochs", "0", *out]) == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
@@ -141,7 +141,7 @@ def test_arguments_are_checked_before_folders(tmp_path: Path, capsys: pytest.Cap
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
 
 
-def test_runs_recorded_with_or_without_their_defaults_are_the_same(tmp_path: Path) -> None:
+def test_runs_recorded_with_or_without_defaults_are_equal(tmp_path: Path) -> None:
     from structured_ensembles.runs.experiment import train_experiment
 
     plain = Experiment("digits", "mlp", "random", members=1, changes={"epochs": 0})

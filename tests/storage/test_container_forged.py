@@ -150,7 +150,7 @@ GREEDY = {
 
 
 @pytest.mark.parametrize("what", GREEDY)
-def test_a_small_file_cannot_ask_for_much(what: str, originals: Any, tmp_path: Path) -> None:
+def test_small_file_cannot_allocate_much_memory(what: str, originals: Any, tmp_path: Path) -> None:
     kind, forge = GREEDY[what]
     form = forged(originals, kind, forge, tmp_path / "file")
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -175,7 +175,7 @@ def repeat_a_task(structure: dict[str, Any], _: dict[str, Tensor]) -> None:
         ("cut", put("members", True), "members is True"),
     ],
 )
-def test_counts_that_do_not_fit_the_tensors_are_told(
+def test_counts_that_do_not_match_the_tensors_are_refused(
     kind: str, forge: Forge, reason: str, originals: Any, tmp_path: Path
 ) -> None:
     form = forged(originals, kind, forge, tmp_path / "file")
@@ -183,7 +183,7 @@ def test_counts_that_do_not_fit_the_tensors_are_told(
         load(tmp_path / "file", form)
 
 
-def test_large_inputs_are_believed_of_a_caller_who_brings_the_backbone(
+def test_large_inputs_are_accepted_if_the_caller_gives_the_backbone(
     originals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = forged(originals, "naive", lambda *_: None, tmp_path / "file")
@@ -208,9 +208,7 @@ def networks_that_do_not_run() -> dict[str, tuple[str, Forge]]:
 
 
 @pytest.mark.parametrize("what", networks_that_do_not_run())
-def test_a_file_whose_networks_do_not_run_is_refused_when_it_is_loaded(
-    what: str, originals: Any, tmp_path: Path
-) -> None:
+def test_file_whose_networks_do_not_run_is_refused_on_load(what: str, originals: Any, tmp_path: Path) -> None:
     kind, forge = networks_that_do_not_run()[what]
     if kind == "cut":
         forge = both(put("input_shape", [4]), forge)
@@ -220,7 +218,7 @@ def test_a_file_whose_networks_do_not_run_is_refused_when_it_is_loaded(
 
 
 @pytest.mark.parametrize("name", [name for name in se.zoo.__all__ if not name.startswith("vgg")])
-def test_every_network_of_the_zoo_runs_when_it_is_loaded(name: str, tmp_path: Path) -> None:
+def test_every_zoo_network_runs_after_loading(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = se.zoo.mlp(64) if name == "mlp" else getattr(se.zoo, name)(in_channels=1)
     ensemble = se.Ensemble([model], normalization=se.Normalization((0.5,), (0.2,)))
@@ -262,7 +260,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("kind", [*ENSEMBLES, *LEARNERS])
-def test_fields_of_a_wrong_type_are_told(kind: str, originals: Any, tmp_path: Path) -> None:
+def test_fields_of_a_wrong_type_are_refused(kind: str, originals: Any, tmp_path: Path) -> None:
     """Whatever stands anywhere: it loads, or it is an ArtifactError."""
     draw, path = random.Random(kind), tmp_path / "file"
     found = list(places(originals[kind][0]))
@@ -282,7 +280,7 @@ def test_fields_of_a_wrong_type_are_told(kind: str, originals: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", [*ENSEMBLES, *LEARNERS])
-def test_missing_fields_and_tensors_are_told(kind: str, originals: Any, tmp_path: Path) -> None:
+def test_missing_fields_and_tensors_are_refused(kind: str, originals: Any, tmp_path: Path) -> None:
     structure, tensors, _ = originals[kind]
     optional = {"torch", "storage", "threshold", "pixels", "ids", "id_limit", "target_shape", "gaussian", "units"}
     optional |= {"base_shapes"}  # of earlier versions, or to be read by people
@@ -315,14 +313,14 @@ def test_missing_fields_and_tensors_are_told(kind: str, originals: Any, tmp_path
         {"version": 1, "sha256": 5, "structure": ["x"]},
     ],
 )
-def test_a_forged_envelope_is_told(envelope: Any, tmp_path: Path) -> None:
+def test_forged_envelope_is_refused(envelope: Any, tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_tensors(path, {}, {artifact.FORMAT: json.dumps(envelope)})
     with pytest.raises(se.ArtifactError, match="file is damaged, or not an ensemble at all"):
         se.Ensemble.load(path)
 
 
-def test_structures_that_are_no_dict_or_nested_too_deeply_are_told(tmp_path: Path) -> None:
+def test_structures_of_another_type_or_depth_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for structure in ([], "x", None):
         write_container(path, artifact.FORMAT, 1, structure, {})  # type: ignore[arg-type]
@@ -334,7 +332,7 @@ def test_structures_that_are_no_dict_or_nested_too_deeply_are_told(tmp_path: Pat
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name are a matter of POSIX")
-def test_pipes_and_devices_are_neither_read_nor_replaced_by_models(tmp_path: Path) -> None:
+def test_pipes_and_devices_are_neither_read_nor_replaced_by_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     device = tmp_path / "device"
     device.symlink_to("/dev/zero")  # not the device itself, which a mistake of ours would replace
@@ -365,6 +363,6 @@ def test_pipes_and_devices_are_neither_read_nor_replaced_by_models(tmp_path: Pat
         None,
     ],
 )
-def test_a_forged_subnet_is_told(group: Any) -> None:
+def test_forged_subnet_is_refused(group: Any) -> None:
     with pytest.raises(ValueError, match="not the JSON of a Subnet"):
         se.Subnet.from_json(json.dumps([group]))

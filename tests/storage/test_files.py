@@ -19,7 +19,7 @@ from structured_ensembles.storage.safe_yaml import parse_yaml
 from structured_ensembles.storage.tensor_file import DTYPES, save_file
 
 
-def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_killed_writer_leaves_a_whole_file_or_none(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file.txt"
     write_text(path, "äöü")
     assert path.read_text(encoding="utf-8") == "äöü"
@@ -54,7 +54,7 @@ def old(path: Path) -> Path:
     return path
 
 
-def test_only_what_killed_processes_left_is_cleared(tmp_path: Path) -> None:
+def test_only_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
     """A live file stays, however old it looks and whatever namespace its process is in; other people's files too."""
     path = tmp_path / "file.txt"
     kept = [tmp_path / name for name in ("other.txt.part", "file.txt.part", "file.txt.mine.part", "other.txt.1-2.part")]
@@ -78,7 +78,7 @@ def test_only_what_killed_processes_left_is_cleared(tmp_path: Path) -> None:
     assert kept[0].read_text() == "not ours"
 
 
-def test_files_of_other_machines_are_cleared_when_they_are_old(tmp_path: Path) -> None:
+def test_old_temporary_files_of_other_machines_are_removed(tmp_path: Path) -> None:
     """Where locks do not reach other machines, its age is all there is to tell by."""
     part = tmp_path / f"file.txt.another.host-{'a' * 16}.part"
     part.write_text("half")
@@ -89,7 +89,7 @@ def test_files_of_other_machines_are_cleared_when_they_are_old(tmp_path: Path) -
     assert not part.exists()
 
 
-def test_nobody_can_guess_or_lay_a_link_under_the_name_that_is_written_to(
+def test_temporary_names_are_unpredictable_and_links_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, secret = tmp_path / "file.txt", tmp_path / "secret"
@@ -110,7 +110,7 @@ def test_nobody_can_guess_or_lay_a_link_under_the_name_that_is_written_to(
     assert secret.read_text() == "secret"
 
 
-def test_a_link_laid_while_writing_is_not_followed(tmp_path: Path) -> None:
+def test_link_created_while_writing_is_not_followed(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
 
@@ -132,7 +132,7 @@ def test_a_link_laid_while_writing_is_not_followed(tmp_path: Path) -> None:
     assert secret.read_text() == "secret"
 
 
-def test_a_file_that_a_writer_makes_anew_has_the_usual_permissions(tmp_path: Path) -> None:
+def test_rewritten_file_has_the_usual_permissions(tmp_path: Path) -> None:
     def write(part: Path) -> None:
         part.unlink()
         os.close(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600))  # as tempfile does
@@ -142,7 +142,7 @@ def test_a_file_that_a_writer_makes_anew_has_the_usual_permissions(tmp_path: Pat
     assert (tmp_path / "made").stat().st_mode == (tmp_path / "text").stat().st_mode
 
 
-def test_a_link_is_replaced_and_what_it_points_to_left_alone(tmp_path: Path) -> None:
+def test_link_is_replaced_and_its_target_kept(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("before")
     link.symlink_to(target)
@@ -196,7 +196,7 @@ def test_pipes_and_devices_are_neither_read_nor_replaced(special: dict[str, Path
     assert {path.name for path in folder.iterdir()} == {path.name for path in (*special.values(), stdout)}
 
 
-def test_a_text_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+def test_too_large_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(2**40)  # takes no space
@@ -204,7 +204,7 @@ def test_a_text_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         read_text(path, 100)
 
 
-def test_our_safetensors_files_are_the_librarys(tmp_path: Path) -> None:
+def test_safetensors_files_equal_the_librarys(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     tensors = {f"{name}.{kind}": torch.arange(6).view(2, 3).to(kind) for kind in DTYPES for name in ("b", "a")}
     tensors |= {"empty": torch.zeros(0, 5), "scalar": torch.tensor(3.0), "strided": torch.randn(4, 6)[:, ::2]}
@@ -227,7 +227,7 @@ def bomb(levels: int, width: int) -> str:
     return "\n".join(rows)
 
 
-def test_yaml_of_small_size_and_large_meaning_is_refused() -> None:
+def test_yaml_bombs_are_refused() -> None:
     merged = ["a0: &a0 {x: 1}"] + [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 12)]
     for text, reason in (
         (bomb(12, 10), "its aliases stand for more than 100,000 values"),
@@ -246,7 +246,7 @@ def test_yaml_of_small_size_and_large_meaning_is_refused() -> None:
         assert len(str(caught.value)) < 500
 
 
-def test_yaml_that_people_write_is_read() -> None:
+def test_ordinary_yaml_is_read() -> None:
     assert parse_yaml("base: &base {rate: 0.1}\nother: {<<: *base, epochs: 2}\nlist: [*base, *base]") == {
         "base": {"rate": 0.1},
         "other": {"rate": 0.1, "epochs": 2},

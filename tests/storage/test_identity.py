@@ -143,13 +143,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", OTHER)
-def test_whatever_changes_the_result_is_refused_and_named(case: str, folder: Path) -> None:
+def test_changes_of_the_result_are_refused_and_named(case: str, folder: Path) -> None:
     given, name = OTHER[case]
     with pytest.raises(ValueError, match=rf"is of another run, which differs in {name}.*choose another, or delete it"):
         made("structured", folder, **given())
 
 
-def test_what_only_changes_how_it_is_reached_goes_on(folder: Path) -> None:
+def test_changes_without_effect_on_the_result_resume_the_run(folder: Path) -> None:
     first = made("structured", folder)
     recipe = replace(RECIPE, engine="loop", streams=1)
     again = made(
@@ -188,7 +188,7 @@ def test_every_method_has_one_identity(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"model": net(1)}, {"given": changed(0)}])
-def test_a_run_killed_after_the_search_is_not_trained_as_another(
+def test_run_killed_after_the_search_is_not_continued_with_other_settings(
     other: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = made("structured", tmp_path / "whole")
@@ -206,7 +206,7 @@ def test_a_run_killed_after_the_search_is_not_trained_as_another(
     assert torch.equal(made("structured", tmp_path / "killed").logits(X), expected.logits(X))
 
 
-def test_a_call_that_failed_at_once_leaves_the_folder_to_the_next(tmp_path: Path) -> None:
+def test_failed_call_leaves_the_folder_to_the_next(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         made("structured", tmp_path, loss=broken_loss)
     assert (tmp_path / identity.FILE).exists()
@@ -241,7 +241,7 @@ def test_damaged_files_of_a_run_are_refused(tmp_path: Path) -> None:
         made("structured", tmp_path)
 
 
-def test_arrays_changed_in_place_are_other_data(tmp_path: Path) -> None:
+def test_arrays_changed_in_place_change_the_fingerprint(tmp_path: Path) -> None:
     inputs = X.numpy().copy()
     given = data(torch.from_numpy(inputs))
     made("deep", tmp_path, given=given)
@@ -251,7 +251,7 @@ def test_arrays_changed_in_place_are_other_data(tmp_path: Path) -> None:
         made("deep", tmp_path, given=given)
 
 
-def test_a_checkpoint_of_train_names_what_differs(tmp_path: Path) -> None:
+def test_checkpoint_error_of_train_names_the_difference(tmp_path: Path) -> None:
     def trained(model: nn.Module, given: se.Data | None = None, **settings: Any) -> None:
         path = tmp_path / "checkpoint.safetensors"
         se.train(se.Ensemble([model]), given or data(), RECIPE, checkpoint=path, quiet=True, **settings)
@@ -339,7 +339,7 @@ MODULE_LAMBDA = lambda outputs, targets: 2 * F.cross_entropy(outputs, targets)  
         (torch.jit.trace(powered, (torch.rand(2, 3), torch.tensor([0, 1]))), "a .*ScriptFunction"),
     ],
 )
-def test_a_loss_that_nobody_can_tell_from_others_needs_a_name(
+def test_unidentifiable_loss_needs_a_name(
     loss: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match=rf"folder= needs a loss .* but loss= has {kind}.*loss_name="):
@@ -350,7 +350,7 @@ def test_a_loss_that_nobody_can_tell_from_others_needs_a_name(
     made("deep", tmp_path, loss=loss, loss_name="mine")
 
 
-def test_a_named_loss_is_told_by_its_name(tmp_path: Path) -> None:
+def test_named_loss_is_identified_by_its_name(tmp_path: Path) -> None:
     losses = [lambda outputs, targets, power=power: powered(outputs, targets, power) for power in (1.0, 2.0)]
     made("deep", tmp_path, loss=losses[0], loss_name="one")
     made("deep", tmp_path, loss=losses[0], loss_name="one")
@@ -361,7 +361,7 @@ def test_a_named_loss_is_told_by_its_name(tmp_path: Path) -> None:
             made("deep", tmp_path, **wrong)
 
 
-def test_losses_are_the_same_if_they_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_losses_have_equal_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
     same = [
         (powered, powered),
         (partial(powered, power=2.0), partial(powered, power=2.0)),
@@ -394,7 +394,7 @@ def test_losses_are_the_same_if_they_compute_the_same(monkeypatch: pytest.Monkey
     json.dumps(before)
 
 
-def test_the_code_of_a_function_tells_it_from_another_of_its_name() -> None:
+def test_functions_of_one_name_differ_by_their_code() -> None:
     def defined(body: str) -> Any:
         space: dict[str, Any] = {"F": F, "__name__": "mine"}
         exec(f"def helper(x):\n    return x\ndef loss(outputs, targets):\n    {body}", space)
@@ -406,7 +406,7 @@ def test_the_code_of_a_function_tells_it_from_another_of_its_name() -> None:
         assert defined(other) != defined(plain)
 
 
-def test_a_network_is_told_by_its_code_too() -> None:
+def test_network_fingerprint_covers_its_code() -> None:
     def architecture(body: str, slope: float = 0.1) -> str:
         space: dict[str, Any] = {"nn": nn, "F": F, "__name__": "mine"}
         exec(f"class Net(nn.Module):\n    slope = {slope}\n    def forward(self, x):\n        return {body}", space)
@@ -428,7 +428,7 @@ def test_a_network_is_told_by_its_code_too() -> None:
 # Data ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_tensor_is_told_by_its_values_not_by_how_they_are_stored() -> None:
+def test_tensor_fingerprint_covers_values_not_storage() -> None:
     values = torch.tensor([1 + 2j, 3 - 4j])
     for lazy in (values.conj(), values.conj().imag):  # views that torch conjugates or negates when they are read
         assert digest_of_tensors([("", lazy)]) == digest_of_tensors([("", torch.tensor(lazy.tolist()))])
@@ -436,7 +436,7 @@ def test_a_tensor_is_told_by_its_values_not_by_how_they_are_stored() -> None:
     assert digest_of_tensors([("", torch.zeros(0, 2))]) != digest_of_tensors([("", torch.zeros(0, 3))])
 
 
-def test_all_of_a_recipe_counts_but_what_only_changes_the_speed() -> None:
+def test_identity_covers_the_recipe_except_speed_settings() -> None:
     parts = identity.identity_of(net(), data(), RECIPE, None, None, "folder=")
     assert {f"recipe.{name}" for name in RECIPE.to_dict()} - parts.keys() == {
         "recipe.engine",
@@ -445,13 +445,13 @@ def test_all_of_a_recipe_counts_but_what_only_changes_the_speed() -> None:
     }
 
 
-def test_data_are_told_by_how_a_network_gets_them() -> None:
+def test_data_fingerprint_covers_preparation() -> None:
     before = identity.data_parts(data())
     for name, value in (("normalization_settled", not data().normalization_settled), ("ids", not data().ids)):
         assert identity.data_parts(replace(data(), **{name: value})) != before, name
 
 
-def test_a_split_is_told_by_its_samples_not_by_how_they_are_stored() -> None:
+def test_split_fingerprint_covers_samples_not_storage() -> None:
     index = torch.tensor([1, 3, 4])
     one = TensorSplit(X, Y, index)
     assert digest(one) == digest(TensorSplit(X[index], Y[index], torch.arange(3)))
@@ -465,7 +465,7 @@ def test_a_split_is_told_by_its_samples_not_by_how_they_are_stored() -> None:
     assert digest(TensorSplit(many, many[:, 0], torch.arange(5000))) != before
 
 
-def test_a_loader_is_told_by_its_data_set_and_its_first_batch(tmp_path: Path) -> None:
+def test_loader_fingerprint_covers_data_set_and_first_batch(tmp_path: Path) -> None:
     def loaded(inputs: Tensor) -> se.Data:
         dataset = TensorDataset(inputs, Y)
         return se.Data.from_loaders(DataLoader(dataset, batch_size=60, shuffle=True), classes=3)
@@ -495,7 +495,7 @@ def test_a_loader_is_told_by_its_data_set_and_its_first_batch(tmp_path: Path) ->
     assert digest(noisy.train) == digest(noisy.train)
 
 
-def test_cifar10_is_digested_in_a_moment() -> None:
+def test_fingerprint_of_cifar10_is_fast() -> None:
     images = torch.zeros(50_000, 3, 32, 32, dtype=torch.uint8)
     split = TensorSplit(images, torch.zeros(50_000, dtype=torch.int64), torch.arange(49_000))
     start = time.perf_counter()

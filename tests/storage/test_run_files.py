@@ -76,7 +76,7 @@ def damages(content: bytes, rounds: int) -> list[bytes]:
 
 @pytest.mark.parametrize("name", [*TEXTS, "samples.safetensors"])
 @pytest.mark.filterwarnings("ignore:.*samples.safetensors is damaged")
-def test_a_damaged_file_is_refused_or_makes_no_difference(run: Path, name: str) -> None:
+def test_damaged_file_is_refused_or_harmless(run: Path, name: str) -> None:
     before, content = contents(run), (run / name).read_bytes()
     refused = 0
     for damaged in damages(content, rounds=120):
@@ -154,7 +154,7 @@ def test_forged_values_are_refused_or_shown(run: Path, name: str) -> None:
         ("history.csv", "epoch,member\n0,0\n", "its columns are not epoch, member, rate"),
     ],
 )
-def test_every_damage_has_its_sentence(
+def test_each_damage_is_one_error_line_naming_the_file(
     run: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, reason: str
 ) -> None:
     (run / name).write_text(content)
@@ -168,7 +168,7 @@ def test_every_damage_has_its_sentence(
 
 
 @pytest.mark.parametrize("part", ["dataset", "seed", "members", "method_arguments", "limit", "changes", "recipe"])
-def test_a_configuration_of_wrong_types_is_refused(run: Path, part: str) -> None:
+def test_configuration_of_wrong_types_is_refused(run: Path, part: str) -> None:
     config = read_config(run)
     for odd in (True, [1], 1.5, {"a": 1}, "x", None):
         allowed = {"dataset": str, "recipe": str, "method_arguments": dict, "changes": dict, "limit": type(None)}
@@ -182,7 +182,7 @@ def test_a_configuration_of_wrong_types_is_refused(run: Path, part: str) -> None
 @pytest.mark.parametrize(
     "row", ["0,0", "0,0,1,1,1,1,1,1", "x,0,1,1,1,1,1", "nan,0,1,1,1,1,1", "0,inf,1,1,1,1,1", ",0,1,1,1,1,1"]
 )
-def test_a_damaged_history_without_a_checksum_is_refused(run: Path, row: str) -> None:
+def test_damaged_history_without_a_checksum_is_refused(run: Path, row: str) -> None:
     with (run / "history.csv").open("a") as file:
         file.write(row + "\n")
     with pytest.raises(ValueError, match=r"history.csv is damaged"):
@@ -208,7 +208,7 @@ def test_forged_neurons_are_refused(run: Path, kept: str) -> None:
         read_subnets(run, {})
 
 
-def test_samples_that_lack_something_are_left_out(run: Path) -> None:
+def test_incomplete_samples_file_warns_and_is_ignored(run: Path) -> None:
     tensors = read_samples(run)
     assert set(tensors) >= {"confidence", "correct", "entropy", "disagreement"}
     path = run / "samples.safetensors"
@@ -229,7 +229,7 @@ def test_samples_that_lack_something_are_left_out(run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_files_that_are_not_regular_do_not_hang(run: Path, name: str) -> None:
+def test_special_files_do_not_hang(run: Path, name: str) -> None:
     (run / name).unlink()
     os.mkfifo(run / name)
     start = time.perf_counter()
@@ -252,7 +252,7 @@ def test_records_of_earlier_versions_are_read(run: Path) -> None:
     assert after == before
 
 
-def test_an_evaluation_keeps_what_it_does_not_change(run: Path) -> None:
+def test_merged_evaluation_keeps_other_figures(run: Path) -> None:
     path = evaluation_path(run)
     record = read_json(path, "")
     assert merge_figures(path, {"adv/fgsm@0.1": 0.5}, {"split": "test"}) == {**record["figures"], "adv/fgsm@0.1": 0.5}
@@ -290,9 +290,7 @@ def test_forged_continual_results_are_refused(tmp_path: Path) -> None:
             read_continual_result(tmp_path)
 
 
-def test_a_damaged_result_of_a_finished_run_is_told_by_the_command_that_repeats_it(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_result_of_a_finished_run_is_reported_by_train(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert read_result(run)["figures"]
     forge(run / "result.json", lambda result: result.pop("seconds"))
     config = read_config(run)

@@ -55,7 +55,7 @@ def same(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool
     return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
 
 
-def test_flipped_bits_are_noticed(begun: Path) -> None:
+def test_flipped_bits_are_refused_or_harmless(begun: Path) -> None:
     whole, draw = begun.read_bytes(), random.Random(0)
     tensors, state = load_checkpoint(begun) or ({}, {})
     header = 8 + int.from_bytes(whole[:8], "little")
@@ -78,7 +78,7 @@ def test_flipped_bits_are_noticed(begun: Path) -> None:
     assert refused >= 390  # spaces in the header may change
 
 
-def test_checkpoints_of_earlier_versions_go_on_to_the_same_weights(begun: Path) -> None:
+def test_checkpoints_of_earlier_versions_resume_to_the_same_weights(begun: Path) -> None:
     state, tensors = read_container(begun, FORMAT, 1, "a checkpoint")
     write_tensors(begun, {name: tensor.clone() for name, tensor in tensors.items()}, {"state": json.dumps(state)})
     assert same(train(begun), train())
@@ -92,7 +92,7 @@ def changed(tensors: dict[str, torch.Tensor], name: str, value: torch.Tensor | N
 
 
 @pytest.mark.parametrize("name", ["0.now.3.weight", "1.best.1.running_mean", "1.best.1.num_batches_tracked"])
-def test_missing_or_other_tensors_are_an_error(name: str, begun: Path) -> None:
+def test_missing_or_extra_tensors_are_refused(name: str, begun: Path) -> None:
     tensors, state = load_checkpoint(begun) or ({}, {})
     for value in (None, torch.zeros(7)):
         save_checkpoint(begun, changed(tensors, name, value), state)
@@ -100,7 +100,7 @@ def test_missing_or_other_tensors_are_an_error(name: str, begun: Path) -> None:
             train(begun)
 
 
-def test_a_checkpoint_that_lacks_a_tensor_of_the_optimizer_is_refused(begun: Path) -> None:
+def test_checkpoint_without_an_optimizer_tensor_is_refused(begun: Path) -> None:
     state, tensors = read_container(begun, FORMAT, 1, "a checkpoint")
     del tensors["0.optimizer.2.momentum_buffer"]
     write_container(begun, FORMAT, 1, state, tensors)
@@ -108,7 +108,7 @@ def test_a_checkpoint_that_lacks_a_tensor_of_the_optimizer_is_refused(begun: Pat
         train(begun)
 
 
-def test_strange_tensors_and_fields_are_an_error(begun: Path) -> None:
+def test_unexpected_tensors_and_fields_are_refused(begun: Path) -> None:
     tensors, state = load_checkpoint(begun) or ({}, {})
     for name, value, reason in (
         ("2.now.0.weight", torch.zeros(1), "it has 2.now.0.weight"),
@@ -153,14 +153,14 @@ def test_strange_tensors_and_fields_are_an_error(begun: Path) -> None:
         ({"fallbacks": [1]}, "must be texts"),
     ],
 )
-def test_a_history_of_the_wrong_kind_is_refused(change: dict[str, object], reason: str) -> None:
+def test_history_of_wrong_types_is_refused(change: dict[str, object], reason: str) -> None:
     right = {"rows": [dict.fromkeys(COLUMNS, 0)], "engines": ["loop"], "fallbacks": []}
     assert History.restored(**right).epochs == 1
     with pytest.raises(ValueError, match=reason):
         History.restored(**{**right, **change})
 
 
-def test_a_step_that_no_optimizer_counts_is_refused() -> None:
+def test_invalid_optimizer_step_is_refused() -> None:
     layer = nn.Linear(2, 1)
     optimizer = torch.optim.Adam(layer.parameters())
     layer(torch.ones(1, 2)).sum().backward()
@@ -173,7 +173,7 @@ def test_a_step_that_no_optimizer_counts_is_refused() -> None:
 
 
 @pytest.mark.parametrize("field", ["score", "epoch", "rise", "stopped"])
-def test_a_members_standing_of_the_wrong_kind_is_refused(field: str) -> None:
+def test_member_progress_of_wrong_types_is_refused(field: str) -> None:
     layer = nn.Linear(2, 1)
     member = Member(layer, 0, {})
     standing = {"score": -math.inf, "epoch": 0, "rise": 0, "stopped": None}

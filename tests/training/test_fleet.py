@@ -65,7 +65,9 @@ class Relaid(nn.Sequential):
 
 
 @pytest.mark.parametrize("kind", [Gaps, Sparse, Late, Relaid, se.zoo.lenet5])
-def test_whatever_way_a_network_learns(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_and_plain_optimizers_train_unusual_networks_equally(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernels that do a whole step of an optimizer at once cannot take all of them, or are wrong."""
     momentum = 0.0 if kind is Sparse else 0.9
     rate = 3.0 if kind is Sparse else 0.005
@@ -85,7 +87,7 @@ def test_whatever_way_a_network_learns(kind: type[nn.Module], monkeypatch: pytes
     assert losses[0][-1] < losses[0][0]
 
 
-def test_ordinary_networks_take_their_step_in_one_kernel() -> None:
+def test_ordinary_networks_use_the_fused_optimizer() -> None:
     for optimizer in ("sgd", "adam", "adamw"):
         network = se.zoo.resnet20().to(memory_format=torch.channels_last)
         network(torch.randn(4, 3, 8, 8)).sum().backward()
@@ -97,7 +99,7 @@ def test_ordinary_networks_take_their_step_in_one_kernel() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_parameters_of_any_precision_take_a_step(dtype: torch.dtype, optimizer: str) -> None:
+def test_parameters_of_any_dtype_are_updated(dtype: torch.dtype, optimizer: str) -> None:
     """Torch's own kernels for a whole step do not, in half precision on a CPU."""
     network, reference = se.zoo.mlp(64).to(dtype), se.zoo.mlp(64).to(dtype)
     reference.load_state_dict(network.state_dict())
@@ -117,7 +119,7 @@ def test_parameters_of_any_precision_take_a_step(dtype: torch.dtype, optimizer: 
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_member_is_the_network_trained_alone(optimizer: str) -> None:
+def test_member_equals_the_network_trained_alone(optimizer: str) -> None:
     data, recipe = few_digits(), se.Recipe(epochs=4, rate=0.02, optimizer=optimizer, augmentation="crop", patience=2)
     makers = [lambda: network(0), lambda: network(1, width=5), lambda: network(2, width=12, dropout=0.5)]
     fleet = se.Ensemble([make() for make in makers])
@@ -129,7 +131,7 @@ def test_a_member_is_the_network_trained_alone(optimizer: str) -> None:
         assert not equal(weights(member), weights(make()))
 
 
-def test_training_is_what_plain_pytorch_does() -> None:
+def test_training_equals_a_plain_pytorch_loop() -> None:
     """Three epochs of SGD, written out."""
     data = few_digits()
     recipe = se.Recipe(epochs=3, batch_size=50, rate=0.1, warmup=1.0, weight_decay=1e-3, augmentation="none")
@@ -191,7 +193,7 @@ CHILD = """
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, optimizer: str) -> None:
+def test_killed_run_resumes_to_the_same_weights(tmp_path: Path, optimizer: str) -> None:
     def start(folder: Path) -> subprocess.Popen[bytes]:
         folder.mkdir(exist_ok=True)
         code = [sys.executable, "-c", textwrap.dedent(CHILD), str(folder), str(ROOT), optimizer]
@@ -222,7 +224,7 @@ def _epochs_done(folder: Path) -> float:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
     se.train(se.Ensemble([network(0)]), few_digits(), RECIPE, checkpoint=path, quiet=True)
     with pytest.raises(ValueError, match="is of another run"):
@@ -246,7 +248,7 @@ class Exploding(nn.Module):
         return self.inner(x) * (float("inf") if self.steps > self.after else 1.0)
 
 
-def test_a_member_that_diverges_stops_alone_with_its_best_weights() -> None:
+def test_diverging_member_stops_alone_with_its_best_weights() -> None:
     data = few_digits()
     steps = data.num_batches("train", 64)
     ensemble = se.Ensemble([network(0), Exploding(network(1), after=2 * steps + 1)])
@@ -285,7 +287,7 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
 
 
 @pytest.mark.parametrize(("scale", "most"), [(1.0, 0.45), (100.0, 0.85)])
-def test_a_regression_is_learned_without_settings(scale: float, most: float) -> None:
+def test_regression_is_learned_with_default_settings(scale: float, most: float) -> None:
     """If slowly where the targets are large; at the rate of classification it would diverge."""
     torch.manual_seed(0)
     x = torch.rand(1000, 6)
@@ -296,7 +298,7 @@ def test_a_regression_is_learned_without_settings(scale: float, most: float) -> 
     assert error < most * float(y[800:].std())
 
 
-def test_regression_without_a_validation_split_and_from_loaders() -> None:
+def test_regression_trains_without_validation_and_from_loaders() -> None:
     x = torch.randn(200, 3)
     y = x @ torch.tensor([1.0, -2.0, 0.5])
     recipe = se.Recipe(epochs=30, rate=0.02, optimizer="adam", weight_decay=0.0)
@@ -321,7 +323,7 @@ def _seeded_mlp() -> nn.Module:
     return se.zoo.mlp(3, 2, hidden=(16,))
 
 
-def test_rates_of_the_named_recipes() -> None:
+def test_named_recipes_have_their_rates() -> None:
     paper = se.Recipe.named("paper")
     assert [paper.rate_at(epoch * 10, 10) for epoch in (0, 49, 50, 100, 150, 199)] == pytest.approx(
         [0.1, 0.1, 0.08, 0.064, 0.0512, 0.0512]
@@ -355,19 +357,19 @@ def test_rates_of_the_named_recipes() -> None:
         ({"precision": "int4"}, "precision must be one of"),
     ],
 )
-def test_bad_recipes_are_named(changes: dict, message: str) -> None:
+def test_invalid_recipes_are_errors(changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         se.Recipe.named("modern", **changes)
 
 
-def test_unknown_recipe() -> None:
+def test_unknown_recipe_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"a recipe has no 'ratee'; it has epochs, .* streams$"):
         se.Recipe.named("modern", ratee=0.1)
     with pytest.raises(ValueError, match="name must be one of paper, modern, regression, not"):
         se.Recipe.named("fast")
 
 
-def test_lower_precision_trains_too() -> None:
+def test_bfloat16_training_lowers_the_loss_and_keeps_float32_weights() -> None:
     data = few_digits()
     ensemble = se.Ensemble([network(0)])
     history = se.train(ensemble, data, se.Recipe(epochs=4, rate=0.05, precision="bfloat16"), quiet=True)
@@ -375,7 +377,7 @@ def test_lower_precision_trains_too() -> None:
     assert next(ensemble.parameters()).dtype == torch.float32
 
 
-def test_global_random_state_is_left_alone() -> None:
+def test_global_random_state_is_restored() -> None:
     torch.manual_seed(11)
     expected = torch.rand(3)
     torch.manual_seed(11)
@@ -385,7 +387,7 @@ def test_global_random_state_is_left_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_crops_and_flips_are_crops_and_flips() -> None:
+def test_augmentation_gives_crops_and_flips_of_the_image() -> None:
     images = torch.arange(1, 16 * 16 + 1, dtype=torch.int16).view(1, 1, 16, 16).repeat(64, 3, 1, 1)
     padded = F.pad(images, (2, 2, 2, 2))
     possible = {}

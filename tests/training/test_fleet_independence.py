@@ -25,7 +25,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @pytest.mark.usefixtures("engine")
-def test_networks_that_start_alike_end_apart() -> None:
+def test_equal_initial_networks_end_with_different_weights() -> None:
     twins = se.Ensemble([network(0, dropout=0.0), network(0, dropout=0.0)])
     se.train(twins, few_digits(), RECIPE, seed=1, quiet=True)
     one, other = map(weights, twins.members)
@@ -34,7 +34,7 @@ def test_networks_that_start_alike_end_apart() -> None:
 
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("recipe", [RECIPE, se.Recipe(epochs=2, batch_size=64, rate=0.02, augmentation="none")])
-def test_members_of_one_number_see_the_same(recipe: se.Recipe) -> None:
+def test_members_of_equal_number_train_equally(recipe: se.Recipe) -> None:
     twins = se.Ensemble([network(0, dropout=0.0), network(0, dropout=0.0)])
     se.train(twins, few_digits(), recipe, seed=1, numbers=[4, 4], quiet=True)
     one, other = map(weights, twins.members)
@@ -64,7 +64,7 @@ def seen_in_epochs(data: se.Data, **arguments: object) -> list[list[torch.Tensor
 
 
 @pytest.mark.usefixtures("engine")
-def test_every_member_sees_every_sample_once_an_epoch_in_its_own_order() -> None:
+def test_every_member_sees_every_sample_once_per_epoch_in_its_own_order() -> None:
     data = few_digits()
     everything = data.prepare(data.train.inputs[data.train.index]).flatten(1)
     expected = everything[everything.sum(1).argsort()]
@@ -81,7 +81,7 @@ def test_every_member_sees_every_sample_once_an_epoch_in_its_own_order() -> None
 
 
 @pytest.mark.usefixtures("engine")
-def test_streamed_data_are_read_once_and_shared() -> None:
+def test_streamed_batches_are_read_once_and_shared() -> None:
     data = few_digits()
     dataset = torch.utils.data.TensorDataset(data.prepare(data.train.inputs), data.train.targets)
     loader = torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True)
@@ -90,7 +90,7 @@ def test_streamed_data_are_read_once_and_shared() -> None:
         assert all(torch.equal(one, other) for one, other in zip(members[0], batches, strict=True))
 
 
-def test_dropout_is_a_members_own() -> None:
+def test_dropout_differs_between_members() -> None:
     """One image, no crops: nothing but dropout could tell twins apart."""
     twins = se.Ensemble([network(0, dropout=0.5), network(0, dropout=0.5)])
     image = few_digits().train.inputs[:1].repeat(64, 1, 1, 1)
@@ -100,7 +100,7 @@ def test_dropout_is_a_members_own() -> None:
     assert not equal(one, other)
 
 
-def test_a_wrong_number_of_numbers_is_refused() -> None:
+def test_wrong_count_of_member_numbers_is_refused() -> None:
     with pytest.raises(ValueError, match="one for each of the 1 networks"):
         se.train(se.Ensemble([network(0)]), few_digits(), RECIPE, numbers=[0, 1], quiet=True)
     with pytest.raises(ValueError, match="each of numbers must be a whole number of at least 0, not -1"):
@@ -134,7 +134,7 @@ MAKERS: dict[str, Callable[[nn.Module, se.Data, int], se.Ensemble]] = {
 
 
 @pytest.mark.parametrize("method", MAKERS)
-def test_seeds_share_no_member(method: str) -> None:
+def test_seeds_share_no_member_stream(method: str) -> None:
     """With seeds of `seed + member`, seeds 0 and 1 would share four of five members."""
     data = few_digits()
     torch.manual_seed(0)
@@ -149,7 +149,7 @@ def test_seeds_share_no_member(method: str) -> None:
 
 
 @pytest.mark.usefixtures("engine")
-def test_crops_are_a_members_own() -> None:
+def test_crops_differ_between_members() -> None:
     """One image for all samples: an order of one's own would show nothing."""
     image = few_digits().train.inputs[:1].repeat(64, 1, 1, 1)
     same = se.Data.from_arrays(image, torch.zeros(64, dtype=torch.long), classes=10, validation=0.0)
@@ -161,7 +161,7 @@ def test_crops_are_a_members_own() -> None:
     assert torch.equal(members[0].seen[0], members[1].seen[0])
 
 
-def test_a_snapshot_sees_other_batches_in_every_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_cycles_see_different_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     from structured_ensembles.methods import snapshot
 
     given: list[object] = []
@@ -176,7 +176,7 @@ def test_a_snapshot_sees_other_batches_in_every_cycle(monkeypatch: pytest.Monkey
     assert given == [[0], [1], [2]]
 
 
-def test_a_checkpoint_of_other_members_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_other_member_numbers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
     se.train(se.Ensemble([network(0)]), few_digits(), RECIPE, numbers=[0], checkpoint=path, quiet=True)
     with pytest.raises(ValueError, match="is of another run"):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cuda
 
 @pytest.mark.usefixtures("without_tf32")
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_graph_and_loop_agree_over_a_hundred_steps(optimizer: str) -> None:
+def test_graph_and_loop_losses_agree_over_100_steps(optimizer: str) -> None:
     data = se.load_data("digits")
     recipe = se.Recipe(
         epochs=10, precision="float32", rate=0.01, optimizer=optimizer, augmentation="crop", batch_size=128
@@ -31,7 +31,7 @@ def test_graph_and_loop_agree_over_a_hundred_steps(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_member_of_a_graph_is_the_network_trained_alone(dropout: float) -> None:
+def test_member_of_a_graph_equals_the_network_trained_alone(dropout: float) -> None:
     data = se.load_data("digits")
     recipe = se.Recipe(epochs=4, rate=0.02, patience=1)
     fleet = se.Ensemble(small_networks(dropout=dropout))
@@ -61,7 +61,7 @@ def from_scratch() -> int:
     return torch.cuda.memory_allocated()
 
 
-def test_training_leaves_no_memory_behind() -> None:
+def test_training_releases_its_gpu_memory() -> None:
     data = se.load_data("digits")
     memory_of(data, 3)  # what is done once
     from_scratch()
@@ -72,14 +72,14 @@ def test_training_leaves_no_memory_behind() -> None:
     assert torch.cuda.memory_reserved() - before < 25 * 2**20  # a segment that is not quite empty
 
 
-def test_one_stream_takes_the_memory_of_the_loop() -> None:
+def test_one_stream_reserves_at_most_1_3_times_the_memory_of_the_loop() -> None:
     data = se.load_data("digits")
     loop, one, all_five = (memory_of(data, 5, **how) for how in ({"engine": "loop"}, {"streams": 1}, {}))
     assert one <= 1.3 * loop
     assert one < 0.5 * all_five
 
 
-def test_all_streams_take_the_living_tensors_of_the_loop() -> None:
+def test_all_streams_allocate_at_most_1_3_times_the_memory_of_the_loop() -> None:
     """By `max_memory_allocated`, which counts what a graph holds only while it is captured."""
     data, living = se.load_data("digits"), []
     for how in ({"engine": "loop"}, {}):
@@ -88,7 +88,7 @@ def test_all_streams_take_the_living_tensors_of_the_loop() -> None:
     assert living[1] <= 1.3 * living[0]
 
 
-def test_fewer_members_at_a_time_if_memory_is_short() -> None:
+def test_fewer_members_run_in_parallel_if_memory_is_short() -> None:
     def history() -> se.History:
         torch.manual_seed(0)
         ensemble = se.Ensemble([se.zoo.resnet20(in_channels=1) for _ in range(5)])
@@ -109,7 +109,7 @@ def test_fewer_members_at_a_time_if_memory_is_short() -> None:
     assert [row["loss"] for row in found.rows] == pytest.approx(expected, rel=1e-3)
 
 
-def test_streams_change_nothing_but_the_memory() -> None:
+def test_losses_do_not_depend_on_the_number_of_streams() -> None:
     data = se.load_data("digits")
     losses = []
     for streams in (None, 2, 1):
@@ -133,7 +133,7 @@ class Unkind(nn.Module):
         return self.inner(x)
 
 
-def test_a_capture_that_breaks_off_leaves_all_in_order() -> None:
+def test_failed_capture_leaves_streams_and_generators_usable() -> None:
     data = se.load_data("digits")
     ensemble = se.Ensemble([Unkind(network) for network in small_networks(2, dropout=0.3)])
     history = se.train(ensemble, data, se.Recipe(epochs=2, rate=0.02), quiet=True)
@@ -164,7 +164,7 @@ class Impossible(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["waits", "counts", "draws"])
-def test_what_cannot_be_captured_trains_in_the_loop(how: str) -> None:
+def test_uncapturable_networks_fall_back_to_the_loop(how: str) -> None:
     data = se.load_data("digits")
     ensemble = se.Ensemble([Impossible(network, how) for network in small_networks(2, dropout=0.3)])
     history = se.train(ensemble, data, se.Recipe(epochs=3, rate=0.02), quiet=True)
@@ -173,7 +173,7 @@ def test_what_cannot_be_captured_trains_in_the_loop(how: str) -> None:
     assert history.rows[-1]["loss"] < history.rows[0]["loss"]
 
 
-def test_a_compiled_fleet_learns_the_same() -> None:
+def test_compiled_fleet_has_the_losses_of_an_uncompiled_one() -> None:
     data = se.load_data("digits")
     losses = []
     for compiled in (False, True):
@@ -183,7 +183,7 @@ def test_a_compiled_fleet_learns_the_same() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=2e-2)
 
 
-def test_sums_and_relus_of_a_resnet_join_its_normalisations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resnet_sums_and_relus_are_fused_into_batch_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     joined = []
 
     def watched(
@@ -199,7 +199,7 @@ def test_sums_and_relus_of_a_resnet_join_its_normalisations(monkeypatch: pytest.
     assert joined == ([(False, True)] + [(False, True), (True, True)] * 9) * 3  # to warm up twice, to be captured
 
 
-def test_widths_in_eights_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channel_padding_does_not_change_the_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     from structured_ensembles.training import graph_engine as engine
 
     data = se.load_data("digits")

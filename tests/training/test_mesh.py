@@ -73,7 +73,7 @@ def run_alone(folder: Path, what: str, count: str = "2") -> None:
 
 
 @pytest.mark.parametrize(("processes", "count"), [(2, 3), (4, 4)])
-def test_spread_members_are_the_same_bits(tmp_path: Path, processes: int, count: int) -> None:
+def test_members_spread_over_processes_are_bit_identical(tmp_path: Path, processes: int, count: int) -> None:
     run_alone(tmp_path / "one", "train", str(count))
     done = run(processes, tmp_path / "many", "train", str(count))
     assert done.returncode == 0, done.stderr
@@ -101,7 +101,7 @@ def test_more_processes_than_members_share_the_batches(tmp_path: Path) -> None:
         assert se.evaluate(ensemble, data)["cls/accuracy"] > 0.6
 
 
-def test_processes_agree_on_the_units_of_a_regression(tmp_path: Path) -> None:
+def test_processes_agree_on_target_scaling(tmp_path: Path) -> None:
     done = run(2, tmp_path, "regression")
     assert done.returncode == 0, done.stderr
     states = [load_file(tmp_path / f"regression-{number}.safetensors") for number in range(2)]
@@ -114,7 +114,7 @@ def test_processes_agree_on_the_units_of_a_regression(tmp_path: Path) -> None:
     assert (errors < 0.3).all()
 
 
-def test_search_and_saliency_give_every_process_the_same_subnets(tmp_path: Path) -> None:
+def test_search_and_saliency_give_every_process_equal_subnets(tmp_path: Path) -> None:
     whats = ("saliency", "search", "none")
     run_alone(tmp_path / "one", " ".join(whats))
     done = run(2, tmp_path / "many", " ".join(whats))
@@ -129,7 +129,7 @@ def test_search_and_saliency_give_every_process_the_same_subnets(tmp_path: Path)
                 torch.testing.assert_close(first[name], tensor, rtol=close, atol=close)
 
 
-def test_a_process_that_dies_ends_the_others_and_the_run_resumes(tmp_path: Path) -> None:
+def test_dying_process_ends_the_others_and_the_run_resumes(tmp_path: Path) -> None:
     failed = run(2, tmp_path / "many", "die", "2")
     assert failed.returncode != 0
     assert "the disk of process 1 is full" in failed.stderr
@@ -142,12 +142,12 @@ def test_a_process_that_dies_ends_the_others_and_the_run_resumes(tmp_path: Path)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_a_group_of_ones_own_ends_with_nothing_left_and_another_may_follow(tmp_path: Path) -> None:
+def test_user_process_groups_end_without_threads_and_can_be_reopened(tmp_path: Path) -> None:
     done = run(2, tmp_path, code=AGAIN)
     assert done.returncode == 0, done.stderr
 
 
-def test_imported_within_a_group_it_does_not_hold_it(tmp_path: Path) -> None:
+def test_import_inside_a_process_group_keeps_no_thread(tmp_path: Path) -> None:
     code = """
         import sys
         sys.path.insert(0, {root!r})
@@ -162,13 +162,13 @@ def test_imported_within_a_group_it_does_not_hold_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_members_are_spread_first() -> None:
+def test_mesh_spreads_members_before_data() -> None:
     mesh = Mesh(member_place=1, member_places=2, data_place=0, data_places=2)
     assert [mesh.trains(number) for number in range(5)] == [False, True, False, True, False]
     assert [mesh.source(number) for number in range(4)] == [0, 2, 0, 2]
 
 
-def test_sens_train_under_torchrun(tmp_path: Path) -> None:
+def test_sens_train_runs_under_torchrun(tmp_path: Path) -> None:
     options = (
         "train --dataset digits --model lenet5 --method structured --members 2 --epochs 1 --device cpu --quiet true"
     )

@@ -37,7 +37,7 @@ def test_rules_put_parameters_into_groups() -> None:
     }
 
 
-def test_rules_can_be_written_down() -> None:
+def test_rules_round_trip_through_a_dict() -> None:
     recipe = se.Recipe(rules=[{"pattern": "*.bias", "weight_decay": 0.0}])  # type: ignore[arg-type]
     assert recipe.rules == (se.ParameterRule("*.bias", weight_decay=0.0),)
     assert se.Recipe(**recipe.to_dict()) == recipe
@@ -48,9 +48,7 @@ def test_rules_can_be_written_down() -> None:
 
 
 @pytest.mark.parametrize("engine", ["loop", "graph"])
-def test_factors_of_a_batch_ensemble_have_no_decay_and_half_the_rate(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_ensemble_factors_have_no_decay_and_half_the_rate(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One step of plain SGD on given gradients: factors move by half the rate, weights also by their decay."""
     use_engine(monkeypatch, engine)
     data = few_digits()
@@ -105,7 +103,7 @@ def test_sparse_gradients_train_after_a_capture_failed(
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_run_that_leaves_the_graph_keeps_its_momentum(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fallback_from_graph_to_loop_keeps_momentum(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the first member stops, the others are captured anew, and that may fail."""
 
     def trained(engine: Literal["loop", "graph"]) -> se.History:
@@ -128,7 +126,7 @@ def test_a_run_that_leaves_the_graph_keeps_its_momentum(optimizer: str, monkeypa
     assert losses[0] == pytest.approx(losses[1], rel=close)
 
 
-def test_an_engine_that_fails_leaves_members_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_capture_leaves_members_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "all_captured", Refusing(after=0))
     taken: list[Member] = []
     take = graph.GraphEngine.take
@@ -151,7 +149,7 @@ def test_an_engine_that_fails_leaves_members_as_they_were(monkeypatch: pytest.Mo
     assert isinstance(group["lr"], float)
 
 
-def test_a_network_that_cannot_run_channels_last_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_network_that_cannot_run_channels_last_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "structured_ensembles"):
         history = se.train(se.Ensemble([Viewing(1), Viewing(1)]), few_digits(), se.Recipe(epochs=2), quiet=True)
     assert len(history.fallbacks) == 1
@@ -159,7 +157,7 @@ def test_a_network_that_cannot_run_channels_last_is_told_once(caplog: pytest.Log
     assert [record.message for record in caplog.records] == history.fallbacks
 
 
-def test_widths_that_cannot_be_padded_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_widths_that_cannot_be_padded_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     class Watched(nn.Sequential):
         pass
 
@@ -175,7 +173,7 @@ def test_widths_that_cannot_be_padded_are_told(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("first", ["loop", "graph"])
-def test_a_resumed_run_may_change_its_engine(
+def test_resumed_run_may_change_its_engine(
     optimizer: str, first: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Momentum comes from the checkpoint, rates from the new engine, and the history knows both engines."""
@@ -199,7 +197,7 @@ def test_a_resumed_run_may_change_its_engine(
     assert losses[0] == pytest.approx(losses[1], rel=close)
 
 
-def test_a_rule_that_fits_nothing_is_refused() -> None:
+def test_rule_without_a_matching_parameter_is_refused() -> None:
     recipe = se.Recipe(epochs=1, rules=(se.ParameterRule("*.bais", weight_decay=0.0),))
     with pytest.raises(
         ValueError, match=r"pattern '\*.bais' of a rule fits no parameter; they have names such as 0.bias"

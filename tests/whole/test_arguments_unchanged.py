@@ -102,7 +102,7 @@ def knotted(tie: Callable[[Any], None]) -> nn.Module:
 
 @pytest.mark.parametrize("tie", KNOTS)
 @pytest.mark.parametrize("copy", [clone_of, shadow_of])
-def test_no_copy_of_a_model_that_refers_to_itself(tie: Callable[[Any], None], copy: Any) -> None:
+def test_copying_a_model_that_refers_to_itself_is_refused(tie: Callable[[Any], None], copy: Any) -> None:
     with pytest.raises(ValueError, match="model keeps a function that refers to its own layers"):
         copy(knotted(tie))
 
@@ -122,12 +122,12 @@ class Registered(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["single", "deep", "snapshot", "mc-dropout", "batch-ensemble"])
-def test_a_model_that_finds_itself_elsewhere_is_refused(method: str) -> None:
+def test_model_that_reaches_its_original_through_a_registry_is_refused(method: str) -> None:
     with pytest.raises(ValueError, match=r"a copy of it computes with the parameters of another network"):
         METHODS[method](Registered(), se.Data.from_arrays(X, Y), members=2, recipe=RECIPE, quiet=True)
 
 
-def test_functions_that_refer_to_nothing_of_the_model_are_copied() -> None:
+def test_functions_without_references_to_the_model_are_copied() -> None:
     model, other, scale = Base(), nn.Linear(6, 6), 2.0
     model.before = lambda x: other(x) * scale
     model.stem = model.first.forward  # a method, which a copy has of its own layer
@@ -146,12 +146,12 @@ def test_every_method_refuses_a_model_that_refers_to_itself(method: str) -> None
 
 
 @pytest.mark.parametrize("learner", LEARNERS.values())
-def test_every_learner_refuses_such_a_backbone(learner: Any) -> None:
+def test_every_learner_refuses_a_backbone_that_refers_to_itself(learner: Any) -> None:
     with pytest.raises(ValueError, match="in a copy it would run the model's layers"):
         learner(knotted(closure))
 
 
-def test_training_such_a_model_itself_still_works() -> None:
+def test_model_that_refers_to_itself_can_be_trained_in_place() -> None:
     model = knotted(closure)
     before = model.first.weight.clone()
     se.train(se.Ensemble([model]), se.Data.from_arrays(X, Y), RECIPE, quiet=True)
@@ -203,13 +203,13 @@ CALLS: dict[str, Callable[[se.Ensemble, Any], Any]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("kind", ["tensor", "array"])
-def test_predictions_leave_the_callers_inputs_alone(call: str, kind: str) -> None:
+def test_predict_leaves_inputs_unchanged(call: str, kind: str) -> None:
     given: Any = X.clone() if kind == "tensor" else X.numpy().copy()
     CALLS[call](overwriting(), given)
     assert np.array_equal(np.asarray(given), X.numpy())
 
 
-def test_ids_and_several_inputs_stay_too() -> None:
+def test_predict_leaves_ids_and_several_inputs_unchanged() -> None:
     ids = torch.randint(4, (10, 5), generator=GENERATOR)
     given = ids.clone()
     ensemble = se.Ensemble([Tokens(), Tokens()])
@@ -227,7 +227,7 @@ def test_ids_and_several_inputs_stay_too() -> None:
     assert torch.equal(pair[1], X)
 
 
-def test_a_member_does_not_see_what_another_did_to_the_inputs() -> None:
+def test_member_does_not_see_inputs_overwritten_by_another() -> None:
     negated = [Overwriting(first=torch.Tensor.neg_) for _ in range(3)]
     together = se.Ensemble(negated).logits(X)
     for number, member in enumerate(negated):
@@ -235,7 +235,7 @@ def test_a_member_does_not_see_what_another_did_to_the_inputs() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_members_learn_and_are_validated_on_the_inputs_as_they_are(streamed: bool) -> None:
+def test_training_and_validation_use_unmodified_inputs(streamed: bool) -> None:
     """The members of a fleet are the networks trained alone, and the data stay."""
     inputs = X.clone()
     batches = DataLoader(TensorDataset(inputs, Y), batch_size=None, sampler=[slice(0, 30), slice(30, 60)])
@@ -259,7 +259,7 @@ def test_members_learn_and_are_validated_on_the_inputs_as_they_are(streamed: boo
         assert row["validation_accuracy"] == pytest.approx(float(right))
 
 
-def test_a_captured_prediction_copies_for_members_that_overwrite() -> None:
+def test_captured_prediction_copies_inputs_for_members_that_overwrite_them() -> None:
     assert replays._overwrites(Overwriting(), X)
     assert not replays._overwrites(nn.Linear(6, 3), X)
 
@@ -268,7 +268,7 @@ def test_a_captured_prediction_copies_for_members_that_overwrite() -> None:
 
 
 @pytest.mark.parametrize("method", LEARNERS)
-def test_what_is_done_to_a_tasks_network_does_not_reach_the_learner(method: str) -> None:
+def test_changes_to_a_task_network_do_not_reach_the_learner(method: str) -> None:
     tasks = make_tasks(2)
     learner = LEARNERS[method](make_backbone(), **SHORT | {"epochs": 0})
     for task in tasks:

@@ -10,7 +10,7 @@ from structured_ensembles.data.splits import hold_out
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
 
 
-def test_a_structured_ensemble_beats_its_network_on_digits(record_property: Callable[[str, object], None]) -> None:
+def test_structured_ensemble_beats_its_network_on_digits(record_property: Callable[[str, object], None]) -> None:
     """Better accuracy and likelihood, and after temperature a smaller ECE than the network's before it.
 
     Of all digits a third to learn from, a third to fit the temperature, a third to test; four draws, whose predictions

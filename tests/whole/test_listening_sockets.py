@@ -17,7 +17,7 @@ from tests.support.sockets import beyond_loopback, listening
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's tables of sockets")
 
 
-def test_the_tables_show_a_socket_on_all_interfaces() -> None:
+def test_socket_on_all_interfaces_is_detected() -> None:
     """Else the tests below would find nothing."""
     for family, address in ((socket.AF_INET, ""), (socket.AF_INET6, "::"), (socket.AF_INET, "127.0.0.1")):
         with socket.socket(family) as server:
@@ -29,7 +29,7 @@ def test_the_tables_show_a_socket_on_all_interfaces() -> None:
 
 
 @pytest.mark.parametrize(("backend", "package"), [("loky", "joblib"), ("dask", "distributed"), ("ray", "ray")])
-def test_a_local_grid_listens_on_loopback_only(backend: Backend, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_grid_listens_on_loopback_only(backend: Backend, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(package)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     jobs = [Job(str(number), listening, {"root": os.getpid()}) for number in range(2)]
@@ -56,7 +56,7 @@ def fake_ray(running: bool) -> tuple[SimpleNamespace, list[dict[str, object]]]:
 
 
 @pytest.mark.parametrize("address", [None, "local"])
-def test_a_ray_of_our_own_is_told_to_stay_on_loopback(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_ray_cluster_is_bound_to_loopback(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recent versions take the machine's outward address by default."""
     from structured_ensembles.runs.workers import ray
 
@@ -71,7 +71,7 @@ def test_a_ray_of_our_own_is_told_to_stay_on_loopback(address: str | None, monke
     assert [own["address"] for own in calls[:-1]] == ([] if address else ["auto"])
 
 
-def test_a_ray_of_the_users_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_ray_cluster_is_used_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     from structured_ensembles.runs.workers import ray
 
     package, calls = fake_ray(running=True)
@@ -88,7 +88,7 @@ def test_a_ray_of_the_users_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("local", "chosen", "expected"), [("2", None, "lo"), ("1", None, None), ("2", "eth7", "eth7")])
-def test_processes_of_one_host_talk_over_loopback(
+def test_processes_of_one_host_use_loopback(
     local: str, chosen: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the name of the host is an outward address, gloo would listen there."""

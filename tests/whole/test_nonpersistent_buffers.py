@@ -43,7 +43,7 @@ def backbone(seed: int = 0) -> nn.Module:
 
 
 @pytest.mark.parametrize("method", LEARNERS)
-def test_a_learners_file_gives_the_same_logits_to_the_bit(method: str, tmp_path: Path) -> None:
+def test_learner_file_gives_bit_identical_logits(method: str, tmp_path: Path) -> None:
     tasks = make_tasks(tasks=2)
     learner = LEARNERS[method](backbone(), **SHORT)
     for task in tasks:
@@ -58,7 +58,7 @@ def test_a_learners_file_gives_the_same_logits_to_the_bit(method: str, tmp_path:
         assert torch.equal(all_tensors(loaded.backbone)[name], tensor), name
 
 
-def test_a_learners_file_of_an_earlier_version_tells_what_it_lacks(tmp_path: Path) -> None:
+def test_learner_file_without_nonpersistent_buffers_warns(tmp_path: Path) -> None:
     learner = LEARNERS["naive"](backbone(), **SHORT)
     learner.learn(make_tasks(tasks=1)[0])
     learner.save(tmp_path / "new")
@@ -90,7 +90,7 @@ def trained(recipe: se.Recipe, checkpoint: Path | None = None) -> se.Ensemble:
     return ensemble
 
 
-def test_the_best_epoch_comes_back_with_its_own_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_epoch_is_restored_with_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first epoch is made the best: what it left is what the first epoch alone leaves."""
     change_validation(monkeypatch, lambda member, result: (result[0], 1.0 if member.best_epoch < 0 else 0.0))
     schedule = {"schedule": "constant", "warmup": 0.0}
@@ -100,9 +100,7 @@ def test_the_best_epoch_comes_back_with_its_own_buffers(monkeypatch: pytest.Monk
         assert torch.equal(all_tensors(best)[name], tensor), name
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_buffers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_ends_with_equal_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = trained(RECIPE)
     path = tmp_path / "checkpoint"
     with monkeypatch.context() as patch:
@@ -114,7 +112,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_buffers(
         assert torch.equal(all_tensors(resumed)[name], tensor), name
 
 
-def test_a_checkpoint_of_an_earlier_version_is_refused_for_what_it_lacks() -> None:
+def test_checkpoint_without_nonpersistent_buffers_is_refused() -> None:
     network = backbone()
     check_complete(network, tensors_of(network), earlier_version=False)
     with pytest.raises(ValueError, match=r"an earlier version wrote it, which did not keep the buffer 2\.mean"):
@@ -123,7 +121,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_for_what_it_lacks() -> No
     check_complete(plain, tensors_of(plain), earlier_version=True)
 
 
-def test_an_ensembles_file_has_them(tmp_path: Path) -> None:
+def test_ensemble_file_keeps_nonpersistent_buffers(tmp_path: Path) -> None:
     ensemble = trained(RECIPE)
     ensemble.save(tmp_path / "file")
     loaded = se.Ensemble.load(tmp_path / "file", model=network(2))
@@ -131,7 +129,7 @@ def test_an_ensembles_file_has_them(tmp_path: Path) -> None:
     assert torch.equal(loaded(x), ensemble(x))
 
 
-def test_buffers_that_grow_or_begin_later_are_filled() -> None:
+def test_buffers_that_grow_or_appear_later_are_restored() -> None:
     one, other = Centred(3), Centred(3)
     for module in (one, other):
         module.register_buffer("cache", None, persistent=False)

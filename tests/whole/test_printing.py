@@ -9,7 +9,7 @@ from structured_ensembles.scaling import Scales
 from structured_ensembles.training.history import History
 
 
-def test_scales() -> None:
+def test_scales_print_as_a_table() -> None:
     scales = Scales({"fc1": torch.tensor([[-1.0, 0.5, 2.0], [0.0, 0.0, 0.0]])})
     assert str(scales).splitlines() == [
         "group  neurons   least   mean  greatest",
@@ -19,13 +19,13 @@ def test_scales() -> None:
     ]
 
 
-def test_scores() -> None:
+def test_scores_print_as_a_table() -> None:
     assert str(Scores({"fc1": torch.tensor([0.001, 0.02, 0.3])})).splitlines()[-1].split() == [
         "fc1", "3", "1.00e-03", "2.00e-02", "3.00e-01"
     ]  # fmt: skip
 
 
-def test_lists_of_scores_and_subnets() -> None:
+def test_lists_of_scores_and_subnets_print_shortly() -> None:
     assert str([Scores({"fc1": torch.ones(3), "fc2": torch.ones(4)})]) == "[Scores(7 neurons in 2 groups)]"
     assert str([se.Subnet((("fc1", 8, (0, 3, 5)),))]) == "[Subnet(3 of 8 channels kept)]"
 
@@ -37,7 +37,7 @@ def row(epoch: int, member: int, loss: float, validation: float | None, accuracy
     }  # fmt: skip
 
 
-def test_history() -> None:
+def test_history_prints_one_row_per_member() -> None:
     history = History([row(0, 0, 2.0, 1.0, 0.5), row(0, 1, 2.0, 1.5, 0.4), row(1, 0, 1.0, 1.25, 0.75)])
     lines = str(history).splitlines()
     assert lines[2].split() == ["0", "2", "1.0000", "1.0000", "0.7500"]
@@ -54,7 +54,7 @@ def test_history() -> None:
     assert "0 epochs" in str(History())
 
 
-def test_a_learner_and_its_matrix() -> None:
+def test_learner_and_matrix_print_as_tables() -> None:
     assert repr(StructuredLearner(se.zoo.lenet5_backbone())) == "StructuredLearner(Backbone, tasks learned: none yet)"
     matrix = AccuracyMatrix(((1.0,), (0.5, 0.75)), unaided=0.25)
     assert str(matrix) == (

@@ -109,7 +109,7 @@ def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("kind", [Text, Masked, Named])
-def test_the_whole_walk(kind: type[Text], tmp_path: Path) -> None:
+def test_walk_accepts_several_inputs_and_leaves_the_model_unchanged(kind: type[Text], tmp_path: Path) -> None:
     model, data = new(kind), data_for(kind)
     before, fast = state_of(model), torch.backends.mha.get_fastpath_enabled()
     graph = se.trace(model, data.example())
@@ -149,7 +149,7 @@ def test_the_whole_walk(kind: type[Text], tmp_path: Path) -> None:
     assert loaded.input_shape == data.shape
 
 
-def test_the_search_is_the_same_with_and_without_nested_tensors() -> None:
+def test_search_is_equal_with_and_without_nested_tensors() -> None:
     """A mask by hand in a network that cannot nest: the same vectors."""
     data, found = data_for(Text), []
     for nested in (True, False):
@@ -164,7 +164,7 @@ def test_the_search_is_the_same_with_and_without_nested_tensors() -> None:
     assert found[0].history == found[1].history
 
 
-def test_a_cut_network_computes_what_the_whole_one_does() -> None:
+def test_extraction_is_exact_for_several_inputs() -> None:
     """In evaluation mode without gradients, where the whole one uses nested tensors."""
     model, data = new(Text).eval(), data_for(Text)
     graph = se.trace(model, data.example())
@@ -182,7 +182,7 @@ def test_a_cut_network_computes_what_the_whole_one_does() -> None:
     ("method", "kind"),
     [*((name, Masked) for name in METHODS), *((name, kind) for name in HOOKED for kind in (Text, Named))],
 )
-def test_every_method(method: str, kind: type[Text], tmp_path: Path) -> None:
+def test_every_method_trains_saves_and_loads_several_inputs(method: str, kind: type[Text], tmp_path: Path) -> None:
     model, data = new(kind), data_for(kind)
     before = state_of(model)
     more = {"search_epochs": 1} if method == "structured" else {}
@@ -197,7 +197,7 @@ def test_every_method(method: str, kind: type[Text], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Masked, Named])
-def test_a_member_of_a_fleet_is_the_network_trained_alone(kind: type[Text]) -> None:
+def test_member_equals_the_network_trained_alone(kind: type[Text]) -> None:
     data, whole, names = data_for(kind), [new(kind) for _ in range(3)], list(new(kind).state_dict())
     for number, network in enumerate(whole):
         torch.manual_seed(number)
@@ -213,7 +213,7 @@ def test_a_member_of_a_fleet_is_the_network_trained_alone(kind: type[Text]) -> N
 
 
 @pytest.mark.parametrize(("kind", "precision"), [(Masked, "float32"), (Named, "bfloat16")])
-def test_both_engines_compute_the_same(kind: type[Text], precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_engines_have_equal_losses(kind: type[Text], precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps that a CUDA graph captures, run without one."""
     rows = []
     for engine in ("graph", "loop"):
@@ -238,7 +238,7 @@ class PaddedMean(nn.Module):
         return self.head(self.encoder(self.embedding(ids), src_key_padding_mask=ids == 0).mean(1))
 
 
-def test_a_network_predicts_as_it_was_validated_and_as_its_file_does(tmp_path: Path) -> None:
+def test_prediction_equals_validation_and_the_loaded_file(tmp_path: Path) -> None:
     torch.manual_seed(0)
     ids = torch.randint(1, 20, (60, 6))
     ids[:, 4:] = torch.where(torch.rand(60, 1) < 0.7, 0, ids[:, 4:])
@@ -254,7 +254,7 @@ def test_a_network_predicts_as_it_was_validated_and_as_its_file_does(tmp_path: P
     assert ensemble.members[0].encoder.use_nested_tensor  # type: ignore[union-attr]
 
 
-def test_a_pair_says_the_same_as_one_input() -> None:
+def test_computed_and_given_masks_give_equal_logits() -> None:
     """The mask computed by the network, or given with the ids: one result, to the last bit."""
     found = []
     for kind in (Text, Masked, Named):
@@ -268,7 +268,7 @@ def test_a_pair_says_the_same_as_one_input() -> None:
 # Data ---------------------------------------------------------------------------------------------------------------
 
 
-def test_each_input_is_what_its_type_says() -> None:
+def test_kind_of_each_input_follows_its_dtype() -> None:
     pictures = np.arange(4 * 2 * 5 * 5).reshape(4, 2, 5, 5).astype(np.uint8)
     given = {
         "picture": pictures,
@@ -290,7 +290,7 @@ def test_each_input_is_what_its_type_says() -> None:
     assert "ids: int64 of shape (2,)" in repr(data)
 
 
-def test_a_normalisation_for_each_input() -> None:
+def test_each_input_has_its_own_normalization() -> None:
     """Columns are standardised by the training samples; a choice may be made for one of several."""
     pictures, columns = torch.randint(0, 256, (8, 3, 4, 4), dtype=torch.uint8), 1000 + 50 * torch.randn(8, 2)
     labels = torch.arange(8) % 2
@@ -308,7 +308,7 @@ def test_a_normalisation_for_each_input() -> None:
     assert torch.equal(plain.example(8)[1], columns)
 
 
-def test_numbers_in_tuples_are_one_array() -> None:
+def test_tuple_of_numbers_is_one_array() -> None:
     rows = ((1.0, 2.0), (3.0, 4.0))
     assert se.Data.from_arrays(rows, [0, 1], validation=0).shape == (2,)
     assert se.Data.from_arrays([np.ones(3), np.zeros(3)], [0, 1], validation=0).shape == (3,)
@@ -324,7 +324,7 @@ def samples(kind: type[Text], labelled: bool = False) -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "labelled"), [(Masked, False), (Named, False), (Named, True)])
-def test_datasets_and_loaders(kind: type[Text], labelled: bool) -> None:
+def test_datasets_and_loaders_of_several_inputs_equal_arrays(kind: type[Text], labelled: bool) -> None:
     rows, expected = samples(kind, labelled), data_for(kind)
     stacked = se.Data.from_datasets(rows, classes=CLASSES)  # type: ignore[arg-type]
     assert all(torch.equal(*pair) for pair in zip(*(_leaves(d.train.inputs) for d in (stacked, expected)), strict=True))  # type: ignore[attr-defined]
@@ -347,7 +347,7 @@ def _leaves(inputs: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("engine", ["graph", "loop"])
-def test_batches_padded_to_their_own_length(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_padded_to_different_lengths_train(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As collators pad them: every batch as long as its longest sentence; a captured step fits one length."""
     use_engine(monkeypatch, engine)
 
@@ -367,7 +367,7 @@ def test_batches_padded_to_their_own_length(engine: Any, monkeypatch: pytest.Mon
     torch.testing.assert_close(ensemble.logits(loader), ensemble.logits(inputs_for(Named, ids[order])))
 
 
-def test_regression_of_two_inputs() -> None:
+def test_regression_accepts_two_inputs() -> None:
     class Sum(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -388,7 +388,7 @@ def test_regression_of_two_inputs() -> None:
 # What is wrong is said ----------------------------------------------------------------------------------------------
 
 
-def test_wrong_data() -> None:
+def test_invalid_data_of_several_inputs_are_errors() -> None:
     ids, labels = sentences()
     with pytest.raises(ValueError, match=r"each of inputs must have the shape .* as targets \(60\), not \(59, 6\)"):
         se.Data.from_arrays((ids, ids[:59]), labels)
@@ -432,12 +432,14 @@ TRAINED = {
         (Masked, lambda ids: (ids, ids[:3]), r"as many samples in every input, not 3, 60"),
     ],
 )
-def test_another_structure_than_trained_on(kind: type[Text], change: Callable[[Tensor], Any], message: str) -> None:
+def test_inputs_of_another_structure_are_errors(
+    kind: type[Text], change: Callable[[Tensor], Any], message: str
+) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         TRAINED[kind]().predict(change(sentences()[0]))
 
 
-def test_a_mask_may_be_numbers_where_it_was_boolean() -> None:
+def test_boolean_mask_may_be_given_as_numbers() -> None:
     ids, _ = sentences()
     masked, named = TRAINED[Masked](), TRAINED[Named]()
     assert torch.equal(masked.logits((ids, (ids != 0).long())), masked.logits((ids, ids != 0)))
@@ -445,7 +447,7 @@ def test_a_mask_may_be_numbers_where_it_was_boolean() -> None:
     assert torch.equal(named.logits({"attention_mask": (ids != 0), "input_ids": ids.int().numpy()}), expected)
 
 
-def test_what_is_for_one_input_only() -> None:
+def test_image_only_features_are_refused_for_several_inputs() -> None:
     data, ids = data_for(Masked), sentences()[0]
     ensemble = TRAINED[Masked]()
     for request in ({"fgsm": [0.1]}, {"corruptions": True}):
@@ -460,7 +462,7 @@ def test_what_is_for_one_input_only() -> None:
         batch_from((ids,), {"mask": ids})
 
 
-def test_a_file_of_one_input_is_as_before(tmp_path: Path) -> None:
+def test_file_of_one_input_keeps_its_format(tmp_path: Path) -> None:
     data = se.Data.from_arrays(torch.randn(20, 3), torch.arange(20) % 2)
     ensemble = METHODS["single"](nn.Linear(3, 2), data, recipe=SHORT, quiet=True)
     ensemble.save(tmp_path / "one.safetensors")
@@ -470,7 +472,7 @@ def test_a_file_of_one_input_is_as_before(tmp_path: Path) -> None:
     assert se.Ensemble.load(tmp_path / "one.safetensors", model=nn.Linear(3, 2)).input_shape == (3,)
 
 
-def test_helpers() -> None:
+def test_batch_helpers_split_and_call_tuples_and_dicts() -> None:
     batch = {"a": torch.arange(5), "b": torch.arange(10).view(5, 2)}
     assert [own["b"].tolist() for own in pieces(batch, 2)] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
     assert [own.tolist() for own in pieces(torch.arange(3), 2)] == [[0, 1], [2]]

@@ -42,7 +42,7 @@ def ensemble_of(model: nn.Module, x: Any, y: Any = LABELS, **more: Any) -> tuple
 
 
 @pytest.mark.parametrize(("make", "x"), [(TimeFirst, SEQUENCES), (TwoViews, IMAGES)])
-def test_members_are_not_mixed_up_where_the_batch_is_not_first(make: Callable[[], nn.Module], x: np.ndarray) -> None:
+def test_members_stay_separate_if_the_batch_is_not_the_first_axis(make: Callable[[], nn.Module], x: np.ndarray) -> None:
     torch.manual_seed(0)
     model, few = make().eval(), torch.from_numpy(x[:8])
     graph = se.trace(model, few)
@@ -59,14 +59,14 @@ def test_members_are_not_mixed_up_where_the_batch_is_not_first(make: Callable[[]
     assert ensemble.predict_proba(data.test.inputs).shape == (96, 4)
 
 
-def test_ordinary_networks_keep_members_in_one_pass() -> None:
+def test_ordinary_networks_run_members_in_one_pass() -> None:
     for model, x in ((se.zoo.resnet20(num_classes=4), IMAGES), (mlp(4, nn.BatchNorm1d(16)), ROWS)):
         few = torch.from_numpy(x[:4])
         assert rows_stay_apart(model, se.trace(model, few), "output", few)
 
 
 @pytest.mark.parametrize("make", [Frozen, Auxiliary])
-def test_channels_that_no_derivative_reaches_go_by_their_weights(make: Callable[[], nn.Module]) -> None:
+def test_channels_without_gradient_are_scored_by_their_weights(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     model = make()
     ensemble, data = ensemble_of(model, IMAGES)
@@ -77,7 +77,7 @@ def test_channels_that_no_derivative_reaches_go_by_their_weights(make: Callable[
     assert len(ensemble.predict(IMAGES)) == 96
 
 
-def test_buffers_that_are_not_saved_come_back_cut(tmp_path: Path) -> None:
+def test_nonpersistent_buffers_are_extracted_on_load(tmp_path: Path) -> None:
     ensemble, _ = ensemble_of(Gained(), ROWS)
     ensemble.save(tmp_path / "e.safetensors")
     loaded = se.Ensemble.load(tmp_path / "e.safetensors", model=Gained())
@@ -85,7 +85,7 @@ def test_buffers_that_are_not_saved_come_back_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
-def test_double_precision_goes_the_whole_way(tmp_path: Path, storage: Any) -> None:
+def test_float64_networks_search_train_and_save(tmp_path: Path, storage: Any) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
     ensemble, _ = ensemble_of(model.double(), IMAGES.astype("d"))
     ensemble.save(tmp_path / "e.safetensors", dtype=storage)
@@ -109,7 +109,7 @@ class Causal(nn.Module):
 
 
 @pytest.mark.parametrize("storage", ["float16", "int8"])
-def test_a_mask_of_infinities_is_stored_as_it_is(tmp_path: Path, storage: Any) -> None:
+def test_mask_of_infinities_is_stored_exactly(tmp_path: Path, storage: Any) -> None:
     ensemble = se.Ensemble([Causal()])
     ensemble.save(tmp_path / "e.safetensors", dtype=storage)
     loaded = se.Ensemble.load(tmp_path / "e.safetensors", model=Causal())
@@ -133,7 +133,7 @@ class Versioned(nn.Sequential):
         assert state == {"answer": 42}
 
 
-def test_networks_that_look_at_their_saved_state(tmp_path: Path) -> None:
+def test_networks_with_versioned_and_extra_state_round_trip(tmp_path: Path) -> None:
     model = Versioned(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 4))
     ensemble, data = ensemble_of(model, ROWS, folder=tmp_path)
     again = se.structured_ensemble(
@@ -144,7 +144,7 @@ def test_networks_that_look_at_their_saved_state(tmp_path: Path) -> None:
     assert len(se.Ensemble.load(tmp_path / "e.safetensors", model=model)) == 2
 
 
-def test_no_batch_has_a_single_sample() -> None:
+def test_final_batch_of_one_sample_borrows_one() -> None:
     x, y = np.resize(ROWS, (129, 10)), np.arange(129) % 4
     data = se.Data.from_arrays(x, y, validation=0.0)
     assert [len(inputs) for inputs, _ in data.train.batches(64)] == [64, 63, 2]
@@ -155,7 +155,7 @@ def test_no_batch_has_a_single_sample() -> None:
     ensemble_of(mlp(4, nn.BatchNorm1d(16)), data, recipe=se.Recipe(epochs=1, batch_size=64))
 
 
-def test_images_of_a_regression_do_not_move_away_from_their_targets() -> None:
+def test_image_regression_is_not_augmented() -> None:
     x = generator.normal(size=(128, 3, 16, 16)).astype("f")
     data = se.Data.from_arrays(x, x, test=(x, x))
     histories = []
@@ -167,7 +167,7 @@ def test_images_of_a_regression_do_not_move_away_from_their_targets() -> None:
     assert histories[0] == histories[1]
 
 
-def test_the_seed_alone_determines_a_search_with_dropout() -> None:
+def test_search_with_dropout_depends_only_on_the_seed() -> None:
     model = mlp(4, nn.Dropout(0.5))
     data = se.Data.from_arrays(ROWS, LABELS)
     graph = se.trace(model, data.example())
@@ -181,7 +181,7 @@ def test_the_seed_alone_determines_a_search_with_dropout() -> None:
     assert torch.equal(*found)
 
 
-def test_pictures_of_more_than_eight_bits() -> None:
+def test_images_of_more_than_8_bits_keep_their_values() -> None:
     deep = [generator.integers(0, 60000, (12, 12), dtype=np.uint16) for _ in range(16)]
     data = se.Data.from_datasets(
         [(Image.fromarray(own), number % 4) for number, own in enumerate(deep)], validation=0.0
@@ -195,7 +195,7 @@ def test_pictures_of_more_than_eight_bits() -> None:
     assert set(stored.unique().tolist()) == {0, 255}
 
 
-def test_a_loader_of_ready_batches() -> None:
+def test_loader_of_ready_batches_is_accepted() -> None:
     def loader() -> DataLoader[Any]:
         batches = [(torch.from_numpy(ROWS[i : i + 16]), torch.from_numpy(LABELS[i : i + 16])) for i in range(0, 96, 16)]
         return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
@@ -205,7 +205,7 @@ def test_a_loader_of_ready_batches() -> None:
     assert 0 <= se.evaluate(ensemble, data)["cls/accuracy"] <= 1
 
 
-def test_layers_with_two_names(tmp_path: Path) -> None:
+def test_layers_with_two_names_are_extracted_exactly(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Renamed(twice=False)
     graph = check_exact(model.double(), torch.from_numpy(IMAGES[:4].astype("d")))
@@ -219,7 +219,7 @@ def test_layers_with_two_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["arrays", "datasets", "loaders"])
-def test_token_ids_stay_whole_numbers(kind: str, tmp_path: Path) -> None:
+def test_token_ids_stay_integers(kind: str, tmp_path: Path) -> None:
     ids = generator.integers(0, 50, (96, 9))
     pairs = list(zip(torch.from_numpy(ids), LABELS.tolist(), strict=True))
     made: dict[str, Callable[[], se.Data]] = {
@@ -248,14 +248,14 @@ def test_token_ids_stay_whole_numbers(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("selection", ["learned", "random"])
-def test_a_loss_that_is_not_averaged(selection: str) -> None:
+def test_loss_that_is_not_averaged_is_refused(selection: str) -> None:
     with pytest.raises(ValueError, match=r"loss must give one number, a mean over the samples, not \(\d+,\)"):
         ensemble_of(mlp(), ROWS, selection=selection, loss=nn.CrossEntropyLoss(reduction="none"))
 
 
 @pytest.mark.parametrize("kind", [dict, tuple])
 @pytest.mark.parametrize("selection", ["learned", "random"])
-def test_outputs_that_are_no_tensor(kind: type, selection: str) -> None:
+def test_outputs_that_are_not_one_tensor_are_errors(kind: type, selection: str) -> None:
     with pytest.raises(TypeError, match=f"must return one tensor.*not a {kind.__name__}"):
         ensemble_of(Several(kind), ROWS, selection=selection)
 
@@ -272,7 +272,7 @@ class Padded(nn.Conv1d):
         return super().forward(F.pad(x, (1, 1))).relu() * 2
 
 
-def test_layers_that_move_what_they_compute_are_not_scaled() -> None:
+def test_layers_that_permute_their_output_are_fixed() -> None:
     x = torch.from_numpy(SEQUENCES)
     graph = se.trace(nn.Sequential(PointwiseLinear(7, 10), nn.ReLU(), nn.Flatten(), nn.Linear(100, 4)), x)
     assert "0 does more than its kind of layer: transpose" in str(graph["0"].reason)
@@ -281,7 +281,7 @@ def test_layers_that_move_what_they_compute_are_not_scaled() -> None:
 
 
 @pytest.mark.parametrize("given", ["loader", "sampler", "none"])
-def test_a_loader_with_a_generator_of_its_own_obeys_the_seed(given: str) -> None:
+def test_loader_with_its_own_generator_obeys_the_seed(given: str) -> None:
     class Noisy(torch.utils.data.Dataset[tuple[Tensor, int]]):
         def __len__(self) -> int:
             return 96
@@ -340,13 +340,13 @@ def frozen() -> nn.Module:
         (nn.Linear(10, 4), LABELS, {}, "no prunable channels.*reaches the network's output"),
     ],
 )
-def test_what_cannot_be_done_is_said(model: nn.Module, labels: Any, more: dict[str, Any], message: str) -> None:
+def test_unsupported_requests_are_errors(model: nn.Module, labels: Any, more: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         ensemble_of(model, ROWS, labels, **more)
 
 
 @pytest.mark.parametrize("sample", [(ROWS[0], "cat"), (ROWS[0], 1, 2), {"x": ROWS[0]}, ROWS[0]])
-def test_samples_that_are_no_pairs_of_numbers(sample: Any) -> None:
+def test_samples_that_are_not_pairs_are_errors(sample: Any) -> None:
     with pytest.raises(TypeError, match=r"train\[1\] must be a pair \(input, target\) of numbers"):
         se.Data.from_datasets([(ROWS[0], 1), sample])  # type: ignore[arg-type]
 
@@ -356,7 +356,7 @@ class Endless(IterableDataset[Any]):
         return iter([(ROWS[0], 1)] * 8)
 
 
-def test_loaders_of_something_else() -> None:
+def test_invalid_loaders_are_errors() -> None:
     pairs = [(ROWS[0], 1)] * 8
     for given in ([{"x": ROWS[0], "y": 1}] * 8, [(ROWS[0], 1, 2)] * 8, [((ROWS[0], "a"), 1)] * 8):
         with pytest.raises(TypeError, match="train must give pairs of tensors"):
@@ -367,7 +367,7 @@ def test_loaders_of_something_else() -> None:
         se.Data.from_loaders(DataLoader(Endless(), 4), classes=4)
 
 
-def test_other_inputs_than_it_was_trained_on() -> None:
+def test_inputs_of_another_shape_are_errors() -> None:
     ensemble, _ = ensemble_of(TwoViews(), IMAGES)
     for x in (IMAGES[:, :1], IMAGES[0], IMAGES.transpose(0, 2, 3, 1)):
         with pytest.raises(ValueError, match="x must be a batch of inputs of shape"):
@@ -378,7 +378,7 @@ def test_other_inputs_than_it_was_trained_on() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8, torch.int64])
-def test_loaders_may_give_labels_of_any_integer_type(dtype: torch.dtype) -> None:
+def test_loaders_may_give_labels_of_any_integer_dtype(dtype: torch.dtype) -> None:
     labels = torch.from_numpy(LABELS).to(dtype)
     loader = DataLoader(TensorDataset(torch.rand(len(labels), 10), labels), 32)
     data = se.Data.from_loaders(loader, validation=loader, test=loader, classes=4)
@@ -397,7 +397,7 @@ def test_loaders_may_give_labels_of_any_integer_type(dtype: torch.dtype) -> None
         (0.5, "a loader's targets must be labels in every batch, as in the first, not torch.float32"),
     ],
 )
-def test_a_wrong_label_in_a_later_batch_is_named(split: str, wrong: float, message: str) -> None:
+def test_invalid_label_in_a_later_batch_is_an_error(split: str, wrong: float, message: str) -> None:
     def loader(last: Any) -> DataLoader[Any]:
         batches = [(torch.rand(8, 10), torch.arange(8) % 4), (torch.rand(8, 10), last)]
         return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ from tests.support.user_models import (
 pytestmark = pytest.mark.cuda
 
 
-def test_the_walk_is_the_same_on_a_gpu() -> None:
+def test_search_and_saliency_are_equal_on_a_gpu() -> None:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     data = se.load_data("digits")
     torch.manual_seed(0)
@@ -51,7 +51,7 @@ def test_the_walk_is_the_same_on_a_gpu() -> None:
     assert all(parameter.is_cuda for parameter in model.parameters())
 
 
-def test_training_and_storage_on_a_gpu(tmp_path: Path) -> None:
+def test_ensemble_trains_and_round_trips_through_a_file_on_a_gpu(tmp_path: Path) -> None:
     data = se.load_data("digits")
     torch.manual_seed(0)
     ensemble = se.structured_ensemble(
@@ -90,7 +90,9 @@ USERS: list[tuple[Callable[[], nn.Module], np.ndarray]] = [
 
 
 @pytest.mark.parametrize(("make", "inputs"), USERS)
-def test_networks_as_people_have_them(make: Callable[[], nn.Module], inputs: np.ndarray, tmp_path: Path) -> None:
+def test_user_networks_search_train_and_predict_on_a_gpu(
+    make: Callable[[], nn.Module], inputs: np.ndarray, tmp_path: Path
+) -> None:
     """All of it in graphs: the warning that something goes on without one would be an error here."""
     torch.manual_seed(0)
     model = make()
@@ -112,7 +114,7 @@ def test_networks_as_people_have_them(make: Callable[[], nn.Module], inputs: np.
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-2)
 
 
-def test_bad_input_is_told_as_without_a_gpu() -> None:
+def test_invalid_input_is_the_same_error_on_a_gpu() -> None:
     data = se.Data.from_arrays(ROWS, LABELS.astype("f"))
     with pytest.raises(ValueError, match="for classes give whole numbers"):
         se.structured_ensemble(mlp(), data, members=2, prune=0.5, search_epochs=1, quiet=True)
@@ -121,7 +123,7 @@ def test_bad_input_is_told_as_without_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("name", se.evaluation.CORRUPTIONS)
-def test_corruptions_draw_the_same_on_a_gpu(name: str) -> None:
+def test_corruptions_are_equal_on_a_gpu(name: str) -> None:
     images = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     for severity in (1, 5):
         on_cpu = se.evaluation.corrupt(images, name, severity, seed=1)
@@ -131,7 +133,7 @@ def test_corruptions_draw_the_same_on_a_gpu(name: str) -> None:
         assert float(((on_gpu.cpu() - on_cpu).abs() > 1e-3).double().mean()) < 0.005
 
 
-def test_evaluation_on_a_gpu() -> None:
+def test_evaluation_is_equal_on_a_gpu() -> None:
     data = se.load_data("digits")
     torch.manual_seed(0)
     ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(2)])

@@ -19,29 +19,29 @@ import structured_ensembles as se
         (lambda: se.zoo.mlp(64), 64 * 256 + 256 + 256 * 256 + 256 + 2570),
     ],
 )
-def test_parameter_counts(model, parameters: int) -> None:
+def test_networks_have_the_expected_number_of_parameters(model, parameters: int) -> None:
     assert sum(parameter.numel() for parameter in model().parameters()) == parameters
 
 
 @pytest.mark.parametrize(("model", "parameters"), [(se.zoo.vgg11, 128_796_352), (se.zoo.vgg16, 134_289_088)])
-def test_vgg_counts(model, parameters: int) -> None:
+def test_vgg_networks_have_the_expected_number_of_parameters(model, parameters: int) -> None:
     with torch.device("meta"):
         assert sum(parameter.numel() for parameter in model().parameters()) == parameters
 
 
 @pytest.mark.parametrize("name", ["resnet20", "resnet32", "resnet18", "lenet5", "half_vgg11"])
 @pytest.mark.parametrize("size", [8, 28, 32, 64])
-def test_outputs_for_images_of_any_size(name: str, size: int) -> None:
+def test_networks_accept_images_of_any_size(name: str, size: int) -> None:
     model = getattr(se.zoo, name)(num_classes=7, in_channels=3).eval()
     assert model(torch.randn(2, 3, size, size)).shape == (2, 7)
 
 
-def test_backbones_give_features() -> None:
+def test_backbones_return_features() -> None:
     assert se.zoo.lenet5_backbone()(torch.randn(2, 1, 28, 28)).shape == (2, 120)
     assert se.zoo.half_vgg11_backbone()(torch.randn(2, 3, 32, 32)).shape == (2, 256)
 
 
-def test_weights_are_drawn_by_kaiming() -> None:
+def test_weights_are_initialised_by_kaiming() -> None:
     torch.manual_seed(0)
     model = se.zoo.resnet18()
     for module in model.modules():
@@ -50,7 +50,7 @@ def test_weights_are_drawn_by_kaiming() -> None:
             assert float(module.weight.std()) == pytest.approx((2 / fan_in) ** 0.5, rel=0.05)
 
 
-def test_the_shortcut_is_option_a() -> None:
+def test_resnet_shortcut_subsamples_and_pads_with_zeros() -> None:
     """Every second pixel, and zeros for the channels that the input does not have."""
     block = se.zoo.resnet20().layer2[0].eval()
     nn.init.zeros_(block.bn2.weight)
