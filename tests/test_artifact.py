@@ -1,4 +1,4 @@
-"""Saving and loading: small, whole, without code."""
+"""Files of ensembles: small, complete, without code."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from structured_ensembles.artifact import VERSION
 
 
 def custom(width: int = 6) -> nn.Module:
-    """A network of the user's own, for `package.module:function`."""
+    """Make a user's network, for `package.module:function`."""
     depthwise = nn.Conv2d(width, width, 3, groups=width)
     return nn.Sequential(
         nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.ReLU(), depthwise, nn.Flatten(), nn.Linear(16 * width, 10)

@@ -1,3 +1,5 @@
+"""structured_ensemble(): the whole walk in one call."""
+
 import pytest
 import torch
 

@@ -1,4 +1,4 @@
-"""Temperature, threshold and what an ensemble keeps of them: by hand, against SciPy and against loops."""
+"""Temperature and threshold, and how an ensemble keeps them: by hand, against SciPy and loops."""
 
 import json
 import math
@@ -35,7 +35,7 @@ from structured_ensembles.storage.container import read_container, write_contain
 
 
 def samples(seed: int, sharpness: float, number: int = 300, classes: int = 5) -> tuple[Tensor, Tensor]:
-    """Logits (samples, classes) that are `sharpness` times as large as the labels deserve."""
+    """Draw logits (samples, classes) that are `sharpness` times as large as the labels justify."""
     rng = np.random.default_rng(seed)
     honest = 2 * rng.standard_normal((number, classes))
     labels = [rng.choice(classes, p=row) for row in softmax(honest, -1)]
@@ -43,7 +43,7 @@ def samples(seed: int, sharpness: float, number: int = 300, classes: int = 5) ->
 
 
 class Table(nn.Module):
-    """Gives row x of its logits."""
+    """Return row x of a table of logits."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Table(nn.Module):
 
 
 def table_ensemble(seed: int = 0, sharpness: float = 3.0, members: int = 3) -> tuple[se.Ensemble, se.Data]:
-    """Overconfident members that see the same truth through noise; 300 validation and 300 test samples."""
+    """Make overconfident members that see one truth through noise; 300 validation and 300 test samples."""
     logits, labels = samples(seed, sharpness, 600)
     noise = torch.randn(members, 600, 5, generator=torch.Generator().manual_seed(seed))
     x = torch.arange(600.0)[:, None]
@@ -113,7 +113,7 @@ def test_prior_bounds_the_temperature_if_all_predictions_are_correct() -> None:
 
 @pytest.mark.parametrize("errors", [0, FEW_ERRORS - 1, FEW_ERRORS, 40])
 def test_prior_is_used_only_with_few_errors(errors: int) -> None:
-    """With three errors or more, an ensemble's temperature is the exact minimiser of the likelihood."""
+    """With three errors or more, the temperature is the maximum-likelihood one."""
     generator = torch.Generator().manual_seed(1)
     logits = 3 * torch.randn(300, 4, generator=generator).double()
     labels = logits.argmax(-1)
@@ -451,7 +451,7 @@ def test_non_finite_outputs_leave_the_ensemble_uncalibrated() -> None:
 
 
 def test_outputs_of_another_shape_leave_the_ensemble_uncalibrated() -> None:
-    """Such as one number for two classes, which a loss of one's own may take: training must not fail in the end."""
+    """A user's loss may take one output for two classes; training must not fail at its end."""
     x = torch.rand(60, 4)
     data = se.Data.from_arrays(x, torch.arange(60) % 2, validation=0.5)
     ensemble = se.Ensemble([nn.Linear(4, 1)])

@@ -1,4 +1,4 @@
-"""trace(): groups, reasons, and the promise to leave the model alone."""
+"""trace(): groups, reasons for fixed channels, and an unchanged model."""
 
 import copy
 import re
@@ -19,7 +19,7 @@ def image(*shape: int) -> Tensor:
 
 
 class Shared(nn.Module):
-    """One convolution, used twice."""
+    """Call one convolution twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_every_parameter_axis_is_mapped() -> None:
 
 
 class Case(nn.Module):
-    """A stem of 8 channels, something done to them, and a convolution that reads them."""
+    """Apply an operation to a stem of 8 channels, and read them by a convolution."""
 
     def __init__(self, act: object, reads: int = 8, **modules: nn.Module) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ def test_invalid_arguments_are_errors() -> None:
 
 
 def test_trace_time_grows_linearly() -> None:
-    """A concatenation of everything before (the worst case for layouts) stays small."""
+    """Concatenating everything before is the worst case for layouts."""
 
     class Deep(nn.Module):
         def __init__(self, depth: int) -> None:
@@ -270,7 +270,7 @@ def test_trace_time_grows_linearly() -> None:
 
 
 class Tokens(nn.Module):
-    """A normalisation whose statistics run over what the linear layer computes."""
+    """Normalise over the features that a linear layer computes."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -339,7 +339,7 @@ def test_computed_weights_fix_their_sources() -> None:
 
 
 class Training(nn.Module):
-    """Does something else in training mode."""
+    """Apply another operation in training mode."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -376,7 +376,7 @@ def test_max_pool_indices_are_followed() -> None:
 
 def test_only_the_failing_layers_are_fixed() -> None:
     class Csp(nn.Module):
-        """A hard-coded split; the convolution inside is innocent."""
+        """Split channels at a hard-coded place; the convolution inside stays prunable."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -398,7 +398,7 @@ def test_only_the_failing_layers_are_fixed() -> None:
 @pytest.mark.parametrize("width", [4, 6, 8, 12, 14, 16, 22])
 @pytest.mark.parametrize("pointwise", [False, True])
 def test_halves_computed_by_arithmetic_fix_channels(width: int, pointwise: bool) -> None:
-    """Half of 2 + 3 channels, rounded down, is 2: a trial must not keep such numbers only."""
+    """Half of 2 + 3 channels, rounded down, is 2: the trial must try other numbers, too."""
 
     class Halves(nn.Module):
         def __init__(self) -> None:

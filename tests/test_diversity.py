@@ -1,3 +1,5 @@
+"""MMD and overlap penalties against loops over scalars."""
+
 import math
 
 import pytest
@@ -11,7 +13,7 @@ from structured_ensembles.diversity import EPSILON, mmd_penalty, overlap_penalty
 
 
 def mmd2_by_loops(one: list[float], other: list[float]) -> float:
-    """The biased V-statistic, kernel by kernel."""
+    """Compute the biased V-statistic kernel by kernel."""
     n = len(one)
 
     def mean(a: list[float], b: list[float]) -> float:
@@ -37,7 +39,7 @@ def test_mmd2_ignores_order_and_accepts_batches() -> None:
 
 
 def test_mmd2_of_wide_layers_has_no_cancellation() -> None:
-    """For 4,096 neurons the kernel is almost flat: single precision sums of kernels are pure noise there."""
+    """With 4,096 neurons the kernel is almost flat, and float32 sums of kernels are noise."""
     one = torch.linspace(-2, 2, 4096)
     shift = 1e-3
     # To first order the mean features differ by the shift of the mean: 2/n · shift².

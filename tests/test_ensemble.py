@@ -1,3 +1,5 @@
+"""Ensemble: combination rules, uncertainty, and the inputs that it takes."""
+
 import math
 
 import numpy as np
@@ -11,7 +13,7 @@ from structured_ensembles.ensemble import combined, uncertainty_of
 
 
 class Fixed(nn.Module):
-    """Says the same logits whatever it is asked."""
+    """Return the same logits for any input."""
 
     def __init__(self, logits: list[list[float]]) -> None:
         super().__init__()

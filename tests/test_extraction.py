@@ -1,3 +1,5 @@
+"""extract(): an ordinary, smaller module with the kept weights."""
+
 import pytest
 import torch
 from torch import nn

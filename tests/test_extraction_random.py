@@ -1,4 +1,4 @@
-"""Exactness for random architectures."""
+"""Extraction is exact for random architectures."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""rescale: inherited weights made up for the inputs that a layer lost, and the warning of members without it."""
+"""rescale=True: inherited weights are scaled for the inputs that a layer lost; a warning without it."""
 
 import math
 import warnings

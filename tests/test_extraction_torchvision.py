@@ -1,4 +1,4 @@
-"""Exactness for the networks people use."""
+"""Extraction is exact for torchvision's networks."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""learn_scales and saliency: against plain loops, and the promise to leave the model alone."""
+"""learn_scales and saliency against plain loops, with an unchanged model."""
 
 import copy
 from dataclasses import replace
@@ -40,7 +40,7 @@ def walk() -> tuple[nn.Module, se.ChannelGraph, se.Data]:
 
 
 def under_scales(model: nn.Module, scales: se.Scales, member: int, x: Tensor, vectors: dict[str, Tensor]) -> Tensor:
-    """The small model under one member's vectors, written out."""
+    """Run the small model under one member's vectors, written out."""
     conv1, norm, _, conv2, *_, linear = model
     x = conv1(x)
     if scales.placement == "output":
@@ -108,7 +108,7 @@ def test_search_lowers_the_loss_and_keeps_the_best_epoch(walk) -> None:
 
 
 def test_first_step_equals_adam_on_the_papers_loss(walk) -> None:
-    """One step, worked out by hand: every member on its share, batch statistics shared, penalty over pairs."""
+    """One step by hand: every member on its share, batch statistics shared, penalty over pairs."""
     model, graph, data = walk
     drawn = se.Scales.draw(graph, 2, seed=3)
     learned = se.learn_scales(model, graph, data, members=2, epochs=1, seed=3, batch_size=1000, strength=0.1)
@@ -239,7 +239,7 @@ def tensors_of_scales(scales: se.Scales) -> list[Tensor]:
 def test_interrupted_search_resumes_to_the_same_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, validation: float
 ) -> None:
-    """With dropout, batch statistics and momentum: all that an epoch hands on to the next."""
+    """With dropout, batch statistics and momentum."""
     model, data = dropout_model(), small_data()
     data = data if validation else replace(data, validation=None)
     graph = se.trace(model, data.example())
@@ -288,7 +288,7 @@ def test_checkpoint_of_another_search_is_refused(walk, tmp_path: Path) -> None:
 
 
 def test_folder_keeps_an_interrupted_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted after the search, in the saliency: the second call does not search again, and gives the same."""
+    """Interrupted in the saliency: the second call does not search again, and gives the same."""
     data, recipe = small_data(), se.Recipe(epochs=1)
     settings = {"members": 2, "recipe": recipe, "search_epochs": 2, "quiet": True}
     whole = se.structured_ensemble(dropout_model(), data, **settings)

@@ -1,3 +1,5 @@
+"""select(): counts, scopes, memory budgets and controls."""
+
 import json
 
 import numpy as np

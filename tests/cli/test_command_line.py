@@ -1,4 +1,4 @@
-"""How `sens` reads its command line: options, files of options, own code, and the commands it proposes."""
+"""How `sens` parses its command line: options, config files, user code, and the commands it prints."""
 
 import inspect
 import runpy
@@ -32,7 +32,7 @@ def data() -> se.Data:
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Return the options that a command line gives to `sens train`, or another command."""
+    """Return the options that `sens train`, or another command, gets from a command line."""
 
     def options(*words: str, name: str = "train") -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -188,7 +188,7 @@ def test_config_file_may_name_code_only_with_trust_code_or_the_same_option(
 
 
 def hints(shown: str) -> list[str]:
-    """Return the commands that a run proposes."""
+    """Return the commands that a run prints."""
     return [line.strip() for line in shown.partition("Next:\n")[2].splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""`sens continual`, as a user runs it."""
+"""`sens continual` from the command line to its run folder and report."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Failures of `sens`: a sentence for whatever can be expected, an apology and a file for the rest."""
+"""Failures of `sens`: one line for expected errors, a traceback file for bugs."""
 
 import errno
 import os
@@ -41,7 +41,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def refused(capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the sentence on stderr, and make sure that it is one."""
+    """Return the error line on stderr; check that it is one line."""
     shown = capsys.readouterr().err
     assert shown.startswith("sens: ")
     assert "Traceback" not in shown
@@ -213,7 +213,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def damaged_pictures(folder: Path) -> list[Path]:
-    """Make files that Pillow's readers fail at in as many ways as they have."""
+    """Write image files that make Pillow's readers fail in different ways."""
     good = folder / "good.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(good)
     whole = good.read_bytes()

@@ -1,4 +1,4 @@
-"""`sens`, as a user runs it."""
+"""The commands of `sens`, from the command line to the files they write."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def my_data() -> se.Data:
 
 
 def my_method(model: nn.Module, data: se.Data, **settings: object) -> se.Ensemble:
-    """A method from outside the package."""
+    """Train a plain ensemble, as a method outside of the package."""
     return se.methods.single_network(model, data, recipe=settings["recipe"], seed=settings["seed"], quiet=True)
 
 

@@ -1,4 +1,4 @@
-"""Wrong arguments are named, with what is possible, before any work."""
+"""Argument validation: errors name the argument, what was given and what is possible, before any work."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Call = Callable[["Things"], Any]
 
 
 class Things:
-    """What the calls below would take, were it in the right place."""
+    """Hold valid arguments for the calls below, which get one invalid argument each."""
 
     def __init__(self) -> None:
         self.data = se.load_data("digits")
@@ -110,7 +110,7 @@ def test_none_is_accepted_only_where_allowed() -> None:
 
 @pytest.mark.parametrize("seed", [2**64, 2**70, -(2**63) - 1])
 def test_seed_outside_64_bits_is_refused(things: Things, seed: int) -> None:
-    """Beyond 64 bits, some would be errors of torch, and others the same as a smaller seed."""
+    """Torch fails for some of them, and takes others for a smaller seed."""
     x, y = torch.rand(20, 6), torch.arange(20) % 2
     calls: list[Callable[[], Any]] = [
         lambda: se.Data.from_arrays(x, y, seed=seed),

@@ -1,4 +1,4 @@
-"""Gaussian heads, and losses of the user's own, whose outputs are no values of the targets."""
+"""Gaussian heads, and user losses whose outputs have another meaning than the targets."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def network(outputs: int = 2, seed: int = 0) -> nn.Module:
 
 
 def noise_at(x: np.ndarray) -> np.ndarray:
-    """The true deviation of a target, which grows from left to right."""
+    """Return the true deviation of a target, which grows from left to right."""
     return SCALE * (0.1 + 0.2 * (x + 1))
 
 
@@ -179,7 +179,7 @@ def test_every_method_trains_with_gaussian_nll(method: str) -> None:
 
 
 def test_target_scaling_ignores_predicted_variances() -> None:
-    """The raw variances of a network are no prices, whatever its means are."""
+    """Raw variances have another scale than the targets, whatever the means are."""
     x, y = samples(200, 0)
     model = network()
     with torch.no_grad():
@@ -195,7 +195,7 @@ def test_target_scaling_ignores_predicted_variances() -> None:
 
 
 def quantile_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of the quantiles .1, .5 and .9: three outputs for one target."""
+    """Compute the pinball loss of the quantiles 0.1, 0.5 and 0.9: three outputs for one target."""
     shares = outputs.new_tensor([0.1, 0.5, 0.9])
     gaps = targets[:, None] - outputs
     return torch.maximum(shares * gaps, (shares - 1) * gaps).mean()

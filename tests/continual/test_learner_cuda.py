@@ -29,7 +29,7 @@ def test_earlier_logits_stay_bit_identical_on_a_gpu(backbone: str, optimizer: st
 
 @pytest.mark.parametrize("method", ["structured", "supsup"])
 def test_half_vgg11_trains_in_cuda_graphs(method: str) -> None:
-    """Two tasks of colour images, enough for the second to meet whatever the graphs of the first left behind."""
+    """Two tasks of colour images, so that the second meets leftovers of the first task's graphs."""
     pixels = torch.randint(0, 256, (1200, 3, 32, 32), dtype=torch.uint8)
     labels = torch.arange(1200) % 4
     data = se.Data.from_arrays(pixels, labels, test=(pixels[:600], labels[:600]))
@@ -60,7 +60,7 @@ def test_gpu_learner_matches_the_cpu_learner(method: str, tmp_path: Path) -> Non
 
 
 def test_same_seed_gives_the_same_logits_on_a_gpu() -> None:
-    """Dropout in the head and all."""
+    """With dropout in the head."""
     found = []
     for _ in range(2):
         learner = StructuredLearner(make_backbone(), search_epochs=1, head="paper", device="cuda", **SHORT)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:task . gets no neuron")  # small
 def test_earlier_logits_stay_bit_identical_for_every_optimizer_and_backbone(
     backbone: str, optimizer: str, tmp_path: Path
 ) -> None:
-    """Also after save, load and a further task, which ends where the learner that was never saved ends."""
+    """Also after save, load and a further task, with the result of a learner that was never saved."""
     learner = StructuredLearner(make_backbone(backbone), search_epochs=1, **OPTIMIZERS[optimizer], **SHORT)
     learn_and_check(learner, TASKS[:3])
     learner.save(tmp_path / "learner.safetensors")
@@ -61,7 +61,7 @@ def test_naive_learner_changes_earlier_logits() -> None:
 
 
 def test_weights_of_frozen_neurons_stay_and_others_change() -> None:
-    """Row by row, on the raw tensors."""
+    """Compares the raw tensors row by row."""
     learner = StructuredLearner(make_backbone("plain"), search_epochs=1, **OPTIMIZERS["adamw"], **SHORT)
     learner.learn(TASKS[0])
     before = {name: tensor.clone() for name, tensor in learner.backbone.state_dict().items()}
@@ -80,7 +80,7 @@ def test_weights_of_frozen_neurons_stay_and_others_change() -> None:
 
 
 def test_task_network_equals_the_backbone_with_other_neurons_zeroed() -> None:
-    """The reference zeroes what reads the dropped channels in the full backbone, and runs all of it."""
+    """The reference zeroes the weights that read dropped channels and runs the full backbone."""
     learner = StructuredLearner(make_backbone("normalized"), search_epochs=1, **SHORT)
     learn_and_check(learner, TASKS[:3])
     task = TASKS[1]
@@ -110,7 +110,7 @@ def test_sealed_neurons_have_equal_activations_under_later_masks(seal: bool) -> 
 
 @pytest.mark.parametrize("backbone", ["normalized", "residual"])
 def test_frozen_neurons_have_equal_activations_in_training_and_evaluation(backbone: str) -> None:
-    """Their batch norms run on their own statistics while those of the new neurons collect theirs."""
+    """Their batch norms use running statistics while those of new neurons collect theirs."""
     learner = StructuredLearner(make_backbone(backbone), search_epochs=1, **SHORT)
     learn_and_check(learner, TASKS[:2])
     head = nn.Linear(10 if backbone == "normalized" else 6, 2)
@@ -129,7 +129,7 @@ def test_frozen_neurons_have_equal_activations_in_training_and_evaluation(backbo
 
 
 class HalfMaskable(nn.Module):
-    """Its second layer cannot be masked: what follows mixes its channels."""
+    """Mix the channels of the second layer, so that it cannot be masked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def test_unmaskable_layers_are_trained_in_the_first_task_only(optimizer: str) ->
 
 
 class RandomBackbone(nn.Module):
-    """Convolutions with or without bias, batch norm and skips, as a list of choices says."""
+    """Stack convolutions with or without bias, batch norm and skips, by a list of choices."""
 
     def __init__(self, widths: list[int], norms: list[bool], skips: list[bool], smooth: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An interrupt or an error at any moment leaves a learner exactly as it was before, or complete."""
+"""An interrupt or an error at any moment leaves a learner unchanged or complete."""
 
 import inspect
 import sys
@@ -36,7 +36,7 @@ def make_learner(method: str) -> Learner:
 
 
 def everything(learner: Learner) -> dict[str, Any]:
-    """Collect all that a learner holds, by name, as copies."""
+    """Copy all state of a learner, by name."""
     tensors, details = learner._state()
     parts = {"backbone": learner.backbone, **{f"head {number}": head for number, head in learner.heads.items()}}
     state = {f"{part}.{name}": tensor for part, own in parts.items() for name, tensor in own.state_dict().items()}
@@ -59,7 +59,7 @@ def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 @contextmanager
 def interrupted_at(line: int) -> Iterator[list[int]]:
-    """Raise a KeyboardInterrupt before our code executes its line or return of this number; gives the lines so far."""
+    """Raise KeyboardInterrupt before line number `line` of the package runs; give the number of lines so far."""
     passed = [0]
 
     def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
@@ -81,7 +81,7 @@ def interrupted_at(line: int) -> Iterator[list[int]]:
 
 
 def some_lines(total: int, spread: int = 3, last: int = 5) -> list[int]:
-    """Choose lines spread over a call, and all of its last, where it changes the learner."""
+    """Choose lines spread over a call, and all of the last ones, which change the learner."""
     return sorted({*range(1, total, max(1, total // spread)), *range(max(1, total - last), total + 1)})
 
 

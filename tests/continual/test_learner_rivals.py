@@ -1,4 +1,4 @@
-"""The rivals, each by its own paper; and what every method stores."""
+"""The learners we compare with, each checked against its paper; memory of every learner."""
 
 import math
 
@@ -61,7 +61,7 @@ def test_supsup_keeps_all_weights_and_masks_half_of_them() -> None:
 
 
 def test_supermask_equals_a_hand_computation() -> None:
-    """Forward: the largest |scores|; backward: as if the mask were the |scores| themselves."""
+    """Forward keeps the largest |scores|; backward treats the mask as the |scores| themselves."""
     mask = Supermask(torch.Size([2, 3]), keep=0.5, seed=0)
     with torch.no_grad():
         mask.scores.copy_(torch.tensor([[0.1, -0.9, 0.3], [-0.2, 0.8, -0.5]]))
@@ -99,7 +99,7 @@ def test_batch_ensemble_keeps_the_weights_of_the_first_task() -> None:
 
 
 def test_pruning_learns_later_tasks_and_cuts_connections_to_new_neurons() -> None:
-    """The authors' own stands still after the second task."""
+    """The authors' own code stops learning after the second task."""
     learner = PruningLearner(make_backbone("plain"), strength=1e-3, margin=0.2, **{**SHORT, "epochs": 8})
     for task in TASKS:
         before, free = state(learner), learner.shared.owners.free()
@@ -183,7 +183,7 @@ def test_memory_equals_the_papers_tables(backbone: str, shape: tuple[int, ...], 
 
 
 class Bare(nn.Module):
-    """A weight that belongs to no layer reads the neurons of one."""
+    """Read the neurons of a layer by a parameter that belongs to no layer."""
 
     def __init__(self) -> None:
         super().__init__()

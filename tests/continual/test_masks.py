@@ -1,4 +1,4 @@
-"""Who owns which neurons: selection, partition, capacity, forgetting, bits."""
+"""Ownership of neurons: selection, partition, capacity, forgetting, packed bits."""
 
 import math
 from contextlib import nullcontext
@@ -47,7 +47,7 @@ def test_packed_owners_round_trip_in_the_fewest_bits(case: tuple[int, tuple[list
 def test_tasks_take_the_neurons_with_the_highest_scores(
     scope: str, extraction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With scores given by hand, the neurons that each task takes are worked out here by sorting."""
+    """Scores are given; the expected neurons come from sorting them here."""
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(49, 6), nn.ReLU(), nn.Linear(6, 9), nn.ReLU())
     names = {"backbone.1": 6, "backbone.3": 9}
@@ -84,7 +84,7 @@ def test_tasks_take_the_neurons_with_the_highest_scores(
 
 
 def test_tasks_beyond_capacity_train_their_heads_only_and_warn() -> None:
-    """Capacity runs out gracefully: every task is learned, the last by their heads alone, and the learner says so."""
+    """Every task is learned, the last ones by their heads alone."""
     tasks = make_tasks(tasks=12, per_class=8, size=8)
     torch.manual_seed(0)
     learner = StructuredLearner(se.zoo.lenet5_backbone(), search_epochs=1, prune=0.3, **SHORT)
@@ -115,7 +115,7 @@ def test_tasks_beyond_capacity_train_their_heads_only_and_warn() -> None:
 
 
 def _free(learner: StructuredLearner) -> int | None:
-    """How many neurons are free; None before the first task."""
+    """Count the free neurons; None before the first task."""
     return sum(learner.capacity().free.values()) if learner.learned else None
 
 
@@ -147,7 +147,7 @@ def test_forget_frees_neurons_and_keeps_other_tasks(kind: type[StructuredLearner
 
 
 def test_trained_network_equals_the_stored_task_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The network in training has its past neurons restored all along, so that it is the one cut out afterwards."""
+    """Frozen neurons are restored after every step, so that training sees the stored network."""
     learner = StructuredLearner(
         make_backbone("normalized"), search_epochs=1, optimizer="adamw", weight_decay=0.1, rate=0.01, **SHORT
     )
@@ -168,6 +168,6 @@ def test_trained_network_equals_the_stored_task_network(monkeypatch: pytest.Monk
 
 
 def test_features_before_the_papers_head_are_prunable() -> None:
-    """Its copies of a feature go with the feature."""
+    """The head's copies of a feature are removed with the feature."""
     network = TaskNetwork(make_backbone("plain"), PaperHead(16, 2))
     assert "backbone.conv2" in se.trace(network, torch.zeros(2, 1, 7, 7)).prunable

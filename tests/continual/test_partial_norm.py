@@ -1,4 +1,4 @@
-"""Batch normalisation of which some channels are finished."""
+"""Batch norm with some channels frozen."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.support.continual_cases import Normalized, make_tasks
 
 
 def reference(norm: nn.Module, x: Tensor, past: Tensor) -> Tensor:
-    """Channel by channel, with plain operations."""
+    """Normalise channel by channel with plain operations."""
     results = []
     for channel in range(x.shape[1]):
         own = x[:, channel]
@@ -66,7 +66,7 @@ def test_partly_frozen_norm_matches_a_reference_in_outputs_gradients_and_statist
 
 
 def test_last_batch_is_not_tiny() -> None:
-    """Statistics of the few samples that are left for a last batch would be what the task is tested with."""
+    """The running statistics of a task would be those of its few last samples."""
     sizes = []
 
     class Watched(Normalized):

@@ -1,4 +1,4 @@
-"""The protocol: the accuracy matrix, runs that go on after a kill, one file for a learner, and no task identity."""
+"""Sequences of tasks: the accuracy matrix, resuming after a kill, the learner's file, inference of the task."""
 
 import json
 import subprocess
@@ -47,7 +47,7 @@ def test_accuracy_matrix_figure_shows_every_number() -> None:
 
 @pytest.mark.parametrize("method", LEARNERS)
 def test_matrix_rows_are_the_accuracies_after_each_task(method: str) -> None:
-    """Against a loop over samples; and without identity, with an argmin over entropies."""
+    """Compared with a loop over samples; without task identity, with an argmin over entropies."""
     learner, again = (LEARNERS[method](make_backbone(), seed=1, **SHORT) for _ in range(2))
     matrix = run_sequence(learner, TASKS[:3])
     for index, task in enumerate(TASKS[:3]):
@@ -150,7 +150,7 @@ run_sequence(Talking(make_backbone("normalized"), **LONG), make_tasks(), {folder
 
 
 def test_killed_sequence_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    """With kill -9 in the third task; and the file of a run that was never killed is the same to the byte."""
+    """Killed with SIGKILL in the third task; the learner's file equals that of an unbroken run byte by byte."""
     folder, whole = tmp_path / "killed", tmp_path / "whole"
     script = SCRIPT.format(root=str(ROOT), folder=str(folder))
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
@@ -198,7 +198,7 @@ def test_sequence_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     "rows", [None, 3, [3], [["a"]], [[None]], [[2.0]], [[True]], [[0.5, 0.5]], [[0.5], [0.5, 0.5], [0.5, 0.5, 0.5]], []]
 )
 def test_forged_matrix_file_is_refused(tmp_path: Path, rows: object) -> None:
-    """With a checksum that fits; of two tasks learned, rows for all but the last are there at least."""
+    """The checksum is valid; the rows do not fit two learned tasks."""
     settings = {"epochs": 0, "search_epochs": 0, "quiet": True}
     run_sequence(StructuredLearner(make_backbone(), **settings), TASKS[:2], tmp_path)
     progress = read_json(tmp_path / "matrix.json", "")

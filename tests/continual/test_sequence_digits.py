@@ -1,4 +1,4 @@
-"""What continual learning is for: real digits, five tasks, all methods under one setting."""
+"""Real digits in five tasks: all learners under one setting."""
 
 import statistics
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Splitting data into tasks, and what learners refuse."""
+"""Splitting data into tasks; invalid tasks and learner arguments."""
 
 import dataclasses
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_benchmarks_have_the_papers_numbers_of_tasks_and_classes() -> None:
 
 
 def test_streamed_data_are_split_into_tasks() -> None:
-    """The same batches, sizes and order as the same data in memory."""
+    """Batches have the sizes and order of the same data in memory."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(50, 3, generator=generator), torch.randint(0, 6, (50,), generator=generator)
     loader = DataLoader(TensorDataset(x, y), batch_size=7)

@@ -1,4 +1,4 @@
-"""What is captured on a GPU asks nothing of the host there: tried without a GPU, by watching every operation.
+"""Captured steps never wait for the device: checked without a GPU, by watching every operation.
 
 A step of a CUDA graph may neither read a number from the device nor bring one to it. On a CPU all would work, so here
 the CPU is "the device": whatever is made without saying where lands elsewhere, and operations that would wait are
@@ -29,7 +29,7 @@ Step = Callable[[], None]
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
-    """Steps run once as they are, which makes what is made once, and then as in a graph. Lists those that did."""
+    """Run each step once as it is, then under the rules of a capture; list the steps that ran so."""
     replayed: list[Step] = []
 
     def all_captured(steps: Sequence[Step], *_: object, **__: object) -> list[Step]:
@@ -68,7 +68,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.usefixtures("watched")
 def test_training_steps_never_wait_for_the_device(precision: str, optimizer: str) -> None:
-    """Networks of odd widths among them, which get channels of zeros in bfloat16."""
+    """Networks of odd widths, which are padded in bfloat16, are among them."""
     members = [pruned(0.8, in_channels=1), network(1, width=5, dropout=0.3), Viewing(1)]
     recipe = se.Recipe(
         epochs=3, batch_size=96, rate=0.02, precision=precision, optimizer=optimizer, augmentation="crop", patience=1
@@ -124,7 +124,7 @@ def test_captured_prediction_never_waits_and_equals_the_plain_pass(
 def test_prediction_graphs_are_dropped_when_weights_move_or_mode_changes(
     watched: list[Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the fourth of a shape on they are replayed, until something has moved."""
+    """A shape is replayed from its fourth prediction on, until a tensor has moved."""
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)  # part of what a graph is kept by
     data = few_digits()
     ensemble = se.Ensemble([network(0, dropout=0.5), network(1, width=5)])
@@ -171,7 +171,7 @@ def test_continual_steps_never_wait_for_the_device(method: str) -> None:
 
 
 class Reading(nn.Module):
-    """What the watch is for: each of these breaks a capture."""
+    """Break a capture in one of several ways."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

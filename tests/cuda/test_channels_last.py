@@ -1,4 +1,4 @@
-"""How tensors lie in memory: the network that a user brings need not know, nor care."""
+"""Memory layout: networks train channels last where they can, and users need not care."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def grey_floats(images: np.ndarray) -> Any:
 
 
 def coloured(images: np.ndarray) -> Any:
-    """Stored as picture files are, channels last."""
+    """Return colour images stored channels last, as image files are."""
     return torch.from_numpy(np.stack([images] * 3, axis=-1)).permute(0, 3, 1, 2)
 
 
@@ -65,7 +65,7 @@ def test_large_batches_are_predicted_channels_last_if_all_members_can() -> None:
 
 
 class Centring(nn.Module):
-    """Takes its scale from the first batch that it sees."""
+    """Take the scale from the first batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Centring(nn.Module):
 
 
 class Auxiliary(nn.Module):
-    """Flattens by `view` in training only."""
+    """Flatten by `view` in training mode only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Auxiliary(nn.Module):
 
 
 def test_probing_channels_last_leaves_no_trace_in_a_network() -> None:
-    """Whether it can take the layout is tried on a copy."""
+    """The layout is tried on a copy."""
     images, labels = digits()
     data = se.Data.from_arrays(coloured(images), labels)
     network = nn.Sequential(nn.Conv2d(3, 8, 3), Centring(), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))

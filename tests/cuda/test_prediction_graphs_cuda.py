@@ -14,7 +14,7 @@ pytestmark = pytest.mark.cuda
 
 
 def check_replayed(ensemble: se.Ensemble, x: torch.Tensor) -> None:
-    """That a graph comes up, and gives what the plain pass gives."""
+    """Check that a graph is captured and gives the outputs of the plain pass."""
     with torch.enable_grad():
         expected = ensemble(x).detach()
     with torch.no_grad():

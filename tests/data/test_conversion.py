@@ -1,4 +1,4 @@
-"""Arrays of every kind, at every door: the right result, or a sentence that says what is wrong."""
+"""Arrays of every kind at every entry point: the right result, or an error that says what is wrong."""
 
 import warnings
 from collections.abc import Callable
@@ -24,7 +24,7 @@ PIXELS[:, :, 0, 0] = 255
 
 
 class Listed:
-    """A dataset of whatever it is given."""
+    """Hold a list as a dataset."""
 
     def __init__(self, inputs: Any, targets: Any) -> None:
         self.inputs, self.targets = inputs, targets
@@ -37,7 +37,7 @@ class Listed:
 
 
 class Nullable:
-    """As columns of pandas that may have missing values: an array of objects."""
+    """Convert to an array of objects, as pandas columns with missing values do."""
 
     def __init__(self, values: Any) -> None:
         self.values = np.asarray(values, dtype=object)
@@ -275,7 +275,7 @@ def test_pixels_among_several_inputs_are_checked() -> None:
 
 
 def test_uint8_is_not_rescaled_for_an_ensemble_trained_on_columns() -> None:
-    """Such as ages: divided by 255, they would be another person's."""
+    """Ages divided by 255 would be other ages."""
     ages = rng.integers(20, 90, (40, 4))
     ensemble = ensemble_of(se.Data.from_arrays(ages.astype(np.float32), LABELS), 4)
     for dtype in (np.uint8, np.int64, np.float64):

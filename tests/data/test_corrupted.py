@@ -1,4 +1,4 @@
-"""The official corrupted images, from miniature archives in their formats."""
+"""The official corrupted images, read from miniature archives in their formats."""
 
 import hashlib
 import io
@@ -40,7 +40,7 @@ def cifar_files(classes: int) -> dict[str, np.ndarray]:
 
 
 def jpeg_files(classes: list[str]) -> dict[str, bytes]:
-    """A file corruption/severity/class/name.JPEG with a grey of its own for each."""
+    """Make a file corruption/severity/class/name.JPEG of a different grey for each."""
     files = {}
     for number, name in enumerate(NAMES):
         for severity in range(1, 6):
@@ -71,7 +71,7 @@ def pack(path: Path, folder: str, files: Mapping[str, bytes], mode: str = "w") -
 
 
 def expect(monkeypatch: pytest.MonkeyPatch, name: str, root: Path, **fields: int) -> None:
-    """Describe the set as the files under `root` have it; nothing may reach for the real servers."""
+    """Describe the set as the files under `root` have it; no real server is asked."""
     info = CORRUPTED_SETS[name]
 
     def here(archive: corrupted.Archive) -> corrupted.Archive:

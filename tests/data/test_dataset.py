@@ -1,3 +1,5 @@
+"""Data: splits, batches, normalisation, and its constructors for arrays, datasets and loaders."""
+
 import numpy as np
 import pytest
 import torch
@@ -67,7 +69,7 @@ def test_explicit_splits_and_class_names_are_kept() -> None:
 
 
 class Pictures(torch.utils.data.Dataset):
-    """A map-style dataset of PIL images, as torchvision's are."""
+    """Give PIL images, as torchvision's map-style datasets do."""
 
     classes = ("dark", "bright")
 

@@ -1,3 +1,5 @@
+"""Dealing a batch to members in equal hands."""
+
 import pytest
 import torch
 

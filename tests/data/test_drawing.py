@@ -1,4 +1,4 @@
-"""Random numbers by a hashed counter: SplitMix64, the same by scalars and by tensors."""
+"""The counter-based generator: SplitMix64, equal by scalars and by tensors."""
 
 import torch
 from scipy.stats import chisquare

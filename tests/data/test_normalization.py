@@ -1,4 +1,4 @@
-"""Inputs reach a network as it expects them: what the user chose, what it was trained on, columns of any scale."""
+"""Normalisation: as the user chose, as a trained network expects, and for columns of any scale."""
 
 import logging
 import warnings
@@ -116,7 +116,7 @@ def test_standardising_a_loader_is_refused() -> None:
 
 
 def dark_on_white(normalization: Any = "auto") -> se.Data:
-    """Digits, with most pixels at 255."""
+    """Return digits with most pixels at 255."""
     data = se.load_data("digits")
     images, labels = 255 - data.train.inputs, data.train.targets
     test = 255 - data.test.inputs, data.test.targets
@@ -131,7 +131,7 @@ def untrained(seed: int = 0) -> nn.Module:
 
 @cache
 def trained(scale: float, shift: float) -> nn.Module:
-    """Plain PyTorch, on pixels from 0 to 255 times `scale`, plus `shift`."""
+    """Train a network in plain PyTorch on pixels from 0 to 255 times `scale`, plus `shift`."""
     model, data = untrained(), dark_on_white()
     images, labels = data.train.inputs[data.train.index] * scale + shift, data.train.targets[data.train.index]
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
@@ -216,7 +216,7 @@ def test_untrained_network_keeps_the_default_normalization_quickly() -> None:
 
 
 def test_random_features_are_not_taken_for_a_trained_network() -> None:
-    """Classes that any random features separate: an untrained network is right nine times in ten, or wrong."""
+    """The classes are so easy that some untrained networks are right nine times in ten."""
     x, y = np.random.default_rng(0).integers(0, 100, (600, 1, 8, 8)), np.arange(600) % 2
     data = se.Data.from_arrays((x + 100 * y[:, None, None, None]).astype(np.uint8), y)
     lucky = 0

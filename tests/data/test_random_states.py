@@ -1,4 +1,4 @@
-"""No public call changes the random states of the program, nor those of a loader's generators."""
+"""No public call changes the program's random states or those of a loader's generators."""
 
 import pickle
 import random
@@ -31,7 +31,7 @@ TWO_EPOCHS = se.Recipe(epochs=2, batch_size=16)
 
 
 class Drawing(Dataset[tuple[Tensor, int]]):
-    """Pictures whose transform draws from everything there is, as augmentations do."""
+    """Draw from every global generator in the transform, as augmentations do."""
 
     classes = ("a", "b", "c")
 
@@ -70,7 +70,7 @@ def states() -> bytes:
 
 @pytest.fixture(autouse=True)
 def _no_gpu_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`torch.manual_seed` seeds all GPUs, of which only the one in use would be put back."""
+    """Keep `torch.manual_seed` from seeding all GPUs, of which only the one in use is restored."""
 
     def refuse(_: int) -> None:
         raise AssertionError("all GPUs were seeded")
@@ -192,7 +192,7 @@ def test_run_grid_restores_random_states() -> None:
 
 
 def test_shuffled_loader_uses_the_programs_random_state() -> None:
-    """What a user sees of a shuffled loader after a seed, the library sees too."""
+    """The order after a seed is the one that the user's own loop sees."""
     torch.default_generator.manual_seed(3)
     seen = torch.cat([targets for _, targets in DataLoader(Drawing(), batch_size=16, shuffle=True)])
     loader = shuffled_loader()

@@ -1,4 +1,4 @@
-"""Data sets by name: tiny archives in the official formats go the way of the real ones."""
+"""Data sets by name, from tiny archives in the official formats."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def pixels(split: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Images (samples, channels, height, width) that no two pixels of a transposed image would agree on."""
+    """Draw images (samples, channels, height, width) that differ from their transposes."""
     count, seed = (TRAIN, 0) if split == "train" else (TEST, 1)
     return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
 def labels(split: str, classes: int) -> np.ndarray:
-    """Every tenth of the range in turn, so that the last class occurs."""
+    """Cycle through the last tenth of the labels, so that the last class occurs."""
     return (classes - 1) - np.arange(TRAIN if split == "train" else TEST) % min(classes, 10)
 
 
@@ -140,7 +140,7 @@ def expect(monkeypatch: pytest.MonkeyPatch, name: str, downloads: Path, url: str
 
 
 def prepare(monkeypatch: pytest.MonkeyPatch, name: str, root: Path) -> tuple[Arrays, Arrays, list[str]]:
-    """Archives of a tiny data set under `root`, and what they hold."""
+    """Write archives of a tiny data set under `root`; return their contents."""
     info = data_sets()[name]
     train, test = ((pixels(split, info.shape), labels(split, info.num_classes)) for split in ("train", "test"))
     downloads = root / "downloads"
@@ -479,7 +479,7 @@ def test_archives_with_other_contents_are_refused(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str, list[str]]]:
-    """A folder, the address of a server for it, and the paths it was asked for."""
+    """Serve a folder; give it, its address, and the paths that were requested."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     folder, asked = tmp_path / "served", list[str]()
 
@@ -540,7 +540,7 @@ def test_file_with_another_checksum_is_refused_and_kept(tmp_path: Path, monkeypa
 
 
 def test_archive_with_equal_md5_and_other_sha256_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As somebody on the way of a plain http download could arrange."""
+    """An attacker could arrange that on a plain http download."""
     prepare(monkeypatch, "cifar10", tmp_path)
     info = sources.DATA_SETS["cifar10"]
     expected = "0" * 64

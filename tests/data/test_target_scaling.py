@@ -1,4 +1,4 @@
-"""Targets of any size are learned equally well; a network that knows their units keeps them."""
+"""Target scaling: targets of any magnitude are learned equally well; networks trained on raw targets keep them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_search_is_invariant_to_target_scale() -> None:
 
 
 def trained(scale: float, shift: float) -> nn.Module:
-    """A network that somebody has trained on targets of this size."""
+    """Return a network that was trained on targets of this scale."""
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     for _ in range(200):
@@ -146,7 +146,7 @@ class Stopped(Exception):  # noqa: N818
 
 
 class Stopping(nn.Module):
-    """Ends training in the middle."""
+    """Raise in the middle of training."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and next(PASSES, None) is None:
@@ -264,7 +264,7 @@ def test_classification_has_no_target_scaling() -> None:
 
 @pytest.mark.parametrize("values", [1, 2])
 def test_ensemble_with_target_scaling_can_be_exported(values: int) -> None:
-    """What stands for a tensor while a program is traced must not be met later on."""
+    """Fake tensors of the export must not be cached for later calls."""
     targets = np.stack([Y * 123 + 500, Y * 10 - 2000], axis=1)[:, :values]
     ensemble = se.Ensemble([network(values)])
     se.train(ensemble, data_of(targets), se.Recipe.named("regression", epochs=1), "cpu", quiet=True)
@@ -281,7 +281,7 @@ def test_ensemble_with_target_scaling_can_be_exported(values: int) -> None:
 
 
 def test_module_loss_stays_a_module() -> None:
-    """The graph engine asks for the modules that run in a step."""
+    """The graph engine needs the modules that run in a step."""
     loss = nn.SmoothL1Loss()
     own = loss_for(data_of(Y[:, None]), loss, Units((5.0,), 2.0))
     assert isinstance(own, nn.Module)

@@ -1,3 +1,5 @@
+"""Adversarial attacks on ensembles."""
+
 import numpy as np
 import pytest
 import torch

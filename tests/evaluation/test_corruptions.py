@@ -1,4 +1,4 @@
-"""Corruptions: seeded by sample, of any size and batch, and their parts by slow independent routes."""
+"""Corruptions: seeded by sample, for any size and batch; their parts against slow references."""
 
 import io
 from typing import Any

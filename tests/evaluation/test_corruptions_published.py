@@ -1,4 +1,4 @@
-"""Corruptions against the published generator: pixel by pixel on photographs, in distance on recorded CIFAR-10."""
+"""Corruptions against the published generator: pixel by pixel on photographs, by distance on CIFAR-10."""
 
 import json
 
@@ -17,7 +17,7 @@ COUNT = 8  # images
 
 
 class Shared:
-    """The numbers that `corrupt` draws for one sample, for the reference."""
+    """Give the reference the numbers that `corrupt` draws for one sample."""
 
     def __init__(self, name: str, sample: int) -> None:
         self.draws = Draws(0, torch.tensor([sample]), name)

@@ -1,4 +1,4 @@
-"""How many members of a deep ensemble something is worth."""
+"""The deep-ensemble equivalent: how many members of a deep ensemble have the same NLL."""
 
 import math
 from pathlib import Path
@@ -62,7 +62,7 @@ def trained(data: se.Data, members: int, seed: int) -> se.Ensemble:
 
 
 def calibrated_nll(ensemble: se.Ensemble, data: se.Data, members: int) -> float:
-    """By SciPy: a temperature on the validation split (with a prior, as errors are few), the NLL on the test split."""
+    """Fit a temperature with a prior on the validation split by SciPy; return the NLL on the test split."""
 
     def logs(split: Any) -> tuple[np.ndarray, np.ndarray]:
         logits = ensemble.logits(split.inputs[split.index])[:members].double().numpy()

@@ -1,3 +1,5 @@
+"""evaluate(): metrics against scikit-learn and loops, one forward pass, errors before any work."""
+
 import numpy as np
 import pytest
 import torch

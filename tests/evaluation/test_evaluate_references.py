@@ -105,7 +105,7 @@ def test_classwise_ece_equals_a_hand_computation() -> None:
 
 
 def area_of(errors: list[bool]) -> float:
-    """torch-uncertainty's AURC of samples in their order: trapezoids from a coverage of 1/n to 1."""
+    """Compute torch-uncertainty's AURC of ordered samples: trapezoids from a coverage of 1/n to 1."""
     risks = [sum(errors[:kept]) / kept for kept in range(1, len(errors) + 1)]
     steps = [(low + high) / 2 / len(errors) for low, high in zip(risks, risks[1:], strict=False)]
     return sum(steps) / (1 - 1 / len(errors))
@@ -135,7 +135,7 @@ def test_coverage_at_risk_equals_a_search_over_thresholds(samples: list[tuple[in
 
 
 def test_metrics_do_not_depend_on_sample_order() -> None:
-    """A third of the samples has a confidence of exactly 1: sorting alone would put any of them anywhere."""
+    """A third of the samples has confidence 1, which sorting alone would order arbitrarily."""
     sure = PROBABILITIES.clone()
     sure[::3] = torch.nn.functional.one_hot(PROBABILITIES[::3].argmax(-1), CLASSES).double()
     values = []

@@ -1,4 +1,4 @@
-"""Diversity, discarding and telling samples apart, each against a loop, scikit-learn or SciPy."""
+"""Diversity, discarding and out-of-distribution detection against loops, scikit-learn and SciPy."""
 
 import math
 

@@ -1,3 +1,5 @@
+"""Memory of ensembles: peak of prediction, file size, overhead."""
+
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,4 @@
-"""Several rules of combination in one evaluation, and the precision that a run names."""
+"""Several combination rules in one evaluation, and the precision that a run records."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from structured_ensembles.runs.experiment import Experiment, Request, measure_ex
 
 
 def by_hand(ensemble: se.Ensemble, split: object) -> tuple[np.ndarray, np.ndarray]:
-    """Entropies of softmax(mean logits), and whether it is right, both (samples,)."""
+    """Return the entropies of softmax(mean logits) and whether each is correct, both (samples,)."""
     inputs, targets = next(iter(split.batches(10_000)))  # type: ignore[attr-defined]
     mean = ensemble.logits(inputs).double().numpy().mean(0)
     entropy = -(softmax(mean, -1) * log_softmax(mean, -1)).sum(-1)

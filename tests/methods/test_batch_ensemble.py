@@ -1,4 +1,4 @@
-"""BatchEnsemble: one pass is a loop over members whose weights are written out."""
+"""BatchEnsemble: one pass equals a loop over members with explicit weights."""
 
 import math
 
@@ -45,7 +45,7 @@ MODELS = {
 
 
 def written_out(layer: nn.Module, member: int) -> Tensor:
-    """W ∘ (r sᵀ), one entry of r and s at a time."""
+    """Compute W ∘ (r sᵀ) entry by entry."""
     weight, r, s = layer.weight, layer.output_factors[member], layer.input_factors[member]
     rows = []
     for first in range(weight.shape[0]):
@@ -64,7 +64,7 @@ def written_out(layer: nn.Module, member: int) -> Tensor:
 
 
 def looped(network: BatchEnsembleNetwork, base: nn.Module, x: Tensor) -> Tensor:
-    """The members one by one, each the base network with weights of its own."""
+    """Run the members one by one, each as the base network with its own weights."""
     outputs = []
     for member in range(network.num_members):
         tensors = (*network.network.named_parameters(), *network.network.named_buffers())
@@ -200,7 +200,7 @@ def test_parameters_of_resnet20_equal_a_hand_count() -> None:
 
 
 class SequenceFirst(nn.Module):
-    """Keeps the rows of a batch in the second dimension."""
+    """Keep the batch in the second dimension."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ def test_invalid_arguments_and_models_are_errors() -> None:
 
 
 class Transformer(nn.Module):
-    """Its attention reads weights without calling the layers that own them."""
+    """Read weights in the attention without calling the layers that own them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""MC-Dropout: the right elements, at the right rate, the same ones every time."""
+"""MC-Dropout: the right elements, at the right rate, the same in every call."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def two_layers(width: int = 200) -> nn.Module:
 
 
 class TwoHeads(nn.Module):
-    """Ends in a sum of two layers, and hides the order of its layers from whoever reads their names."""
+    """End in a sum of two layers whose names hide their order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def test_hidden_layers_are_those_that_feed_others() -> None:
 
 
 def masks(network: DropoutNetwork, x: Tensor, layer: str = "1") -> Tensor:
-    """What is kept behind a layer, (members, batch, …) of True and False."""
+    """Return which elements after a layer are kept, (members, batch, …)."""
     found = []
     part = network.network.get_submodule(layer)
     handle = part.sampled_dropout.register_forward_hook(lambda _m, inputs, output: found.append((inputs[0], output)))
@@ -79,7 +79,7 @@ def test_masks_have_the_rate_and_are_independent(probability: float) -> None:
 
 
 def test_hash_equals_lowbias32() -> None:
-    """lowbias32 in plain Python integers."""
+    """Computed in plain Python integers."""
     numbers = [0, 1, 2, 12345, 2**31 - 1, 2**31, 2**32 - 1]
     found = mixed(torch.tensor(np.array(numbers, dtype=np.uint32).view(np.int32)))
     for number, own in zip(numbers, found.numpy().view(np.uint32).tolist(), strict=True):
@@ -108,7 +108,7 @@ def test_prediction_does_not_depend_on_the_batch() -> None:
 
 
 def test_input_rounding_does_not_change_the_masks() -> None:
-    """Another device may normalise pixels with other rounding errors: the same elements are dropped all the same."""
+    """Another device may normalise pixels with other rounding errors."""
     network = DropoutNetwork(two_layers(), ["1"], 5).eval()
     x = torch.randint(256, (40, 8)) / 255
     torch.testing.assert_close(network(x * (1 + 1e-7)), network(x), rtol=1e-4, atol=1e-5)
@@ -116,7 +116,7 @@ def test_input_rounding_does_not_change_the_masks() -> None:
 
 
 def test_mean_over_samples_converges_to_the_network_without_dropout() -> None:
-    """Of a linear model the mean over dropout is the model without it."""
+    """For a linear model, the mean over dropout is the model without it."""
     model = two_layers(50).eval()
     samples = 4000
     network = DropoutNetwork(model, ["1"], samples).eval()
@@ -152,7 +152,7 @@ def test_every_layer_drops_other_elements() -> None:
 
 
 class Twice(nn.Module):
-    """Calls one layer twice, and folds its tokens into the batch."""
+    """Call one layer twice and fold its tokens into the batch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What every ensemble method promises: it learns, resumes, saves, and leaves the model alone."""
+"""Promises of every ensemble method: it learns, resumes, saves, and leaves the model unchanged."""
 
 import inspect
 import json
@@ -162,7 +162,7 @@ def test_forward_never_waits_for_the_device(kind: str, repeat: str, training: bo
 @pytest.mark.parametrize("kind", ["batch-ensemble", "mc"])
 @pytest.mark.parametrize("training", [False, True])
 def test_channels_last_layout_is_kept(kind: str, training: bool) -> None:
-    """Or convolutions in lower precision would be slow on a GPU."""
+    """Convolutions in bfloat16 are slow on a GPU otherwise."""
     network = converted(kind).to(memory_format=torch.channels_last).train(training)
     seen = []
     for part in network.modules():
@@ -291,7 +291,7 @@ def test_every_method_accepts_models_of_any_dtype(method: str, dtype: torch.dtyp
 
 
 class Wrapped(nn.Module):
-    """Returns its logits in something."""
+    """Return the logits in a container."""
 
     def __init__(self, kind: type) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Narrow networks are the members of Packed-Ensembles only if the residual stream is narrow, too."""
+"""Narrow networks equal members of Packed-Ensembles only if the residual stream is narrow, too."""
 
 import pytest
 import torch

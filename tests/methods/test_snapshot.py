@@ -1,4 +1,4 @@
-"""Snapshots: the cycles of a hand-written loop."""
+"""Snapshot ensembles against a plain loop over cycles."""
 
 import math
 
@@ -21,7 +21,7 @@ def few_digits() -> se.Data:
 
 
 def test_two_cycles_equal_a_plain_loop() -> None:
-    """The whole training split is one batch, so that nothing depends on its order."""
+    """The training split is one batch, so that its order does not matter."""
     few, model = few_digits().train, network()
     wrong = (few.inputs, (few.targets + 1) % 10)  # whoever learns gets worse at it: the best epoch is not the last
     data = se.Data.from_arrays(few.inputs, few.targets, validation=wrong, classes=10)

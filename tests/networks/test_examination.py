@@ -1,4 +1,4 @@
-"""Outputs and targets that are not what they seem: shapes of regressions, values as labels, probabilities as logits."""
+"""Doubtful outputs and targets: shapes of regressions, values as labels, probabilities as logits."""
 
 import warnings
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def test_regression_predicts_in_the_shape_of_its_targets(
 
 
 def test_file_of_an_earlier_version_predicts_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has neither the shape of the targets nor the limit of ids."""
+    """It records neither the shape of the targets nor the range of ids."""
     from structured_ensembles import artifact
 
     def without(path: Path, form: str, version: int, structure: dict[str, Any], tensors: Any) -> int:
@@ -158,13 +158,13 @@ def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def absolute_of_columns(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Written by somebody who knows of the trap."""
+    """Compute the mean absolute error of a column, as users who know of broadcasting do."""
     return (outputs[:, 0] - targets).abs().mean()
 
 
 @pytest.mark.parametrize("loss", [absolute, absolute_of_columns, nn.MSELoss()])
 def test_loss_gets_outputs_in_the_shape_of_the_targets(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """A column (600, 1) minus a row (600,) is a matrix: a network would learn the mean of the targets, and no more."""
+    """(600, 1) minus (600,) is a matrix: a network would learn no more than the mean."""
     y = (Y - Y.mean()) / Y.std()
     data = se.Data.from_arrays(X, y, test=(X, y))
     recipe = se.Recipe.named("regression", epochs=20)
@@ -180,7 +180,7 @@ def test_loss_gets_outputs_in_the_shape_of_the_targets(loss: Callable[[Tensor, T
 
 
 def test_always_predicting_the_common_class_of_rare_data_does_not_warn() -> None:
-    """Probabilities that rank well are no failure, though every prediction names the common class."""
+    """The probabilities rank well, though every prediction is the common class."""
     generator = np.random.default_rng(1)
     x = generator.normal(size=(2000, 4)).astype(np.float32)
     y = (generator.random(2000) < 0.25 / (1 + np.exp(2 - 4 * x[:, 0]))).astype(int)

@@ -1,4 +1,4 @@
-"""Where networks come from: recorded factories, warnings of files that cannot say, and models of another shape."""
+"""Provenance of networks: recorded factories, warnings where a file has none, models of another shape."""
 
 import json
 import warnings
@@ -22,7 +22,7 @@ X = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 def custom(width: int = 6, kernel: int = 3, classes: int = 10, name: str = "") -> nn.Module:
-    """A network of the user's own; its code computes with tensors, as many do to space rates of dropout."""
+    """Make a user's network; its code computes with tensors, as many do to space dropout rates."""
     rates = [rate.item() for rate in torch.linspace(0, 0.1, 2)]
     size = 8 - 2 * (kernel - 1)
     return nn.Sequential(
@@ -136,7 +136,7 @@ def test_import_error_of_a_factory_is_an_artifact_error(tmp_path: Path, monkeypa
 
 
 class Wrapped(nn.Module):
-    """A user's network around one that may have been cut."""
+    """Wrap a network that may have been extracted."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ def test_members_of_different_widths_round_trip(tmp_path: Path) -> None:
 
 
 def rewritten(path: Path, **changes: Any) -> None:
-    """Write other values into the structure of a file, as earlier versions or forgers may have."""
+    """Write other values into the structure of a file, as earlier versions or forgers do."""
     with safe_open(path, "pt") as file:
         envelope = json.loads(file.metadata()[FORMAT])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

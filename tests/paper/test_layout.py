@@ -1,3 +1,5 @@
+"""Tables of ours beside the paper's figures, in Markdown and HTML."""
+
 from html.parser import HTMLParser
 
 import pytest
@@ -39,7 +41,7 @@ def test_markdown_table_equals_a_hand_written_one() -> None:
 
 
 class Cells(HTMLParser):
-    """The text of every cell, and which tags are open."""
+    """Collect the text of every cell and the open tags."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,3 +1,5 @@
+"""The published tables: complete, consistent, and suspicious where we say so."""
+
 import itertools
 import math
 import subprocess

@@ -1,4 +1,4 @@
-"""sens reproduce queue: every run of the studies once, in order; finished runs are not done again."""
+"""sens reproduce queue: every run of the studies once, in order; finished runs are not repeated."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def test_grid_starts_only_jobs_that_fit_its_time(monkeypatch: pytest.MonkeyPatch
 
     @contextmanager
     def endless(workers: int | None, jobs: int) -> Iterator[Pool]:
-        """Two workers, whose first job never ends; a pool whose context an exception leaves ends its workers."""
+        """Give two workers whose first job never ends; leaving the pool by an exception ends them."""
 
         def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
             future: Future[Any] = Future()

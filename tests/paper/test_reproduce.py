@@ -1,4 +1,4 @@
-"""sens reproduce: the grid of each table, shared runs, nothing done twice, the paper's numbers beside ours."""
+"""sens reproduce: the runs of each table, shared between tables, done once, beside the paper's figures."""
 
 import json
 import re
@@ -151,7 +151,7 @@ def test_limit_reduces_training_samples() -> None:
 
 
 def toy(model: torch.nn.Module, data: se.Data, members: int = 5, **settings: object) -> se.Ensemble:
-    """Somebody's own method: one network, not trained at all."""
+    """Return one untrained network, as a user's method."""
     ensemble = se.Ensemble([model])
     ensemble.adopt(data)
     return ensemble
@@ -202,7 +202,7 @@ def test_table_numbers_equal_the_runs_figures(reproduced: Path) -> None:
 
 
 def test_both_rules_share_one_forward_pass(reproduced: Path) -> None:
-    """Each file is what `evaluate` gives for its rule alone, the thresholds of attacks and corruptions included."""
+    """Each file equals `evaluate` by its rule alone, thresholds of attacks and corruptions included."""
     part = Part(methods=("structured",), seeds=(0,), smoke=True)
     run = study("table-uncertainty", part).sources["structured, layer", "fgsm-0.02/cls/accuracy"][0][0]
     folder = reproduced / "runs" / run.folder

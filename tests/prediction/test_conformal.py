@@ -1,4 +1,4 @@
-"""Conformal sets and intervals: by hand, and how often they hold the truth over many draws."""
+"""Conformal sets and intervals: by hand, and their coverage over many draws."""
 
 import math
 
@@ -54,7 +54,7 @@ def test_prediction_sets_equal_a_hand_computation() -> None:
 
 
 def draws(rng: np.random.Generator, number: int) -> tuple[Tensor, Tensor]:
-    """Probabilities (samples, 6) that are too sure, and labels: right in about half of the cases."""
+    """Draw overconfident probabilities (samples, 6) and labels, correct in about half of the cases."""
     honest = 1.5 * rng.standard_normal((number, 6))
     uniform = rng.random((number, 1))
     truth = np.exp(honest) / np.exp(honest).sum(1, keepdims=True)
@@ -64,7 +64,7 @@ def draws(rng: np.random.Generator, number: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("method", ["thr", "aps", "raps"])
 def test_prediction_sets_have_the_requested_coverage(method: str) -> None:
-    """However wrong the probabilities are: at least the coverage, and hardly more."""
+    """However wrong the probabilities are, and hardly more than requested."""
     rng = np.random.default_rng(0)
     held_out, coverage, found, sizes = 40, 0.8, [], []
     for _ in range(800):
@@ -103,7 +103,7 @@ def test_too_few_samples_are_an_error() -> None:
 
 
 def values(rng: np.random.Generator, number: int, width: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, spread and targets (samples, width) whose noise grows with the spread, by an unknown factor."""
+    """Draw mean, spread and targets (samples, width) with noise proportional to the spread."""
     mean, spread = rng.standard_normal((number, width)), rng.gamma(2.0, 1.0, (number, width))
     targets = mean + 3 * (spread + 0.2) * rng.standard_t(3, (number, width))
     return tuple(map(torch.from_numpy, (mean, spread, targets)))

@@ -1,4 +1,4 @@
-"""Inputs that an ensemble or a learner cannot take get one sentence that says what it takes."""
+"""Inputs that an ensemble or a learner cannot take: one error that says what it takes."""
 
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def test_unsupported_image_size_is_an_error() -> None:
 
 
 class Text(nn.Module):
-    """Words and positions, each with a table of its own."""
+    """Embed words and positions by two tables."""
 
     def __init__(self, words: int = 50) -> None:
         super().__init__()

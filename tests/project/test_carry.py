@@ -1,4 +1,4 @@
-"""tools/carry.py: data and runs that travel to a machine with a GPU, and back."""
+"""tools/carry.py: data and runs go to a machine with a GPU and come back."""
 
 import runpy
 import shutil
@@ -21,7 +21,7 @@ carry = runpy.run_path(str(ROOT / "tools" / "carry.py"))
 
 @pytest.fixture
 def data_folder(tmp_path: Path) -> Path:
-    """A folder with a small colour data set and a grey one, in the format of the cache."""
+    """Make a folder with a small colour data set and a grey one, in the format of the cache."""
     generator = torch.Generator().manual_seed(0)
     for name, shape in (("cifar10", (3, 32, 32)), ("mnist", (1, 28, 28))):
         tensors = {
@@ -61,7 +61,7 @@ def files_in(archive: Path) -> set[str]:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of its own, which the tool takes for ours."""
+    """Make a small repository that the tool takes for ours."""
     root = tmp_path / "checkout"
     unfinished = [f"results/s/run/{own}" for own in UNFINISHED]
     for name in ("src/a.py", "docs/b.md", "results/queue.yaml", *unfinished):

@@ -1,4 +1,4 @@
-"""The figures in the README are those of recorded runs."""
+"""Figures in the README equal those of recorded runs."""
 
 import json
 import math
@@ -143,7 +143,7 @@ def test_accuracy_of_own_and_shared_batches_in_the_readme_is_recorded() -> None:
 
 
 def test_recorded_times_grow_linearly() -> None:
-    """Through the origin for images; for members a line that the points leave by a tenth at most; flat for pruning."""
+    """Through the origin in images, within 10 % of a line in members, constant in pruning."""
     by_kind: dict[str, list[tuple[float, float]]] = {}
     for row in recorded("scale-h200"):
         by_kind.setdefault(row["what"], []).append((row["x"], row.get("epoch_s", row["ms"])))

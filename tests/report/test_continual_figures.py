@@ -1,4 +1,4 @@
-"""The figures of continual learning show the numbers they are given."""
+"""Figures of continual learning show the values they are given."""
 
 import pytest
 from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""sens report results --docs: the page, the README's tables and figures say what the recorded runs say."""
+"""sens report results --docs: the page, the README's tables and the figures equal the recorded runs."""
 
 import json
 import math
@@ -43,7 +43,7 @@ H200 = {
 
 
 def finished(experiment: Any, folder: Path = Path(), **figures: float) -> Finished:
-    """A finished run with some figures, equal by both rules; names have two underscores for a slash."""
+    """Make a finished run with some figures, equal by both rules; two underscores stand for a slash."""
     known = {name.replace("__", "/"): value for name, value in figures.items()}
     return Finished(folder / experiment.folder, experiment.config(), H200, known, known)
 
@@ -53,7 +53,7 @@ def records_of(*runs: tuple[Any, dict[str, float]]) -> Records:
 
 
 def seeds_of(name: str, row: str, values: list[float], figure: str, part: Part = MAIN) -> list[tuple[Any, Any]]:
-    """Runs of a row of a study, one for each value."""
+    """Make runs of one row of a study, one for each value."""
     runs = runs_of_row(study(name, part), row)
     return [(own, {figure: value}) for own, value in zip(runs, values, strict=False)]
 

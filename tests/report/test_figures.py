@@ -1,4 +1,4 @@
-"""Reliability, the style of every method, and figures as files."""
+"""Reliability diagrams, the style of every method, and figures as files."""
 
 import io
 from itertools import combinations
@@ -115,7 +115,7 @@ def linear(colour: str) -> np.ndarray:
 
 
 def lab(rgb: np.ndarray) -> np.ndarray:
-    """CIELAB under D65."""
+    """Convert linear RGB to CIELAB under D65."""
     xyz = np.array(TO_XYZ) @ rgb.clip(0, 1) / [0.95047, 1, 1.08883]
     root = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
     return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])

@@ -1,4 +1,4 @@
-"""Reports of run folders from elsewhere: what their files say is shown as it is, and does nothing."""
+"""Reports of untrusted run folders: text from files is shown literally and has no effect."""
 
 import json
 import re
@@ -81,7 +81,7 @@ def test_table_shows_nan_and_inf(values: list[float]) -> None:
 
 
 class Page(HTMLParser):
-    """The tags, attributes and texts of a page, outside of figures."""
+    """Collect the tags, attributes and texts of a page, outside of figures."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def forged(run: Path, where: Path, text: str, **figures: Any) -> Path:
-    """Copy a run folder, with a text wherever one may stand."""
+    """Copy a run folder and put a text into every field that takes one."""
     shutil.copytree(run, where)
     config = yaml.safe_load((run / "config.yaml").read_text())
     config |= {"dataset": text, "model": text, "method": text, "method_arguments": {text: text, "prune": text}}

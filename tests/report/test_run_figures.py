@@ -1,4 +1,4 @@
-"""The figures of runs show the numbers they are given, where they belong."""
+"""Figures of runs show the values they are given."""
 
 import math
 
@@ -232,7 +232,7 @@ def shown(figure: Figure) -> list[str]:
 
 
 def line_of(axis: Axes, name: str) -> tuple[list[float], list[float]]:
-    """The data of the curve that the legend calls so."""
+    """Return the data of the curve with this label."""
     handles, labels = axis.get_legend_handles_labels()
     line = handles[labels.index(name)]
     line = line[0] if isinstance(line, tuple) else line  # an error bar comes with its caps

@@ -19,7 +19,7 @@ CONFIG |= {"members": 1, "model_arguments": {}, "method_arguments": {}}
 
 
 def in_another_process(work: Callable[[], object]) -> int:
-    """Run `work` in a child process; returns 0, 1 if it raised a ValueError, or minus the signal that killed it."""
+    """Run `work` in a child process; return 0, 1 if it raised a ValueError, or minus the signal that killed it."""
     child = os.fork()
     if child == 0:
         status = 3
@@ -135,7 +135,7 @@ def test_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
 
 
 def test_locks_exclude_each_other_while_folders_are_removed(tmp_path: Path) -> None:
-    """Each holder removes lock and folder at its end: nobody may hold a lock on what is gone."""
+    """Each holder removes lock and folder at its end; nobody may hold a lock on a removed file."""
     counter, folder, rounds = tmp_path / "counter", tmp_path / "run", 60
     counter.write_text("0")
 

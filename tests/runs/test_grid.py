@@ -1,3 +1,5 @@
+"""Grids of jobs: order, failures, dying workers and interrupts on every backend."""
+
 import ast
 import os
 import signal
@@ -31,7 +33,7 @@ BACKENDS = ("sequential", *PROCESSES)
 
 
 def children() -> set[int]:
-    """The processes that this one has started, but for the trackers that Python keeps one of."""
+    """List the child processes of this one, except for Python's resource tracker."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -56,7 +58,7 @@ class Grid:
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Grid:
-    """One grid with all that can happen to a job, on each backend; it pretends to have 2 cores and 2 GPUs."""
+    """Run one grid with everything that can happen to a job, on each backend, pretending to have 2 cores and 2 GPUs."""
     backend = request.param
     if backend == "dask":
         pytest.importorskip("distributed")
@@ -128,7 +130,7 @@ def test_dying_worker_fails_only_its_own_job(grid: Grid) -> None:
 def test_result_in_transfer_survives_the_next_job(
     backend: Backend, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The small result is here first; the next jobs kill their workers while the large one is still being fetched."""
+    """The next jobs kill their workers while the large result is still being fetched."""
     if backend == "dask":
         pytest.importorskip("distributed")
     one, two = tmp_path / "one", tmp_path / "two"
@@ -168,7 +170,7 @@ def test_dask_workers_get_one_call_at_a_time() -> None:
 
 
 def test_lost_dask_worker_fails_one_more_job(tmp_path: Path) -> None:
-    """Its processes import the script again, which somebody is editing by now."""
+    """A restarted worker imports the script again, which has a syntax error by then."""
     pytest.importorskip("distributed")
     script = tmp_path / "script.py"
     script.write_text(

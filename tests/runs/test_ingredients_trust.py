@@ -1,4 +1,4 @@
-"""Code that a run folder names: imported only for callers who trust it, or who name the same function themselves."""
+"""Code that a run folder names is imported only for callers who trust it or name the same function."""
 
 import shutil
 import sys
@@ -42,7 +42,7 @@ def trained_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """A module in the current folder; tells whether it was imported."""
+    """Write a module into the current folder; tell whether it was imported."""
     (tmp_path / "stranger.py").write_text(STRANGER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Default run folders, told apart by all that was given and not by defaults; arguments checked before folders."""
+"""Default run folders: named by every given argument, not by defaults; arguments are checked first."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Forged files, small ones that ask for much and fields of a wrong type: an ArtifactError, before anything is built."""
+"""Forged files, small ones that claim large sizes included: an ArtifactError before anything is built."""
 
 import json
 import math
@@ -60,7 +60,7 @@ def learner(method: str) -> Learner:
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Any], dict[str, Tensor], str]]:
-    """Structure, tensors and format of one file of each kind."""
+    """Return structure, tensors and format of one file of each kind."""
     folder, found = tmp_path_factory.mktemp("originals"), {}
     for kind, make in ENSEMBLES.items():
         path = folder / kind
@@ -91,7 +91,7 @@ def forged(originals: Any, kind: str, forge: Forge, path: Path) -> str:
 
 
 def put(*keys: Any) -> Forge:
-    """Set the value that comes last at the place that the others say."""
+    """Set the last value at the place that the others name."""
     *keys, last, value = keys  # type: ignore[assignment]
 
     def forge(structure: dict[str, Any], _: dict[str, Tensor]) -> None:
@@ -194,7 +194,7 @@ def test_large_inputs_are_accepted_if_the_caller_gives_the_backbone(
 
 
 def networks_that_do_not_run() -> dict[str, tuple[str, Forge]]:
-    """Valid fields that do not belong together: without a look at them, only a prediction would fail."""
+    """Combine valid fields that do not fit together, which otherwise only a prediction would notice."""
     return {
         "another width": ("cut", tensor("0.layers.1.weight", torch.zeros(3, 7))),
         "another bias": ("gaussian", tensor("0.layers.3.bias", torch.zeros(2))),
@@ -252,7 +252,7 @@ ODD = (
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The places of all values in nested lists and dicts."""
+    """List the places of all values in nested lists and dicts."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, own in items:
         yield (*path, key)
@@ -261,7 +261,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("kind", [*ENSEMBLES, *LEARNERS])
 def test_fields_of_a_wrong_type_are_refused(kind: str, originals: Any, tmp_path: Path) -> None:
-    """Whatever stands anywhere: it loads, or it is an ArtifactError."""
+    """Any value at any place loads or raises an ArtifactError."""
     draw, path = random.Random(kind), tmp_path / "file"
     found = list(places(originals[kind][0]))
     refused = 0

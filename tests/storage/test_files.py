@@ -1,4 +1,4 @@
-"""Files: whole or not there, never anything but files, and no more than they seem."""
+"""Atomic writes, regular files only, bounded sizes."""
 
 import os
 import platform
@@ -55,7 +55,7 @@ def old(path: Path) -> Path:
 
 
 def test_only_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
-    """A live file stays, however old it looks and whatever namespace its process is in; other people's files too."""
+    """A file of a live process stays, whatever its age and namespace; so do other users' files."""
     path = tmp_path / "file.txt"
     kept = [tmp_path / name for name in ("other.txt.part", "file.txt.part", "file.txt.mine.part", "other.txt.1-2.part")]
     for stranger in kept:
@@ -79,7 +79,7 @@ def test_only_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> N
 
 
 def test_old_temporary_files_of_other_machines_are_removed(tmp_path: Path) -> None:
-    """Where locks do not reach other machines, its age is all there is to tell by."""
+    """Locks do not reach other machines; the age has to decide."""
     part = tmp_path / f"file.txt.another.host-{'a' * 16}.part"
     part.write_text("half")
     write_text(tmp_path / "file.txt", "whole")
@@ -156,7 +156,7 @@ def test_link_is_replaced_and_its_target_kept(tmp_path: Path) -> None:
 
 @pytest.fixture
 def special(tmp_path: Path) -> dict[str, Path]:
-    """Things that are no regular files."""
+    """Make files that are not regular: pipes, devices, links."""
     os.mkfifo(tmp_path / "pipe")
     listener = socket.socket(socket.AF_UNIX)
     where = os.getcwd()

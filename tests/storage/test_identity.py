@@ -1,4 +1,4 @@
-"""A folder or a checkpoint is of one run: whatever would change the result is refused, and named."""
+"""Run identity: a folder or checkpoint belongs to one run; any change of the result is refused and named."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ SCALE = 2.0
 
 
 class Settings:
-    """What a network may keep in an object of its own."""
+    """Hold settings, as networks keep in objects."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -47,7 +47,7 @@ class Slotted:
 
 
 class Net(nn.Module):
-    """A perceptron with a buffer that no file keeps, and settings."""
+    """Make a perceptron with a non-persistent buffer and settings."""
 
     def __init__(self, slope: float = 0.5, factor: float = 1.0, slotted: float = 1.0) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def with_(model: nn.Module, change: Callable[[Any], Any]) -> nn.Module:
 
 
 def changed(sample: int, split: str = "train") -> se.Data:
-    """Data in which one number of one sample is another."""
+    """Change one number of one sample."""
     own = data(X.clone())
     part = getattr(own, split)
     part.inputs[part.index[sample], 5] += 1e-3
@@ -309,7 +309,7 @@ def local() -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def wrapped(power: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """A function such as a decorator makes, which has the name of another."""
+    """Make a function as a decorator does, with the name of another."""
 
     @wraps(powered)
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -319,7 +319,7 @@ def wrapped(power: float) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def with_default(power: float) -> FunctionType:
-    """The function `powered` with another default."""
+    """Make the function `powered` with another default."""
     return FunctionType(powered.__code__, powered.__globals__, "powered", (power,))
 
 

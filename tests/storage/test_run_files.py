@@ -1,4 +1,4 @@
-"""Damaged files of a run folder: a sentence that names the file, never another exception, never other figures."""
+"""Damaged files of a run folder: an error that names the file, and never wrong figures."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def run(whole: Path, tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> list[Any]:
-    """All that a report reads of a run, as plain values."""
+    """Read everything that a report reads of a run, as plain values."""
     finished = read_run(folder)
     samples = {name: own.tolist() for name, own in finished.samples.items()}
     history = read_history(folder, finished.result)
@@ -54,7 +54,7 @@ def contents(folder: Path) -> list[Any]:
 
 
 def outcome(read: Callable[[Any], Any], given: Any) -> tuple[Any, ValueError | None]:
-    """What was read, or the error of the expected kind; any other comes through."""
+    """Return what was read or the expected error; other errors propagate."""
     try:
         return read(given), None
     except ValueError as error:
@@ -94,7 +94,7 @@ def test_damaged_file_is_refused_or_harmless(run: Path, name: str) -> None:
 
 
 def forge(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change a record and give it a checksum that fits."""
+    """Change a record and give it a valid checksum."""
     content = read_json(path, "")
     change(content)
     path.write_text(json.dumps({**content, CHECKSUM: json_checksum(content)}))
@@ -105,7 +105,7 @@ ODD = [None, True, "x", [], {}, [1], -1, 0, 1e999, float("nan"), 10**400, {"a": 
 
 @pytest.mark.parametrize("name", ["result.json", "evaluation-test-mean.json"])
 def test_forged_values_are_refused_or_shown(run: Path, name: str) -> None:
-    """Types that no run writes, with a checksum that fits: an error of the right kind, or a run that can be used."""
+    """Wrong types with a valid checksum give the right kind of error or a usable run."""
     template = files("structured_ensembles.report").joinpath("page.html").read_text(encoding="utf-8")
     page = Environment(autoescape=True).from_string(template)
     original = read_json(run / name, "")
@@ -239,7 +239,7 @@ def test_special_files_do_not_hang(run: Path, name: str) -> None:
 
 
 def test_records_of_earlier_versions_are_read(run: Path) -> None:
-    """Those had no checksums."""
+    """They have no checksums."""
     before = contents(run)
     for name in ("result.json", "evaluation-test-mean.json"):
         content = json.loads((run / name).read_text())

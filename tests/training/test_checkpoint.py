@@ -1,4 +1,4 @@
-"""Checkpoints: a damaged one is never used, and one of an earlier version still is."""
+"""Checkpoints: a damaged one is never used; those of earlier versions still are."""
 
 import json
 import math

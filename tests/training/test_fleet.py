@@ -1,4 +1,4 @@
-"""train(): a member of a fleet is the network trained alone; nothing is lost; nothing bad spreads."""
+"""train(): members equal networks trained alone, runs resume, and a diverging member stops alone."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ RECIPE = se.Recipe(epochs=4, batch_size=64, rate=0.05, augmentation="crop")
 
 
 class Gaps(nn.Module):
-    """A weight that is every other column of something."""
+    """Use a weight that is a strided view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Gaps(nn.Module):
 
 
 class Late(nn.Module):
-    """A layer that is used from the third batch on, and then in every other."""
+    """Use a layer from the third batch on, and then in every other batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Late(nn.Module):
 
 
 class Relaid(nn.Sequential):
-    """A hook on a weight lays its derivative out in another order."""
+    """Permute the layout of a gradient by a hook."""
 
     def __init__(self) -> None:
         super().__init__(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 10))
@@ -68,7 +68,7 @@ class Relaid(nn.Sequential):
 def test_fused_and_plain_optimizers_train_unusual_networks_equally(
     kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernels that do a whole step of an optimizer at once cannot take all of them, or are wrong."""
+    """Fused optimizer kernels fail or are wrong for some of them."""
     momentum = 0.0 if kind is Sparse else 0.9
     rate = 3.0 if kind is Sparse else 0.005
     recipe = se.Recipe(epochs=3, batch_size=32, rate=rate, momentum=momentum, nesterov=False, weight_decay=0.0)
@@ -100,7 +100,7 @@ def test_ordinary_networks_use_the_fused_optimizer() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_parameters_of_any_dtype_are_updated(dtype: torch.dtype, optimizer: str) -> None:
-    """Torch's own kernels for a whole step do not, in half precision on a CPU."""
+    """Torch's fused kernels do not update half precision on a CPU."""
     network, reference = se.zoo.mlp(64).to(dtype), se.zoo.mlp(64).to(dtype)
     reference.load_state_dict(network.state_dict())
     recipe = se.Recipe(optimizer=optimizer)
@@ -132,7 +132,7 @@ def test_member_equals_the_network_trained_alone(optimizer: str) -> None:
 
 
 def test_training_equals_a_plain_pytorch_loop() -> None:
-    """Three epochs of SGD, written out."""
+    """Three epochs of SGD."""
     data = few_digits()
     recipe = se.Recipe(epochs=3, batch_size=50, rate=0.1, warmup=1.0, weight_decay=1e-3, augmentation="none")
     ours = se.Ensemble([network(0, dropout=0.0)])
@@ -235,7 +235,7 @@ def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 
 
 class Exploding(nn.Module):
-    """Turns to infinity after some steps."""
+    """Return infinity after some steps."""
 
     def __init__(self, inner: nn.Module, after: int) -> None:
         super().__init__()
@@ -288,7 +288,7 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
 
 @pytest.mark.parametrize(("scale", "most"), [(1.0, 0.45), (100.0, 0.85)])
 def test_regression_is_learned_with_default_settings(scale: float, most: float) -> None:
-    """If slowly where the targets are large; at the rate of classification it would diverge."""
+    """Large targets diverge at the rate of classification."""
     torch.manual_seed(0)
     x = torch.rand(1000, 6)
     y = scale * (3 + torch.sin(3 * x[:, 0]) + x[:, 1] * x[:, 2] - x[:, 3])

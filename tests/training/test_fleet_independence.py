@@ -1,4 +1,4 @@
-"""Members are independent: each has its own order, crops, dropout and weights, from (seed, member)."""
+"""Independent members: each has its own order, crops, dropout and weights, from (seed, member)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_members_of_equal_number_train_equally(recipe: se.Recipe) -> None:
 
 
 class Recording(nn.Module):
-    """Keeps the batches it is trained on."""
+    """Keep the batches of training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Recording(nn.Module):
 
 
 def seen_in_epochs(data: se.Data, **arguments: object) -> list[list[torch.Tensor]]:
-    """For each of three members the batches of two epochs."""
+    """Return the batches of two epochs for each of three members."""
     members = [Recording() for _ in range(3)]
     recipe = se.Recipe(epochs=2, batch_size=64, augmentation="none")
     se.train(se.Ensemble(members), data, recipe, quiet=True, **arguments)  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ def test_streamed_batches_are_read_once_and_shared() -> None:
 
 
 def test_dropout_differs_between_members() -> None:
-    """One image, no crops: nothing but dropout could tell twins apart."""
+    """With one image and no crops, only dropout can separate equal networks."""
     twins = se.Ensemble([network(0, dropout=0.5), network(0, dropout=0.5)])
     image = few_digits().train.inputs[:1].repeat(64, 1, 1, 1)
     same = se.Data.from_arrays(image, torch.zeros(64, dtype=torch.long), classes=10, validation=0.0)
@@ -150,7 +150,7 @@ def test_seeds_share_no_member_stream(method: str) -> None:
 
 @pytest.mark.usefixtures("engine")
 def test_crops_differ_between_members() -> None:
-    """One image for all samples: an order of one's own would show nothing."""
+    """All samples are one image, so that the order cannot differ."""
     image = few_digits().train.inputs[:1].repeat(64, 1, 1, 1)
     same = se.Data.from_arrays(image, torch.zeros(64, dtype=torch.long), classes=10, validation=0.0)
     members = [Recording() for _ in range(2)]

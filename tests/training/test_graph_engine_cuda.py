@@ -46,7 +46,7 @@ def test_member_of_a_graph_equals_the_network_trained_alone(dropout: float) -> N
 
 
 def memory_of(data: se.Data, members: int, **how: object) -> float:
-    """Bytes that training takes from the GPU at its peak, besides what was taken before."""
+    """Return the peak of bytes that training reserves on the GPU, besides those allocated before."""
     ensemble = se.Ensemble([se.zoo.resnet20(in_channels=1) for _ in range(members)])
     before = from_scratch()
     se.train(ensemble, data, se.Recipe(epochs=2, batch_size=1024, **how), quiet=True)
@@ -80,7 +80,7 @@ def test_one_stream_reserves_at_most_1_3_times_the_memory_of_the_loop() -> None:
 
 
 def test_all_streams_allocate_at_most_1_3_times_the_memory_of_the_loop() -> None:
-    """By `max_memory_allocated`, which counts what a graph holds only while it is captured."""
+    """By `max_memory_allocated`, which counts the tensors of a graph only during its capture."""
     data, living = se.load_data("digits"), []
     for how in ({"engine": "loop"}, {}):
         memory_of(data, 5, **how)
@@ -121,7 +121,7 @@ def test_losses_do_not_depend_on_the_number_of_streams() -> None:
 
 
 class Unkind(nn.Module):
-    """Something that shows only in the capture itself."""
+    """Fail only while a capture is under way."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def test_failed_capture_leaves_streams_and_generators_usable() -> None:
 
 
 class Impossible(nn.Module):
-    """What a graph cannot hold: the host has a part in it."""
+    """Use the host in a way that a graph cannot hold."""
 
     def __init__(self, inner: nn.Module, how: str) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ def test_channel_padding_does_not_change_the_losses(monkeypatch: pytest.MonkeyPa
 
 
 def test_sparse_gradients_train_in_the_loop() -> None:
-    """A fused optimizer, such as a graph needs, does not take them."""
+    """Fused optimizers, which a graph needs, do not take sparse gradients."""
     data, recipe = se.load_data("digits"), se.Recipe(epochs=2, rate=3.0, momentum=0.0, weight_decay=0.0)
     history = se.train(se.Ensemble([Sparse()]), data, recipe, quiet=True)
     assert history.engine == "loop"

@@ -1,4 +1,4 @@
-"""Several processes do what one does: members bit for bit, saliency to rounding, the same subnets everywhere."""
+"""Several processes: bit-identical members, equal subnets, saliency equal to rounding."""
 
 import os
 import subprocess
@@ -67,7 +67,7 @@ def run(processes: int, folder: Path, *arguments: str, code: str = WORK) -> subp
 
 
 def run_alone(folder: Path, what: str, count: str = "2") -> None:
-    """The same in this process, which is one: what the results of several are compared with."""
+    """Do the same in this process alone, as the reference."""
     folder.mkdir()
     work(str(folder), what, count)
 

@@ -1,4 +1,4 @@
-"""Optimizers: groups by rule, built for the engine that runs, and nothing lost when that changes."""
+"""Optimizers: groups by rule, built for the engine, with state that survives a change of engine."""
 
 import logging
 import math
@@ -49,7 +49,7 @@ def test_rules_round_trip_through_a_dict() -> None:
 
 @pytest.mark.parametrize("engine", ["loop", "graph"])
 def test_batch_ensemble_factors_have_no_decay_and_half_the_rate(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step of plain SGD on given gradients: factors move by half the rate, weights also by their decay."""
+    """After one step of SGD, factors moved by half the rate, and weights also by their decay."""
     use_engine(monkeypatch, engine)
     data = few_digits()
     torch.manual_seed(0)
@@ -75,7 +75,7 @@ def test_batch_ensemble_factors_have_no_decay_and_half_the_rate(engine: Any, mon
 
 
 class Refusing:
-    """Captures nothing, from some call on; what it is given before runs as it is."""
+    """Refuse captures from some call on; before that, return the steps as they are."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -90,7 +90,7 @@ class Refusing:
 def test_sparse_gradients_train_after_a_capture_failed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Optimizers of a graph are fused, and do not take them; the loop has its own."""
+    """The fused optimizer of a graph does not take sparse gradients; the loop builds its own."""
     use_engine(monkeypatch, "graph")
     monkeypatch.setattr(graph, "all_captured", Refusing(after=0))
     recipe = se.Recipe(epochs=3, batch_size=32, rate=3.0, momentum=0.0, weight_decay=0.0)
@@ -104,7 +104,7 @@ def test_sparse_gradients_train_after_a_capture_failed(
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_fallback_from_graph_to_loop_keeps_momentum(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the first member stops, the others are captured anew, and that may fail."""
+    """After the first member stops, the others are captured again, which fails here."""
 
     def trained(engine: Literal["loop", "graph"]) -> se.History:
         use_engine(monkeypatch, engine)
@@ -176,7 +176,7 @@ def test_widths_that_cannot_be_padded_are_logged(monkeypatch: pytest.MonkeyPatch
 def test_resumed_run_may_change_its_engine(
     optimizer: str, first: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Momentum comes from the checkpoint, rates from the new engine, and the history knows both engines."""
+    """Momentum comes from the checkpoint, rates from the new engine; the history names both."""
 
     def trained(engine: Any, stop: int | None, checkpoint: Path | None = None) -> se.History:
         ensemble = se.Ensemble([network(0, dropout=0.0), network(1, dropout=0.0)])

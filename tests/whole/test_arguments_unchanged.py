@@ -1,4 +1,4 @@
-"""What belongs to the caller stays as it is: models that cannot be copied, inputs, and a learner's own weights."""
+"""Arguments stay unchanged: models that cannot be copied, inputs, a learner's weights."""
 
 from collections.abc import Callable
 from functools import partial
@@ -108,7 +108,7 @@ def test_copying_a_model_that_refers_to_itself_is_refused(tie: Callable[[Any], N
 
 
 class Registered(nn.Module):
-    """Looks itself up where a copy finds the original."""
+    """Look the original up in a registry, which a copy finds as well."""
 
     known: ClassVar[dict[str, nn.Module]] = {}
 
@@ -162,7 +162,7 @@ def test_model_that_refers_to_itself_can_be_trained_in_place() -> None:
 
 
 class Overwriting(nn.Module):
-    """Begins with an operation in place."""
+    """Begin with an in-place operation."""
 
     def __init__(self, first: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ def test_member_does_not_see_inputs_overwritten_by_another() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_training_and_validation_use_unmodified_inputs(streamed: bool) -> None:
-    """The members of a fleet are the networks trained alone, and the data stay."""
+    """Members equal networks trained alone, and the data stay unchanged."""
     inputs = X.clone()
     batches = DataLoader(TensorDataset(inputs, Y), batch_size=None, sampler=[slice(0, 30), slice(30, 60)])
     data = (

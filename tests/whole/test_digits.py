@@ -1,4 +1,4 @@
-"""What the whole is for: an ensemble in place of a network, trained for real."""
+"""An ensemble in place of a network, trained on real digits."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from structured_ensembles.evaluation.calibration import expected_calibration_err
 
 
 def test_structured_ensemble_beats_its_network_on_digits(record_property: Callable[[str, object], None]) -> None:
-    """Better accuracy and likelihood, and after temperature a smaller ECE than the network's before it.
+    """By accuracy and NLL; and its calibrated ECE is below the network's uncalibrated one.
 
     Of all digits a third to learn from, a third to fit the temperature, a third to test; four draws, whose predictions
     are judged together: on the 359 images of the test split, figures are mostly noise. The network has one wide layer:

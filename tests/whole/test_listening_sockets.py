@@ -1,4 +1,4 @@
-"""No socket of ours listens beyond loopback: local clusters and groups of processes have no authentication."""
+"""No socket of ours listens beyond loopback: local clusters and process groups have no authentication."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="read
 
 
 def test_socket_on_all_interfaces_is_detected() -> None:
-    """Else the tests below would find nothing."""
+    """Otherwise the tests below could not fail."""
     for family, address in ((socket.AF_INET, ""), (socket.AF_INET6, "::"), (socket.AF_INET, "127.0.0.1")):
         with socket.socket(family) as server:
             server.bind((address, 0))
@@ -57,7 +57,7 @@ def fake_ray(running: bool) -> tuple[SimpleNamespace, list[dict[str, object]]]:
 
 @pytest.mark.parametrize("address", [None, "local"])
 def test_own_ray_cluster_is_bound_to_loopback(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recent versions take the machine's outward address by default."""
+    """Recent versions bind to the machine's outward address by default."""
     from structured_ensembles.runs.workers import ray
 
     package, calls = fake_ray(running=False)
@@ -91,7 +91,7 @@ def test_running_ray_cluster_is_used_unchanged(monkeypatch: pytest.MonkeyPatch) 
 def test_processes_of_one_host_use_loopback(
     local: str, chosen: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the name of the host is an outward address, gloo would listen there."""
+    """Gloo would listen on an outward address if the host's name resolves to one."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     for name, value in (("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", local)):
         monkeypatch.setenv(name, value)

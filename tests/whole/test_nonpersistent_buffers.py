@@ -1,4 +1,4 @@
-"""Non-persistent buffers are part of what a network computes, though a state dict leaves them out."""
+"""Non-persistent buffers are saved and restored, though a state dict leaves them out."""
 
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def trained(recipe: se.Recipe, checkpoint: Path | None = None) -> se.Ensemble:
 
 
 def test_best_epoch_is_restored_with_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first epoch is made the best: what it left is what the first epoch alone leaves."""
+    """The first epoch is made the best; its buffers are those of one epoch alone."""
     change_validation(monkeypatch, lambda member, result: (result[0], 1.0 if member.best_epoch < 0 else 0.0))
     schedule = {"schedule": "constant", "warmup": 0.0}
     first = trained(se.Recipe(epochs=1, batch_size=8, rate=0.05, **schedule))

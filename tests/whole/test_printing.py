@@ -1,4 +1,4 @@
-"""What `print` shows of the values on the walk: small tables, not tensors."""
+"""`print` shows the values of the walk as small tables."""
 
 import torch
 

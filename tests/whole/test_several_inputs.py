@@ -1,4 +1,4 @@
-"""Networks of several inputs, and transformers with a padding mask, go all the way: search, training, files."""
+"""Networks of several inputs, and transformers with a padding mask: search, training, files."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ SHORT = se.Recipe(epochs=2, batch_size=16, rate=0.01)
 
 
 class Text(nn.Module):
-    """Tokens, 0 for padding, to classes: it makes the mask itself."""
+    """Classify token ids, 0 for padding; compute the mask inside."""
 
     def __init__(self, dropout: float = 0.1) -> None:
         super().__init__()
@@ -49,21 +49,21 @@ class Text(nn.Module):
 
 
 class Masked(Text):
-    """Two positional inputs."""
+    """Take ids and mask as positional inputs."""
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         return self.classified(ids, mask)
 
 
 class Named(Text):
-    """Keyword arguments, as tokenizers name them; the mask in whole numbers."""
+    """Take keyword arguments, as tokenizers name them; the mask is of integers."""
 
     def forward(self, *, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return self.classified(input_ids, attention_mask == 1)
 
 
 def sentences(number: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Ids padded at the end, and the class: which third of the vocabulary the first word is of."""
+    """Draw ids padded at the end, and labels: the third of the vocabulary that the first word is from."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, VOCABULARY, (number, LENGTH), generator=generator)
     lengths = torch.randint(1, LENGTH + 1, (number, 1), generator=generator)
@@ -91,7 +91,7 @@ def new(model: type[Text], dropout: float = 0.1) -> Text:
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
-    """All that a user could notice: tensors, modes, attributes."""
+    """Return all that a user could notice: tensors, modes, attributes."""
     plain = {
         f"{name}.{key}": value
         for name, module in model.named_modules()
@@ -150,7 +150,7 @@ def test_walk_accepts_several_inputs_and_leaves_the_model_unchanged(kind: type[T
 
 
 def test_search_is_equal_with_and_without_nested_tensors() -> None:
-    """A mask by hand in a network that cannot nest: the same vectors."""
+    """Compared with an explicit mask in a network that cannot nest."""
     data, found = data_for(Text), []
     for nested in (True, False):
         model = new(Text)
@@ -165,7 +165,7 @@ def test_search_is_equal_with_and_without_nested_tensors() -> None:
 
 
 def test_extraction_is_exact_for_several_inputs() -> None:
-    """In evaluation mode without gradients, where the whole one uses nested tensors."""
+    """In evaluation mode without gradients, where the full network uses nested tensors."""
     model, data = new(Text).eval(), data_for(Text)
     graph = se.trace(model, data.example())
     subnet = se.select(graph, prune=0.5, selection="random", members=1)[0]
@@ -214,7 +214,7 @@ def test_member_equals_the_network_trained_alone(kind: type[Text]) -> None:
 
 @pytest.mark.parametrize(("kind", "precision"), [(Masked, "float32"), (Named, "bfloat16")])
 def test_both_engines_have_equal_losses(kind: type[Text], precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps that a CUDA graph captures, run without one."""
+    """The graph engine's steps run without a graph."""
     rows = []
     for engine in ("graph", "loop"):
         use_engine(monkeypatch, engine)
@@ -226,7 +226,7 @@ def test_both_engines_have_equal_losses(kind: type[Text], precision: Any, monkey
 
 
 class PaddedMean(nn.Module):
-    """Padded positions reach the output, and are zero only with nested tensors."""
+    """Let padded positions reach the output; they are zero only with nested tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ def test_prediction_equals_validation_and_the_loaded_file(tmp_path: Path) -> Non
 
 
 def test_computed_and_given_masks_give_equal_logits() -> None:
-    """The mask computed by the network, or given with the ids: one result, to the last bit."""
+    """The mask computed by the network or given with the ids: bit-identical."""
     found = []
     for kind in (Text, Masked, Named):
         data = data_for(kind)
@@ -291,7 +291,7 @@ def test_kind_of_each_input_follows_its_dtype() -> None:
 
 
 def test_each_input_has_its_own_normalization() -> None:
-    """Columns are standardised by the training samples; a choice may be made for one of several."""
+    """Columns are standardised by training samples; one input's choice may differ."""
     pictures, columns = torch.randint(0, 256, (8, 3, 4, 4), dtype=torch.uint8), 1000 + 50 * torch.randn(8, 2)
     labels = torch.arange(8) % 2
     data = se.Data.from_arrays({"a": pictures, "b": columns}, labels, validation=0, normalization={"a": "none"})
@@ -348,7 +348,7 @@ def _leaves(inputs: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("engine", ["graph", "loop"])
 def test_batches_padded_to_different_lengths_train(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As collators pad them: every batch as long as its longest sentence; a captured step fits one length."""
+    """As collators pad them; a captured step fits one length only."""
     use_engine(monkeypatch, engine)
 
     def collated(rows: list[tuple[Tensor, int]]) -> dict[str, Tensor]:

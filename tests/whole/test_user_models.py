@@ -1,4 +1,4 @@
-"""Networks and data as people have them: each of these once failed, or was silently wrong."""
+"""Networks and data as users bring them: each of these once failed or was silently wrong."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_float64_networks_search_train_and_save(tmp_path: Path, storage: Any) ->
 
 
 class Causal(nn.Module):
-    """Has a mask of -inf, as language models do."""
+    """Keep a mask of -inf, as language models do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def test_mask_of_infinities_is_stored_exactly(tmp_path: Path, storage: Any) -> N
 
 
 class Versioned(nn.Sequential):
-    """As torchvision's MNASNet: asks what version its weights are of. And it keeps something else in its state."""
+    """Check the version of saved weights, as torchvision's MNASNet does, and keep extra state."""
 
     _version = 2
 
@@ -261,7 +261,7 @@ def test_outputs_that_are_not_one_tensor_are_errors(kind: type, selection: str) 
 
 
 class PointwiseLinear(nn.Linear):
-    """A 1×1 convolution of (batch, channels, time)."""
+    """Convolve (batch, channels, time) by a 1×1 kernel."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.transpose(1, 2)).transpose(1, 2)

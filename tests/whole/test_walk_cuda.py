@@ -93,7 +93,7 @@ USERS: list[tuple[Callable[[], nn.Module], np.ndarray]] = [
 def test_user_networks_search_train_and_predict_on_a_gpu(
     make: Callable[[], nn.Module], inputs: np.ndarray, tmp_path: Path
 ) -> None:
-    """All of it in graphs: the warning that something goes on without one would be an error here."""
+    """A warning that a step runs without a CUDA graph would be an error here."""
     torch.manual_seed(0)
     model = make()
     data = se.Data.from_arrays(inputs, LABELS, test=(inputs, LABELS), ids=inputs is WORDS)

@@ -1,3 +1,5 @@
+"""Networks of the zoo: parameter counts, shapes, initialisation."""
+
 import pytest
 import torch
 from torch import nn
@@ -51,7 +53,7 @@ def test_weights_are_initialised_by_kaiming() -> None:
 
 
 def test_resnet_shortcut_subsamples_and_pads_with_zeros() -> None:
-    """Every second pixel, and zeros for the channels that the input does not have."""
+    """Option A: every second pixel, and zeros for the missing channels."""
     block = se.zoo.resnet20().layer2[0].eval()
     nn.init.zeros_(block.bn2.weight)
     x = torch.rand(2, 16, 8, 8)
