@@ -2,10 +2,6 @@
 
 import itertools
 import math
-import subprocess
-import sys
-import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +10,6 @@ from structured_ensembles.data.sources import data_sets
 from structured_ensembles.paper.metrics import METRICS
 from structured_ensembles.paper.published import Cell, Table, published, table_names
 from structured_ensembles.scaling import Initial
-from tests.support.paths import ROOT
 
 METHODS = ("single", "deep", "snapshot", "batch-ensemble", "mc-dropout", "structured")
 DATASETS = ("svhn", "cifar10", "cifar100", "tiny-imagenet")
@@ -192,12 +187,3 @@ def test_suspicious_cells_and_bounds_are_not_targets(table: Table) -> None:
 def test_unknown_table_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"name must be one of accuracy, memory, ece.*not 'speed'"):
         published("speed")
-
-
-def test_wheel_contains_the_published_tables(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        held = {Path(name).stem for name in archive.namelist() if "/paper/published/" in name}
-    assert held == set(table_names())
