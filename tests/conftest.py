@@ -22,6 +22,7 @@ except (OSError, StopIteration):
         _library.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 import structured_ensembles as se  # noqa: E402 - after what it needs
+from structured_ensembles.cuda import capture  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,6 +48,15 @@ def without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make cuDNN compute in full float32 and by deterministic algorithms."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
+
+@pytest.fixture(autouse=True)
+def _no_unexpected_fallback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test that logged an uncaptured step; a test that expects the log calls `caplog.clear()`."""
+    capture.log_once.cache_clear()
+    yield
+    told = [record.getMessage() for record in caplog.get_records("call") if record.name == capture.logger.name]
+    assert not told, f"a fallback was logged: {told}"
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from structured_ensembles.scaling import Scales
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Subnet, select
 from structured_ensembles.storage.container import ArtifactError
-from structured_ensembles.training import History, ParameterRule, Recipe, train
+from structured_ensembles.training import EpochRow, Execution, History, ParameterRule, Recipe, train
 from structured_ensembles.zoo.by_name import from_factory
 
 __version__ = "0.1.0"
@@ -36,6 +36,8 @@ __all__ = [
     "ChannelGroup",
     "Data",
     "Ensemble",
+    "EpochRow",
+    "Execution",
     "Gaussians",
     "History",
     "Normalization",

@@ -1,6 +1,7 @@
 """Failures of `sens`: one line for expected errors, a traceback file for bugs."""
 
 import errno
+import logging
 import os
 import re
 import resource
@@ -184,13 +185,31 @@ def test_ctrl_c_mentions_resuming_only_for_resumable_commands(
     assert capsys.readouterr().err == "sens: stopped\n"
 
 
-def test_main_restores_warnings_path_and_streams(capsys: pytest.CaptureFixture[str]) -> None:
-    before = (warnings.showwarning, list(sys.path), sys.stdout.errors, sys.stderr.errors)
+def test_main_restores_warnings_path_streams_and_log_handlers(capsys: pytest.CaptureFixture[str]) -> None:
+    def state() -> tuple[object, ...]:
+        handlers = list(logging.getLogger("structured_ensembles").handlers)
+        return warnings.showwarning, list(sys.path), sys.stdout.errors, sys.stderr.errors, handlers
+
+    before = state()
     assert main(["datasets"]) == 0
     assert main(["train", "--model", "no.such:thing"]) == 2
     with pytest.raises(SystemExit):
         main(["nonsense"])
-    assert (warnings.showwarning, list(sys.path), sys.stdout.errors, sys.stderr.errors) == before
+    assert state() == before
+
+
+def test_log_records_are_shown_as_escaped_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lists() -> dict[str, object]:
+        logging.getLogger("structured_ensembles.training.engine").warning("training goes on, \x1b[31mslower")
+        return {}
+
+    monkeypatch.setattr(LISTS, lists)
+    assert main(["datasets"]) == 0
+    told = capsys.readouterr().err
+    assert told.startswith("sens: training goes on, ")
+    assert "\x1b" not in told
 
 
 def test_terminal_that_cannot_encode_a_character_gets_a_replacement(

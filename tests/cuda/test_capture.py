@@ -67,13 +67,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.usefixtures("watched")
-def test_training_steps_never_wait_for_the_device(precision: str, optimizer: str) -> None:
+def test_training_steps_never_wait_for_the_device(precision: Any, optimizer: str) -> None:
     """Networks of odd widths, which are padded in bfloat16, are among them."""
     members = [pruned(0.8, in_channels=1), network(1, width=5, dropout=0.3), Viewing(1)]
-    recipe = se.Recipe(
-        epochs=3, batch_size=96, rate=0.02, precision=precision, optimizer=optimizer, augmentation="crop", patience=1
-    )
-    se.train(se.Ensemble(members), few_digits(), recipe, "cpu", quiet=True)
+    recipe = se.Recipe(epochs=3, batch_size=96, rate=0.02, optimizer=optimizer, augmentation="crop", patience=1)
+    execution = se.Execution(precision=precision)
+    se.train(se.Ensemble(members), few_digits(), recipe, "cpu", execution=execution, quiet=True)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e5])  # as it is, and in units of its own

@@ -136,7 +136,8 @@ def stepwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "replaceable", norms_of)
 
 
-RECIPE = se.Recipe(epochs=2, batch_size=64, rate=0.05, precision="bfloat16", augmentation="none", keep="last")
+BFLOAT16 = se.Execution(precision="bfloat16")
+RECIPE = se.Recipe(epochs=2, batch_size=64, rate=0.05, augmentation="none", keep="last")
 
 
 @pytest.mark.usefixtures("stepwise")
@@ -150,7 +151,9 @@ def test_members_that_look_alike_are_judged_one_by_one() -> None:
     def losses(*between: nn.Module) -> list[list[float | None]]:
         networks = [member(own) for own in between]
         same = [0] * len(networks)  # the same batches
-        history = se.train(se.Ensemble(networks), few_digits(), RECIPE, "cpu", numbers=same, quiet=True)
+        history = se.train(
+            se.Ensemble(networks), few_digits(), RECIPE, "cpu", execution=BFLOAT16, numbers=same, quiet=True
+        )
         return [[row["loss"] for row in history.of(number)] for number in range(len(networks))]
 
     class Whole(nn.Module):
@@ -172,7 +175,7 @@ def test_members_that_look_alike_are_judged_one_by_one() -> None:
 def test_a_normalization_too_narrow_for_its_input_is_an_error_at_once() -> None:
     network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(8 * 36, 10))
     with pytest.raises(RuntimeError, match="running_mean should contain 8 elements not 6"):
-        se.train(se.Ensemble([network]), few_digits(), RECIPE, "cpu", quiet=True)
+        se.train(se.Ensemble([network]), few_digits(), RECIPE, "cpu", execution=BFLOAT16, quiet=True)
     assert network[1].num_batches_tracked == 1  # in the first step
 
 
@@ -195,7 +198,7 @@ def test_zeros_change_nothing(monkeypatch: pytest.MonkeyPatch, between: nn.Modul
         for layer in network.modules():
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()
-        history = se.train(se.Ensemble([network]), few_digits(), RECIPE, "cpu", quiet=True)
+        history = se.train(se.Ensemble([network]), few_digits(), RECIPE, "cpu", execution=BFLOAT16, quiet=True)
         assert network[0].weight.shape == (6, 1, 3, 3)
         return [value for row in history.rows for value in (row["loss"], row["validation_loss"])]
 

@@ -21,6 +21,8 @@ from tests.support.kernel_checks import (
     here,
 )
 
+BFLOAT16 = se.Execution(precision="bfloat16")
+
 
 @here
 @pytest.mark.parametrize("shape", [(8, 8, 16, 16), (3, 7, 5, 5), (16, 70, 4, 4), (9, 3, 33, 31), (2, 1, 1, 1)])
@@ -144,14 +146,16 @@ def test_a_network_learns_the_same_by_our_batch_norm(
     """In bfloat16, with five channels filled up to eight where that can be found out."""
     images = torch.randint(0, 256, (48, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     data = se.Data.from_arrays(images, torch.arange(48) % 10, validation=0.0)
-    recipe = se.Recipe(epochs=1, batch_size=16, rate=1e-3, warmup=0, precision="bfloat16", augmentation="none")
+    recipe = se.Recipe(epochs=1, batch_size=16, rate=1e-3, warmup=0, augmentation="none")
     losses = []
     for replaceable in (norm.replaceable, lambda network: []):
         monkeypatch.setattr(graph, "replaceable", replaceable)
         torch.manual_seed(0)
         layers = [nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), activation(), nn.Conv2d(5, 16, 3, bias=False)]
         head = [nn.BatchNorm2d(16), activation(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
-        history = se.train(se.Ensemble([nn.Sequential(*layers, *head)]), data, recipe, "cpu", quiet=True)
+        history = se.train(
+            se.Ensemble([nn.Sequential(*layers, *head)]), data, recipe, "cpu", execution=BFLOAT16, quiet=True
+        )
         losses.append(history.rows[0]["loss"])
         if replaceable is norm.replaceable:
             assert any("ReLUs are not fused" in message for message in history.fallbacks) != fused
@@ -180,10 +184,10 @@ def warmed_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def trained() -> se.History:
     images = torch.randint(0, 256, (48, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     data = se.Data.from_arrays(images, torch.arange(48) % 10, validation=0.0)
-    recipe = se.Recipe(epochs=1, batch_size=48, rate=1e-3, warmup=0, precision="bfloat16", augmentation="none")
+    recipe = se.Recipe(epochs=1, batch_size=48, rate=1e-3, warmup=0, augmentation="none")
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(180, 10)]
-    return se.train(se.Ensemble([nn.Sequential(*layers)]), data, recipe, "cpu", quiet=True)
+    return se.train(se.Ensemble([nn.Sequential(*layers)]), data, recipe, "cpu", execution=BFLOAT16, quiet=True)
 
 
 @here

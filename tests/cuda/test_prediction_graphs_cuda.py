@@ -29,7 +29,7 @@ def test_network_that_flattens_by_view_trains_and_predicts_in_graphs() -> None:
     images = torch.randint(0, 256, (600, 3, 8, 8), dtype=torch.uint8)
     data = se.Data.from_arrays(images, torch.arange(600) % 10)
     ensemble = se.Ensemble([Viewing(3), Viewing(3)])
-    history = se.train(ensemble, data, se.Recipe(epochs=2, engine="graph"), quiet=True)
+    history = se.train(ensemble, data, se.Recipe(epochs=2), execution=se.Execution(engine="graph"), quiet=True)
     assert history.rows[-1]["loss"] < 3
     check_replayed(ensemble, images[:100].cuda())
 

@@ -92,19 +92,21 @@ def test_regression_is_evaluated_once_by_one_rule(tmp_path: Path) -> None:
 
 def test_auto_precision_is_bfloat16_where_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert se.Recipe().precision_on(cpu) == "float32"
-    assert se.Recipe(precision="bfloat16").precision_on(cpu) == "bfloat16"
+    assert se.Execution().precision_on(cpu) == "float32"
+    assert se.Execution(precision="bfloat16").precision_on(cpu) == "bfloat16"
     for supported, expected in ((True, "bfloat16"), (False, "float32")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, own=supported: own)
-        assert se.Recipe().precision_on(gpu) == expected
-        assert se.Recipe(precision="float32").precision_on(gpu) == "float32"
+        assert se.Execution().precision_on(gpu) == expected
+        assert se.Execution(precision="float32").precision_on(gpu) == "float32"
 
 
 def test_runs_record_their_precision(tmp_path: Path) -> None:
     for precision, expected in (("auto", "float32"), ("bfloat16", "bfloat16")):
-        changes = {"epochs": 1, "precision": precision}
+        execution = se.Execution(precision=precision)
         folder = tmp_path / precision
-        experiment = Experiment("digits", "lenet5", "single", members=1, changes=changes, limit=64)
+        experiment = Experiment(
+            "digits", "lenet5", "single", members=1, changes={"epochs": 1}, limit=64, execution=execution
+        )
         result, _ = train_experiment(experiment, folder, device="cpu", quiet=True)
         assert result["precision"] == expected
         assert json.loads((folder / "result.json").read_text())["precision"] == expected

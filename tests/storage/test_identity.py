@@ -151,9 +151,9 @@ def test_changes_of_the_result_are_refused_and_named(case: str, folder: Path) ->
 
 def test_changes_without_effect_on_the_result_resume_the_run(folder: Path) -> None:
     first = made("structured", folder)
-    recipe = replace(RECIPE, engine="loop", streams=1)
+    execution = se.Execution(engine="loop", streams=1)
     again = made(
-        "structured", folder, net().eval(), recipe=recipe, device="cpu", quiet=False, prune=0.5, seed=np.int64(0)
+        "structured", folder, net().eval(), execution=execution, device="cpu", quiet=False, prune=0.5, seed=np.int64(0)
     )
     moved = data(X.flip(0).clone().flip(0)[:, torch.arange(6)])  # the same samples, otherwise stored
     for other in (again, made("structured", folder, given=moved), made("structured", folder, temperature=2.0)):
@@ -436,13 +436,10 @@ def test_tensor_fingerprint_covers_values_not_storage() -> None:
     assert digest_of_tensors([("", torch.zeros(0, 2))]) != digest_of_tensors([("", torch.zeros(0, 3))])
 
 
-def test_identity_covers_the_recipe_except_speed_settings() -> None:
-    parts = identity.identity_of(net(), data(), RECIPE, None, None, "folder=")
-    assert {f"recipe.{name}" for name in RECIPE.to_dict()} - parts.keys() == {
-        "recipe.engine",
-        "recipe.compile",
-        "recipe.streams",
-    }
+def test_identity_covers_the_recipe_and_the_precision_only() -> None:
+    parts = identity.identity_of(net(), data(), RECIPE, se.Execution(), None, None, "folder=")
+    assert {f"recipe.{name}" for name in RECIPE.to_dict()} <= parts.keys()
+    assert {name for name in parts if name.startswith("execution.")} == {"execution.precision"}
 
 
 def test_data_fingerprint_covers_preparation() -> None:

@@ -17,6 +17,8 @@ from structured_ensembles.training.graph_engine import GraphEngine
 from tests.support.networks import network
 from tests.support.real_data import few_digits
 
+BFLOAT16 = se.Execution(precision="bfloat16")
+
 
 @pytest.fixture
 def stepwise(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
@@ -51,11 +53,11 @@ def test_both_engines_compute_the_same(stepwise: Callable[[bool], None], optimiz
 
 
 def test_half_precision_copies_follow_the_weights(stepwise: Callable[[bool], None]) -> None:
-    recipe = se.Recipe(epochs=2, batch_size=64, rate=0.02, precision="bfloat16", augmentation="none")
+    recipe = se.Recipe(epochs=2, batch_size=64, rate=0.02, augmentation="none")
     stepwise(True)
-    _, history = trained(recipe, few_digits())
+    _, history = trained(recipe, few_digits(), execution=BFLOAT16)
     stepwise(False)
-    _, expected = trained(recipe, few_digits())
+    _, expected = trained(recipe, few_digits(), execution=BFLOAT16)
     for row, other in zip(history.rows, expected.rows, strict=True):
         assert row["loss"] == pytest.approx(other["loss"], rel=2e-2)
 
@@ -120,7 +122,7 @@ def test_fewer_members_at_a_time_if_memory_is_short(
     stepwise(True)
     history = se.train(se.Ensemble(three), few_digits(), recipe, seed=3, quiet=True)
     assert tried == [3, 2, 1][: {1: 3, 2: 2, 0: 3}[enough]]
-    assert "not enough memory for 3 members at a time: it trains 2, which Recipe(streams=2)" in history.fallbacks[0]
+    assert "not enough memory for 3 members at a time: it trains 2, which Execution(streams=2)" in history.fallbacks[0]
     assert ("without a CUDA graph" in history.fallbacks[-1]) == (enough == 0)
     assert history.engine == ("loop" if enough == 0 else "graph")
     stepwise(False)
@@ -148,7 +150,7 @@ def test_other_errors_are_not_for_want_of_memory(
 
 def test_a_graph_needs_a_gpu() -> None:
     with pytest.raises(ValueError, match="engine must be 'loop' or 'auto' on cpu"):
-        se.train(se.Ensemble([network(0)]), few_digits(), se.Recipe(engine="graph"), device="cpu")
+        se.train(se.Ensemble([network(0)]), few_digits(), execution=se.Execution(engine="graph"), device="cpu")
 
 
 def test_the_engine_does_not_make_it_another_run(stepwise: Callable[[bool], None], tmp_path: object) -> None:
@@ -208,7 +210,7 @@ class Aside(nn.Module):
 def test_a_layer_with_two_names_stays_whole(stepwise: Callable[[bool], None]) -> None:
     stepwise(True)
     ensemble = se.Ensemble([TwoNames()])
-    se.train(ensemble, few_digits(), se.Recipe(epochs=1, precision="bfloat16"), quiet=True)
+    se.train(ensemble, few_digits(), se.Recipe(epochs=1), execution=BFLOAT16, quiet=True)
     assert all(isinstance(own, nn.Parameter) for own in ensemble.members[0].parameters())
     assert {tensor.dtype for tensor in ensemble.members.state_dict().values()} == {torch.float32}
 
@@ -217,7 +219,7 @@ def test_a_layer_with_two_names_stays_whole(stepwise: Callable[[bool], None]) ->
 def test_weights_reached_aside_are_refused(stepwise: Callable[[bool], None], besides: bool) -> None:
     stepwise(True)
     with pytest.raises(RuntimeError, match="by another way"):
-        se.train(se.Ensemble([Aside(besides)]), few_digits(), se.Recipe(epochs=1, precision="bfloat16"), quiet=True)
+        se.train(se.Ensemble([Aside(besides)]), few_digits(), se.Recipe(epochs=1), execution=BFLOAT16, quiet=True)
 
 
 class PartlyFrozen(nn.Module):
@@ -239,8 +241,8 @@ def test_layers_that_no_derivative_reaches_stay_as_they_are(stepwise: Callable[[
     network = PartlyFrozen()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     stepwise(True)
-    recipe = se.Recipe(epochs=1, precision="bfloat16", weight_decay=0.1)
-    se.train(se.Ensemble([network]), few_digits(), recipe, quiet=True)
+    recipe = se.Recipe(epochs=1, weight_decay=0.1)
+    se.train(se.Ensemble([network]), few_digits(), recipe, execution=BFLOAT16, quiet=True)
     changed = {name for name, tensor in network.state_dict().items() if not torch.equal(tensor, before[name])}
     assert changed == {"last.weight", "last.bias"}
 
@@ -306,11 +308,12 @@ def test_a_fingerprint_notices_what_moves() -> None:
 def test_double_precision_trains_too(stepwise: Callable[[bool], None], graph: bool) -> None:
     stepwise(graph)
     ensemble = se.Ensemble([network(0).double()])
-    history = se.train(ensemble, few_digits(), se.Recipe(epochs=2, rate=0.02, precision="float32"), quiet=True)
+    exact = se.Execution(precision="float32")
+    history = se.train(ensemble, few_digits(), se.Recipe(epochs=2, rate=0.02), execution=exact, quiet=True)
     assert history.rows[-1]["loss"] < history.rows[0]["loss"]
     assert next(ensemble.parameters()).dtype == torch.float64
     x = torch.randn(60, 3)
     ensemble = se.Ensemble([se.zoo.mlp(3, 1, hidden=(8,)).double()])
     data = se.Data.from_arrays(x, x.sum(1))
-    history = se.train(ensemble, data, se.Recipe(epochs=3, rate=0.02, precision="float32"), quiet=True)
+    history = se.train(ensemble, data, se.Recipe(epochs=3, rate=0.02), execution=exact, quiet=True)
     assert history.rows[-1]["validation_loss"] < history.rows[0]["validation_loss"]

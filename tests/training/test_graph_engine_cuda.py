@@ -18,13 +18,12 @@ pytestmark = pytest.mark.cuda
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_graph_and_loop_losses_agree_over_100_steps(optimizer: str) -> None:
     data = se.load_data("digits")
-    recipe = se.Recipe(
-        epochs=10, precision="float32", rate=0.01, optimizer=optimizer, augmentation="crop", batch_size=128
-    )
+    recipe = se.Recipe(epochs=10, rate=0.01, optimizer=optimizer, augmentation="crop", batch_size=128)
     losses = {}
     for engine in ("graph", "loop"):
         ensemble = se.Ensemble(small_networks())
-        history = se.train(ensemble, data, se.Recipe(**{**vars(recipe), "engine": engine}), quiet=True)
+        execution = se.Execution(engine=engine, precision="float32")
+        history = se.train(ensemble, data, recipe, execution=execution, quiet=True)
         losses[engine] = [row["loss"] for row in history.rows]
     assert data.num_batches("train", 128) * 10 >= 100
     assert losses["graph"] == pytest.approx(losses["loop"], rel=1e-4, abs=1e-4)
@@ -45,11 +44,12 @@ def test_member_of_a_graph_equals_the_network_trained_alone(dropout: float) -> N
     assert [row["loss"] for row in again.rows] == [row["loss"] for row in history.rows]
 
 
-def memory_of(data: se.Data, members: int, **how: object) -> float:
+def memory_of(data: se.Data, members: int, **execution: object) -> float:
     """Return the peak of bytes that training reserves on the GPU, besides those allocated before."""
     ensemble = se.Ensemble([se.zoo.resnet20(in_channels=1) for _ in range(members)])
     before = from_scratch()
-    se.train(ensemble, data, se.Recipe(epochs=2, batch_size=1024, **how), quiet=True)
+    recipe = se.Recipe(epochs=2, batch_size=1024)
+    se.train(ensemble, data, recipe, execution=se.Execution(**execution), quiet=True)
     return torch.cuda.max_memory_reserved() - before
 
 
@@ -113,9 +113,8 @@ def test_losses_do_not_depend_on_the_number_of_streams() -> None:
     data = se.load_data("digits")
     losses = []
     for streams in (None, 2, 1):
-        history = se.train(
-            se.Ensemble(small_networks()), data, se.Recipe(epochs=2, rate=0.02, streams=streams), quiet=True
-        )
+        recipe, execution = se.Recipe(epochs=2, rate=0.02), se.Execution(streams=streams)
+        history = se.train(se.Ensemble(small_networks()), data, recipe, execution=execution, quiet=True)
         losses.append([row["loss"] for row in history.rows])
     assert losses[0] == losses[1] == losses[2]
 
@@ -178,7 +177,8 @@ def test_compiled_fleet_has_the_losses_of_an_uncompiled_one() -> None:
     losses = []
     for compiled in (False, True):
         ensemble = se.Ensemble(small_networks())
-        history = se.train(ensemble, data, se.Recipe(epochs=3, rate=0.02, compile=compiled), quiet=True)
+        recipe, execution = se.Recipe(epochs=3, rate=0.02), se.Execution(compile=compiled)
+        history = se.train(ensemble, data, recipe, execution=execution, quiet=True)
         losses.append([row["loss"] for row in history.rows])
     assert losses[0] == pytest.approx(losses[1], rel=2e-2)
 

@@ -165,8 +165,8 @@ def test_widths_that_cannot_be_padded_are_logged(monkeypatch: pytest.MonkeyPatch
     net[2].register_forward_hook(lambda module, inputs, output: None)
     use_engine(monkeypatch, "graph")
     monkeypatch.setattr(graph, "padded_shapes", lambda *_: {"0.weight": (8, 1, 3, 3)})
-    recipe = se.Recipe(epochs=1, precision="bfloat16")
-    history = se.train(se.Ensemble([net]), few_digits(), recipe, "cpu", quiet=True)
+    bfloat16 = se.Execution(precision="bfloat16")
+    history = se.train(se.Ensemble([net]), few_digits(), se.Recipe(epochs=1), "cpu", execution=bfloat16, quiet=True)
     assert history.engine == "graph"
     assert any("not padded to multiples of eight, slower: it has hooks" in message for message in history.fallbacks)
 

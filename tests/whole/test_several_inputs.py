@@ -219,7 +219,9 @@ def test_both_engines_have_equal_losses(kind: type[Text], precision: Any, monkey
     for engine in ("graph", "loop"):
         use_engine(monkeypatch, engine)
         ensemble = se.Ensemble([new(kind, dropout=0.0), new(kind, dropout=0.0)])
-        history = se.train(ensemble, data_for(kind), replace(SHORT, precision=precision), device="cpu", quiet=True)
+        history = se.train(
+            ensemble, data_for(kind), SHORT, execution=se.Execution(precision=precision), device="cpu", quiet=True
+        )
         rows.append([(row["loss"], row["validation_loss"]) for row in history.rows])
         assert ensemble.members[0].encoder.use_nested_tensor  # type: ignore[union-attr]
     torch.testing.assert_close(*map(torch.tensor, rows), rtol=1e-4 if precision == "float32" else 3e-2, atol=0)

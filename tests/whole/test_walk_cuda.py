@@ -93,7 +93,7 @@ USERS: list[tuple[Callable[[], nn.Module], np.ndarray]] = [
 def test_user_networks_search_train_and_predict_on_a_gpu(
     make: Callable[[], nn.Module], inputs: np.ndarray, tmp_path: Path
 ) -> None:
-    """A warning that a step runs without a CUDA graph would be an error here."""
+    """A log that a step runs without a CUDA graph is an error, see conftest.py."""
     torch.manual_seed(0)
     model = make()
     data = se.Data.from_arrays(inputs, LABELS, test=(inputs, LABELS), ids=inputs is WORDS)
@@ -107,9 +107,11 @@ def test_user_networks_search_train_and_predict_on_a_gpu(
         found = ensemble.predict_proba(inputs)
     assert ensemble.replays.graphs
     torch.testing.assert_close(found.cpu(), loaded.predict_proba(inputs), rtol=1e-2, atol=2e-3)
-    recipe, losses = se.Recipe(epochs=3, batch_size=32, rate=0.02, precision="float32", augmentation="none"), {}
+    recipe, losses = se.Recipe(epochs=3, batch_size=32, rate=0.02, augmentation="none"), {}
+    exact = se.Execution(precision="float32")
     for device in ("cuda", "cpu"):
-        history = se.train(se.Ensemble([deepcopy(model), deepcopy(model)]), data, recipe, device, quiet=True)
+        both = se.Ensemble([deepcopy(model), deepcopy(model)])
+        history = se.train(both, data, recipe, device, execution=exact, quiet=True)
         losses[device] = [row["loss"] for row in history.rows]
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-2)
 

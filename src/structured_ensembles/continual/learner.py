@@ -108,7 +108,6 @@ class Learner(ABC):
             warmup=0.0,
             keep="last",
             augmentation=augmentation,
-            precision="float32",
         )
         self.head: HeadKind = head
         self.seed = seed

@@ -36,7 +36,9 @@ from structured_ensembles.networks.examination import examined
 from structured_ensembles.networks.provenance import remember_origin
 from structured_ensembles.scaling import one_tensor, per_member
 from structured_ensembles.storage.identity import open_folder
-from structured_ensembles.training import ParameterRule, Recipe, train
+from structured_ensembles.training import Execution, ParameterRule, Recipe, train
+from structured_ensembles.training.execution import execution_or_default
+from structured_ensembles.training.history import OnEpoch
 from structured_ensembles.training.recipe import recipe_for
 
 Repeat = Literal["tile", "split"]
@@ -53,9 +55,11 @@ def batch_ensemble(
     members: int = 5,
     *,
     recipe: Recipe | None = None,
+    execution: Execution | None = None,
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
     loss_name: str | None = None,
@@ -68,18 +72,39 @@ def batch_ensemble(
     repeat: in training every member sees the whole batch ("tile"), or each row goes to one member ("split"), which
         costs no more than to train one network.
     """
-    seed, recipe = checked_seed(seed), recipe_for(data.task, recipe)
+    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examined(model, data, device)
     example = data.example(dtype=dtype_of(model))
     layers = called_layers(model, example).all
     network = BatchEnsembleNetwork(model, layers, members, repeat, seed)
     _check_rows(network, example)
     what = {"members": members, "seed": seed, "repeat": repeat}
-    run = open_folder(folder, "batch-ensemble", model, data, recipe=recipe, loss=loss, loss_name=loss_name, **what)
+    run = open_folder(
+        folder,
+        "batch-ensemble",
+        model,
+        data,
+        recipe=recipe,
+        execution=execution,
+        loss=loss,
+        loss_name=loss_name,
+        **what,
+    )
     ensemble = Ensemble([network])
     checkpoint = run.file("checkpoint.safetensors")
     recipe = replace(recipe, rules=(*FACTOR_RULES, *recipe.rules))
-    train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
+    train(
+        ensemble,
+        data,
+        recipe,
+        device,
+        seed,
+        execution=execution,
+        loss=loss,
+        checkpoint=checkpoint,
+        on_epoch=on_epoch,
+        quiet=quiet,
+    )
     return ensemble
 
 

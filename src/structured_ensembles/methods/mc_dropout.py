@@ -27,7 +27,9 @@ from structured_ensembles.networks.examination import examined
 from structured_ensembles.networks.provenance import remember_origin
 from structured_ensembles.scaling import one_tensor
 from structured_ensembles.storage.identity import open_folder
-from structured_ensembles.training import Recipe, train
+from structured_ensembles.training import Execution, Recipe, train
+from structured_ensembles.training.execution import execution_or_default
+from structured_ensembles.training.history import OnEpoch
 from structured_ensembles.training.recipe import recipe_for
 
 
@@ -37,9 +39,11 @@ def mc_dropout(
     members: int = 5,
     *,
     recipe: Recipe | None = None,
+    execution: Execution | None = None,
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
     loss_name: str | None = None,
@@ -50,15 +54,28 @@ def mc_dropout(
     members: how many samples a prediction draws.
     probability: of an element of the output of a hidden linear layer or convolution to be dropped.
     """
-    seed, recipe = checked_seed(seed), recipe_for(data.task, recipe)
+    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examined(model, data, device)
     layers = called_layers(model, data.example(dtype=dtype_of(model))).hidden
     network = DropoutNetwork(model, layers, members, probability, seed)
     what = {"members": members, "seed": seed, "probability": probability}
-    run = open_folder(folder, "mc-dropout", model, data, recipe=recipe, loss=loss, loss_name=loss_name, **what)
+    run = open_folder(
+        folder, "mc-dropout", model, data, recipe=recipe, execution=execution, loss=loss, loss_name=loss_name, **what
+    )
     ensemble = Ensemble([network])
     checkpoint = run.file("checkpoint.safetensors")
-    train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
+    train(
+        ensemble,
+        data,
+        recipe,
+        device,
+        seed,
+        execution=execution,
+        loss=loss,
+        checkpoint=checkpoint,
+        on_epoch=on_epoch,
+        quiet=quiet,
+    )
     return ensemble
 
 

@@ -43,6 +43,7 @@ from structured_ensembles.storage.run_files import (
     write_yaml,
 )
 from structured_ensembles.storage.run_lock import LOCK, run_lock
+from structured_ensembles.training.execution import split_config
 from structured_ensembles.training.history import COLUMNS
 
 CONFIG, HISTORY = "config.yaml", "history.csv"
@@ -52,7 +53,7 @@ KEYS = ("dataset", "model", "method", "seed", "model_arguments", "method_argumen
 TYPES: dict[str, Any] = {
     **dict.fromkeys(("dataset", "model", "method", "recipe", "storage"), str),
     **dict.fromkeys(("seed", "members", "tasks"), int),
-    **dict.fromkeys(("model_arguments", "method_arguments", "changes"), dict),
+    **dict.fromkeys(("model_arguments", "method_arguments", "changes", "execution"), dict),
     "limit": int | None,
     "shuffle_labels": bool,
     "validation": bool,
@@ -254,7 +255,7 @@ def close_run(
 ) -> dict[str, Any]:
     """Write the results of a run and drop its checkpoints; `result.json` comes last and says that it is done.
 
-    precision: what training computed in, see `Recipe.precision_on`.
+    precision: what training computed in, see `Execution.precision_on`.
     The figures are those of the file: if it stores less than float32, what that cost is told beside them.
     """
     history = ensemble.history
@@ -312,7 +313,7 @@ def source_digest() -> str:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The `config.yaml` of a run folder, with values of the right types."""
+    """Read the `config.yaml` of a run folder, of any version, with values of the right types."""
     path = folder / CONFIG
     if not path.exists():
         raise ValueError(f"{folder} is not a run folder: it has no config.yaml")
@@ -325,4 +326,4 @@ def read_config(folder: Path) -> dict[str, Any]:
         wrong = not isinstance(value, kinds) or (isinstance(value, bool) and TYPES.get(name) is not bool)
         if name in TYPES and wrong:
             raise damaged(path, ValueError(f"its {name} cannot be {value!r:.80}"), CONFIG_REMEDY)
-    return config
+    return split_config(config)

@@ -5,8 +5,8 @@ Of data that are streamed, the loader's data set counts with all that it keeps, 
 It is a flat dict of JSON values by the name of the part: "seed", "recipe.epochs", "weights", "training data", ….
 A method writes it into its folder before any work, and every file of the run carries it. A later call goes on with the
 folder only if all parts are the same; otherwise the error names those that differ. What only decides how the result is
-reached is no part of it: the device, `quiet`, the recipe's engine, streams and compile. Nor is the test split, nor
-`temperature`, which is applied to the trained ensemble.
+reached is no part of it: the device, `quiet`, `on_epoch`, and of the execution all but the precision. Nor is the test
+split, nor `temperature`, which is applied to the trained ensemble.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from structured_ensembles.storage.fingerprints import UnidentifiedError, describ
 from structured_ensembles.storage.run_files import damaged, read_json, text_checksum, write_json
 
 if TYPE_CHECKING:  # which imports this module
+    from structured_ensembles.training.execution import Execution
     from structured_ensembles.training.recipe import Recipe
 
 FILE = "identity.json"
 CHECKPOINTS = "checkpoint*.safetensors"  # that a finished run drops
 REMEDY = "delete the folder, or choose another"
-NOT_PARTS = ("engine", "compile", "streams")  # of a recipe: they change the speed
+RENAMED = {"recipe.precision": "execution.precision"}  # parts that identities of earlier versions name otherwise
 HINTS = {
     "weights": "a network with other weights is another run: call torch.manual_seed before it is made",
     "architecture": "the network has other layers, or layers with other settings or other code",
@@ -94,6 +95,7 @@ def open_folder(
     data: Data,
     *,
     recipe: Recipe,
+    execution: Execution,
     loss: Any,
     loss_name: str | None,
     **arguments: Any,
@@ -107,7 +109,7 @@ def open_folder(
         return RunFolder(None, {}, {})
     path, what = Path(folder), {"method": method, **arguments}
     return decided_by_first(
-        lambda: _claimed(path, identity_of(model, data, recipe, loss, loss_name, "folder=", **what))
+        lambda: _claimed(path, identity_of(model, data, recipe, execution, loss, loss_name, "folder=", **what))
     )
 
 
@@ -126,6 +128,7 @@ def _claimed(folder: Path, identity: Identity) -> RunFolder:
     parts, files = known.get("parts"), known.get("files")
     if not isinstance(parts, dict) or not isinstance(files, dict):
         raise damaged(path, ValueError("it does not say of what run it is"), REMEDY)
+    parts = with_new_names(parts)
     if parts != identity:
         if kept or files:
             check_same(parts, identity, f"folder {folder}")
@@ -139,10 +142,11 @@ def _write(folder: Path, identity: Identity, files: Mapping[str, str]) -> None:
 
 def check_same(known: Any, identity: Identity, where: str) -> None:
     """Raise a ValueError that names what differs, if a file or folder is of another run."""
-    if known == identity:
-        return
     if not isinstance(known, Mapping):
         raise ValueError(f"{where} is of another run, of an older version: delete it, or choose another")
+    known = with_new_names(known)
+    if known == identity:
+        return
     names = [name for name in {**identity, **known} if known.get(name) != identity.get(name)]
     hints = [f" ({HINTS[name]})" for name in names if name in HINTS]
     told = ", ".join(_difference(name, known.get(name), identity.get(name)) for name in names)
@@ -150,6 +154,11 @@ def check_same(known: Any, identity: Identity, where: str) -> None:
         f"{where} is of another run, which differs in {told}: give the same again to go on with it, choose another, or "
         f"delete it{''.join(hints)}"
     )
+
+
+def with_new_names(parts: Identity) -> dict[str, Any]:
+    """Return an identity of any version with the names that its parts have today."""
+    return {RENAMED.get(name, name): value for name, value in parts.items()}
 
 
 def _difference(name: str, known: Any, given: Any) -> str:
@@ -162,10 +171,18 @@ def _difference(name: str, known: Any, given: Any) -> str:
 
 
 def identity_of(
-    model: nn.Module, data: Data, recipe: Recipe, loss: Any, loss_name: str | None, argument: str, **arguments: Any
+    model: nn.Module,
+    data: Data,
+    recipe: Recipe,
+    execution: Execution,
+    loss: Any,
+    loss_name: str | None,
+    argument: str,
+    **arguments: Any,
 ) -> Identity:
     """Return the identity of a run. argument: what it is needed for, see `identified_loss`."""
-    settings = {f"recipe.{name}": value for name, value in recipe.to_dict().items() if name not in NOT_PARTS}
+    settings = {f"recipe.{name}": value for name, value in recipe.to_dict().items()}
+    settings |= {f"execution.{name}": value for name, value in execution.identity().items()}
     loss_part = identified_loss(loss, loss_name, argument)
     return {**_json({**arguments, **settings}), "loss": loss_part, **module_parts(model), **data_parts(data)}
 

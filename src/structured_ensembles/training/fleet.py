@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_list, check_type, check_whole, checked_seed
 from structured_ensembles.common.devices import Device, pick_device
-from structured_ensembles.common.processes import gather, rank
+from structured_ensembles.common.processes import decided_by_first, gather, rank
 from structured_ensembles.cuda.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.cuda.channels_last import channels_last
 from structured_ensembles.data import Data
@@ -39,8 +39,9 @@ from structured_ensembles.storage.identity import Identity, RunFile, check_same,
 from structured_ensembles.training.checkpoint import check_complete, is_members, load_checkpoint, save_checkpoint
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.engine import Engine, Member, Plan, Result
+from structured_ensembles.training.execution import Execution, execution_or_default
 from structured_ensembles.training.graph_engine import GraphEngine
-from structured_ensembles.training.history import COLUMNS, History, Row
+from structured_ensembles.training.history import COLUMNS, History, OnEpoch, Row, check_on_epoch
 from structured_ensembles.training.loop_engine import LoopEngine
 from structured_ensembles.training.mesh import Mesh, collect_tensors, mesh_for, spread
 from structured_ensembles.training.optimizers import OptimizerState, check_rules
@@ -56,10 +57,12 @@ def train(
     device: Device = "auto",
     seed: int = 0,
     *,
+    execution: Execution | None = None,
     numbers: Sequence[int] | None = None,
     loss: Loss | None = None,
     loss_name: str | None = None,
     checkpoint: str | Path | RunFile | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
 ) -> History:
     """Train every member of `ensemble` in place; each ends with the weights of its best validation epoch.
@@ -70,7 +73,8 @@ def train(
     Where there is a validation split, the ensemble ends calibrated on it: see `Ensemble.calibrate`, `threshold_for` and
     `conformal`. The same samples have chosen the best epoch.
 
-    recipe: by default `Recipe.named("modern")`, or "regression" for such data.
+    recipe: what training does, by default `Recipe.named("modern")`, or "regression" for such data.
+    execution: how it is computed: engine, precision, streams, compile; by default `Execution()`.
     device: "auto" takes a GPU if there is one; the ensemble stays on the device.
     numbers: the members' numbers, by default 0, 1, …: to train some members of a larger ensemble, here or on another
         machine, give theirs. The network trained alone as `numbers=[3]` is member 3 of the fleet. Members of the same
@@ -82,21 +86,23 @@ def train(
         networks that give a mean and a variance for every value: targets are standardised as by default, and the
         ensemble predicts distributions; see `Ensemble.distribution`.
     checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
-        weights. A file of another run (other weights to start from, data, recipe, seed, loss, …) is refused.
+        weights. A file of another run (other weights to start from, data, recipe, precision, seed, loss, …) is refused.
+    on_epoch: a function that is called with an `EpochRow` after every epoch, when its checkpoint is written, such as a
+        logger's: see docs/how-to/loggers.md. An exception that it raises ends the training and is raised here. A run
+        that goes on from a checkpoint calls it for the new epochs only. Of several processes, the first one calls it.
     loss_name: tells this loss from others, where there is a checkpoint and the loss cannot be told by itself, such as a
         lambda.
     """
-    check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
-    check_data(data)
-    recipe = _checked_recipe(recipe, data, ensemble)
+    _check_arguments(ensemble, data, on_epoch)
+    recipe, execution = _checked_recipe(recipe, data, ensemble), execution_or_default(execution)
     seed = checked_seed(seed)
     numbers = _checked_numbers(numbers, len(ensemble.members))
     where = pick_device(device, ensemble)
     mesh = mesh_for(len(ensemble.members), where)
-    captured = _captured(recipe, where, mesh)
+    captured = _captured(execution, where, mesh)
     if captured:
         ask_for_small_workspaces()  # before anything takes a large one
-    path, identity = _identified(checkpoint, ensemble, data, recipe, seed, numbers, loss, loss_name)
+    path, identity = _identified(checkpoint, ensemble, data, recipe, execution, seed, numbers, loss, loss_name)
     earlier = _earlier(path, identity)
     data, loss = _adopted(ensemble, data, loss, where)
     if earlier is not None:
@@ -105,7 +111,7 @@ def train(
     elif ensemble.units is None:
         ensemble.units = learned_units(list(ensemble.members), data, loss)
     cost = _loss(data, recipe, loss, ensemble.units)
-    plan = _plan(data.to(where), recipe, cost, seed, where, dtype_of(ensemble), mesh)
+    plan = _plan(data.to(where), recipe, execution, cost, seed, where, dtype_of(ensemble), mesh)
     cuda = [where] if where.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=cuda),
@@ -140,6 +146,7 @@ def train(
             display.epoch(epoch, history, rate)
             if path is not None:
                 _save(path, fleet, history, epoch + 1, {"identity": identity, "units": units}, mesh)
+            _report(on_epoch, history, epoch)
         for number, member in enumerate(fleet):
             spread(list(member.best.values()), mesh.source(number))
             _restore(member.network, member.best)
@@ -148,6 +155,12 @@ def train(
     calibrate_trained(ensemble, data)
     warn_of_one_class(ensemble, data, recipe.epochs)
     return history
+
+
+def _check_arguments(ensemble: Ensemble, data: Data, on_epoch: OnEpoch | None) -> None:
+    check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
+    check_data(data)
+    check_on_epoch(on_epoch)
 
 
 def _adopted(ensemble: Ensemble, data: Data, loss: Loss | None, device: torch.device) -> tuple[Data, Loss | None]:
@@ -189,6 +202,16 @@ def _tell(
             history.stopped[number] = fleet[number].stopped or ""
 
 
+def _report(on_epoch: OnEpoch | None, history: History, epoch: int) -> None:
+    """Call the user's function, if there is one, in the first process; an exception of it ends all processes."""
+
+    def call() -> None:
+        if on_epoch is not None:
+            on_epoch(history.epoch(epoch))
+
+    decided_by_first(call)  # all take part, also those that were given no function
+
+
 def _standing(member: Member) -> dict[str, Any]:
     return {"score": member.best_score, "epoch": member.best_epoch, "rise": member.rise, "stopped": member.stopped}
 
@@ -200,20 +223,21 @@ def _take_standing(member: Member, standing: Mapping[str, Any]) -> None:
     member.stopped = checked(standing["stopped"], (str, type(None)), "why a member stopped")
 
 
-def _captured(recipe: Recipe, device: torch.device, mesh: Mesh) -> bool:
+def _captured(execution: Execution, device: torch.device, mesh: Mesh) -> bool:
     """Whether a CUDA graph does the work: not where processes have to exchange derivatives in a step."""
-    if recipe.engine == "graph" and device.type not in GRAPH_DEVICES:
+    if execution.engine == "graph" and device.type not in GRAPH_DEVICES:
         raise ValueError(f"engine must be 'loop' or 'auto' on {device}: 'graph' is for CUDA devices")
-    if recipe.engine == "graph" and mesh.data_places > 1:
+    if execution.engine == "graph" and mesh.data_places > 1:
         raise ValueError(
             "engine must be 'loop' or 'auto' where several processes share a member: a graph holds no messages"
         )
-    return device.type in GRAPH_DEVICES and recipe.engine != "loop" and mesh.data_places == 1
+    return device.type in GRAPH_DEVICES and execution.engine != "loop" and mesh.data_places == 1
 
 
 def _plan(
     data: Data,
     recipe: Recipe,
+    execution: Execution,
     loss: Loss,
     seed: int,
     device: torch.device,
@@ -224,7 +248,7 @@ def _plan(
     shape = data.shape
     augmentation = "none" if streamed else resolved(recipe.augmentation, shape, data.task)
     steps = data.num_batches("train", recipe.batch_size)
-    plan = Plan(data, recipe, loss, seed, device, augmentation, shape, steps, dtype, mesh)
+    plan = Plan(data, recipe, execution, loss, seed, device, augmentation, shape, steps, dtype, mesh)
     if device.type == "cuda" and mesh.data_places > 1:
         plan.tell("training runs without a CUDA graph, slower: several processes share a member")
     return plan
@@ -311,6 +335,7 @@ def _identified(
     ensemble: Ensemble,
     data: Data,
     recipe: Recipe,
+    execution: Execution,
     seed: int,
     numbers: Sequence[int],
     loss: Loss | None,
@@ -323,7 +348,7 @@ def _identified(
     own = {"seed": seed, "numbers": numbers, "units": units, "gaussian": ensemble.gaussian}
     # Of several processes, which may have drawn other weights, the first decides.
     return Path(checkpoint), gather(
-        identity_of(ensemble.members, data, recipe, loss, loss_name, "checkpoint=", method="train", **own)
+        identity_of(ensemble.members, data, recipe, execution, loss, loss_name, "checkpoint=", method="train", **own)
     )[0]
 
 
