@@ -10,9 +10,7 @@ from structured_ensembles.cuda.capture import CaptureError, captured_if_possible
 from structured_ensembles.cuda.state import tensors_of
 
 
-def test_a_fallback_is_logged_once_for_each_reason(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fallback_is_logged_once_per_reason(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     reasons = iter(["it waits for the device", "it waits for the device", "it draws on the host"])
 
     def refuse(*_: object, **__: object) -> Callable[[], None]:

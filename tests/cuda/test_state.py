@@ -13,7 +13,7 @@ def ids(*things: Any) -> list[int]:
     return [id(tensor) for tensor in tensors_of(*things)]
 
 
-def test_a_module_gives_parameters_and_buffers() -> None:
+def test_module_gives_parameters_and_buffers() -> None:
     norm = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     expected = [*norm.parameters(), *norm.buffers()]
     assert ids(norm) == [id(tensor) for tensor in expected]
@@ -21,7 +21,7 @@ def test_a_module_gives_parameters_and_buffers() -> None:
 
 
 @pytest.mark.parametrize(("kind", "states"), [(torch.optim.SGD, 1), (torch.optim.AdamW, 3)])
-def test_the_state_of_an_optimizer_counts_from_its_first_step_on(kind: Any, states: int) -> None:
+def test_optimizer_state_is_included_from_the_first_step_on(kind: Any, states: int) -> None:
     layer, rate = nn.Linear(2, 1), torch.tensor(0.1)
     optimizer = kind(layer.parameters(), lr=rate, **({"momentum": 0.9} if states == 1 else {}))
     before = ids(layer, optimizer)
@@ -35,12 +35,12 @@ def test_the_state_of_an_optimizer_counts_from_its_first_step_on(kind: Any, stat
     assert len(own) == 2 * states
 
 
-def test_lists_and_dicts_are_searched_through() -> None:
+def test_lists_and_dicts_are_searched() -> None:
     one, two, three = torch.zeros(1), torch.zeros(2), torch.zeros(3)
     assert ids({"a": one, "b": [two, None]}, (three, 0.5), two) == [id(one), id(two), id(three)]
     assert ids() == []
 
 
-def test_what_is_unknown_is_refused() -> None:
+def test_unknown_objects_are_refused() -> None:
     with pytest.raises(TypeError, match="things must be modules, optimizers, tensors, or lists and dicts"):
         ids(object())

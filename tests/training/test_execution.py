@@ -51,7 +51,7 @@ def stopped_after_an_epoch(row: se.EpochRow) -> None:
         ({"compile": "no"}, "compile must be one of True, False, not 'no'"),
     ],
 )
-def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_errors(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         se.Execution(**settings)
 
@@ -65,19 +65,21 @@ def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
         lambda own: replace(RECIPE, **own),
     ],
 )
-def test_a_recipe_says_where_such_settings_are_now(make: Callable[[dict[str, Any]], se.Recipe], name: str) -> None:
+def test_recipe_error_names_execution_for_moved_settings(
+    make: Callable[[dict[str, Any]], se.Recipe], name: str
+) -> None:
     with pytest.raises(TypeError, match=rf"{name} moved to Execution\({name}=…\): .* --execution.{name}"):
         make({name: OWN[name]})
 
 
-def test_a_recipe_takes_its_own_fields_and_tells_them() -> None:
+def test_recipe_keeps_and_lists_its_own_fields() -> None:
     assert se.Recipe(3, 16).batch_size == 16
     assert list(inspect.signature(se.Recipe).parameters) == list(se.Recipe().to_dict())
     with pytest.raises(TypeError, match="unexpected keyword argument 'ratee'"):
         se.Recipe(ratee=1)  # type: ignore[call-arg]
 
 
-def test_anything_else_as_an_execution_is_refused() -> None:
+def test_execution_of_another_type_is_refused() -> None:
     wrong: Any = {"precision": "float32"}
     with pytest.raises(TypeError, match=r"execution must be an Execution, such as .* not {'precision'"):
         se.train(se.Ensemble([network()]), some_data(), execution=wrong)
@@ -90,7 +92,7 @@ def test_anything_else_as_an_execution_is_refused() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_computes_as_it_says(method: str) -> None:
+def test_every_method_uses_its_execution(method: str) -> None:
     """In bfloat16 the outputs are other numbers, and the same at every call."""
     own = {"selection": "random"} if method == "structured" else {}
 
@@ -106,7 +108,7 @@ def test_every_method_computes_as_it_says(method: str) -> None:
 # Runs of earlier versions -------------------------------------------------------------------------------------------
 
 
-def test_old_settings_are_split() -> None:
+def test_old_recipes_are_split_into_recipe_and_execution() -> None:
     assert split_settings({"rate": 0.1, **OWN}) == ({"rate": 0.1}, OWN)
     old = {"method": "deep", "changes": {"rate": 0.1, "precision": "float32"}}
     new = {"method": "deep", "changes": {"rate": 0.1}, "execution": {"precision": "float32"}}
@@ -115,7 +117,7 @@ def test_old_settings_are_split() -> None:
     assert split_config({"method": "naive"}) == {"method": "naive"}  # of continual learning
 
 
-def test_a_run_folder_of_an_earlier_version_is_known(tmp_path: Path) -> None:
+def test_run_folder_of_an_earlier_version_is_recognised(tmp_path: Path) -> None:
     execution = se.Execution(precision="bfloat16")
     experiment = Experiment(
         "digits", "mlp", "single", members=1, changes={"epochs": 1, "rate": 0.01}, limit=64, execution=execution
@@ -133,16 +135,7 @@ def test_a_run_folder_of_an_earlier_version_is_known(tmp_path: Path) -> None:
             train_experiment(replace(experiment, execution=other), tmp_path, device="cpu", quiet=True)
 
 
-def test_a_run_folder_that_names_a_default_is_known(tmp_path: Path) -> None:
-    """One of an earlier version could say `changes: {precision: auto}`."""
-    experiment = Experiment("digits", "mlp", "single", members=1, changes={"epochs": 1}, limit=64)
-    train_experiment(experiment, tmp_path, device="cpu", quiet=True)
-    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    write_yaml(tmp_path / "config.yaml", {**config, "changes": {"epochs": 1, "precision": "auto"}})
-    assert train_experiment(experiment, tmp_path, device="cpu", quiet=True)[1] is False
-
-
-def test_the_default_execution_is_not_told() -> None:
+def test_default_execution_is_not_recorded() -> None:
     """So that runs without one, recorded before, are the runs of today."""
     plain = Experiment("digits", "mlp", "single")
     assert "execution" not in plain.config()
@@ -153,7 +146,7 @@ def test_the_default_execution_is_not_told() -> None:
     assert prepare_experiment(told).folder == "digits-mlp-single-precision=float32-rate=0.01-0"
 
 
-def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+def test_checkpoint_of_an_earlier_version_resumes(tmp_path: Path) -> None:
     path, data = tmp_path / "checkpoint.safetensors", some_data()
     with pytest.raises(InterruptedError):
         se.train(se.Ensemble([network()]), data, RECIPE, checkpoint=path, quiet=True, on_epoch=stopped_after_an_epoch)
@@ -173,7 +166,7 @@ def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     assert all(torch.equal(own, whole.state_dict()[name]) for name, own in resumed.state_dict().items())
 
 
-def test_a_folder_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+def test_folder_of_an_earlier_version_resumes(tmp_path: Path) -> None:
     def made(**how: Any) -> se.Ensemble:
         return se.methods.deep_ensemble(network(), some_data(), 2, recipe=RECIPE, folder=tmp_path, quiet=True, **how)
 
@@ -189,30 +182,10 @@ def test_a_folder_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     assert [row.epoch for row in rows] == [1, 2]
 
 
-def test_a_folder_of_an_earlier_version_keeps_its_choice_of_neurons(tmp_path: Path) -> None:
-    """Its checksum stays in identity.json, so that a run that is stopped once more does not search again."""
-
-    def made(**how: Any) -> se.Ensemble:
-        return se.structured_ensemble(
-            network(), some_data(), 2, recipe=RECIPE, search_epochs=1, folder=tmp_path, quiet=True, **how
-        )
-
-    with pytest.raises(InterruptedError):
-        made(on_epoch=stopped_after_an_epoch)
-    known = read_json(tmp_path / "identity.json", "delete it")
-    checksums = known["files"]
-    assert list(checksums) == ["subnets.json"]
-    known["parts"]["recipe.precision"] = known["parts"].pop("execution.precision")
-    write_json(tmp_path / "identity.json", known)
-    with pytest.raises(InterruptedError):
-        made(on_epoch=stopped_after_an_epoch)
-    assert read_json(tmp_path / "identity.json", "delete it")["files"] == checksums
-
-
 # A user's own method ------------------------------------------------------------------------------------------------
 
 
-def test_a_method_that_takes_no_execution_still_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_method_without_an_execution_argument_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def plain(
         model: nn.Module, data: se.Data, members: int, recipe: Any, seed: int, device: Any, folder: Any, quiet: bool
     ) -> se.Ensemble:
@@ -230,7 +203,7 @@ def test_a_method_that_takes_no_execution_still_runs(monkeypatch: pytest.MonkeyP
 # The command line ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_line_has_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_has_every_execution_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     told = capsys.readouterr().out
@@ -248,7 +221,7 @@ def test_the_command_line_has_all_of_it(tmp_path: Path, capsys: pytest.CaptureFi
     assert "streams must be a whole number of at least 1, or None, not 0" in capsys.readouterr().err
 
 
-def test_old_options_are_read_from_files_and_explained_on_the_command_line(
+def test_old_options_are_read_from_config_files_and_refused_as_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, out = tmp_path / "options.yaml", tmp_path / "run"
