@@ -246,8 +246,8 @@ def test_second_reproduce_runs_nothing(reproduced: Path, capsys: pytest.CaptureF
 
 def test_user_method_is_a_row_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
-    assert main(["reproduce", "table-accuracy", "--method", "tests.paper.test_reproduce:toy", "single", *options]) == 0
-    assert "| tests.paper.test_reproduce:toy |" in capsys.readouterr().out
+    assert main(["reproduce", "table-accuracy", "--method", "tests.report.test_reproduce:toy", "single", *options]) == 0
+    assert "| tests.report.test_reproduce:toy |" in capsys.readouterr().out
 
 
 def test_failing_run_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,7 +256,7 @@ def test_failing_run_does_not_stop_the_others(tmp_path: Path, capsys: pytest.Cap
     captured = capsys.readouterr()
     assert "failed" in captured.err
     assert "there is no method to it" in captured.err
-    assert "| tests.paper.test_reproduce:failing | – |" in captured.out
+    assert "| tests.report.test_reproduce:failing | – |" in captured.out
     assert "| single | –" not in captured.out
 
 
