@@ -3,9 +3,10 @@
     python benchmarks/corruption_rmse.py [--images 1000] [--root FOLDER] [--frost FOLDER] [--json FILE]
 
 Root mean squared differences of pixels in [0,1] from the clean images, over all images and pixels. The published
-formulas are computed image by image in NumPy and SciPy (tests/published_corruptions.py). Of frost we have the published
-shares, and ice of our own; the published frost lays photographs over the image, which we may not ship: --frost is the
-folder ImageNet-C/create_c of github.com/hendrycks/robustness, which has them. Without it, frost has no published row.
+formulas are computed image by image in NumPy and SciPy (tests/support/published_corruptions.py). Of frost we have
+the published shares, and ice of our own; the published frost lays photographs over the image, which we may not ship:
+--frost is the folder ImageNet-C/create_c of github.com/hendrycks/robustness, which has them. Without it, frost has no
+published row.
 """
 
 import sys
@@ -19,8 +20,8 @@ from recording import arguments_of, record
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import published_corruptions as reference
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.support import published_corruptions as reference
 
 FROST = "ours: the published shares over ice of our own; published: over their photographs"
 

@@ -153,8 +153,8 @@ def synthetic(samples: int, size: int, classes: int) -> se.Data:
 def ours(networks: list[nn.Module], data: se.Data, arguments: argparse.Namespace, **how: object) -> dict:
     """Whole epochs of `train`; the first, with what happens once, apart."""
     epochs = 3 if how.get("engine") == "loop" else 4
-    recipe = se.Recipe(epochs=epochs, batch_size=arguments.batch, warmup=0, **how)
-    history = se.train(se.Ensemble(networks), data, recipe, arguments.device, quiet=True)
+    recipe, execution = se.Recipe(epochs=epochs, batch_size=arguments.batch, warmup=0), se.Execution(**how)
+    history = se.train(se.Ensemble(networks), data, recipe, arguments.device, execution=execution, quiet=True)
     seconds = [row["seconds"] for row in history.of(0)]
     usual = statistics.median(seconds[1:])
     return {"ms": 1000 * usual / arguments.steps, "start": seconds[0] - usual}

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Set up torch, torchvision and the device for all tests, and provide the fixtures that several rooms use."""
 
 import os
 from collections.abc import Iterator
@@ -22,21 +22,46 @@ except (OSError, StopIteration):
         _library.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 import structured_ensembles as se  # noqa: E402 - after what it needs
+from structured_ensembles.cuda import capture  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked `cuda` on a machine without a GPU."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _on_the_cpu(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where there is a GPU, `device="auto"` means it in the files of tests that are named after it, and only there."""
+def _gpu_only_where_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hide the GPU from files without the marker `cuda`, so that `device="auto"` means the CPU there."""
     with pytest.MonkeyPatch.context() as patch:
-        if "cuda" not in request.path.stem:
+        if not request.node.get_closest_marker("cuda"):
             patch.setenv("CUDA_VISIBLE_DEVICES", "")  # for the processes that tests start
             patch.setattr(torch.cuda, "is_available", lambda: False)
         yield
 
 
+@pytest.fixture
+def without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make cuDNN compute in full float32 and by deterministic algorithms."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
+
+@pytest.fixture(autouse=True)
+def _no_unexpected_fallback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test that logged an uncaptured step; a test that expects the log calls `caplog.clear()`."""
+    capture.log_once.cache_clear()
+    yield
+    told = [record.getMessage() for record in caplog.get_records("call") if record.name == capture.logger.name]
+    assert not told, f"a fallback was logged: {told}"
+
+
 @pytest.fixture(scope="module")
 def trained() -> tuple[se.Ensemble, se.Data]:
-    """Three small networks, trained a little on digits, and the data; one ensemble for all tests of a file."""
+    """Train three small networks on digits for three epochs, once per file; return the ensemble and the data."""
     data = se.load_data("digits")
     torch.manual_seed(0)
     ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(3)])

@@ -1,4 +1,4 @@
-"""Saving and loading: small, whole, without code."""
+"""Files of ensembles: small, complete, without code."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from structured_ensembles.artifact import VERSION
 
 
 def custom(width: int = 6) -> nn.Module:
-    """A network of the user's own, for `package.module:function`."""
+    """Make a user's network, for `package.module:function`."""
     depthwise = nn.Conv2d(width, width, 3, groups=width)
     return nn.Sequential(
         nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.ReLU(), depthwise, nn.Flatten(), nn.Linear(16 * width, 10)
@@ -48,7 +48,7 @@ def ensemble() -> se.Ensemble:
 X = torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
-def test_everything_comes_back(ensemble: se.Ensemble, tmp_path: Path) -> None:
+def test_ensemble_round_trips_through_a_file(ensemble: se.Ensemble, tmp_path: Path) -> None:
     path = tmp_path / "ensemble.safetensors"
     assert ensemble.save(path) == path.stat().st_size
     loaded = se.Ensemble.load(path)
@@ -61,7 +61,9 @@ def test_everything_comes_back(ensemble: se.Ensemble, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("float16", 2e-3), ("int8", 0.05)])
-def test_smaller_storage(ensemble: se.Ensemble, tmp_path: Path, dtype: str, error: float) -> None:
+def test_float16_and_int8_storage_is_smaller_and_close(
+    ensemble: se.Ensemble, tmp_path: Path, dtype: str, error: float
+) -> None:
     full, small = tmp_path / "full", tmp_path / "small"
     assert ensemble.save(small, dtype=dtype) < (0.65 if dtype == "float16" else 0.45) * ensemble.save(full)
     loaded = se.Ensemble.load(small)
@@ -78,7 +80,7 @@ def test_five_half_width_members_take_less_space_than_one_network(tmp_path: Path
     assert cut(model, members=5).save(tmp_path / "five", dtype="int8") < one
 
 
-def test_a_users_own_network(tmp_path: Path) -> None:
+def test_user_network_loads_into_a_given_model(tmp_path: Path) -> None:
     path = tmp_path / "own.safetensors"
     model = custom(6)
     ensemble = cut(model)
@@ -94,18 +96,18 @@ def test_a_users_own_network(tmp_path: Path) -> None:
         se.Ensemble.load(path, model=se.zoo.resnet20(in_channels=1))
 
 
-def test_code_is_imported_only_with_trust(tmp_path: Path) -> None:
+def test_code_is_imported_only_with_trust_code(tmp_path: Path) -> None:
     from structured_ensembles.zoo.by_name import build_model
 
     path = tmp_path / "own.safetensors"
-    ensemble = cut(build_model("test_artifact:custom", width=8))
+    ensemble = cut(build_model("tests.test_artifact:custom", width=8))
     ensemble.save(path)
-    with pytest.raises(se.ArtifactError, match=r"wants to call test_artifact:custom.*trust_code=True"):
+    with pytest.raises(se.ArtifactError, match=r"wants to call tests.test_artifact:custom.*trust_code=True"):
         se.Ensemble.load(path)
     assert torch.equal(se.Ensemble.load(path, trust_code=True)(X), ensemble(X))
 
 
-def test_damaged_files_are_noticed(ensemble: se.Ensemble, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(ensemble: se.Ensemble, tmp_path: Path) -> None:
     path, broken = tmp_path / "whole", tmp_path / "broken"
     ensemble.save(path)
     whole = path.read_bytes()
@@ -129,7 +131,7 @@ def test_damaged_files_are_noticed(ensemble: se.Ensemble, tmp_path: Path) -> Non
             se.Ensemble.load(broken)
 
 
-def test_foreign_newer_and_missing_files(ensemble: se.Ensemble, tmp_path: Path) -> None:
+def test_files_of_other_formats_and_newer_versions_are_refused(ensemble: se.Ensemble, tmp_path: Path) -> None:
     path = tmp_path / "file"
     save_file({"a": torch.zeros(3)}, path)
     with pytest.raises(se.ArtifactError, match="written by something else"):
@@ -150,6 +152,6 @@ def test_foreign_newer_and_missing_files(ensemble: se.Ensemble, tmp_path: Path) 
         se.Ensemble.load(path)
 
 
-def test_bad_dtype(ensemble: se.Ensemble, tmp_path: Path) -> None:
+def test_unknown_storage_dtype_is_an_error(ensemble: se.Ensemble, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="dtype must be one of float32, float16, int8"):
         ensemble.save(tmp_path / "x", dtype="int4")

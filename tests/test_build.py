@@ -1,3 +1,5 @@
+"""structured_ensemble(): the whole walk in one call."""
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from structured_ensembles import build
 RECIPE = se.Recipe(epochs=1)
 
 
-def test_the_whole_walk_in_one_call_within_a_memory_budget() -> None:
+def test_structured_ensemble_stays_within_its_memory_budget() -> None:
     data = se.load_data("digits")
     torch.manual_seed(0)
     model = se.zoo.mlp(64)
@@ -21,7 +23,7 @@ def test_the_whole_walk_in_one_call_within_a_memory_budget() -> None:
 
 
 @pytest.mark.parametrize("selection", ["random", "magnitude"])
-def test_controls_go_the_same_way(selection: str) -> None:
+def test_controls_build_ensembles_without_a_search(selection: str) -> None:
     data = se.load_data("digits")
     model = se.zoo.mlp(64)
     ensemble = se.structured_ensemble(model, data, 2, recipe=RECIPE, selection=selection, reinit=True, quiet=True)
@@ -42,7 +44,7 @@ def test_controls_go_the_same_way(selection: str) -> None:
         ({"recipe": "modern"}, "recipe must be a Recipe"),
     ],
 )
-def test_wrong_arguments_are_found_before_the_search(
+def test_invalid_arguments_are_errors_before_the_search(
     wrong: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "learn_scales", lambda *_, **__: pytest.fail("it searches"))

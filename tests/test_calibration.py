@@ -1,4 +1,4 @@
-"""Temperature, threshold and what an ensemble keeps of them: by hand, against SciPy and against loops."""
+"""Temperature and threshold, and how an ensemble keeps them: by hand, against SciPy and loops."""
 
 import json
 import math
@@ -35,7 +35,7 @@ from structured_ensembles.storage.container import read_container, write_contain
 
 
 def samples(seed: int, sharpness: float, number: int = 300, classes: int = 5) -> tuple[Tensor, Tensor]:
-    """Logits (samples, classes) that are `sharpness` times as large as the labels deserve."""
+    """Draw logits (samples, classes) that are `sharpness` times as large as the labels justify."""
     rng = np.random.default_rng(seed)
     honest = 2 * rng.standard_normal((number, classes))
     labels = [rng.choice(classes, p=row) for row in softmax(honest, -1)]
@@ -43,7 +43,7 @@ def samples(seed: int, sharpness: float, number: int = 300, classes: int = 5) ->
 
 
 class Table(nn.Module):
-    """Gives row x of its logits."""
+    """Return row x of a table of logits."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Table(nn.Module):
 
 
 def table_ensemble(seed: int = 0, sharpness: float = 3.0, members: int = 3) -> tuple[se.Ensemble, se.Data]:
-    """Overconfident members that see the same truth through noise; 300 validation and 300 test samples."""
+    """Make overconfident members that see one truth through noise; 300 validation and 300 test samples."""
     logits, labels = samples(seed, sharpness, 600)
     noise = torch.randn(members, 600, 5, generator=torch.Generator().manual_seed(seed))
     x = torch.arange(600.0)[:, None]
@@ -78,7 +78,7 @@ def calibrated() -> tuple[se.Ensemble, se.Data]:
 
 @pytest.mark.parametrize("sharpness", [0.2, 1.0, 3.0, 20.0])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_temperature_is_scipys(seed: int, sharpness: float) -> None:
+def test_temperature_equals_scipys_minimum(seed: int, sharpness: float) -> None:
     logits, labels = samples(seed, sharpness)
     values, truth = logits.numpy(), labels.numpy()
 
@@ -97,13 +97,13 @@ def test_the_temperature_is_scipys(seed: int, sharpness: float) -> None:
     assert fit_temperature(values, truth.tolist()) == found
 
 
-def test_a_fitted_temperature_follows_the_scale() -> None:
+def test_fitted_temperature_follows_the_logit_scale() -> None:
     logits, labels = samples(0, 1.0)
     one = fit_temperature(logits, labels)
     assert fit_temperature(7 * logits, labels) == pytest.approx(7 * one)
 
 
-def test_where_all_are_right_only_the_prior_holds_it() -> None:
+def test_prior_bounds_the_temperature_if_all_predictions_are_correct() -> None:
     logits = torch.randn(40, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = logits.argmax(-1)
     assert fit_temperature(logits, labels) == pytest.approx(0.01)  # the lowest there is
@@ -112,8 +112,8 @@ def test_where_all_are_right_only_the_prior_holds_it() -> None:
 
 
 @pytest.mark.parametrize("errors", [0, FEW_ERRORS - 1, FEW_ERRORS, 40])
-def test_the_prior_counts_only_where_errors_are_few(errors: int) -> None:
-    """With three errors or more, an ensemble's temperature is the exact minimiser of the likelihood."""
+def test_prior_is_used_only_with_few_errors(errors: int) -> None:
+    """With three errors or more, the temperature is the maximum-likelihood one."""
     generator = torch.Generator().manual_seed(1)
     logits = 3 * torch.randn(300, 4, generator=generator).double()
     labels = logits.argmax(-1)
@@ -122,7 +122,7 @@ def test_the_prior_counts_only_where_errors_are_few(errors: int) -> None:
 
 
 @pytest.mark.parametrize(("number", "near"), [(20, 0.3), (300, 0.1), (5000, 0.01)])
-def test_the_prior_is_scipys_and_fades(number: int, near: float) -> None:
+def test_temperature_with_prior_equals_scipy_and_the_prior_fades(number: int, near: float) -> None:
     logits, labels = samples(0, 2.0, number)
     values, truth = logits.numpy(), labels.numpy()
 
@@ -137,12 +137,12 @@ def test_the_prior_is_scipys_and_fades(number: int, near: float) -> None:
     assert found == pytest.approx(alone, rel=near)
 
 
-def test_where_all_are_wrong_the_temperature_is_the_highest_there_is() -> None:
+def test_temperature_is_maximal_if_all_predictions_are_wrong() -> None:
     logits = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
     assert fit_temperature(logits, logits.argmin(-1)) == pytest.approx(100)
 
 
-def test_probabilities_of_zero() -> None:
+def test_zero_probabilities_have_a_finite_temperature() -> None:
     sure = torch.tensor([[1.0, 0.0, 0.0]] * 98 + [[0.0, 0.9, 0.1]] + [[0.0, 0.0, 1.0]], dtype=torch.float64)
     labels = torch.tensor([0] * 98 + [1, 0])  # the last one is wrong, and was certain
     found = fit_temperature(sure.log(), labels)
@@ -161,19 +161,19 @@ def test_probabilities_of_zero() -> None:
         (torch.zeros(3, 2), torch.tensor([0, 1, 2]), "labels from 0 to 1, not from 0 to 2"),
     ],
 )
-def test_what_no_temperature_can_be_fitted_to(scores: Tensor, targets: Tensor, message: str) -> None:
+def test_invalid_inputs_of_fit_temperature_are_errors(scores: Tensor, targets: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fit_temperature(scores, targets)
 
 
-def test_apply_temperature_by_hand() -> None:
+def test_apply_temperature_equals_a_hand_computation() -> None:
     found = apply_temperature(torch.tensor([[0.8, 0.2, 0.0], [0.2, 0.3, 0.5]]), 2.0)
     assert found[0].tolist() == pytest.approx([2 / 3, 1 / 3, 0])  # the root of 4 is 2
     roots = [math.sqrt(own) for own in (0.2, 0.3, 0.5)]
     assert found[1].tolist() == pytest.approx([own / sum(roots) for own in roots])
 
 
-def test_the_combined_prediction_is_tempered_and_not_its_members() -> None:
+def test_temperature_applies_to_the_combined_prediction() -> None:
     logits = 4 * torch.randn(3, 20, 5, generator=torch.Generator().manual_seed(0))
     for rule in ("mean", "logits"):
         expected = apply_temperature(combined(logits, rule), 1.7)
@@ -197,7 +197,7 @@ def test_calibrated_probabilities_can_be_exported() -> None:
         torch.testing.assert_close(found, expected)
 
 
-def test_uncertainty_at_a_temperature_by_hand() -> None:
+def test_uncertainty_at_a_temperature_equals_a_hand_computation() -> None:
     def entropy(p: np.ndarray) -> float:
         return -float(np.sum(p * np.log(p)))
 
@@ -228,7 +228,7 @@ PREDICTIONS = st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, 
 
 @settings(deadline=None)
 @given(PREDICTIONS, st.sampled_from([0.01, 0.5, 0.75, 0.9, 0.95, 1.0]))
-def test_keep_is_the_smallest_threshold_that_keeps_enough(found: list[tuple[int, bool]], share: float) -> None:
+def test_keep_gives_the_smallest_sufficient_threshold(found: list[tuple[int, bool]], share: float) -> None:
     entropy, correct = torch.tensor([float(e) for e, _ in found]), torch.tensor([c for _, c in found])
     right = [e for e, c in found if c] or [e for e, _ in found]
     enough = [t for t in sorted(set(right)) if sum(e <= t for e in right) >= share * len(right) - 1e-9]
@@ -237,7 +237,7 @@ def test_keep_is_the_smallest_threshold_that_keeps_enough(found: list[tuple[int,
 
 @settings(deadline=None)
 @given(PREDICTIONS, st.sampled_from([0.0, 0.01, 0.1, 0.25, 0.5, 1.0]))
-def test_risk_keeps_as_many_as_possible(found: list[tuple[int, bool]], share: float) -> None:
+def test_risk_gives_the_largest_admissible_threshold(found: list[tuple[int, bool]], share: float) -> None:
     entropy, correct = torch.tensor([float(e) for e, _ in found]), torch.tensor([c for _, c in found])
 
     def risk(threshold: int) -> float:
@@ -248,7 +248,7 @@ def test_risk_keeps_as_many_as_possible(found: list[tuple[int, bool]], share: fl
     assert fit_threshold(entropy, correct, ("risk", share)) == (good[-1] if good else -1)
 
 
-def test_a_sure_ensemble_keeps_what_it_is_asked_to(calibrated: tuple[se.Ensemble, se.Data]) -> None:
+def test_threshold_for_keeps_the_requested_share(calibrated: tuple[se.Ensemble, se.Data]) -> None:
     ensemble, data = calibrated
     x, y = data.validation.inputs, data.validation.targets
     correct = ensemble.predict(x) == y
@@ -267,7 +267,7 @@ def test_a_sure_ensemble_keeps_what_it_is_asked_to(calibrated: tuple[se.Ensemble
     assert min(risks) > 0.1  # none keeps more
 
 
-def test_thresholds_that_cannot_be(calibrated: tuple[se.Ensemble, se.Data]) -> None:
+def test_invalid_threshold_requests_are_errors(calibrated: tuple[se.Ensemble, se.Data]) -> None:
     ensemble, data = calibrated
     for wrong in ({}, {"keep": 0.9, "risk": 0.1}):
         with pytest.raises(ValueError, match=r"give either keep, such as 0\.95, or risk"):
@@ -289,7 +289,7 @@ def test_thresholds_that_cannot_be(calibrated: tuple[se.Ensemble, se.Data]) -> N
 # An ensemble's own --------------------------------------------------------------------------------------------------
 
 
-def test_calibrate_fits_each_rule_and_prediction_applies_it() -> None:
+def test_calibrate_fits_each_rule_and_predict_proba_applies_it() -> None:
     ensemble, data = table_ensemble()
     x, y = data.validation.inputs, data.validation.targets
     logits = ensemble.logits(x).double()
@@ -322,7 +322,7 @@ def test_calibrate_fits_each_rule_and_prediction_applies_it() -> None:
             ensemble.predict_proba(x, temperature=wrong)
 
 
-def test_what_depends_on_the_temperature_is_fitted_again(calibrated: tuple[se.Ensemble, se.Data]) -> None:
+def test_new_temperature_refits_threshold_and_conformal_sets(calibrated: tuple[se.Ensemble, se.Data]) -> None:
     ensemble, data = calibrated
     assert ensemble.calibration.threshold_rule == ("keep", 0.95)
     ensemble.threshold_for(data, risk=0.1)
@@ -347,7 +347,7 @@ def test_what_depends_on_the_temperature_is_fitted_again(calibrated: tuple[se.En
     assert ensemble.calibration == Calibration()
 
 
-def test_a_threshold_of_ones_own(calibrated: tuple[se.Ensemble, se.Data]) -> None:
+def test_assigned_threshold_is_used(calibrated: tuple[se.Ensemble, se.Data]) -> None:
     ensemble, data = calibrated
     ensemble.threshold = 0.25
     assert ensemble.calibration.threshold_rule is None
@@ -356,7 +356,7 @@ def test_a_threshold_of_ones_own(calibrated: tuple[se.Ensemble, se.Data]) -> Non
 
 
 @pytest.mark.parametrize("wrong", ["high", math.nan, math.inf, [0.5]])
-def test_a_threshold_is_a_number(wrong: object) -> None:
+def test_invalid_threshold_is_an_error(wrong: object) -> None:
     with pytest.raises(ValueError, match="threshold must be a finite number"):
         se.Ensemble([nn.Linear(2, 2)], threshold=wrong)
     ensemble = se.Ensemble([nn.Linear(2, 2)], threshold=np.float32(0.5))
@@ -365,7 +365,7 @@ def test_a_threshold_is_a_number(wrong: object) -> None:
     assert ensemble.threshold == 0.5
 
 
-def test_regression_has_none_of_it() -> None:
+def test_calibration_is_refused_for_regression() -> None:
     x = torch.rand(40, 3)
     data = se.Data.from_arrays(x, x.sum(1), validation=0.5)
     ensemble = se.Ensemble([nn.Linear(3, 1)], task="regression")
@@ -378,7 +378,7 @@ def test_regression_has_none_of_it() -> None:
         se.structured_ensemble(se.zoo.mlp(3, 1), data, temperature=2.0)
 
 
-def test_training_ends_with_a_calibrated_ensemble(trained: tuple[se.Ensemble, se.Data]) -> None:
+def test_train_calibrates_the_ensemble(trained: tuple[se.Ensemble, se.Data]) -> None:
     ensemble, data = trained
     trained = ensemble.calibration
     assert trained.temperatures["mean"] != 1
@@ -394,7 +394,7 @@ def test_training_ends_with_a_calibrated_ensemble(trained: tuple[se.Ensemble, se
     assert again.calibration == Calibration()  # what was fitted to other weights is gone, and nothing to fit it to
 
 
-def test_the_paper_discards_a_quarter_of_what_is_right_and_the_product_does_not(
+def test_paper_threshold_discards_a_quarter_of_correct_predictions_and_ours_does_not(
     trained: tuple[se.Ensemble, se.Data],
 ) -> None:
     ensemble, data = trained
@@ -412,7 +412,7 @@ def test_the_paper_discards_a_quarter_of_what_is_right_and_the_product_does_not(
 
 
 @pytest.mark.parametrize("rule", ["mean", "logits", "vote"])
-def test_evaluate_gives_both(trained: tuple[se.Ensemble, se.Data], rule: str) -> None:
+def test_evaluate_gives_figures_with_and_without_temperature(trained: tuple[se.Ensemble, se.Data], rule: str) -> None:
     ensemble, data = trained
     figures = se.evaluate(ensemble, data, combine=rule)
     x, y = data.test.inputs, data.test.targets
@@ -435,7 +435,7 @@ def test_evaluate_gives_both(trained: tuple[se.Ensemble, se.Data], rule: str) ->
     }
 
 
-def test_outputs_that_are_not_finite_leave_it_uncalibrated() -> None:
+def test_non_finite_outputs_leave_the_ensemble_uncalibrated() -> None:
     class Broken(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if self.training else super().forward(x) * math.nan
@@ -450,8 +450,8 @@ def test_outputs_that_are_not_finite_leave_it_uncalibrated() -> None:
     assert ensemble.calibration == Calibration()
 
 
-def test_outputs_that_are_no_logits_of_the_classes_leave_it_uncalibrated() -> None:
-    """Such as one number for two classes, which a loss of one's own may take: training must not fail in the end."""
+def test_outputs_of_another_shape_leave_the_ensemble_uncalibrated() -> None:
+    """A user's loss may take one output for two classes; training must not fail at its end."""
     x = torch.rand(60, 4)
     data = se.Data.from_arrays(x, torch.arange(60) % 2, validation=0.5)
     ensemble = se.Ensemble([nn.Linear(4, 1)])
@@ -464,7 +464,7 @@ def test_outputs_that_are_no_logits_of_the_classes_leave_it_uncalibrated() -> No
     assert ensemble.calibration == Calibration()
 
 
-def test_one_can_do_without(trained: tuple[se.Ensemble, se.Data]) -> None:
+def test_temperature_can_be_fixed_or_switched_off(trained: tuple[se.Ensemble, se.Data]) -> None:
     data = trained[1]
     torch.manual_seed(0)
     model = se.zoo.mlp(64)
@@ -493,7 +493,7 @@ def kept(trained: tuple[se.Ensemble, se.Data]) -> se.Ensemble:
     return ensemble
 
 
-def test_the_file_keeps_it_all(kept: se.Ensemble, trained: tuple[se.Ensemble, se.Data], tmp_path: Path) -> None:
+def test_file_keeps_the_calibration(kept: se.Ensemble, trained: tuple[se.Ensemble, se.Data], tmp_path: Path) -> None:
     ensemble, x = kept, trained[1].test.inputs
     ensemble.save(tmp_path / "file")
     loaded = se.Ensemble.load(tmp_path / "file")
@@ -510,7 +510,7 @@ def test_the_file_keeps_it_all(kept: se.Ensemble, trained: tuple[se.Ensemble, se
     )
 
 
-def test_a_state_dict_keeps_it_all(kept: se.Ensemble) -> None:
+def test_state_dict_keeps_the_calibration(kept: se.Ensemble) -> None:
     other = se.Ensemble([se.zoo.mlp(64) for _ in range(3)])
     other.load_state_dict(kept.state_dict())
     assert other.calibration == kept.calibration
@@ -520,7 +520,7 @@ def test_a_state_dict_keeps_it_all(kept: se.Ensemble) -> None:
     assert other.calibration == Calibration()
 
 
-def test_files_of_earlier_versions_have_the_papers_threshold(tmp_path: Path) -> None:
+def test_files_of_earlier_versions_have_the_paper_threshold(tmp_path: Path) -> None:
     torch.manual_seed(0)
     ensemble = se.Ensemble([se.zoo.mlp(64)], threshold=0.7)
     ensemble.save(tmp_path / "file")
@@ -552,7 +552,7 @@ def odd_values() -> Iterator[tuple[str, object, str]]:
     yield "more", 1, "must have the entries"
 
 
-def test_odd_values_in_a_file_are_told(kept: se.Ensemble, tmp_path: Path) -> None:
+def test_invalid_calibration_in_a_file_is_refused(kept: se.Ensemble, tmp_path: Path) -> None:
     kept.save(tmp_path / "file")
     structure, tensors = read_container(tmp_path / "file", FORMAT, 99, "an ensemble")
     for number, (name, value, message) in zip(count(), odd_values(), strict=False):
@@ -567,7 +567,7 @@ def test_odd_values_in_a_file_are_told(kept: se.Ensemble, tmp_path: Path) -> Non
         se.Ensemble.load(tmp_path / "odd")
 
 
-def test_a_pair_of_arrays_calibrates_as_a_split_does() -> None:
+def test_pair_of_arrays_calibrates_like_a_split() -> None:
     ensemble, data = table_ensemble()
     pair = (data.validation.inputs.numpy(), data.validation.targets.numpy())
     assert ensemble.calibrate(pair) == ensemble.calibrate(data)

@@ -1,4 +1,4 @@
-"""trace(): groups, reasons, and the promise to leave the model alone."""
+"""trace(): groups, reasons for fixed channels, and an unchanged model."""
 
 import copy
 import re
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import structured_ensembles as se
-from exactness import check_exact, randomize
+from tests.support.exactness import check_exact, randomize
 
 
 def image(*shape: int) -> Tensor:
@@ -19,7 +19,7 @@ def image(*shape: int) -> Tensor:
 
 
 class Shared(nn.Module):
-    """One convolution, used twice."""
+    """Call one convolution twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Shared(nn.Module):
         return self.head(self.twice(F.relu(self.twice(self.stem(x)))).mean((2, 3)))
 
 
-def test_resnet20_offers_the_first_convolution_of_each_block() -> None:
+def test_resnet20_has_the_first_convolution_of_each_block_prunable() -> None:
     graph = se.trace(se.zoo.resnet20(), image(2, 3, 32, 32))
     expected = {f"layer{stage}.{block}.conv1": 8 * 2**stage for stage in (1, 2, 3) for block in (0, 1, 2)}
     assert graph.prunable == expected
@@ -39,7 +39,7 @@ def test_resnet20_offers_the_first_convolution_of_each_block() -> None:
     assert graph["layer2.1.conv1"].consumers == ("layer2.1.conv2",)
 
 
-def test_vgg_offers_all_but_the_last_layer_and_lenet_too() -> None:
+def test_vgg_and_lenet_have_all_but_the_last_layer_prunable() -> None:
     graph = se.trace(se.zoo.vgg11(), image(2, 3, 32, 32))
     assert list(graph.prunable.values()) == [64, 128, 256, 256, 512, 512, 512, 512, 4096, 4096]
     graph = se.trace(se.zoo.lenet5(), image(2, 1, 28, 28))
@@ -47,7 +47,7 @@ def test_vgg_offers_all_but_the_last_layer_and_lenet_too() -> None:
     assert sum(se.trace(se.zoo.half_vgg11(), image(2, 3, 32, 32)).prunable.values()) == 1376
 
 
-def test_coupled_offers_the_residual_stream_with_a_shared_vector() -> None:
+def test_coupled_makes_the_residual_stream_one_prunable_group() -> None:
     model = randomize(se.zoo.resnet20(width=1))
     graph = check_exact(model, image(2, 3, 8, 8).double(), coupled=True)
     stream = graph["conv1"]
@@ -68,7 +68,7 @@ def test_every_parameter_axis_is_mapped() -> None:
 
 
 class Case(nn.Module):
-    """A stem of 8 channels, something done to them, and a convolution that reads them."""
+    """Apply an operation to a stem of 8 channels, and read them by a convolution."""
 
     def __init__(self, act: object, reads: int = 8, **modules: nn.Module) -> None:
         super().__init__()
@@ -132,14 +132,14 @@ def test_known_operations_keep_channels_prunable(name: str) -> None:
     assert not shuffled or graph.prunable["up.0"] == 3  # of its twelve channels, four go together
 
 
-def test_a_part_of_a_layer_can_be_prunable() -> None:
+def test_part_of_a_layer_can_be_prunable() -> None:
     graph = check_exact(randomize(Case(lambda net, x: x * x[:, :1])), image().double())
     assert graph.prunable == {"stem[1:8]": 7}
     assert graph["stem[0:1]"].reason == "a single channel"
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_other_operations_fix_channels_and_say_why(name: str) -> None:
+def test_unknown_operations_fix_channels_with_a_reason(name: str) -> None:
     act, reason = FIXED[name]
     model = Case(act)
     model.image = image(1, 8, 8, 8)
@@ -167,7 +167,7 @@ def test_shared_weights_and_weight_norm_fix_channels() -> None:
         assert list(se.trace(model, image()).prunable) == ["2"]  # the others are fixed or end in the output
 
 
-def test_bare_parameters_are_read_but_do_not_make_groups() -> None:
+def test_bare_parameters_are_consumers_but_not_groups() -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -183,7 +183,7 @@ def test_bare_parameters_are_read_but_do_not_make_groups() -> None:
     assert small.matrix.shape == (4, 5)
 
 
-def test_auxiliary_heads_that_only_run_in_training_mode_are_cut_along() -> None:
+def test_auxiliary_heads_of_training_mode_are_extracted_too() -> None:
     class Auxiliary(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -199,7 +199,7 @@ def test_auxiliary_heads_that_only_run_in_training_mode_are_cut_along() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_is_left_alone(training: bool) -> None:
+def test_trace_leaves_the_model_unchanged(training: bool) -> None:
     model = se.zoo.resnet20().train(training)
     model.conv1.weight.requires_grad_(False)
     before = {name: (tensor.clone(), tensor.data_ptr()) for name, tensor in model.state_dict().items()}
@@ -213,7 +213,7 @@ def test_the_model_is_left_alone(training: bool) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_any_dtype_and_several_inputs() -> None:
+def test_trace_accepts_any_dtype_and_several_inputs() -> None:
     assert se.trace(se.zoo.resnet20().bfloat16(), image(2, 3, 8, 8).bfloat16()).prunable
 
     class Two(nn.Module):
@@ -228,7 +228,7 @@ def test_any_dtype_and_several_inputs() -> None:
     assert graph.prunable == {"left": 6, "right": 7}
 
 
-def test_the_table_reads_well() -> None:
+def test_printed_graph_is_a_table() -> None:
     text = str(se.trace(se.zoo.lenet5(), image(2, 1, 28, 28)))
     lines = text.splitlines()
     assert lines[0].split() == ["group", "size", "computed", "by", "read", "by", "prunable"]
@@ -237,7 +237,7 @@ def test_the_table_reads_well() -> None:
     assert lines[-1] == "4 of 5 groups can be pruned: 226 channels"
 
 
-def test_bad_input_is_named() -> None:
+def test_invalid_arguments_are_errors() -> None:
     with pytest.raises(ValueError, match=r"example.*\(2, 1, 8, 8\)|shape \(2, 1, 8, 8\).*example"):
         se.trace(se.zoo.resnet20(), image(2, 1, 8, 8))
     with pytest.raises(TypeError, match="model must be"):
@@ -249,8 +249,8 @@ def test_bad_input_is_named() -> None:
         se.select(graph, prune=0.5, selection="random", members=2)
 
 
-def test_time_grows_with_the_network_not_faster() -> None:
-    """A concatenation of everything before (the worst case for layouts) stays small."""
+def test_trace_time_grows_linearly() -> None:
+    """Concatenating everything before is the worst case for layouts."""
 
     class Deep(nn.Module):
         def __init__(self, depth: int) -> None:
@@ -270,7 +270,7 @@ def test_time_grows_with_the_network_not_faster() -> None:
 
 
 class Tokens(nn.Module):
-    """A normalisation whose statistics run over what the linear layer computes."""
+    """Normalise over the features that a linear layer computes."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -283,12 +283,12 @@ class Tokens(nn.Module):
 @pytest.mark.parametrize(
     "norm", [nn.InstanceNorm1d(6, affine=True), nn.BatchNorm1d(6), nn.BatchNorm1d(6, track_running_stats=False)]
 )
-def test_norms_over_tokens_fix_the_features(norm: nn.Module) -> None:
+def test_layer_norms_over_tokens_fix_the_features(norm: nn.Module) -> None:
     graph = check_exact(randomize(Tokens(norm)), image(2, 6, 5).double())
     assert "norm runs over it" in str(graph["a"].reason)
 
 
-def test_parametrized_layers_are_never_looked_at() -> None:
+def test_parametrized_layers_are_fixed_and_unchanged() -> None:
     normed = parametrizations.spectral_norm(nn.Conv2d(5, 6, 1))
     model = nn.Sequential(
         nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 5, 1), nn.ReLU(), normed, nn.ReLU(), nn.Conv2d(6, 2, 1)
@@ -318,13 +318,13 @@ SIZED = {
 
 
 @pytest.mark.parametrize("name", SIZED)
-def test_code_that_depends_on_the_number_of_channels_is_found_out(name: str) -> None:
+def test_code_that_depends_on_the_channel_count_fixes_channels(name: str) -> None:
     model = randomize(Case(SIZED[name]))
     for prune in (0.2, 0.5, 0.7):
         assert "stem" not in check_exact(model, image().double(), prune=prune).prunable
 
 
-def test_weights_that_are_computed_fix_what_they_read() -> None:
+def test_computed_weights_fix_their_sources() -> None:
     class Products(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -339,7 +339,7 @@ def test_weights_that_are_computed_fix_what_they_read() -> None:
 
 
 class Training(nn.Module):
-    """Does something else in training mode."""
+    """Apply another operation in training mode."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -361,11 +361,11 @@ class Training(nn.Module):
     ("what", "reason"),
     [("mean", "mean runs over"), ("hard-coded", "relies on its size"), ("untraceable", "training mode")],
 )
-def test_training_mode_is_followed_too(what: str, reason: str) -> None:
+def test_trace_follows_training_mode(what: str, reason: str) -> None:
     assert reason in str(se.trace(Training(what), image())["stem"].reason)
 
 
-def test_indices_of_maxima_are_understood() -> None:
+def test_max_pool_indices_are_followed() -> None:
     act = {
         "both": lambda net, x: F.adaptive_max_pool2d(x, 2),
         "pool": lambda net, x: F.max_pool2d(x, 2, return_indices=True)[0],
@@ -374,9 +374,9 @@ def test_indices_of_maxima_are_understood() -> None:
         assert "stem" in check_exact(randomize(Case(own)), image().double()).prunable
 
 
-def test_only_the_layers_at_fault_are_fixed_when_code_fails() -> None:
+def test_only_the_failing_layers_are_fixed() -> None:
     class Csp(nn.Module):
-        """A hard-coded split; the convolution inside is innocent."""
+        """Split channels at a hard-coded place; the convolution inside stays prunable."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -397,8 +397,8 @@ def test_only_the_layers_at_fault_are_fixed_when_code_fails() -> None:
 
 @pytest.mark.parametrize("width", [4, 6, 8, 12, 14, 16, 22])
 @pytest.mark.parametrize("pointwise", [False, True])
-def test_halves_by_arithmetic_are_found_out(width: int, pointwise: bool) -> None:
-    """Half of 2 + 3 channels, rounded down, is 2: a trial must not keep such numbers only."""
+def test_halves_computed_by_arithmetic_fix_channels(width: int, pointwise: bool) -> None:
+    """Half of 2 + 3 channels, rounded down, is 2: the trial must try other numbers, too."""
 
     class Halves(nn.Module):
         def __init__(self) -> None:
@@ -414,7 +414,7 @@ def test_halves_by_arithmetic_are_found_out(width: int, pointwise: bool) -> None
     assert check_exact(Halves().double(), image().double()).prunable == {}
 
 
-def test_remembered_activations_nested_inputs_and_lazy_layers() -> None:
+def test_stored_activations_nested_inputs_and_lazy_layers_are_handled() -> None:
     class Remembers(nn.Module):
         def __init__(self) -> None:
             super().__init__()

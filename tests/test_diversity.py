@@ -1,3 +1,5 @@
+"""MMD and overlap penalties against loops over scalars."""
+
 import math
 
 import pytest
@@ -11,7 +13,7 @@ from structured_ensembles.diversity import EPSILON, mmd_penalty, overlap_penalty
 
 
 def mmd2_by_loops(one: list[float], other: list[float]) -> float:
-    """The biased V-statistic, kernel by kernel."""
+    """Compute the biased V-statistic kernel by kernel."""
     n = len(one)
 
     def mean(a: list[float], b: list[float]) -> float:
@@ -22,14 +24,14 @@ def mmd2_by_loops(one: list[float], other: list[float]) -> float:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 40), st.sampled_from([0.1, 1.0, 5.0, 20.0]), st.integers(0, 2**32))
-def test_mmd2_is_the_sum_over_scalars(size: int, spread: float, seed: int) -> None:
+def test_mmd2_equals_a_sum_over_scalars(size: int, spread: float, seed: int) -> None:
     one, other = spread * torch.randn(2, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     found = float(se.mmd2(one, other))
     assert found == pytest.approx(mmd2_by_loops(one.tolist(), other.tolist()), abs=1e-12)
     assert found >= 0
 
 
-def test_mmd2_ignores_the_order_and_takes_batches() -> None:
+def test_mmd2_ignores_order_and_accepts_batches() -> None:
     one, other = torch.randn(2, 3, 9, dtype=torch.float64)
     assert torch.allclose(se.mmd2(one, one.flip(-1)), torch.zeros(3, dtype=torch.float64), atol=1e-15)
     expected = [mmd2_by_loops(a.tolist(), b.tolist()) for a, b in zip(one, other, strict=True)]
@@ -37,7 +39,7 @@ def test_mmd2_ignores_the_order_and_takes_batches() -> None:
 
 
 def test_mmd2_of_wide_layers_has_no_cancellation() -> None:
-    """For 4,096 neurons the kernel is almost flat: single precision sums of kernels are pure noise there."""
+    """With 4,096 neurons the kernel is almost flat, and float32 sums of kernels are noise."""
     one = torch.linspace(-2, 2, 4096)
     shift = 1e-3
     # To first order the mean features differ by the shift of the mean: 2/n · shift².
@@ -54,7 +56,7 @@ def penalty_by_loops(vectors: dict[str, Tensor]) -> float:
     return total * 2 / (members * (members - 1))
 
 
-def test_penalty_is_the_papers_sum_over_pairs_and_its_gradient_is_right() -> None:
+def test_mmd_penalty_equals_the_papers_sum_and_gradient() -> None:
     vectors = {name: torch.randn(4, size, dtype=torch.float64) for name, size in (("a", 5), ("b", 8))}
     terms = {name: terms_for(6.0, value.shape[1]) for name, value in vectors.items()}
     assert float(mmd_penalty(vectors, terms)) == pytest.approx(penalty_by_loops(vectors), rel=1e-9)
@@ -71,7 +73,7 @@ def test_penalty_is_the_papers_sum_over_pairs_and_its_gradient_is_right() -> Non
         assert float(leaf.grad[member, entry]) == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-4)
 
 
-def test_the_penalty_stays_finite_for_equal_members() -> None:
+def test_mmd_penalty_is_finite_for_equal_members() -> None:
     vectors = {"a": torch.ones(3, 6, requires_grad=True)}
     penalty = mmd_penalty(vectors, {"a": 20})
     penalty.backward()
@@ -79,7 +81,7 @@ def test_the_penalty_stays_finite_for_equal_members() -> None:
     assert bool(vectors["a"].grad.isfinite().all())
 
 
-def test_overlap_knows_which_neuron_an_entry_belongs_to() -> None:
+def test_overlap_penalty_depends_on_neuron_positions() -> None:
     same = torch.tensor([[3.0, 1, 0, 0], [3, 1, 0, 0]])
     other = torch.tensor([[3.0, 1, 0, 0], [0, 0, 1, 3]])
     assert float(overlap_penalty([same])) == pytest.approx(1)

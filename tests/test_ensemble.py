@@ -1,3 +1,5 @@
+"""Ensemble: combination rules, uncertainty, and the inputs that it takes."""
+
 import math
 
 import numpy as np
@@ -11,7 +13,7 @@ from structured_ensembles.ensemble import combined, uncertainty_of
 
 
 class Fixed(nn.Module):
-    """Says the same logits whatever it is asked."""
+    """Return the same logits for any input."""
 
     def __init__(self, logits: list[list[float]]) -> None:
         super().__init__()
@@ -36,7 +38,7 @@ def softmax(row: list[float]) -> list[float]:
     return [math.exp(value) / total for value in row]
 
 
-def test_combination_rules_by_hand(ensemble: se.Ensemble) -> None:
+def test_combination_rules_equal_hand_computations(ensemble: se.Ensemble) -> None:
     assert ensemble(X).shape == (3, 2, 3)
     rows = [softmax([2, 0, 0]), softmax([0, 3, 0]), softmax([1, 0, 0])]
     expected = [sum(column) / 3 for column in zip(*rows, strict=True)]
@@ -48,7 +50,7 @@ def test_combination_rules_by_hand(ensemble: se.Ensemble) -> None:
         ensemble.predict_proba(X, combine="median")
 
 
-def test_uncertainty_by_hand(ensemble: se.Ensemble) -> None:
+def test_uncertainty_equals_a_hand_computation(ensemble: se.Ensemble) -> None:
     def entropy(p: list[float]) -> float:
         return -sum(q * math.log(q) for q in p)
 
@@ -63,7 +65,7 @@ def test_uncertainty_by_hand(ensemble: se.Ensemble) -> None:
     assert (float(sure.entropy), float(sure.mutual_information), float(sure.disagreement)) == (0, 0, 0)
 
 
-def test_anything_can_be_predicted(ensemble: se.Ensemble) -> None:
+def test_predict_accepts_arrays_lists_datasets_loaders_and_splits(ensemble: se.Ensemble) -> None:
     expected = ensemble.predict_proba(X)
     labels = torch.tensor([0, 1])
     data = se.Data.from_arrays(X, labels, validation=0.0)
@@ -93,7 +95,7 @@ def test_prediction_runs_in_evaluation_mode_and_restores_it() -> None:
     assert not ensemble.logits(x).requires_grad
 
 
-def test_pixels_and_normalisation() -> None:
+def test_uint8_inputs_are_normalised() -> None:
     normalization = se.Normalization((0.5,), (0.25,))
     ensemble = se.Ensemble([nn.Flatten()], normalization=normalization)
     pixels = torch.tensor([[[[0, 255]]]], dtype=torch.uint8)
@@ -101,7 +103,7 @@ def test_pixels_and_normalisation() -> None:
     assert ensemble(pixels / 255).tolist() == [[[-2.0, 2.0]]]
 
 
-def test_size() -> None:
+def test_ensemble_counts_members_and_parameters() -> None:
     base = nn.Linear(4, 4)
     ensemble = se.Ensemble([nn.Linear(4, 2), nn.Linear(4, 2)])
     assert ensemble.num_parameters == 20
@@ -111,7 +113,7 @@ def test_size() -> None:
         se.Ensemble([])
 
 
-def test_regression() -> None:
+def test_regression_predicts_mean_and_spread() -> None:
     ensemble = se.Ensemble([Fixed([[1.0], [2.0]]), Fixed([[3.0], [2.0]])], task="regression")
     assert ensemble.predict(X).tolist() == [[2.0], [2.0]]
     assert ensemble.spread(X).tolist() == [[1.0], [0.0]]
@@ -119,7 +121,7 @@ def test_regression() -> None:
         ensemble.uncertainty(X)
 
 
-def test_combined_are_probabilities() -> None:
+def test_combined_predictions_are_probabilities() -> None:
     logits = 10 * torch.randn(4, 50, 7)
     for rule in ("mean", "logits", "vote"):
         torch.testing.assert_close(combined(logits, rule).sum(-1), torch.ones(50))

@@ -1,3 +1,5 @@
+"""extract(): an ordinary, smaller module with the kept weights."""
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ def walk() -> tuple[nn.Module, se.ChannelGraph, se.Subnet]:
     return model, graph, se.select(graph, prune=0.5, selection="random", members=1)[0]
 
 
-def test_weights_are_the_kept_ones(walk) -> None:
+def test_extracted_weights_equal_the_kept_channels(walk) -> None:
     model, graph, subnet = walk
     small = se.extract(model, graph, subnet)
     kept = list(subnet.kept["layer2.0.conv1"])
@@ -23,7 +25,7 @@ def test_weights_are_the_kept_ones(walk) -> None:
         assert torch.equal(getattr(small.layer2[0].bn1, name), getattr(model.layer2[0].bn1, name)[kept])
 
 
-def test_it_is_an_ordinary_module(walk) -> None:
+def test_extracted_network_is_an_ordinary_trainable_module(walk) -> None:
     small = se.extract(*walk)
     block = small.layer1[0]
     assert (block.conv1.out_channels, block.bn1.num_features, block.conv2.in_channels) == (8, 8, 8)
@@ -85,7 +87,7 @@ def test_flags_modes_and_memory_format_are_inherited(walk) -> None:
     assert small.layer3[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_foreign_subnets_and_graphs_are_refused(walk) -> None:
+def test_subnets_and_graphs_of_other_models_are_refused(walk) -> None:
     model, graph, subnet = walk
     with pytest.raises(ValueError, match="no prunable group 'fc'"):
         se.extract(model, graph, se.Subnet((("fc", 10, (0,)),)))

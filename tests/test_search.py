@@ -1,4 +1,4 @@
-"""learn_scales and saliency: against plain loops, and the promise to leave the model alone."""
+"""learn_scales and saliency against plain loops, with an unchanged model."""
 
 import copy
 from dataclasses import replace
@@ -14,9 +14,9 @@ import structured_ensembles as se
 from structured_ensembles import build
 from structured_ensembles.data.dealing import deal
 from structured_ensembles.diversity import overlap_penalty
+from structured_ensembles.resuming.identity import RunFile
 from structured_ensembles.scaling import scaled
 from structured_ensembles.search import _Search
-from structured_ensembles.storage.identity import RunFile
 
 
 def small_data(samples: int = 60, classes: int = 3) -> se.Data:
@@ -40,7 +40,7 @@ def walk() -> tuple[nn.Module, se.ChannelGraph, se.Data]:
 
 
 def under_scales(model: nn.Module, scales: se.Scales, member: int, x: Tensor, vectors: dict[str, Tensor]) -> Tensor:
-    """The small model under one member's vectors, written out."""
+    """Run the small model under one member's vectors, written out."""
     conv1, norm, _, conv2, *_, linear = model
     x = conv1(x)
     if scales.placement == "output":
@@ -54,7 +54,7 @@ def under_scales(model: nn.Module, scales: se.Scales, member: int, x: Tensor, ve
 
 @pytest.mark.parametrize("placement", ["output", "norm"])
 @pytest.mark.parametrize(("members", "batch_size"), [(3, 16), (2, 7), (5, 3), (1, 64)])
-def test_saliency_is_a_loop_over_members_and_batches(walk, placement: str, members: int, batch_size: int) -> None:
+def test_saliency_equals_a_loop_over_members_and_batches(walk, placement: str, members: int, batch_size: int) -> None:
     model, graph, data = walk
     scales = se.learn_scales(model, graph, data, members=members, epochs=1, placement=placement, batch_size=16)
     scores = se.saliency(model, graph, scales, data, batch_size=batch_size)
@@ -72,7 +72,7 @@ def test_saliency_is_a_loop_over_members_and_batches(walk, placement: str, membe
             torch.testing.assert_close(scores[member].values[name], total / len(batches), rtol=1e-4, atol=1e-7)
 
 
-def test_the_model_is_bit_identical_after_the_walk(walk) -> None:
+def test_model_is_bit_identical_after_search_and_saliency(walk) -> None:
     model, graph, data = walk
     model[0].weight.requires_grad_(False)
     model[3].eval()
@@ -92,7 +92,7 @@ def test_the_model_is_bit_identical_after_the_walk(walk) -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_the_search_lowers_the_loss_and_keeps_the_best_epoch(walk) -> None:
+def test_search_lowers_the_loss_and_keeps_the_best_epoch(walk) -> None:
     model, graph, data = walk
     scales = se.learn_scales(model, graph, data, members=3, epochs=60, diversity=None, rate=0.05, batch_size=16)
     losses = [figures["loss"] for figures in scales.history]
@@ -107,8 +107,8 @@ def test_the_search_lowers_the_loss_and_keeps_the_best_epoch(walk) -> None:
     assert total / seen == pytest.approx(min(figures["validation_loss"] for figures in scales.history), rel=1e-5)
 
 
-def test_the_first_step_is_adams_on_the_papers_cost(walk) -> None:
-    """One step, worked out by hand: every member on its share, batch statistics shared, penalty over pairs."""
+def test_first_step_equals_adam_on_the_papers_loss(walk) -> None:
+    """One step by hand: every member on its share, batch statistics shared, penalty over pairs."""
     model, graph, data = walk
     drawn = se.Scales.draw(graph, 2, seed=3)
     learned = se.learn_scales(model, graph, data, members=2, epochs=1, seed=3, batch_size=1000, strength=0.1)
@@ -129,7 +129,7 @@ def test_the_first_step_is_adams_on_the_papers_cost(walk) -> None:
         torch.testing.assert_close(learned.vectors[name], moved, rtol=0, atol=2e-5)
 
 
-def test_rows_of_a_batch_meet_their_members_vectors(walk) -> None:
+def test_each_row_is_scaled_by_its_members_vectors(walk) -> None:
     model, graph, data = walk
     scales = se.Scales.draw(graph, 3)
     x = data.example(4)
@@ -141,7 +141,7 @@ def test_rows_of_a_batch_meet_their_members_vectors(walk) -> None:
         torch.testing.assert_close(rows, under_scales(model, own, member, x, scales.vectors))
 
 
-def test_regression_and_a_users_loss() -> None:
+def test_search_accepts_regression_and_a_user_loss() -> None:
     x, y = torch.randn(50, 4), torch.randn(50)
     data = se.Data.from_arrays(x, y)
     assert data.task == "regression"
@@ -155,7 +155,7 @@ def test_regression_and_a_users_loss() -> None:
     assert not torch.allclose(default[0].values["layers.1"], other[0].values["layers.1"])
 
 
-def test_overlap_makes_members_care_about_other_neurons() -> None:
+def test_overlap_penalty_makes_members_prefer_other_neurons() -> None:
     data = se.load_data("digits")
     torch.manual_seed(0)
     model = se.zoo.mlp(64, hidden=(32, 32))
@@ -169,7 +169,7 @@ def test_overlap_makes_members_care_about_other_neurons() -> None:
     assert agreement(5.0) < agreement(0.0) - 0.15
 
 
-def test_same_seed_same_numbers(walk) -> None:
+def test_same_seed_gives_the_same_scales(walk) -> None:
     model, graph, data = walk
     first, second, other = (se.learn_scales(model, graph, data, members=2, epochs=2, seed=seed) for seed in (0, 0, 1))
     assert all(torch.equal(value, second.vectors[name]) for name, value in first.vectors.items())
@@ -180,7 +180,7 @@ def test_same_seed_same_numbers(walk) -> None:
     ("initial", "mean", "deviation"),
     [("N(0,1)", 0, 1), ("N(0,5)", 0, 5), ("U(0,1)", 0.5, 0.289), ("U(-1,1)", 0, 0.577)],
 )
-def test_initial_distributions(initial: str, mean: float, deviation: float) -> None:
+def test_initial_scales_follow_their_distribution(initial: str, mean: float, deviation: float) -> None:
     model = se.zoo.mlp(4, 2, hidden=(4000,))
     values = se.Scales.draw(se.trace(model, torch.randn(2, 4)), 3, initial).vectors["layers.1"]
     assert float(values.mean()) == pytest.approx(mean, abs=4 * deviation / 12000**0.5)
@@ -199,12 +199,12 @@ def test_initial_distributions(initial: str, mean: float, deviation: float) -> N
         ({"strength": float("nan")}, "strength must be"),
     ],
 )
-def test_bad_arguments_are_named(walk, arguments: dict, message: str) -> None:
+def test_invalid_arguments_are_errors(walk, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         se.learn_scales(*walk, **arguments)
 
 
-def test_a_loss_that_is_not_a_number_stops_the_search(walk) -> None:
+def test_nan_loss_stops_the_search(walk) -> None:
     model, graph, data = walk
     with pytest.raises(FloatingPointError, match=r"loss became nan in epoch 1.*`data`"):
         se.learn_scales(model, graph, data, members=2, loss=lambda o, t: o.mean() * float("nan"))
@@ -216,7 +216,7 @@ def test_more_labels_than_outputs_are_refused_before_any_work(walk) -> None:
         se.learn_scales(model, graph, small_data(classes=4))
 
 
-def test_a_model_without_prunable_channels_is_refused() -> None:
+def test_model_without_prunable_channels_is_refused() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(72, 3))
     data = small_data()
     with pytest.raises(ValueError, match="no prunable channels"):
@@ -236,10 +236,10 @@ def tensors_of_scales(scales: se.Scales) -> list[Tensor]:
 
 @pytest.mark.parametrize("validation", [0.2, 0.0])
 @pytest.mark.parametrize("stop", [1, 2, 3])
-def test_an_interrupted_search_goes_on_to_the_same_vectors(
+def test_interrupted_search_resumes_to_the_same_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, validation: float
 ) -> None:
-    """With dropout, batch statistics and momentum: all that an epoch hands on to the next."""
+    """With dropout, batch statistics and momentum."""
     model, data = dropout_model(), small_data()
     data = data if validation else replace(data, validation=None)
     graph = se.trace(model, data.example())
@@ -271,7 +271,7 @@ def test_an_interrupted_search_goes_on_to_the_same_vectors(
     assert all(map(torch.equal, tensors_of_scales(again), tensors_of_scales(whole)))
 
 
-def test_the_checkpoint_of_another_search_is_refused(walk, tmp_path: Path) -> None:
+def test_checkpoint_of_another_search_is_refused(walk, tmp_path: Path) -> None:
     model, graph, data = walk
     path = tmp_path / "search.safetensors"
     settings = {"members": 2, "epochs": 1, "quiet": True}
@@ -287,8 +287,8 @@ def test_the_checkpoint_of_another_search_is_refused(walk, tmp_path: Path) -> No
         se.learn_scales(model, graph, data, checkpoint=RunFile(path, {"seed": 1}), **settings)
 
 
-def test_a_folder_keeps_a_search_that_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted after the search, in the saliency: the second call does not search again, and gives the same."""
+def test_folder_keeps_an_interrupted_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted in the saliency: the second call does not search again, and gives the same."""
     data, recipe = small_data(), se.Recipe(epochs=1)
     settings = {"members": 2, "recipe": recipe, "search_epochs": 2, "quiet": True}
     whole = se.structured_ensemble(dropout_model(), data, **settings)

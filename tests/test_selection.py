@@ -1,3 +1,5 @@
+"""select(): counts, scopes, memory budgets and controls."""
+
 import json
 
 import numpy as np
@@ -26,7 +28,7 @@ def overhead(graph: se.ChannelGraph, subnets: list[se.Subnet]) -> float:
 
 
 @pytest.mark.parametrize(("prune", "expected"), [(0.3, 3.507), (0.5, 2.517), (0.7, 1.526), (0.8, 1.069), (0, 5.0)])
-def test_overheads_of_five_resnet20(graph: se.ChannelGraph, prune: float, expected: float) -> None:
+def test_overheads_of_five_resnet20_equal_the_papers(graph: se.ChannelGraph, prune: float, expected: float) -> None:
     subnets = se.select(graph, random_scores(graph), prune=prune)
     assert overhead(graph, subnets) == pytest.approx(expected, abs=5e-4)
     model = se.zoo.resnet20()
@@ -34,18 +36,18 @@ def test_overheads_of_five_resnet20(graph: se.ChannelGraph, prune: float, expect
     assert extracted / 269_722 == pytest.approx(expected, abs=5e-4)
 
 
-def test_counts_at_80_percent() -> None:
+def test_counts_at_prune_80_percent() -> None:
     assert [number_kept(n, 0.8) for n in (16, 32, 64)] == [4, 7, 13]
 
 
 @given(st.integers(1, 300), st.sampled_from([0, 0.1, 0.25, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99]))
-def test_counts_are_what_a_percentile_keeps(size: int, prune: float) -> None:
+def test_counts_equal_a_percentile(size: int, prune: float) -> None:
     values = np.arange(size, dtype=np.float64)
     threshold = np.round(np.percentile(values, 100 * prune), 9)
     assert number_kept(size, prune) == int((values >= threshold).sum())
 
 
-def test_the_most_salient_stay_and_ties_go_to_the_first() -> None:
+def test_most_salient_channels_stay_and_ties_go_to_the_first() -> None:
     graph = se.trace(se.zoo.mlp(3, 2, hidden=(6,)), torch.randn(2, 3))
     scores = [se.Scores({"layers.1": torch.tensor(values)}) for values in ([0.1, 5, 0, 3, 4, 2], [1.0] * 6)]
     first, second = se.select(graph, scores, prune=0.5)
@@ -63,7 +65,7 @@ def test_scope_network_has_one_threshold_and_no_empty_layer() -> None:
     assert subnet.kept == {"layers.1": (3,), "layers.3": (1, 2, 3, 4, 5)}
 
 
-def test_a_layer_that_would_vanish_keeps_its_best_neuron_and_says_so_once() -> None:
+def test_layer_that_would_vanish_keeps_its_best_neuron_and_warns_once() -> None:
     graph = se.trace(se.zoo.mlp(3, 2, hidden=(4, 40)), torch.randn(2, 3))
     with pytest.warns(UserWarning, match=r"would empty layers\.1:") as caught:
         subnets = se.select(graph, random_scores(graph, 3), prune=0.9)
@@ -73,24 +75,24 @@ def test_a_layer_that_would_vanish_keeps_its_best_neuron_and_says_so_once() -> N
 
 @pytest.mark.parametrize("memory", [1.0, 1.5, 2.0, 4.0])
 @pytest.mark.parametrize("scope", ["layer", "network"])
-def test_a_memory_budget_is_used_up_but_not_exceeded(graph: se.ChannelGraph, memory: float, scope: str) -> None:
+def test_memory_budget_is_used_but_not_exceeded(graph: se.ChannelGraph, memory: float, scope: str) -> None:
     found = overhead(graph, se.select(graph, random_scores(graph), memory=memory, scope=scope))
     assert 0.93 * memory <= found <= memory  # one neuron more in every layer would be too much
     assert overhead(graph, se.select(graph, random_scores(graph), memory=9.0, scope=scope)) == 5
 
 
-def test_too_little_memory_is_refused_with_what_is_possible(graph: se.ChannelGraph) -> None:
+def test_too_small_memory_budget_error_names_the_minimum(graph: se.ChannelGraph) -> None:
     with pytest.raises(ValueError, match=r"memory=0\.1 is too little for 5 members.*still need 0\.138"):
         se.select(graph, random_scores(graph), memory=0.1)
 
 
-def test_round_to_gives_channel_counts_that_gpus_like(graph: se.ChannelGraph) -> None:
+def test_round_to_gives_multiples(graph: se.ChannelGraph) -> None:
     subnets = se.select(graph, random_scores(graph), prune=0.7, round_to=8)
     assert {count for subnet in subnets for count in subnet.counts.values()} == {8, 16, 24}
     assert overhead(graph, se.select(graph, random_scores(graph), memory=2.0, round_to=8)) <= 2.0
 
 
-def test_controls(graph: se.ChannelGraph) -> None:
+def test_random_selection_follows_the_seed_and_magnitude_the_weights(graph: se.ChannelGraph) -> None:
     random = se.select(graph, prune=0.5, selection="random", members=5, seed=0)
     assert random == se.select(graph, prune=0.5, selection="random", members=5, seed=0)
     assert random != se.select(graph, prune=0.5, selection="random", members=5, seed=1)
@@ -109,7 +111,7 @@ def test_controls(graph: se.ChannelGraph) -> None:
     assert [subnet.kept for subnet in subnets] == [{"layers.1": (0, 2)}] * 2  # means 1, 1, 3, 2/3: the first of equals
 
 
-def test_subnet_is_a_value() -> None:
+def test_subnet_is_hashable_and_round_trips_through_json() -> None:
     one = se.Subnet((("a", 4, (0, 1)), ("b", 6, (1, 2, 5))))
     other = se.Subnet((("a", 4, (1, 2)), ("b", 6, (1, 2, 5))))
     assert {one: 1}[se.Subnet.from_json(one.to_json())] == 1
@@ -138,12 +140,12 @@ def test_subnet_is_a_value() -> None:
         ({"prune": 0.5, "members": 3}, "members is 3, but there are scores for 5"),
     ],
 )
-def test_bad_arguments_are_named(graph: se.ChannelGraph, arguments: dict, message: str) -> None:
+def test_invalid_arguments_are_errors(graph: se.ChannelGraph, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         se.select(graph, random_scores(graph), **arguments)
 
 
-def test_missing_and_foreign_scores_are_named(graph: se.ChannelGraph) -> None:
+def test_missing_scores_and_scores_of_other_graphs_are_errors(graph: se.ChannelGraph) -> None:
     with pytest.raises(ValueError, match="needs scores"):
         se.select(graph, prune=0.5)
     with pytest.raises(ValueError, match="members must be given"):

@@ -15,6 +15,7 @@ from structured_ensembles import continual, evaluation, methods, zoo
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.channels import ChannelGraph, ChannelGroup, trace
 from structured_ensembles.common.gaussian import Gaussians, gaussian_nll
+from structured_ensembles.common.version import VERSION
 from structured_ensembles.data import Data, Normalization, load_corrupted, load_data
 from structured_ensembles.diversity import mmd2
 from structured_ensembles.ensemble import Ensemble, Uncertainty
@@ -25,10 +26,11 @@ from structured_ensembles.scaling import Scales
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Subnet, select
 from structured_ensembles.storage.container import ArtifactError
-from structured_ensembles.training import History, ParameterRule, Recipe, train
+from structured_ensembles.train import train
+from structured_ensembles.training import EpochRow, Execution, History, ParameterRule, Recipe
 from structured_ensembles.zoo.by_name import from_factory
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "ArtifactError",
@@ -36,6 +38,8 @@ __all__ = [
     "ChannelGroup",
     "Data",
     "Ensemble",
+    "EpochRow",
+    "Execution",
     "Gaussians",
     "History",
     "Normalization",

@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from structured_ensembles.calibration import Calibration
+from structured_ensembles.calibration.conformal import ConformalIntervals
 from structured_ensembles.common.checks import check_choice
 from structured_ensembles.common.gaussian import mean_and_spread
 from structured_ensembles.data.dataset import Task
-from structured_ensembles.data.kinds import normalization_from_json
+from structured_ensembles.data.kinds import Kinds, Normalizations, normalization_from_json
+from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.data.target_scaling import Units
-from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.methods.batch_ensemble import VECTORS, BatchEnsembleNetwork
-from structured_ensembles.methods.mc_dropout import DropoutNetwork
+from structured_ensembles.networks.conversions import rebuilder
 from structured_ensembles.networks.copying import all_tensors, copy_with, unsaved_buffers
 from structured_ensembles.networks.provenance import (
     check_shapes,
@@ -35,7 +36,6 @@ from structured_ensembles.networks.provenance import (
     warn_if_unnamed,
 )
 from structured_ensembles.networks.resizing import set_sizes
-from structured_ensembles.prediction.conformal import ConformalIntervals
 from structured_ensembles.selection import Subnet
 from structured_ensembles.storage.container import (
     build_named,
@@ -53,19 +53,36 @@ FORMAT = "structured-ensembles"
 # 5 for files with Gaussian heads; 4 with a calibration, of several inputs or with normalised columns; 3 with units, 2
 # with conversions; others are written as 1, which earlier versions read.
 VERSION = 5
-CONVERSIONS: dict[str, Callable[..., nn.Module]] = {
-    "batch_ensemble": BatchEnsembleNetwork,
-    "mc_dropout": DropoutNetwork,
-}
 Storage = Literal["float32", "float16", "int8"]
+Made = TypeVar("Made", bound=nn.Module)
 SCALE = "#scale"  # suffix of the scales of a tensor stored as int8
 MOST_SAMPLES = 10_000  # that a network may stand for without any tensors of theirs in the file, as MC-Dropout does
 LARGEST_INPUT = 2**40  # values; it is not made, but sizes must be numbers that torch can count with
 MOST_EMPTY = 1000  # members without any tensor
 
 
-def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> int:
-    """Write the ensemble; returns the size of the file in bytes.
+@dataclass(frozen=True)
+class Contents:
+    """The networks of an ensemble, and those attributes of `Ensemble` that its file keeps, under the same names."""
+
+    networks: Sequence[nn.Module]
+    subnets: Sequence[Subnet] | None
+    classes: Sequence[str]
+    task: Task
+    normalization: Normalization | Normalizations | None
+    units: Units | None
+    gaussian: bool
+    calibration: Calibration
+    ids: bool
+    id_limit: Any
+    pixels: bool
+    input_shape: Any
+    input_kinds: Kinds | None
+    target_shape: tuple[int, ...] | None
+
+
+def save(contents: Contents, path: str | Path, dtype: Storage = "float32") -> int:
+    """Write the contents of an ensemble; returns the size of the file in bytes.
 
     dtype: how weights are stored. "float16" halves the file; "int8" quarters it, with one scale per output channel.
         Vectors (biases, normalisation, rank-one factors) stay as they are. On loading they become float32 again;
@@ -73,53 +90,56 @@ def save(ensemble: Ensemble, path: str | Path, dtype: Storage = "float32") -> in
     """
     if dtype not in get_args(Storage):
         raise ValueError(f"dtype must be one of {', '.join(get_args(Storage))}, not {dtype!r}")
-    warn_if_unnamed(ensemble.members[0], "model")
+    warn_if_unnamed(contents.networks[0], "model")
     tensors: dict[str, Tensor] = {}
-    for index, network in enumerate(ensemble.members):
+    for index, network in enumerate(contents.networks):
         vectors = getattr(network, "member_vectors", ())
         for name, tensor in all_tensors(network).items():
             tensors |= _stored(f"{index}.{name}", tensor.detach().cpu(), "float32" if name in vectors else dtype)
-    conversions = [getattr(network, "conversion", None) for network in ensemble.members]
+    conversions = [getattr(network, "conversion", None) for network in contents.networks]
     for conversion in conversions:
         if conversion is not None and conversion["members"] > MOST_SAMPLES:
             raise ValueError(f"a network that stands for {conversion['members']} members would not be loaded again")
-    normalization = ensemble.normalization
+    normalization = contents.normalization
     structure = {
-        "members": len(ensemble.members),
-        "model": named_network(ensemble.members[0]),
-        "task": ensemble.task,
-        "classes": list(ensemble.classes),
+        "members": len(contents.networks),
+        "model": named_network(contents.networks[0]),
+        "task": contents.task,
+        "classes": list(contents.classes),
         "normalization": None if normalization is None else normalization.to_json(),
-        "threshold": ensemble.threshold,
-        "pixels": ensemble.pixels,
-        "input_shape": ensemble.input_shape,  # of several inputs, a list or object of shapes
-        "ids": ensemble.ids,
-        "id_limit": ensemble.id_limit,
-        "target_shape": ensemble.target_shape,
-        "subnets": None if ensemble.subnets is None else [json.loads(net.to_json()) for net in ensemble.subnets],
-        "base_shapes": distinct_bases(ensemble.members),
+        "threshold": contents.calibration.threshold,
+        "pixels": contents.pixels,
+        "input_shape": contents.input_shape,  # of several inputs, a list or object of shapes
+        "ids": contents.ids,
+        "id_limit": contents.id_limit,
+        "target_shape": contents.target_shape,
+        "subnets": None if contents.subnets is None else [json.loads(net.to_json()) for net in contents.subnets],
+        "base_shapes": distinct_bases(contents.networks),
         "storage": dtype,
         "torch": torch.__version__,
     }
     version = 1
     if any(conversions):
         version, structure["conversions"] = 2, conversions
-    if ensemble.units is not None:
-        version, structure["units"] = 3, ensemble.units.to_json()
-    if ensemble.calibration.fitted:
-        version, structure["calibration"] = 4, ensemble.calibration.to_json()
-    if ensemble.input_kinds is not None:
-        version, structure["input_kinds"] = 4, ensemble.input_kinds
-    elif normalization is not None and ensemble.input_shape is not None and len(ensemble.input_shape) != 3:
+    if contents.units is not None:
+        version, structure["units"] = 3, contents.units.to_json()
+    if contents.calibration.fitted:
+        version, structure["calibration"] = 4, contents.calibration.to_json()
+    if contents.input_kinds is not None:
+        version, structure["input_kinds"] = 4, contents.input_kinds
+    elif normalization is not None and contents.input_shape is not None and len(contents.input_shape) != 3:
         version = 4  # earlier versions would take columns for channels of images
-    if ensemble.gaussian:
+    if contents.gaussian:
         version, structure["gaussian"] = 5, True
     return write_container(path, FORMAT, version, structure, tensors)
 
 
-def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = False) -> Ensemble:
+def load(
+    path: str | Path, make: Callable[[Contents], Made], model: nn.Module | None = None, trust_code: bool = False
+) -> Made:
     """Read an ensemble, in evaluation mode, on the CPU.
 
+    make: builds the ensemble of what the file holds.
     model: a base network such as the members were cut out of or converted from, or a member itself, if the file does
         not name one of the zoo; it is not changed.
     trust_code: let the file name a function of an installed package that makes the base network, and call it.
@@ -143,24 +163,18 @@ def load(path: str | Path, model: nn.Module | None = None, trust_code: bool = Fa
             if model is not None:
                 check_shapes(source, members, bases)
             restore_base(network, source, bases)
-        ensemble = Ensemble(networks, **_described(structure))
-        ensemble.calibration = calibration
-        ensemble.ids = checked(structure.get("ids", False), bool, "ids")
-        ensemble.id_limit = checked_leaves(structure.get("id_limit"), int, "id_limit")
-        ensemble.pixels = checked(structure.get("pixels", False), bool, "pixels")  # files of earlier versions lack it
-        ensemble.input_shape = _nested(structure["input_shape"], int, "input_shape")
-        ensemble.input_kinds = _nested(structure.get("input_kinds"), str, "input_kinds")
-        ensemble.target_shape = _nested(structure.get("target_shape"), int, "target_shape")  # not in earlier ones
+        contents = Contents(networks, calibration=calibration, **_described(structure))
+        ensemble = make(contents)
     if model is None and ":" not in structure["model"]["name"]:
         with refused(f"{path} holds networks that do not run on its inputs (model= would load it as it is)"):
-            _check_runs(ensemble)
+            _check_runs(ensemble, contents)
     return ensemble.eval()
 
 
 @torch.no_grad()
-def _check_runs(ensemble: Ensemble) -> None:
+def _check_runs(ensemble: nn.Module, contents: Contents) -> None:
     """Run networks of the zoo on inputs of the shape that the file tells, on the meta device, which costs no memory."""
-    shape = ensemble.input_shape
+    shape = contents.input_shape
     if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
         return
     if math.prod(shape) > LARGEST_INPUT:
@@ -173,11 +187,11 @@ def _check_runs(ensemble: Ensemble) -> None:
     dtypes = {own.dtype for layer in layers for own in layer.parameters(recurse=False)}
     if len(dtypes) > 1:  # which the meta device does not mind
         raise ValueError(f"its layers have weights of {' and '.join(sorted(map(str, dtypes)))}")
-    dtype = torch.uint8 if ensemble.pixels else torch.int64 if ensemble.ids else torch.float32
+    dtype = torch.uint8 if contents.pixels else torch.int64 if contents.ids else torch.float32
     outputs = copy_with(ensemble, outline, outline).eval()(torch.zeros(2, *shape, dtype=dtype, device="meta"))
-    rule = ensemble.calibration.conformal
+    rule = contents.calibration.conformal
     if isinstance(rule, ConformalIntervals):
-        rule.interval(*mean_and_spread(outputs, ensemble.gaussian))  # whether there is one for each value
+        rule.interval(*mean_and_spread(outputs, contents.gaussian))  # whether there is one for each value
 
 
 def _nested(value: Any, kind: type, name: str) -> Any:
@@ -186,18 +200,24 @@ def _nested(value: Any, kind: type, name: str) -> Any:
 
 
 def _described(structure: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Ensemble` besides its networks."""
+    """Return the `Contents` of a file besides its networks and its calibration."""
     subnets = structure["subnets"]
     check_choice("task", structure["task"], get_args(Task))
     for name in ("normalization", "units"):
         checked_leaves(structure.get(name), (int, float), name)
     return {
         "subnets": None if subnets is None else [Subnet.from_json(json.dumps(subnet)) for subnet in subnets],
-        "classes": checked_list(structure["classes"], str, "classes"),
+        "classes": tuple(checked_list(structure["classes"], str, "classes")),
         "task": structure["task"],
         "normalization": normalization_from_json(structure["normalization"]),
         "units": Units.from_json(structure.get("units")),
         "gaussian": checked(structure.get("gaussian", False), bool, "gaussian"),
+        "ids": checked(structure.get("ids", False), bool, "ids"),
+        "id_limit": checked_leaves(structure.get("id_limit"), int, "id_limit"),
+        "pixels": checked(structure.get("pixels", False), bool, "pixels"),  # files of earlier versions lack it
+        "input_shape": _nested(structure["input_shape"], int, "input_shape"),
+        "input_kinds": _nested(structure.get("input_kinds"), str, "input_kinds"),
+        "target_shape": _nested(structure.get("target_shape"), int, "target_shape"),  # not in earlier ones
     }
 
 
@@ -250,18 +270,12 @@ def _converted(base: nn.Module, conversion: Mapping[str, Any] | None, own: Mappi
     if conversion is None or getattr(base, "conversion", None) == conversion:
         return base
     arguments = dict(conversion)
-    method = arguments.pop("method")
-    if method not in CONVERSIONS:
-        raise ValueError(f"it is converted by {method!r}, which this version does not know")
+    rebuild = rebuilder(arguments.pop("method"))
     members, layers = checked(arguments["members"], int, "members"), checked_list(arguments["layers"], str, "layers")
     checked(arguments.get("seed", 0), int, "seed")
-    possible = len(set(layers)) == len(layers) <= len(own) and members <= MOST_SAMPLES
-    if method == "batch_ensemble":
-        vectors = [own.get(f"network.{layer}.{vector}") for layer in layers for vector in VECTORS]
-        possible &= all(len(vector) == members for vector in vectors if vector is not None)
-    if not possible:
+    if not len(set(layers)) == len(layers) <= len(own) or members > MOST_SAMPLES:
         raise ValueError(f"it is converted to {members} members in {len(layers)} layers, which its tensors do not have")
-    return CONVERSIONS[method](base, **arguments)
+    return rebuild(base, arguments, own)
 
 
 def _member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:

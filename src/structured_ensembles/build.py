@@ -20,16 +20,19 @@ from structured_ensembles.data.drawing import stream
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination.examine import examined
 from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
 from structured_ensembles.networks.copying import dtype_of
-from structured_ensembles.networks.examination import examined
+from structured_ensembles.resuming.identity import RunFolder, open_folder
+from structured_ensembles.resuming.search_checkpoint import FILE as SEARCH
 from structured_ensembles.saliency import saliency
 from structured_ensembles.scaling import Initial, Placement
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Scope, Selection, Subnet, select
-from structured_ensembles.storage.identity import RunFolder, open_folder
-from structured_ensembles.storage.search_checkpoint import FILE as SEARCH
-from structured_ensembles.training import Recipe, train
+from structured_ensembles.train import train
+from structured_ensembles.training import Execution, Recipe
+from structured_ensembles.training.execution import execution_or_default
+from structured_ensembles.training.history import OnEpoch, check_on_epoch
 from structured_ensembles.training.recipe import recipe_for
 
 SUBNETS = "subnets.json"
@@ -43,6 +46,7 @@ def structured_ensemble(
     recipe: Recipe | None = None,
     selection: Selection = "learned",
     *,
+    execution: Execution | None = None,
     memory: float | None = None,
     scope: Scope = "layer",
     round_to: int = 1,
@@ -60,6 +64,7 @@ def structured_ensemble(
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
 ) -> Ensemble:
     """Cut `members` sub-networks out of `model`, train them, and return the ensemble. The model is not changed.
@@ -67,10 +72,12 @@ def structured_ensemble(
     prune: the share of neurons that each member loses, by default a half; or
     memory: how much all members together may weigh, in networks (1.0: as much as the one network).
     recipe: how the members are trained; by default `Recipe.named("modern")`, or "regression" for such data.
+    execution, on_epoch: how that is computed, and a function to call after every epoch of it; see `train`.
     temperature: of the combined prediction, 1.0 for none; by default it is fitted on the validation split, by which
     training has also chosen the best epoch: see `Ensemble.calibrate`.
     folder: where to keep the choice of neurons and a checkpoint of every epoch, of the search too; a run that was
-    stopped goes on from there. A folder of another run is refused: of other weights, data or arguments, see `identity`.
+    stopped goes on from there. A folder of another run is refused: of other weights, data or arguments, see
+    `resuming.identity`.
     loss_name: tells this loss from others, where there is a folder and the loss cannot be told by itself, such as a
     lambda. The other arguments are those of `trace`, `learn_scales`, `select`, `extract` and `train`.
     """
@@ -85,7 +92,8 @@ def structured_ensemble(
             raise ValueError(f"temperature must be left out for a regression, not {temperature!r}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that requires gradients: there is nothing to train")
-    recipe = recipe_for(data.task, recipe)
+    recipe, execution = recipe_for(data.task, recipe), execution_or_default(execution)
+    check_on_epoch(on_epoch)
     check_rescale(rescale, reinit)
     data = examined(model, data, device)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
@@ -108,6 +116,7 @@ def structured_ensemble(
         model,
         data,
         recipe=recipe,
+        execution=execution,
         loss=loss,
         loss_name=loss_name,
         members=members,
@@ -156,7 +165,18 @@ def structured_ensemble(
     ]
     ensemble = Ensemble(networks, subnets=subnets)
     checkpoint = run.file("checkpoint.safetensors")
-    train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
+    train(
+        ensemble,
+        data,
+        recipe,
+        device,
+        seed,
+        execution=execution,
+        loss=loss,
+        checkpoint=checkpoint,
+        on_epoch=on_epoch,
+        quiet=quiet,
+    )
     if temperature is not None and data.validation is not None:
         ensemble.calibrate(data, temperature=temperature)
     elif temperature is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.artifact import Contents, Storage, load, save
 from structured_ensembles.calibration import (
     Calibration,
     checked_temperature,
@@ -18,7 +19,9 @@ from structured_ensembles.calibration import (
     same_for_all_rules,
     threshold_rule,
 )
+from structured_ensembles.calibration.conformal import ConformalIntervals, ConformalSets, Method, check_conformal
 from structured_ensembles.common.checks import check_choice, check_type
+from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.gaussian import Gaussians, gaussian_nll, mean_and_spread, moments
 from structured_ensembles.common.inputs import Inputs, batch_from, cloned, is_several, moved
 from structured_ensembles.cuda.prediction_graphs import Replays
@@ -29,7 +32,14 @@ from structured_ensembles.data.dataset import SplitName, Task, prepared
 from structured_ensembles.data.kinds import Kinds, Normalizations
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.target_scaling import Units
-from structured_ensembles.networks.copying import device_of, dtype_of, evaluation_mode
+from structured_ensembles.examination.embedding_ids import embedding_size
+from structured_ensembles.networks.copying import dtype_of, evaluation_mode
+from structured_ensembles.prediction.calibration_fit import (
+    fit_calibration,
+    fit_conformal_intervals,
+    fit_conformal_sets,
+    fit_threshold_rule,
+)
 from structured_ensembles.prediction.combination import (
     COMBINE,
     Combine,
@@ -41,15 +51,15 @@ from structured_ensembles.prediction.combination import (
     member_outputs,
     uncertainty_of,
 )
-from structured_ensembles.prediction.conformal import ConformalIntervals, ConformalSets, Method, check_conformal
 from structured_ensembles.prediction.ensemble_state import extra_tensors, pop_extra
+from structured_ensembles.prediction.held_out import HeldOut, gathered, held_out_split
 from structured_ensembles.prediction.input_checks import (
     as_trained,
     check_half,
     check_inputs,
     check_pixels,
-    embedding_size,
     shape_is_blamed,
+    warn_of_unknown_inputs,
 )
 from structured_ensembles.selection import Subnet
 from structured_ensembles.training.history import History
@@ -292,9 +302,7 @@ class Ensemble(nn.Module):
     def threshold(self, value: float | None) -> None:
         self.calibration = replace(self.calibration, threshold=checked_threshold(value), threshold_rule=None)
 
-    def calibrate(
-        self, data: Data | tuple[Any, Any], split: SplitName = "validation", temperature: float | None = None
-    ) -> float:
+    def calibrate(self, data: HeldOut, split: SplitName = "validation", temperature: float | None = None) -> float:
         """Fit the temperature of the combined prediction; returns that of the rule "mean" and keeps it.
 
         data: its `split`, or a pair of arrays (inputs, targets) that nothing was trained on.
@@ -309,16 +317,14 @@ class Ensemble(nn.Module):
 
         temperature: take this one instead of fitting it; 1.0 for none.
         """
-        from structured_ensembles.prediction.calibration_fit import fit_calibration
-
         temperature = None if temperature is None else checked_temperature(temperature)
         self._check_classification("calibrate")
-        self.calibration = fit_calibration(self, data, split, temperature)
+        self.calibration = fit_calibration(self.calibration, *self._held_out(data, split), temperature)
         return self.temperature
 
     def threshold_for(
         self,
-        data: Data | tuple[Any, Any],
+        data: HeldOut,
         *,
         keep: float | None = None,
         risk: float | None = None,
@@ -330,16 +336,14 @@ class Ensemble(nn.Module):
         risk: as many predictions stay as possible, while at most this share of them is wrong on the split. That is what
             was found there, not a promise for new samples.
         """
-        from structured_ensembles.prediction.calibration_fit import fit_threshold_on
-
         rule = threshold_rule(keep, risk)
         self._check_classification("threshold_for")
-        self.calibration, threshold = fit_threshold_on(self, data, split, rule)
+        self.calibration, threshold = fit_threshold_rule(self.calibration, *self._held_out(data, split), rule)
         return threshold
 
     def conformal(
         self,
-        data: Data | tuple[Any, Any],
+        data: HeldOut,
         coverage: float = 0.9,
         method: Method = "thr",
         *,
@@ -353,12 +357,24 @@ class Ensemble(nn.Module):
         by the members' spread, see `ConformalIntervals`. The promise is exact for samples that nothing was chosen by;
         by the validation split the best epoch and the temperature were.
         """
-        from structured_ensembles.prediction.calibration_fit import fit_conformal
-
         check_conformal(coverage, method, penalty, free_ranks)
-        rule = fit_conformal(self, data, split, coverage, method, penalty, free_ranks)
+        regression = self.task == "regression"
+        if regression and method != "thr":
+            raise ValueError(f"method must be left out for a regression, whose intervals have only one, not {method!r}")
+        outputs, targets = self._held_out(data, split)
+        if regression:
+            rule = fit_conformal_intervals(outputs, targets, self.gaussian, coverage)
+        else:
+            rule = fit_conformal_sets(self.calibration, outputs, targets, coverage, method, penalty, free_ranks)
         self.calibration = replace(self.calibration, conformal=rule)
         return rule
+
+    def _held_out(self, data: HeldOut, split: SplitName) -> tuple[Tensor, Tensor]:
+        """Return outputs (members, samples, …) and targets (samples, …) of held-out samples, checked."""
+        samples = held_out_split(data, split, self.task, self.ids, self.pixels)
+        if isinstance(data, Data):
+            warn_of_unknown_inputs(self, data)
+        return gathered(lambda inputs, *_: self.logits(inputs), samples)
 
     def _temperature(self, given: float | None, combine: Combine) -> float:
         if given is None:
@@ -406,15 +422,21 @@ class Ensemble(nn.Module):
             raise ValueError("base must have parameters that require gradients, but has none")
         return own / one
 
-    def save(self, path: str | Path, dtype: Literal["float32", "float16", "int8"] = "float32") -> int:
+    def save(self, path: str | Path, dtype: Storage = "float32") -> int:
         """Write one safetensors file; returns its size in bytes. See `artifact.save`."""
-        from structured_ensembles.artifact import save
-
-        return save(self, path, dtype)
+        kept = {field.name: getattr(self, field.name) for field in fields(Contents) if field.name != "networks"}
+        return save(Contents(list(self.members), **kept), path, dtype)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module | None = None, trust_code: bool = False) -> Ensemble:
         """Read a file that `save` wrote; no pickle. See `artifact.load`."""
-        from structured_ensembles.artifact import load
+        return load(path, _restored, model, trust_code)
 
-        return load(path, model, trust_code)
+
+def _restored(contents: Contents) -> Ensemble:
+    """Build an ensemble of what its file holds."""
+    ensemble = Ensemble(list(contents.networks), subnets=contents.subnets)
+    for field in fields(Contents):
+        if field.name not in ("networks", "subnets"):
+            setattr(ensemble, field.name, getattr(contents, field.name))
+    return ensemble

@@ -20,11 +20,12 @@ from structured_ensembles.common.processes import add_up, rank, world
 from structured_ensembles.common.progress import progress
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.cuda.capture import Step, captured_if_possible
+from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.data.losses import Loss, learned_units, loss_for, member_losses
+from structured_ensembles.examination.pretrained import fitted_normalization
 from structured_ensembles.networks.copying import dtype_of, shadow_of
-from structured_ensembles.networks.pretrained import fitted_normalization
 from structured_ensembles.scaling import Scales, rows_stay_apart, scaled
 from structured_ensembles.search import check_task, check_walk
 
@@ -88,7 +89,8 @@ def saliency(
         for batch, size in enumerate(feed.epoch(None)):
             step: Step = partial(scoring.score, feed, size)
             if size not in steps and not feed.odd:
-                steps[size] = captured_if_possible(step, device, partial(scoring.state, feed), modules=[shadow])
+                state = partial(tensors_of, scoring.totals, feed.step)
+                steps[size] = captured_if_possible(step, device, state, "the saliency", modules=[shadow])
             if batch % world() == rank():  # processes take turns
                 (step if feed.odd else steps[size])()
             else:
@@ -113,10 +115,6 @@ class _Scoring:
         self.leaves, self.loss, self.members = leaves, loss, members
         self.run: Callable[[Inputs], Tensor] = shadow
         self.totals = [torch.zeros_like(leaf, requires_grad=False) for leaf in leaves]
-
-    def state(self, feed: Feed) -> list[Tensor]:
-        """All that a step changes."""
-        return [*self.totals, feed.step]
 
     def score(self, feed: Feed, size: int) -> None:
         # All members see the whole batch, a share of it at a time, so that no pass has more rows than the batch: one

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph, Output
 from structured_ensembles.common.checks import check_choice, check_whole
-from structured_ensembles.common.inputs import Inputs, batch_size, call, joined, pieces, tensors_in
+from structured_ensembles.common.inputs import Inputs, batch_size, call, joined, one_tensor, pieces, tensors_in
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.networks.copying import dtype_of
@@ -149,14 +149,6 @@ def rows_stay_apart(model: nn.Module, graph: ChannelGraph, placement: Placement,
 
 def _outputs(model: nn.Module, rows: Inputs) -> Tensor:
     return one_tensor(call(model, rows))
-
-
-def one_tensor(outputs: Any) -> Tensor:
-    """What a model must return."""
-    if not isinstance(outputs, Tensor):
-        kind = type(outputs).__name__
-        raise TypeError(f"model must return one tensor (batch, …), not a {kind}: wrap it in a module that picks one")
-    return outputs
 
 
 def scale_rows(result: Tensor, factors: Tensor, dim: int) -> Tensor:

@@ -17,6 +17,7 @@ from structured_ensembles.common.inputs import Inputs, moved, rows_of
 from structured_ensembles.common.processes import add_up, average_buffers, rank, world
 from structured_ensembles.common.progress import progress
 from structured_ensembles.cuda.capture import Step, captured_if_possible
+from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.dealing import deal
@@ -24,18 +25,18 @@ from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.data.losses import Loss, learned_units, loss_for, member_losses
 from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penalty, terms_for
+from structured_ensembles.examination.pretrained import fitted_normalization
 from structured_ensembles.networks.copying import dtype_of, shadow_of
-from structured_ensembles.networks.pretrained import fitted_normalization
-from structured_ensembles.scaling import Initial, Placement, Scales, rows_stay_apart, scaled
-from structured_ensembles.storage.container import refused
-from structured_ensembles.storage.identity import RunFile
-from structured_ensembles.storage.search_checkpoint import (
+from structured_ensembles.resuming.identity import RunFile
+from structured_ensembles.resuming.search_checkpoint import (
     SearchState,
     load_search,
     random_states,
     save_search,
     set_random_state,
 )
+from structured_ensembles.scaling import Initial, Placement, Scales, rows_stay_apart, scaled
+from structured_ensembles.storage.container import refused
 
 
 def learn_scales(
@@ -170,7 +171,7 @@ class _Search:
             step: Step = partial(self._learn if learn else self._measure, feed, size)
             if (learn, size) not in self.steps and not feed.odd:
                 alone = world() == 1  # a graph would have to hold the messages between processes
-                whole = partial(captured_if_possible, step, self.device, partial(self._state, feed))
+                whole = partial(captured_if_possible, step, self.device, partial(self._state, feed), "the search")
                 self.steps[learn, size] = whole(modules=[self.shadow]) if alone else step
             (step if feed.odd else self.steps[learn, size])()
             batches, samples = batches + 1, samples + size
@@ -180,12 +181,8 @@ class _Search:
         return float(self.total) / (batches if learn else samples)
 
     def _state(self, feed: Feed) -> Iterator[Tensor]:
-        """All that a step changes."""
-        yield from self.vectors.values()
-        yield from self.shadow.buffers()
-        yield from (feed.step, self.turn, self.total)
-        for values in self.optimizer.state.values():
-            yield from (value for value in values.values() if isinstance(value, Tensor))
+        """Yield all that a step changes: of the network only the statistics, since its weights are frozen."""
+        return tensors_of(self.vectors, self.shadow.buffers(), feed.step, self.turn, self.total, self.optimizer)
 
     def changing(self) -> dict[str, Tensor]:
         """Copy every tensor that the next epoch begins with, by name, to the CPU."""

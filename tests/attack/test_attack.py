@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_no_damage_forgery_kill_or_race_has_an_unexpected_outcome(
+def test_every_attack_ends_in_a_clean_error_or_an_equal_result(
     request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> None:
     """Every outcome is a clean error or an equal result; a failure prints the table and how to repeat each case."""

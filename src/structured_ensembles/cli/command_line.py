@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -14,6 +15,7 @@ import yaml
 
 from structured_ensembles.storage.files import read_text
 from structured_ensembles.storage.safe_yaml import parse_yaml
+from structured_ensembles.training.execution import split_config
 
 CODE = ("dataset", "model", "method", "ood")  # options that may be package.module:function
 EMPTY = "{}"  # a configuration that says nothing
@@ -27,10 +29,19 @@ def settled_words(words: Sequence[str], commands: Mapping[str, Callable[..., int
     """
     if not words or words[0] not in commands:
         return list(words)
-    switches = {name for name, hint in get_type_hints(commands[words[0]]).items() if hint is bool} | {"trust_code"}
+    switches = _switches(get_type_hints(commands[words[0]])) | {"trust_code"}
     end = words.index("--") if "--" in words else len(words)  # all that follows is no option
     options = _with_values(list(map(_underscored, words[1:end])), switches)
     return [words[0], *_configurations_first(options), *words[end:]]
+
+
+def _switches(hints: Mapping[str, Any]) -> set[str]:
+    """List the options that are true or false, such as "quiet" and "execution.compile"."""
+    found = {name for name, hint in hints.items() if hint is bool}
+    for name, hint in hints.items():
+        if is_dataclass(hint):
+            found |= {f"{name}.{key}" for key, kind in get_type_hints(hint).items() if kind is bool}
+    return found
 
 
 def _underscored(word: str) -> str:
@@ -89,7 +100,8 @@ def _configuration(path: Path) -> str:
         raise ValueError(f"--config must be a YAML file with lines such as `members: 5`, and {path} is not")
     if "config" in options:
         raise ValueError(f"{path} cannot name another file of options: give both as --config on the command line")
-    return str(yaml.safe_dump({name.replace("-", "_"): value for name, value in options.items()}, allow_unicode=True))
+    named = {name.replace("-", "_"): value for name, value in options.items()}
+    return str(yaml.safe_dump(split_config(named), allow_unicode=True))
 
 
 def check_code(options: Mapping[str, Any], words: Sequence[str], trust_code: bool) -> None:

@@ -22,12 +22,12 @@ import torch
 import yaml
 from safetensors import SafetensorError
 
-import structured_ensembles
 from structured_ensembles.cli.printing import printable_lines
+from structured_ensembles.common.version import VERSION
 
 REFUSED, UNEXPECTED, STOPPED, PIPE_CLOSED = 2, 70, 130, 141  # exit codes; 70 is EX_SOFTWARE of sysexits.h
 RESUMED = ("train", "continual", "reproduce")  # commands that go on where they were stopped
-PACKAGE = Path(structured_ensembles.__file__).parent
+PACKAGE = Path(__file__).parents[1]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RAISE = dis.opmap["RAISE_VARARGS"]  # what the statement `raise` is compiled to
 
@@ -105,7 +105,7 @@ def _refuse(sentence: str, code: int) -> int:
 def _apologise(error: Exception, words: Sequence[str]) -> int:
     """Say that this is not the user's fault, where to report it, and where the traceback is."""
     told = "".join(traceback.format_exception(error))
-    versions = f"structured-ensembles {structured_ensembles.__version__}, torch {torch.__version__}"
+    versions = f"structured-ensembles {VERSION}, torch {torch.__version__}"
     machine = f"Python {platform.python_version()}, {platform.platform()}"
     text = f"{shlex.join(['sens', *words])}\n{versions}, {machine}\n\n{told}"
     first = f"{type(error).__name__}: {error}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentParser
@@ -53,6 +55,9 @@ def _run(words: Sequence[str]) -> int:
     check_code(options, words, options["trust_code"])
     if "trust_code" not in inspect.signature(COMMANDS[name]).parameters:
         del options["trust_code"]
+    for key, hint in get_type_hints(COMMANDS[name]).items():
+        if isinstance(hint, type) and is_dataclass(hint):  # the parser gives its fields
+            options[key] = hint(**options[key])
     with current_folder_for(options, words):
         return COMMANDS[name](**options)
 
@@ -92,7 +97,9 @@ def _help(function: Callable[..., int], key: str) -> str:
 
 @contextmanager
 def _plain_output() -> Iterator[None]:
-    """Show warnings as sentences, and characters that the terminal lacks as `?`; afterwards all is as before."""
+    """Show warnings and the log as sentences, and characters that the terminal lacks as `?`; afterwards as before."""
+    log, sentences = logging.getLogger("structured_ensembles"), _Sentences(logging.WARNING)
+    log.addHandler(sentences)
     showing = warnings.showwarning
     handling = {stream: stream.errors for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")}
     warnings.showwarning = _show_warning  # type: ignore[assignment]
@@ -101,9 +108,17 @@ def _plain_output() -> Iterator[None]:
     try:
         yield
     finally:
+        log.removeHandler(sentences)
         warnings.showwarning = showing
         for stream, errors in handling.items():
             stream.reconfigure(errors=errors)
+
+
+class _Sentences(logging.Handler):
+    """Print log records as `_show_warning` does warnings."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _show_warning(record.getMessage())
 
 
 def _show_warning(message: Any, *_: Any) -> None:

@@ -10,12 +10,12 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from structured_ensembles.calibration.conformal import ConformalSets
 from structured_ensembles.common.inputs import is_several
 from structured_ensembles.common.tables import printable, text_table
 from structured_ensembles.data.arrays import image_tensor
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.prediction.combination import combined, exact_probabilities, uncertainty_of
-from structured_ensembles.prediction.conformal import ConformalSets
 
 MOST_NAMED = 5  # classes of a set that are listed
 

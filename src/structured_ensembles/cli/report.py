@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from structured_ensembles.continual.results import is_continual
 from structured_ensembles.paper.queue import QUEUE
-from structured_ensembles.report.continual_collected import is_continual
 from structured_ensembles.report.docs import write_docs
 from structured_ensembles.report.page import report_runs
 from structured_ensembles.runs.experiment import Request, measure_experiment

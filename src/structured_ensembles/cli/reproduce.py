@@ -9,10 +9,10 @@ from typing import Literal
 
 from structured_ensembles.paper.catalogue import study_names
 from structured_ensembles.paper.queue import QUEUE, run_queue, write_queue
-from structured_ensembles.paper.reproduce import reproduce as carry_out
 from structured_ensembles.paper.sections import planned_runs
 from structured_ensembles.paper.studies import SEEDS, Part
 from structured_ensembles.report.page import FIGURES
+from structured_ensembles.report.reproduce import reproduce as carry_out
 from structured_ensembles.runs.grid import Outcome
 from structured_ensembles.runs.workers import Backend
 

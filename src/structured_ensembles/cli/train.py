@@ -10,6 +10,9 @@ from structured_ensembles.cli.hints import next_steps
 from structured_ensembles.cli.printing import figures_table
 from structured_ensembles.runs.experiment import Experiment, prepare_experiment, train_prepared
 from structured_ensembles.runs.folder import finished_before
+from structured_ensembles.training import Execution
+
+AUTOMATIC = Execution()
 
 
 def train(
@@ -26,6 +29,7 @@ def train(
     recipe: Literal["auto", "modern", "paper", "regression"] = "auto",
     changes: dict[str, Any] | None = None,
     epochs: int | None = None,
+    execution: Execution = AUTOMATIC,
     model_arguments: dict[str, Any] | None = None,
     method_arguments: dict[str, Any] | None = None,
     storage: Literal["float32", "float16", "int8"] = "float32",
@@ -50,6 +54,7 @@ def train(
         recipe: how to train; auto is modern, or regression if the targets of the data are numbers
         changes: parts of the recipe to change, such as {rate: 0.01}
         epochs: how long to train; short for changes.epochs
+        execution: how training is computed
         model_arguments: what the model function is called with, besides the classes and channels of the data
         method_arguments: further arguments of the method, such as {repeat: split} of batch-ensemble
         storage: how weights are stored in the file; what that costs is shown
@@ -72,6 +77,7 @@ def train(
         recipe,
         changed,
         storage,
+        execution=execution,
     )
     prepared = prepare_experiment(experiment, root=root, device=device)
     folder = out or Path("runs") / prepared.folder

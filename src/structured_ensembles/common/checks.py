@@ -59,3 +59,8 @@ def check_choice(argument: str, given: Any, possible: Sequence[Any]) -> None:
 
 def _a(word: str) -> str:
     return f"{'an' if word[0] in 'AEIOaeio' else 'a'} {word}"
+
+
+def is_finite_number(value: Any) -> bool:
+    """Tell whether a value is a number, neither infinite nor NaN; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.networks.copying import device_of
-
 Device = str | torch.device
 
 _kept: dict[tuple[tuple[float, ...], torch.device, torch.dtype], Tensor] = {}
@@ -34,6 +32,12 @@ def seed_generators(seed: int, device: torch.device) -> None:
             torch.cuda.manual_seed(seed)
     elif device.type != "cpu":
         torch.manual_seed(seed)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's tensors are (the CPU for a model without any)."""
+    tensors = (*model.parameters(), *model.buffers())
+    return tensors[0].device if tensors else torch.device("cpu")
 
 
 def pick_device(device: Device, model: nn.Module) -> torch.device:

@@ -87,3 +87,11 @@ def pieces(inputs: Inputs, size: int) -> list[Any]:
 def is_several(shape: Any) -> bool:
     """Tell whether a shape of `Data` or `Ensemble` is that of several inputs."""
     return isinstance(shape, dict) or (isinstance(shape, tuple) and any(isinstance(own, tuple) for own in shape))
+
+
+def one_tensor(outputs: Any) -> Tensor:
+    """Return the outputs of a model; raise a TypeError unless they are one tensor."""
+    if not isinstance(outputs, Tensor):
+        kind = type(outputs).__name__
+        raise TypeError(f"model must return one tensor (batch, …), not a {kind}: wrap it in a module that picks one")
+    return outputs

@@ -6,7 +6,7 @@ for task in se.continual.split_tasks(data, tasks=5):
 """
 
 from structured_ensembles.continual.batch_ensemble import BatchEnsembleLearner
-from structured_ensembles.continual.learner import Learner
+from structured_ensembles.continual.learner import LEARNERS, Learner
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.memory import Memory, paper_memory
 from structured_ensembles.continual.naive import NaiveLearner
@@ -18,17 +18,19 @@ from structured_ensembles.continual.structured import StructuredLearner
 from structured_ensembles.continual.supsup import SupSupLearner
 from structured_ensembles.continual.tasks import Task, load_tasks, split_tasks
 
-LEARNERS: dict[str, type[Learner]] = {
-    learner.method: learner
-    for learner in (
-        NaiveLearner,
-        SingleModelLearner,
-        SupSupLearner,
-        PruningLearner,
-        BatchEnsembleLearner,
-        StructuredLearner,
-    )
-}
+LEARNERS.update(
+    {
+        learner.method: learner
+        for learner in (
+            NaiveLearner,
+            SingleModelLearner,
+            SupSupLearner,
+            PruningLearner,
+            BatchEnsembleLearner,
+            StructuredLearner,
+        )
+    }
+)
 
 __all__ = [
     "LEARNERS",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from structured_ensembles.common.devices import seed_generators
 from structured_ensembles.common.progress import progress
 from structured_ensembles.cuda.capture import Step, captured_if_possible
+from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
 from structured_ensembles.data.drawing import fold
@@ -63,14 +64,7 @@ def fit(
         total.add_(cost.detach())
         feed.step.add_(1)
 
-    def state() -> Iterator[Tensor]:
-        """All that a step changes."""
-        yield from network.parameters()
-        yield from network.buffers()
-        yield from (feed.step, total)
-        for values in optimizer.state.values():
-            yield from (value for value in values.values() if isinstance(value, Tensor))
-
+    state = partial(tensors_of, network, optimizer, feed.step, total)
     steps: dict[int, Step] = {}  # by the size of the batch; on a GPU, CUDA graphs
     number = data.num_batches("train", recipe.batch_size)
     losses = []
@@ -84,7 +78,9 @@ def fit(
             total.zero_()
             for size in feed.epoch((*seed, epoch)):
                 if size not in steps and not feed.odd:
-                    steps[size] = captured_if_possible(partial(step, size), device, state, modules=[network])
+                    steps[size] = captured_if_possible(
+                        partial(step, size), device, state, description, modules=[network]
+                    )
                 (partial(step, size) if feed.odd else steps[size])()
                 advance()
             losses.append(float(total) / number)

@@ -6,7 +6,6 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypedDict, get_args
 
@@ -18,9 +17,11 @@ from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.inputs import is_several
 from structured_ensembles.continual.fitting import derived, fit
 from structured_ensembles.continual.heads import HeadKind, new_head, num_features
+from structured_ensembles.continual.learned import Learned
 from structured_ensembles.continual.memory import Memory, count
+from structured_ensembles.continual.storage import load, save
 from structured_ensembles.continual.tasks import SPLITS, Task
-from structured_ensembles.data import Data, Normalization
+from structured_ensembles.data import Data
 from structured_ensembles.data.arrays import check_labels
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.splits import TensorSplit
@@ -46,20 +47,7 @@ class Common(TypedDict, total=False):
     quiet: bool
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What a learner remembers of a task besides its weights.
-
-    classes: the labels of its classes in the whole data set. names: of the classes. losses: of every epoch.
-    pixels: whether inputs are uint8 pixels.
-    """
-
-    classes: tuple[int, ...]
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
-    normalization: Normalization | None
-    losses: tuple[float, ...] = ()
-    pixels: bool = False
+LEARNERS: dict[str, type[Learner]] = {}  # by the method that files name; the room's `__init__` lists them
 
 
 class Learner(ABC):
@@ -108,7 +96,6 @@ class Learner(ABC):
             warmup=0.0,
             keep="last",
             augmentation=augmentation,
-            precision="float32",
         )
         self.head: HeadKind = head
         self.seed = seed
@@ -240,8 +227,6 @@ class Learner(ABC):
 
     def save(self, path: str | Path) -> int:
         """Write one safetensors file without pickle; returns its size in bytes."""
-        from structured_ensembles.continual.storage import save
-
         return save(self, path)
 
     @classmethod
@@ -249,9 +234,8 @@ class Learner(ABC):
         cls, path: str | Path, backbone: nn.Module | None = None, trust_code: bool = False, device: Device = "auto"
     ) -> Self:
         """Read a learner that `save` wrote; it can go on learning. See `storage.load`."""
-        from structured_ensembles.continual.storage import load
-
-        return load(path, backbone, trust_code, device, kind=cls)
+        methods = {name: method for name, method in LEARNERS.items() if issubclass(method, cls)}
+        return load(path, methods, cls.__name__, backbone, trust_code, device)
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What the method itself has to save: tensors, and what can be written as JSON."""

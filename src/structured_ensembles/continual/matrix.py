@@ -90,10 +90,11 @@ class AccuracyMatrix:
         return text_table(header, rows)
 
     def figure(self) -> Figure:
-        """R as a heat map."""
-        from structured_ensembles.report.continual_figures import accuracy_matrix
+        """Draw R as a heat map."""
+        from structured_ensembles.continual.figures import accuracy_matrix  # matplotlib takes long to import
 
-        return accuracy_matrix(self)
+        title = f"accuracy {100 * self.accuracy:.2f} %, forgetting {100 * self.forgetting:.2f} %"
+        return accuracy_matrix(self.rows, title)
 
     def to_dict(self) -> dict[str, Any]:
         return {"rows": [list(row) for row in self.rows], "unaided": self.unaided, "inferred": self.inferred}

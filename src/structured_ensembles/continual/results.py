@@ -10,11 +10,23 @@ from structured_ensembles.common.checks import check_number, check_whole
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.owning import Capacity
-from structured_ensembles.runs.folder import RESULT_REMEDY, read_result
+from structured_ensembles.runs.finished import Finished
+from structured_ensembles.runs.folder import RESULT_REMEDY, read_config, read_result
 from structured_ensembles.storage.run_files import damaged
 
 MEMORY = ("backbone", "factors", "masks", "heads", "stored_masks")
 FIGURES = ("accuracy", "final_accuracy")
+
+
+def is_continual(folder: Path) -> bool:
+    """Tell whether a run folder is one of `sens continual`."""
+    return "tasks" in read_config(folder)
+
+
+def read_continual_run(folder: Path) -> Finished:
+    """Read a folder that `sens continual` or `sens reproduce` has filled; its figures begin with `cl/`."""
+    config, result = read_config(folder), read_continual_result(folder)
+    return Finished(folder, config, result, {f"cl/{name}": value for name, value in result["figures"].items()})
 
 
 def read_continual_result(folder: Path) -> dict[str, Any]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import Device
-from structured_ensembles.continual.heads import new_head, num_features
-from structured_ensembles.continual.learner import Learned, Learner
+from structured_ensembles.continual.heads import HeadKind, new_head, num_features
+from structured_ensembles.continual.learned import Learned
 from structured_ensembles.data import Normalization
 from structured_ensembles.networks.copying import all_tensors, check_fits, copy_with, fill, unsaved_buffers
 from structured_ensembles.networks.provenance import warn_if_unnamed
@@ -35,10 +35,29 @@ FORMAT = "structured-ensembles-learner"
 # read.
 VERSION = 3
 MOST_VALUES = 2**22  # of one input, for which a file alone is believed: the backbone is run on two such inputs
-Kind = TypeVar("Kind", bound=Learner)
 
 
-def save(learner: Learner, path: str | Path) -> int:
+class StoredLearner(Protocol):
+    """The attributes of a `Learner` that its file keeps, and the methods that restore it."""
+
+    method: ClassVar[str]
+    head: HeadKind
+    device: torch.device
+    backbone: nn.Module
+    heads: dict[int, nn.Module]
+    learned: dict[int, Learned]
+    settings: dict[str, Any]
+
+    def network(self, task: int) -> nn.Module: ...
+    def _example(self, shape: tuple[int, ...]) -> Tensor: ...
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+    def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None: ...
+
+
+Made = TypeVar("Made", bound=StoredLearner)
+
+
+def save(learner: StoredLearner, path: str | Path) -> int:
     """Write the learner; returns the size of the file in bytes."""
     warn_if_unnamed(learner.backbone, "backbone")
     own, details = learner._state()
@@ -62,27 +81,26 @@ def save(learner: Learner, path: str | Path) -> int:
 
 def load(
     path: str | Path,
+    methods: Mapping[str, Callable[..., Made]],
+    kind: str,
     backbone: nn.Module | None = None,
     trust_code: bool = False,
     device: Device = "auto",
-    kind: type[Kind] = Learner,  # type: ignore[assignment]
-) -> Kind:
+) -> Made:
     """Read a learner.
 
+    methods: makes a learner of each kind that it may be, by the name in the file. kind: what they all are, in a word.
     backbone: one such as the learner was made with, if the file does not name one of the zoo; it is not changed.
     trust_code: let the file name a function of an installed package that makes the backbone, and call it.
-    kind: the class that the learner must have.
     """
-    from structured_ensembles.continual import LEARNERS
-
     path = Path(path)
     structure, tensors = read_container(path, FORMAT, VERSION, "a continual learner")
     with refused(f"{path} does not say what learner it holds"):
         name = checked(structure["method"], str, "method")
         settings = checked(structure["settings"], dict, "settings")
-    method = LEARNERS.get(name)
-    if method is None or not issubclass(method, kind):
-        raise ArtifactError(f"{path} holds a learner of the method {name!r}, not a {kind.__name__}")
+    method = methods.get(name)
+    if method is None:
+        raise ArtifactError(f"{path} holds a learner of the method {name!r}, not a {kind}")
     base = _backbone(path, structure, tensors, trust_code) if backbone is None else backbone
     with refused(f"{path} has settings that are not of a learner"):
         learner = method(base, device=device, **settings)
@@ -90,7 +108,7 @@ def load(
     return learner
 
 
-def resume(learner: Learner, path: Path, most_values: float) -> None:
+def resume(learner: StoredLearner, path: Path, most_values: float) -> None:
     """Bring a learner that has learned nothing yet to where the file is; it must be of the same method and settings.
 
     most_values: how many one input of its tasks has.
@@ -114,7 +132,7 @@ def _backbone(path: Path, structure: Mapping[str, Any], tensors: Mapping[str, Te
 
 
 def _fill(
-    path: Path, learner: Learner, structure: Mapping[str, Any], tensors: Mapping[str, Tensor], most_values: float
+    path: Path, learner: StoredLearner, structure: Mapping[str, Any], tensors: Mapping[str, Tensor], most_values: float
 ) -> None:
     """Put what the file holds into a learner. most_values: how many one input may have."""
     with refused(f"{path} does not fit the backbone"):
@@ -160,7 +178,7 @@ def _check_runs(network: nn.Module, known: Learned, example: Tensor) -> None:
         raise ValueError(f"the network of a task gives {list(outputs.shape)} for {len(known.names)} classes")
 
 
-def _head(learner: Learner, classes: int, tensors: Mapping[str, Tensor]) -> nn.Module:
+def _head(learner: StoredLearner, classes: int, tensors: Mapping[str, Tensor]) -> nn.Module:
     """Build a head with these tensors in it; it may be narrower than the backbone."""
     with torch.device("meta"):
         outline = new_head(learner.head, 1, classes, seed=0)

@@ -7,6 +7,7 @@ captured step is the step itself, so that the code around it need not ask.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import threading
@@ -21,6 +22,8 @@ import torch
 from torch import Tensor, nn
 
 Step = Callable[[], None]
+
+logger = logging.getLogger(__name__)
 
 _one_at_a_time = threading.RLock()  # captures share streams
 _broken: list[torch.cuda.CUDAGraph] = []  # captures that broke off; torch may still point to them
@@ -45,8 +48,8 @@ def all_captured(
 ) -> list[Step]:
     """Capture steps that never run at the same time, and so share their memory.
 
-    state: the tensors that the steps change. A step runs twice before it is captured, to warm up; afterwards these are
-        as they were, and those that came up meanwhile (an optimizer's momentum) are zero.
+    state: gives the tensors that the steps change, see `tensors_of`. A step runs twice before it is captured, to warm
+        up; afterwards these are as they were, and those that came up meanwhile (an optimizer's momentum) are zero.
     modules: those that run in the steps. One that keeps count on the host cannot be captured, since the host takes no
         part in a replay; nor can one that draws random numbers there, or waits for the device.
     generators: random generators of their own that the steps draw from.
@@ -108,13 +111,21 @@ def _clean_up(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream)
     generator.graphsafe_set_state(generator.clone_state())
 
 
-def captured_if_possible(step: Step, device: torch.device, state: Callable[[], Iterable[Tensor]], **more: Any) -> Step:
-    """As `captured`; the step itself, and a warning, if it cannot be captured."""
+def captured_if_possible(
+    step: Step, device: torch.device, state: Callable[[], Iterable[Tensor]], name: str, **more: Any
+) -> Step:
+    """Capture `step`, or return it as it is and log why it cannot be captured. name: of the work, for the log."""
     try:
         return captured(step, device, state, **more)
     except CaptureError as error:
-        warnings.warn(f"this goes on without a CUDA graph, slower: {error}", stacklevel=2)
+        log_once(f"{name} goes on without a CUDA graph, slower: {error}")
         return step
+
+
+@cache
+def log_once(message: str) -> None:
+    """Log a fallback, once in a process: every size of batch would repeat it."""
+    logger.warning(message)
 
 
 def side_streams(device: torch.device, number: int) -> list[torch.cuda.Stream]:

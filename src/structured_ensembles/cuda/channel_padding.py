@@ -15,10 +15,11 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
 from structured_ensembles.channels import trace
+from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.inputs import Inputs, arguments, each
 from structured_ensembles.cuda.bf16_copies import padded, part
 from structured_ensembles.cuda.faster import faster, hooked
-from structured_ensembles.networks.copying import clone_of, device_of
+from structured_ensembles.networks.copying import clone_of
 from structured_ensembles.networks.resizing import kept_size
 from structured_ensembles.tracing.fake_model import first_line
 

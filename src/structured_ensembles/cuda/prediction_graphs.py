@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Hashable
 from contextlib import suppress
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.inputs import Inputs, cloned, each, tensors_in
-from structured_ensembles.cuda.capture import CaptureError, Step, captured, side_by_side, side_streams
+from structured_ensembles.cuda.capture import CaptureError, Step, captured, log_once, side_by_side, side_streams
+from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.prediction.combination import member_outputs
 
 MOST_SHAPES = 8  # further ones run without a graph
@@ -71,7 +71,7 @@ class Replays:
                 self.graphs[key] = _captured(ensemble, x)
             except CaptureError as error:
                 self.possible = False
-                warnings.warn(f"prediction goes on without a CUDA graph, slower: {error}", stacklevel=5)
+                log_once(f"prediction goes on without a CUDA graph, slower: {error}")
                 return None
             self.print = own
         place, results, replay = self.graphs[key]
@@ -140,7 +140,7 @@ def _captured(ensemble: Any, x: Inputs) -> tuple[Inputs, list[Tensor], Step]:
             members = enumerate(ensemble.members)
             side_by_side([partial(run, number, member, prepared) for number, member in members], streams)
 
-        return place, results, captured(step, device, list, modules=list(ensemble.members))
+        return place, results, captured(step, device, tensors_of, modules=list(ensemble.members))
 
 
 def _overwrites(network: nn.Module, inputs: Inputs) -> bool:

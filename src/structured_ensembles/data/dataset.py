@@ -53,7 +53,7 @@ class Data:
     normalization: applied to inputs on their way to a network; None: pixels in [0,1], floats as they are.
     normalization_settled: whether it was chosen by the user, or for a network; else a network that was trained on
         inputs of another normalisation gets that one, see `fitted_normalization`.
-    examined: whether a network was looked at with these data already, see `examination`.
+    examined: whether a network was looked at with these data already, see `examined`.
     """
 
     task: Task

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.devices import constant
+from structured_ensembles.common.devices import constant, device_of
 from structured_ensembles.common.inputs import Inputs, call, cloned, moved, rows_of
 from structured_ensembles.common.processes import gather
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import Batch, Split, TensorSplit
-from structured_ensembles.networks.copying import device_of, dtype_of, evaluation_mode
+from structured_ensembles.networks.copying import dtype_of, evaluation_mode
 
 LOOKED_AT = 64  # samples that tell what units a network's outputs have
 STREAMED = 512  # samples of a loader that tell what the targets are like

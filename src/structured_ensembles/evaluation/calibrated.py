@@ -6,11 +6,11 @@ import math
 
 from torch import Tensor
 
+from structured_ensembles.calibration.conformal import ConformalIntervals, ConformalSets
 from structured_ensembles.common.gaussian import mean_and_spread
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
 from structured_ensembles.prediction.combination import Combine, combined, entropy_of, exact_probabilities
-from structured_ensembles.prediction.conformal import ConformalIntervals, ConformalSets
 
 
 def calibrated_figures(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine) -> dict[str, float]:

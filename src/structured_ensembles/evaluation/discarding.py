@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.data import Data
-from structured_ensembles.ensemble import Combine, Ensemble, combined, uncertainty_of
+from structured_ensembles.ensemble import Combine, Ensemble
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.ranking import mean_over_ties
+from structured_ensembles.prediction.calibration_fit import percentile_of_right
 
 
 def discard_threshold(ensemble: Ensemble, data: Data, percentile: float = 75.0, combine: Combine = "mean") -> float:
@@ -20,16 +21,6 @@ def discard_threshold(ensemble: Ensemble, data: Data, percentile: float = 75.0, 
     `Ensemble.threshold_for`.
     """
     return percentile_of_right(*predictions(ensemble, data.split("validation")), percentile, combine)
-
-
-def percentile_of_right(logits: Tensor, targets: Tensor, percentile: float = 75.0, combine: Combine = "mean") -> float:
-    """Compute the percentile of the entropy, without temperature, of right predictions; of all if none is right.
-
-    logits: (members, samples, classes). targets: labels (samples,).
-    """
-    entropy = uncertainty_of(logits, combine=combine).entropy
-    correct = entropy[combined(logits, combine).argmax(-1) == targets]
-    return float((correct if len(correct) else entropy).double().quantile(percentile / 100))
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.inputs import Inputs, batch_size, moved, rows_of
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.networks.copying import device_of
 
 
 def file_bytes(ensemble: Ensemble) -> int:

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.gaussian import Gaussians, gaussian_nll, negative_log_density
 from structured_ensembles.data.losses import LikeTargets, Loss, mean_loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.networks.copying import device_of
 
 
 def regression_figures(outputs: Tensor, targets: Tensor) -> dict[str, float]:

@@ -6,7 +6,7 @@ ever made: W (x ∘ s_i) ∘ r_i is the same, so that the rows of all members go
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_choice, check_whole, checked_seed
-from structured_ensembles.common.devices import Device
+from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.inputs import (
     Inputs,
     batch_from,
@@ -23,6 +23,7 @@ from structured_ensembles.common.inputs import (
     call,
     joined,
     moved,
+    one_tensor,
     rows_of,
     tensors_in,
 )
@@ -30,13 +31,17 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination.examine import examined
 from structured_ensembles.methods.layers import called_layers, layer_of
-from structured_ensembles.networks.copying import clone_of, copy_with, device_of, dtype_of
-from structured_ensembles.networks.examination import examined
+from structured_ensembles.networks.conversions import rebuilds
+from structured_ensembles.networks.copying import clone_of, copy_with, dtype_of
 from structured_ensembles.networks.provenance import remember_origin
-from structured_ensembles.scaling import one_tensor, per_member
-from structured_ensembles.storage.identity import open_folder
-from structured_ensembles.training import ParameterRule, Recipe, train
+from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.scaling import per_member
+from structured_ensembles.train import train
+from structured_ensembles.training import Execution, ParameterRule, Recipe
+from structured_ensembles.training.execution import execution_or_default
+from structured_ensembles.training.history import OnEpoch
 from structured_ensembles.training.recipe import recipe_for
 
 Repeat = Literal["tile", "split"]
@@ -53,9 +58,11 @@ def batch_ensemble(
     members: int = 5,
     *,
     recipe: Recipe | None = None,
+    execution: Execution | None = None,
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
     loss_name: str | None = None,
@@ -68,18 +75,39 @@ def batch_ensemble(
     repeat: in training every member sees the whole batch ("tile"), or each row goes to one member ("split"), which
         costs no more than to train one network.
     """
-    seed, recipe = checked_seed(seed), recipe_for(data.task, recipe)
+    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examined(model, data, device)
     example = data.example(dtype=dtype_of(model))
     layers = called_layers(model, example).all
     network = BatchEnsembleNetwork(model, layers, members, repeat, seed)
     _check_rows(network, example)
     what = {"members": members, "seed": seed, "repeat": repeat}
-    run = open_folder(folder, "batch-ensemble", model, data, recipe=recipe, loss=loss, loss_name=loss_name, **what)
+    run = open_folder(
+        folder,
+        "batch-ensemble",
+        model,
+        data,
+        recipe=recipe,
+        execution=execution,
+        loss=loss,
+        loss_name=loss_name,
+        **what,
+    )
     ensemble = Ensemble([network])
     checkpoint = run.file("checkpoint.safetensors")
     recipe = replace(recipe, rules=(*FACTOR_RULES, *recipe.rules))
-    train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
+    train(
+        ensemble,
+        data,
+        recipe,
+        device,
+        seed,
+        execution=execution,
+        loss=loss,
+        checkpoint=checkpoint,
+        on_epoch=on_epoch,
+        quiet=quiet,
+    )
     return ensemble
 
 
@@ -106,7 +134,7 @@ class BatchEnsembleNetwork(nn.Module):
 
     @property
     def conversion(self) -> dict[str, Any]:
-        """How it was made, as JSON can say it; see `artifact`."""
+        """Return how it was made, as JSON has it; see `networks.conversions`."""
         arguments = {"members": self.num_members, "repeat": self.repeat, "layers": list(self.layers)}
         return {"method": "batch_ensemble", **arguments}
 
@@ -128,6 +156,16 @@ class BatchEnsembleNetwork(nn.Module):
 
     def extra_repr(self) -> str:
         return f"members={self.num_members}, repeat={self.repeat}"
+
+
+@rebuilds("batch_ensemble")
+def _rebuilt(base: nn.Module, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Convert the base network of a file again; raise a ValueError if its tensors are of more or fewer members."""
+    members, layers = arguments["members"], arguments["layers"]
+    vectors = [tensors.get(f"network.{layer}.{vector}") for layer in layers for vector in VECTORS]
+    if any(len(vector) != members for vector in vectors if vector is not None):
+        raise ValueError(f"it is converted to {members} members in {len(layers)} layers, which its tensors do not have")
+    return BatchEnsembleNetwork(base, **arguments)
 
 
 def _add_factors(layer: nn.Module, members: int, generator: torch.Generator) -> None:

@@ -13,13 +13,16 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination.examine import examined
 from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
 from structured_ensembles.networks.copying import clone_of, dtype_of
-from structured_ensembles.networks.examination import examined
 from structured_ensembles.networks.initialization import draw_weights
+from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.selection import Scope, select
-from structured_ensembles.storage.identity import open_folder
-from structured_ensembles.training import Recipe, train
+from structured_ensembles.train import train
+from structured_ensembles.training import Execution, Recipe
+from structured_ensembles.training.execution import execution_or_default
+from structured_ensembles.training.history import OnEpoch
 from structured_ensembles.training.recipe import recipe_for
 
 
@@ -34,9 +37,11 @@ def magnitude_ensemble(
     members: int = 5,
     *,
     recipe: Recipe | None = None,
+    execution: Execution | None = None,
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
     loss_name: str | None = None,
@@ -56,7 +61,7 @@ def magnitude_ensemble(
     check_rescale(rescale, reinit=False)
     if prune is None and memory is None:
         prune = 0.5
-    seed, recipe = checked_seed(seed), recipe_for(data.task, recipe)
+    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examined(model, data, device)
     what = {"members": members, "prune": prune, "memory": memory, "scope": scope, "coupled": coupled}
     run = open_folder(
@@ -65,6 +70,7 @@ def magnitude_ensemble(
         model,
         data,
         recipe=recipe,
+        execution=execution,
         loss=loss,
         loss_name=loss_name,
         seed=seed,
@@ -88,5 +94,16 @@ def magnitude_ensemble(
         warn_of_faint_members(model, graph, subnets)
     ensemble = Ensemble(networks, subnets=subnets)
     checkpoint = run.file("checkpoint.safetensors")
-    train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
+    train(
+        ensemble,
+        data,
+        recipe,
+        device,
+        seed,
+        execution=execution,
+        loss=loss,
+        checkpoint=checkpoint,
+        on_epoch=on_epoch,
+        quiet=quiet,
+    )
     return ensemble

@@ -10,11 +10,14 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination.examine import examined
 from structured_ensembles.networks.copying import clone_of
-from structured_ensembles.networks.examination import examined
 from structured_ensembles.networks.initialization import draw_weights
-from structured_ensembles.storage.identity import open_folder
-from structured_ensembles.training import Recipe, train
+from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.train import train
+from structured_ensembles.training import Execution, Recipe
+from structured_ensembles.training.execution import execution_or_default
+from structured_ensembles.training.history import OnEpoch
 from structured_ensembles.training.recipe import recipe_for
 
 
@@ -24,23 +27,38 @@ def deep_ensemble(
     members: int = 5,
     *,
     recipe: Recipe | None = None,
+    execution: Execution | None = None,
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
     loss_name: str | None = None,
 ) -> Ensemble:
     """The first member starts from the model's own weights, the others from weights drawn anew with other seeds."""
     check_whole("members", members)
-    seed, recipe = checked_seed(seed), recipe_for(data.task, recipe)
+    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examined(model, data, device)
     what = {"members": members, "seed": seed}
-    run = open_folder(folder, "deep", model, data, recipe=recipe, loss=loss, loss_name=loss_name, **what)
+    run = open_folder(
+        folder, "deep", model, data, recipe=recipe, execution=execution, loss=loss, loss_name=loss_name, **what
+    )
     networks = [clone_of(model) for _ in range(members)]
     for number, network in enumerate(networks[1:], start=1):
         draw_weights(network, stream(seed, "weights", number))
     ensemble = Ensemble(networks)
     checkpoint = run.file("checkpoint.safetensors")
-    train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
+    train(
+        ensemble,
+        data,
+        recipe,
+        device,
+        seed,
+        execution=execution,
+        loss=loss,
+        checkpoint=checkpoint,
+        on_epoch=on_epoch,
+        quiet=quiet,
+    )
     return ensemble

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.inputs import Inputs, call, moved
-from structured_ensembles.networks.copying import device_of, shadow_of
+from structured_ensembles.networks.copying import shadow_of
 from structured_ensembles.tracing.walk import LAYERS
 
 

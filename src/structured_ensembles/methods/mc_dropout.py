@@ -7,7 +7,7 @@ it comes, other inputs get other draws, and no random state is read or changed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,20 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_share, check_whole, checked_seed
 from structured_ensembles.common.devices import Device
-from structured_ensembles.common.inputs import Inputs, batch_from, call, joined, tensors_in
+from structured_ensembles.common.inputs import Inputs, batch_from, call, joined, one_tensor, tensors_in
 from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination.examine import examined
 from structured_ensembles.methods.layers import called_layers, layer_of
+from structured_ensembles.networks.conversions import rebuilds
 from structured_ensembles.networks.copying import clone_of, dtype_of
-from structured_ensembles.networks.examination import examined
 from structured_ensembles.networks.provenance import remember_origin
-from structured_ensembles.scaling import one_tensor
-from structured_ensembles.storage.identity import open_folder
-from structured_ensembles.training import Recipe, train
+from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.train import train
+from structured_ensembles.training import Execution, Recipe
+from structured_ensembles.training.execution import execution_or_default
+from structured_ensembles.training.history import OnEpoch
 from structured_ensembles.training.recipe import recipe_for
 
 
@@ -37,9 +40,11 @@ def mc_dropout(
     members: int = 5,
     *,
     recipe: Recipe | None = None,
+    execution: Execution | None = None,
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
     loss_name: str | None = None,
@@ -50,15 +55,28 @@ def mc_dropout(
     members: how many samples a prediction draws.
     probability: of an element of the output of a hidden linear layer or convolution to be dropped.
     """
-    seed, recipe = checked_seed(seed), recipe_for(data.task, recipe)
+    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examined(model, data, device)
     layers = called_layers(model, data.example(dtype=dtype_of(model))).hidden
     network = DropoutNetwork(model, layers, members, probability, seed)
     what = {"members": members, "seed": seed, "probability": probability}
-    run = open_folder(folder, "mc-dropout", model, data, recipe=recipe, loss=loss, loss_name=loss_name, **what)
+    run = open_folder(
+        folder, "mc-dropout", model, data, recipe=recipe, execution=execution, loss=loss, loss_name=loss_name, **what
+    )
     ensemble = Ensemble([network])
     checkpoint = run.file("checkpoint.safetensors")
-    train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
+    train(
+        ensemble,
+        data,
+        recipe,
+        device,
+        seed,
+        execution=execution,
+        loss=loss,
+        checkpoint=checkpoint,
+        on_epoch=on_epoch,
+        quiet=quiet,
+    )
     return ensemble
 
 
@@ -83,7 +101,7 @@ class DropoutNetwork(nn.Module):
 
     @property
     def conversion(self) -> dict[str, Any]:
-        """How it was made, as JSON can say it; see `artifact`."""
+        """Return how it was made, as JSON has it; see `networks.conversions`."""
         arguments = {"members": self.num_members, "probability": self.probability, "seed": self.seed}
         return {"method": "mc_dropout", **arguments, "layers": list(self.layers)}
 
@@ -105,6 +123,12 @@ class DropoutNetwork(nn.Module):
 
     def extra_repr(self) -> str:
         return f"members={self.num_members}, probability={self.probability}, seed={self.seed}"
+
+
+@rebuilds("mc_dropout")
+def _rebuilt(base: nn.Module, arguments: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Convert the base network of a file again; dropout has no tensors that could tell more."""
+    return DropoutNetwork(base, **arguments)
 
 
 class SampledDropout(nn.Module):

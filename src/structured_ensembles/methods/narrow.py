@@ -18,9 +18,12 @@ from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.extraction import extract
 from structured_ensembles.networks.copying import dtype_of
+from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.selection import select
-from structured_ensembles.storage.identity import open_folder
-from structured_ensembles.training import Recipe, train
+from structured_ensembles.train import train
+from structured_ensembles.training import Execution, Recipe
+from structured_ensembles.training.execution import execution_or_default
+from structured_ensembles.training.history import OnEpoch
 from structured_ensembles.training.recipe import recipe_for
 
 
@@ -30,9 +33,11 @@ def narrow_ensemble(
     members: int = 5,
     *,
     recipe: Recipe | None = None,
+    execution: Execution | None = None,
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
     loss_name: str | None = None,
@@ -50,17 +55,39 @@ def narrow_ensemble(
     """
     if prune is None and memory is None:
         prune = 0.5
-    seed, recipe = checked_seed(seed), recipe_for(data.task, recipe)
+    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     # Which channels is of no matter: only the sizes are used.
     subnets = select(graph, prune=prune, memory=memory, selection="random", members=members, round_to=round_to)
     what = {"members": members, "prune": prune, "memory": memory, "coupled": coupled, "round_to": round_to}
-    run = open_folder(folder, "narrow", model, data, recipe=recipe, loss=loss, loss_name=loss_name, seed=seed, **what)
+    run = open_folder(
+        folder,
+        "narrow",
+        model,
+        data,
+        recipe=recipe,
+        execution=execution,
+        loss=loss,
+        loss_name=loss_name,
+        seed=seed,
+        **what,
+    )
     networks = [
         extract(model, graph, subnet, reinit=True, seed=stream(seed, "weights", number))
         for number, subnet in enumerate(subnets)
     ]
     ensemble = Ensemble(networks)
     checkpoint = run.file("checkpoint.safetensors")
-    train(ensemble, data, recipe, device, seed, loss=loss, checkpoint=checkpoint, quiet=quiet)
+    train(
+        ensemble,
+        data,
+        recipe,
+        device,
+        seed,
+        execution=execution,
+        loss=loss,
+        checkpoint=checkpoint,
+        on_epoch=on_epoch,
+        quiet=quiet,
+    )
     return ensemble

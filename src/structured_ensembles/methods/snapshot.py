@@ -11,12 +11,13 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.target_scaling import Units
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination.examine import examined
 from structured_ensembles.networks.copying import clone_of
-from structured_ensembles.networks.examination import examined
-from structured_ensembles.prediction.calibration_fit import calibrate_trained
-from structured_ensembles.storage.identity import open_folder
-from structured_ensembles.training import Recipe, train
-from structured_ensembles.training.history import History
+from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.train import calibrate_trained, train
+from structured_ensembles.training import Execution, Recipe
+from structured_ensembles.training.execution import execution_or_default
+from structured_ensembles.training.history import EpochRow, History, OnEpoch
 from structured_ensembles.training.recipe import recipe_for
 
 CYCLE = 50  # epochs, in the paper
@@ -28,9 +29,11 @@ def snapshot_ensemble(
     members: int = 5,
     *,
     recipe: Recipe | None = None,
+    execution: Execution | None = None,
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
+    on_epoch: OnEpoch | None = None,
     quiet: bool = False,
     loss: Loss | None = None,
     loss_name: str | None = None,
@@ -44,7 +47,7 @@ def snapshot_ensemble(
     cycle: its epochs; by default 50, or the recipe's epochs divided among the members if that is less.
     """
     check_whole("members", members)
-    seed, recipe = checked_seed(seed), recipe_for(data.task, recipe)
+    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examined(model, data, device)
     if cycle is None:
         cycle = min(CYCLE, recipe.epochs // members)
@@ -54,7 +57,9 @@ def snapshot_ensemble(
             f"{recipe.epochs} epochs divided among {members} members"
         )
     what = {"members": members, "seed": seed, "cycle": cycle}
-    run = open_folder(folder, "snapshot", model, data, recipe=recipe, loss=loss, loss_name=loss_name, **what)
+    run = open_folder(
+        folder, "snapshot", model, data, recipe=recipe, execution=execution, loss=loss, loss_name=loss_name, **what
+    )
     annealed = replace(recipe, epochs=cycle, schedule="cosine", warmup=0.0, patience=None, keep="last")
     networks: list[nn.Module] = []
     history = History()
@@ -64,7 +69,17 @@ def snapshot_ensemble(
         checkpoint = run.file(f"checkpoint-{number + 1}.safetensors")
         alone = Ensemble([network], units=units)
         own = train(
-            alone, data, annealed, device, seed, numbers=[number], loss=loss, checkpoint=checkpoint, quiet=quiet
+            alone,
+            data,
+            annealed,
+            device,
+            seed,
+            execution=execution,
+            numbers=[number],
+            loss=loss,
+            checkpoint=checkpoint,
+            on_epoch=None if on_epoch is None else _counted_through(on_epoch, number, cycle),
+            quiet=quiet,
         )
         units = alone.units
         _append(history, own, number, cycle)
@@ -74,6 +89,15 @@ def snapshot_ensemble(
     ensemble.history = history
     calibrate_trained(ensemble, data)
     return ensemble
+
+
+def _counted_through(on_epoch: OnEpoch, number: int, cycle: int) -> OnEpoch:
+    """Return a function that hands the rows of cycle `number` on as `_append` numbers them."""
+
+    def call(row: EpochRow) -> None:
+        on_epoch(row.renumbered(number * cycle + row.epoch, {0: number}))
+
+    return call
 
 
 def _append(history: History, own: History, number: int, cycle: int) -> None:

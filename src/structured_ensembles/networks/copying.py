@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.common.devices import device_of
+
 Replace = Callable[[str, Tensor], Tensor]
 
 
@@ -236,12 +238,6 @@ def dtype_of(model: nn.Module) -> torch.dtype:
         if own.is_floating_point():
             return own.dtype
     return torch.float32
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where the model's tensors are (the CPU for a model without any)."""
-    tensors = (*model.parameters(), *model.buffers())
-    return tensors[0].device if tensors else torch.device("cpu")
 
 
 @contextmanager

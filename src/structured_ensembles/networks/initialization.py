@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from structured_ensembles.common.devices import seed_generators
-from structured_ensembles.networks.copying import device_of
+from structured_ensembles.common.devices import device_of, seed_generators
 
 
 def draw_weights(model: nn.Module, seed: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from statistics import fmean, stdev
 
@@ -15,6 +15,23 @@ from structured_ensembles.paper.published import Cell
 Key = tuple[str, str]  # row, column
 MISSING = "–"
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A table: figures per seed by (row, column), the paper's cells beside them, and the cells that stay empty.
+
+    titles: what to write for a row or a column instead of its name.
+    """
+
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    metrics: Mapping[str, str]
+    ours: Mapping[Key, Sequence[float]]
+    paper: Mapping[Key, Cell]
+    blank: Collection[Key] = ()
+    titles: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import yaml
 
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.data import load_data
+from structured_ensembles.paper.carry_out import carry_out
 from structured_ensembles.paper.estimates import checkpoint_bytes
-from structured_ensembles.paper.reproduce import carry_out
 from structured_ensembles.paper.sections import Planned
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
 from structured_ensembles.runs.experiment import NOTHING

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from structured_ensembles.ensemble import Combine
 from structured_ensembles.evaluation.corruptions import ORIGIN
 from structured_ensembles.evaluation.robustness import best_source
+from structured_ensembles.paper.layout import Lines
 from structured_ensembles.paper.studies import RESCALED, Part, Study
-from structured_ensembles.report.collected import Finished
-from structured_ensembles.report.page import Lines
 from structured_ensembles.runs.experiment import Experiment
+from structured_ensembles.runs.finished import Finished
 
 RULE_TITLES: dict[Combine, str] = {
     "mean": "Combined by the mean of probabilities, our default",

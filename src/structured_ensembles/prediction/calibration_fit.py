@@ -1,10 +1,9 @@
-"""Fit an ensemble's calibration on a split: predict its samples once, then fit to the outputs."""
+"""Fit an ensemble's calibration to its outputs on held-out samples."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,24 +18,7 @@ from structured_ensembles.calibration import (
     fit_threshold,
     same_for_all_rules,
 )
-from structured_ensembles.common.gaussian import mean_and_spread
-from structured_ensembles.data import Data
-from structured_ensembles.data.arrays import as_inputs, as_targets, check_pair
-from structured_ensembles.data.conversion import check_bytes
-from structured_ensembles.data.dataset import SplitName, Task, check_data
-from structured_ensembles.data.splits import TensorSplit
-from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.evaluation.discarding import percentile_of_right
-from structured_ensembles.evaluation.predictions import predictions
-from structured_ensembles.prediction.combination import (
-    FLOAT64_CHUNK,
-    Combine,
-    combined,
-    combined_logs,
-    entropy_of,
-    exact_probabilities,
-)
-from structured_ensembles.prediction.conformal import (
+from structured_ensembles.calibration.conformal import (
     Conformal,
     ConformalSets,
     Method,
@@ -44,101 +26,46 @@ from structured_ensembles.prediction.conformal import (
     fit_sets,
     samples_needed,
 )
-from structured_ensembles.prediction.input_checks import warn_of_unknown_inputs
+from structured_ensembles.common.gaussian import mean_and_spread
+from structured_ensembles.data.dataset import Task
+from structured_ensembles.prediction.combination import (
+    FLOAT64_CHUNK,
+    Combine,
+    combined,
+    combined_logs,
+    entropy_of,
+    exact_probabilities,
+    uncertainty_of,
+)
 
-HeldOut = Data | tuple[Any, Any]  # data with a split to calibrate on, or a pair of arrays: inputs and targets
 COVERAGE = 0.9  # of the sets and intervals that training leaves behind
 
 
-def calibrate_trained(ensemble: Ensemble, data: Data) -> None:
-    """Fit all that a validation split allows: temperature, thresholds, and conformal sets or intervals of 90 %.
+def fit_all(before: Calibration, outputs: Tensor, targets: Tensor, task: Task, gaussian: bool) -> Calibration:
+    """Fit all that the samples allow: temperature, thresholds, and conformal sets or intervals of 90 %.
 
-    Outputs that it cannot be fitted to, such as those of a loss of one's own, get a warning: training must not fail in
-    the end.
+    before: what a regression keeps where there are too few samples. outputs: (members, samples, …). targets:
+    (samples, …). gaussian: whether the outputs are of Gaussian heads.
     """
-    if data.validation is None:
-        return
-    outputs, targets = predictions(ensemble, data.validation)
-    try:
-        ensemble.calibration = _fitted_all(ensemble.calibration, outputs, targets, data.task, ensemble.gaussian)
-    except ValueError as error:
-        warnings.warn(f"the ensemble stays uncalibrated: {error}", stacklevel=3)
-
-
-def _fitted_all(before: Calibration, outputs: Tensor, targets: Tensor, task: Task, gaussian: bool) -> Calibration:
     enough = len(targets) >= samples_needed(COVERAGE)
     if task == "regression":
         mean, spread = mean_and_spread(outputs, gaussian)
         if not enough or mean.numel() != targets.numel():
             return before
         return replace(before, conformal=fit_intervals(mean, spread, targets, COVERAGE, floored=not gaussian))
-    found = _fitted(outputs, targets, Calibration(), None)
+    fitted = fit_calibration(Calibration(), outputs, targets, None)
     if not enough:
-        return found
-    probabilities = exact_probabilities(outputs, found.temperature("mean"))
+        return fitted
+    probabilities = exact_probabilities(outputs, fitted.temperature("mean"))
     # Not "thr": where an ensemble is right more often than the coverage, some of its sets are empty.
-    return replace(found, conformal=fit_sets(probabilities, targets, COVERAGE, "aps"))
+    return replace(fitted, conformal=fit_sets(probabilities, targets, COVERAGE, "aps"))
 
 
-def fit_calibration(ensemble: Ensemble, data: HeldOut, split: SplitName, temperature: float | None) -> Calibration:
-    """Fit temperatures (or take the given one), then refit what depends on them: see `Ensemble.calibrate`."""
-    logits, targets = _checked_predictions(ensemble, data, split)
-    return _fitted(logits, targets, ensemble.calibration, temperature)
+def fit_calibration(before: Calibration, logits: Tensor, targets: Tensor, temperature: float | None) -> Calibration:
+    """Fit temperatures (or take the given one), then refit what depends on them: threshold and, if there were, sets.
 
-
-def fit_threshold_on(
-    ensemble: Ensemble, data: HeldOut, split: SplitName, rule: ThresholdRule
-) -> tuple[Calibration, float]:
-    """Fit the threshold at the ensemble's temperature; return the new calibration and the threshold."""
-    logits, targets = _checked_predictions(ensemble, data, split)
-    threshold = _threshold(ensemble.calibration, logits, targets, rule)
-    return replace(ensemble.calibration, threshold=threshold, threshold_rule=rule), threshold
-
-
-def fit_conformal(
-    ensemble: Ensemble,
-    data: HeldOut,
-    split: SplitName,
-    coverage: float,
-    method: Method,
-    penalty: float,
-    free_ranks: int,
-) -> Conformal:
-    """Fit sets, or intervals, at the ensemble's temperature; see `Ensemble.conformal`."""
-    if ensemble.task == "regression" and method != "thr":
-        raise ValueError(f"method must be left out for a regression, whose intervals have only one, not {method!r}")
-    outputs, targets = _checked_predictions(ensemble, data, split)
-    if ensemble.task == "regression":
-        mean, spread = mean_and_spread(outputs, ensemble.gaussian)
-        return fit_intervals(mean, spread, targets, coverage, floored=not ensemble.gaussian)
-    probabilities = exact_probabilities(outputs, ensemble.temperature)
-    return fit_sets(probabilities, targets, coverage, method, penalty, free_ranks)
-
-
-def _checked_predictions(ensemble: Ensemble, data: HeldOut, split: SplitName) -> tuple[Tensor, Tensor]:
-    if isinstance(data, tuple):
-        return predictions(ensemble, _split_of(ensemble, data))
-    check_data(data)
-    if data.task != ensemble.task:
-        raise ValueError(
-            f"data are for {data.task}, but the ensemble is for {ensemble.task}: Ensemble(…, task={data.task!r})"
-        )
-    warn_of_unknown_inputs(ensemble, data)
-    return predictions(ensemble, data.split(split))
-
-
-def _split_of(ensemble: Ensemble, pair: tuple[Any, Any]) -> TensorSplit:
-    """Read a pair of arrays: inputs (samples, …) as the ensemble takes them, targets (samples, …)."""
-    if len(pair) != 2:
-        raise ValueError(f"data must be a Data or a pair (inputs, targets), not a tuple of {len(pair)}")
-    check = check_bytes if ensemble.pixels else None
-    inputs, targets = as_inputs("inputs", pair[0], ensemble.ids, check), as_targets("targets", pair[1], ensemble.task)
-    check_pair("inputs", inputs, "targets", targets)
-    return TensorSplit(inputs, targets, torch.arange(len(targets)))
-
-
-def _fitted(logits: Tensor, targets: Tensor, before: Calibration, temperature: float | None) -> Calibration:
-    """Fit temperatures, thresholds and, if there were some, sets to logits (members, samples, classes)."""
+    logits: (members, samples, classes). targets: labels (samples,).
+    """
     if logits.dim() != 3:
         given = f"{tuple(logits.shape[2:])} for each sample"
         raise ValueError(f"a temperature needs members that give one logit for each class, but they give {given}")
@@ -146,19 +73,60 @@ def _fitted(logits: Tensor, targets: Tensor, before: Calibration, temperature: f
         temperatures = {str(rule): fit_supported_temperature(_exact_logs(logits, rule), targets) for rule in RULES}
     else:
         temperatures = same_for_all_rules(temperature)
-    found = replace(before, temperatures=temperatures, paper_threshold=percentile_of_right(logits, targets))
+    fitted = replace(before, temperatures=temperatures, paper_threshold=percentile_of_right(logits, targets))
     rule: ThresholdRule = before.threshold_rule or ("keep", KEEP)
-    found = replace(found, threshold=_threshold(found, logits, targets, rule), threshold_rule=rule)
+    fitted = replace(fitted, threshold=_threshold(fitted, logits, targets, rule), threshold_rule=rule)
     sets = before.conformal
     if isinstance(sets, ConformalSets):
-        probabilities = exact_probabilities(logits, found.temperature("mean"))
+        probabilities = exact_probabilities(logits, fitted.temperature("mean"))
         refitted = fit_sets(probabilities, targets, sets.coverage, sets.method, sets.penalty, sets.free_ranks)
-        found = replace(found, conformal=refitted)
-    return found
+        fitted = replace(fitted, conformal=refitted)
+    return fitted
 
 
-def _threshold(own: Calibration, logits: Tensor, targets: Tensor, rule: ThresholdRule) -> float:
-    entropy = entropy_of(combined(logits, "mean", own.temperature("mean")))
+def fit_threshold_rule(
+    before: Calibration, logits: Tensor, targets: Tensor, rule: ThresholdRule
+) -> tuple[Calibration, float]:
+    """Fit the threshold at the temperature that there is; return the new calibration and the threshold.
+
+    logits: (members, samples, classes). targets: labels (samples,).
+    """
+    threshold = _threshold(before, logits, targets, rule)
+    return replace(before, threshold=threshold, threshold_rule=rule), threshold
+
+
+def fit_conformal_sets(
+    before: Calibration,
+    logits: Tensor,
+    targets: Tensor,
+    coverage: float,
+    method: Method,
+    penalty: float,
+    free_ranks: int,
+) -> Conformal:
+    """Fit prediction sets at the temperature that there is to logits (members, samples, classes) and labels."""
+    probabilities = exact_probabilities(logits, before.temperature("mean"))
+    return fit_sets(probabilities, targets, coverage, method, penalty, free_ranks)
+
+
+def fit_conformal_intervals(outputs: Tensor, targets: Tensor, gaussian: bool, coverage: float) -> Conformal:
+    """Fit intervals of a regression to outputs (members, samples, …) and targets (samples, …)."""
+    mean, spread = mean_and_spread(outputs, gaussian)
+    return fit_intervals(mean, spread, targets, coverage, floored=not gaussian)
+
+
+def percentile_of_right(logits: Tensor, targets: Tensor, percentile: float = 75.0, combine: Combine = "mean") -> float:
+    """Compute the percentile of the entropy, without temperature, of right predictions; of all if none is right.
+
+    logits: (members, samples, classes). targets: labels (samples,).
+    """
+    entropy = uncertainty_of(logits, combine=combine).entropy
+    correct = entropy[combined(logits, combine).argmax(-1) == targets]
+    return float((correct if len(correct) else entropy).double().quantile(percentile / 100))
+
+
+def _threshold(calibration: Calibration, logits: Tensor, targets: Tensor, rule: ThresholdRule) -> float:
+    entropy = entropy_of(combined(logits, "mean", calibration.temperature("mean")))
     correct = combined(logits).argmax(-1) == targets
     threshold = fit_threshold(entropy, correct, rule)
     if threshold == KEEPS_NOTHING:

@@ -9,8 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.inputs import Inputs, call
-from structured_ensembles.scaling import one_tensor
+from structured_ensembles.common.inputs import Inputs, call, one_tensor
 
 Combine = Literal["mean", "logits", "vote"]
 COMBINE = ("mean", "logits", "vote")

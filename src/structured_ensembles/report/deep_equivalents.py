@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from structured_ensembles.evaluation.deep_equivalent import deep_ensemble_equivalent
-from structured_ensembles.report.collected import Finished
+from structured_ensembles.runs.finished import Finished
 
 FREE = ("method", "method_arguments", "members", "seed", "storage")  # settings that may differ from the deep ensemble's
 EXPLANATION = (

@@ -10,8 +10,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from structured_ensembles.common.colours import BLUE, GREY, PALE
 from structured_ensembles.report.run_figures import entropy_histograms
-from structured_ensembles.report.style import BLUE, GREY, PALE, legend_below, require, styles, tidy, wrapped
+from structured_ensembles.report.style import legend_below, require, styles, tidy, wrapped
 from structured_ensembles.selection import Subnet
 
 

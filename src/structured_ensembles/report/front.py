@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from structured_ensembles.common.colours import GREY
 from structured_ensembles.report.labels import Label, Point, place_labels
 from structured_ensembles.report.style import (
-    GREY,
     Seeds,
     darker,
     legend_below,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from jinja2 import Environment
 from matplotlib.figure import Figure
 
 from structured_ensembles.common.markdown import literal
-from structured_ensembles.paper.layout import Key, html_table, markdown_table
-from structured_ensembles.paper.published import Cell
-from structured_ensembles.report.collected import Finished, Picture, pictures, read_run
-from structured_ensembles.report.continual_collected import continual_pictures, is_continual, read_continual_run
+from structured_ensembles.continual.results import is_continual, read_continual_run
+from structured_ensembles.paper.layout import Lines, html_table, markdown_table
+from structured_ensembles.report.continual_pictures import continual_pictures
 from structured_ensembles.report.deep_equivalents import EXPLANATION, deep_equivalents
 from structured_ensembles.report.figures import as_svg
+from structured_ensembles.report.pictures import Picture, pictures
+from structured_ensembles.runs.finished import Finished, read_run
 from structured_ensembles.storage.files import write_atomically, write_text
 
 Draw = Callable[[Mapping[str, Sequence[Finished]]], list[Picture]]
@@ -35,23 +36,6 @@ SUMMARY = (
     "reg/spread", "reg/nll", "reg/coverage_at_90", "size/overhead", "size/file_bytes",
 )  # fmt: skip
 CONTINUAL_SUMMARY = ("cl/accuracy", "cl/final_accuracy", "cl/forgetting", "cl/accuracy_without_identity")
-
-
-@dataclass(frozen=True)
-class Lines:
-    """A table: figures per seed by (row, column), the paper's cells beside them, and the cells that stay empty.
-
-    titles: what to write for a row or a column instead of its name.
-    """
-
-    title: str
-    rows: Sequence[str]
-    columns: Sequence[str]
-    metrics: Mapping[str, str]
-    ours: Mapping[Key, Sequence[float]]
-    paper: Mapping[Key, Cell]
-    blank: Collection[Key] = ()
-    titles: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_report(

@@ -16,11 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from structured_ensembles.common.colours import GREY, SHADES
 from structured_ensembles.report.front import FrontPoint, front
 from structured_ensembles.report.style import (
-    GREY,
     LINES,
-    SHADES,
     STYLE,
     legend_below,
     over_seeds,

@@ -13,8 +13,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-BLUE, ORANGE, GREY, PALE = "#0b5cad", "#d95f02", "#6b7280", "#e8edf3"
-SHADES = mpl.colors.LinearSegmentedColormap.from_list("blues", [PALE, BLUE])
+from structured_ensembles.common.colours import GREY, PALE
 
 Style = tuple[str, str]  # colour, marker
 

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from structured_ensembles.artifact import Storage
 from structured_ensembles.common.checks import check_whole, checked_seed
+from structured_ensembles.common.devices import pick_device
+from structured_ensembles.common.processes import gather, rank
 from structured_ensembles.data import Data, load_corrupted
 from structured_ensembles.data.corrupted import has_corrupted
-from structured_ensembles.common.devices import pick_device
 from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
 from structured_ensembles.evaluation import corrupt, evaluate
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
@@ -26,16 +27,21 @@ from structured_ensembles.evaluation.diversity import disagreement_matrix
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.robustness import is_over_all
 from structured_ensembles.evaluation.rules import figures_by_rule
-from structured_ensembles.runs.evaluations import RULES, evaluation_path, merge_figures, read_figures
-from structured_ensembles.runs.ingredients import base_network, fitting_arguments, read_data, run_data, run_ensemble
 from structured_ensembles.methods import METHODS
-from structured_ensembles.zoo.by_name import Trust, build_model, find_function, find_model
-from structured_ensembles.common.processes import gather, rank
+from structured_ensembles.runs.evaluations import RULES, evaluation_path, merge_figures, read_figures
 from structured_ensembles.runs.folder import close_run, machine, opened_run, read_config, read_samples, write_samples
-from structured_ensembles.runs.settings import Defaults, check_method_arguments, defaults_of, folder_name
-from structured_ensembles.training import Recipe
+from structured_ensembles.runs.ingredients import base_network, fitting_arguments, read_data, run_data, run_ensemble
+from structured_ensembles.runs.settings import (
+    Defaults,
+    check_method_arguments,
+    defaults_of,
+    folder_name,
+    takes_execution,
+)
+from structured_ensembles.training import Execution, Recipe
 from structured_ensembles.training.mesh import processes
 from structured_ensembles.training.recipe import usual
+from structured_ensembles.zoo.by_name import Trust, build_model, find_function, find_model
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Experiment:
     validation: False trains on the validation samples too; then nothing chooses the best epoch, and nothing is
         calibrated.
     recipe: the name of one, or "auto" for the task's usual one. changes: parts of it that are changed.
+    execution: how training is computed. `config.yaml` has all of it, unless it is the default.
     storage: how weights are stored in the ensemble's file.
     """
 
@@ -61,18 +68,21 @@ class Experiment:
     storage: Storage = "float32"
     limit: int | None = None
     validation: bool = True
+    execution: Execution = field(default_factory=Execution)
 
     def config(self) -> dict[str, Any]:
         """As `config.yaml` has it."""
         own = {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(self).items()}
-        usual = {"limit": None, "validation": True}
+        own["execution"] = self.execution.to_dict()
+        usual = {"limit": None, "validation": True, "execution": Execution().to_dict()}
         return {name: value for name, value in own.items() if name not in usual or value != usual[name]}
 
     @property
     def folder(self) -> str:
         """A name for its run folder that tells it from every other experiment."""
         parts = [self.dataset, self.model, self.method, f"{self.members}x"]
-        for settings in (self.model_arguments, self.method_arguments, {"recipe": self.recipe}, self.changes):
+        recipe, execution = {"recipe": self.recipe}, self.execution.changes()
+        for settings in (self.model_arguments, self.method_arguments, recipe, self.changes, execution):
             parts += [f"{name}={value}" for name, value in settings.items()]
         parts += [] if self.storage == "float32" else [f"storage={self.storage}"]
         parts += [] if self.limit is None else [f"limit={self.limit}"]
@@ -131,8 +141,10 @@ class Prepared:
         told |= {f"model.{name}": value for name, value in self.defaults.told(config, "model_arguments").items()}
         told |= self.defaults.told(config, "method_arguments")
         told |= {"recipe": own.recipe} if own.recipe != usual(self.data.task) else {}
-        for name, value in self.defaults.told(config, "changes").items():
-            told[f"recipe.{name}" if name in told else name] = value
+        settings = [(name, "recipe", value) for name, value in self.defaults.told(config, "changes").items()]
+        settings += [(name, "execution", value) for name, value in own.execution.changes().items()]
+        for name, kind, value in sorted(settings):  # in one order, as when all of them were the recipe's
+            told[f"{kind}.{name}" if name in told else name] = value
         told |= {"storage": own.storage} if own.storage != Experiment.storage else {}
         told |= {"limit": own.limit} if own.limit is not None else {}
         told |= {} if own.validation else {"validation": False}
@@ -147,6 +159,11 @@ def prepare_experiment(experiment: Experiment, *, root: Path | None = None, devi
     checked_seed(experiment.seed)
     make = find_function("method", experiment.method, METHODS)
     check_method_arguments(experiment.method, make, experiment.method_arguments)
+    if experiment.execution != Execution() and not takes_execution(make):
+        raise ValueError(
+            f"execution must be left out, or method {experiment.method!r} must take execution=: it would ignore "
+            f"{experiment.execution}"
+        )
     data = read_data(experiment.dataset, root, experiment.seed, experiment.limit, experiment.validation)
     data.split("test")  # or an error: what it can do is measured there
     if automatic:
@@ -182,6 +199,7 @@ def train_prepared(prepared: Prepared, folder: Path, *, quiet: bool = False) -> 
         if done is not None:
             return done, False
         start = time.perf_counter()
+        execution = {"execution": experiment.execution} if takes_execution(prepared.make) else {}
         ensemble = prepared.make(
             prepared.network,
             prepared.data,
@@ -191,11 +209,12 @@ def train_prepared(prepared: Prepared, folder: Path, *, quiet: bool = False) -> 
             device=prepared.device,
             folder=folder,
             quiet=quiet,
+            **execution,
             **experiment.method_arguments,
         )
         if rank() == 0:
             seconds = time.perf_counter() - start
-            precision = prepared.recipe.precision_on(pick_device(prepared.device, prepared.network))
+            precision = experiment.execution.precision_on(pick_device(prepared.device, prepared.network))
             done = close_run(folder, ensemble, prepared.data, seconds, experiment.storage, precision)
         return gather(done)[0], True
 

@@ -19,19 +19,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-import structured_ensembles
 from structured_ensembles.artifact import Storage
 from structured_ensembles.build import SUBNETS
 from structured_ensembles.common.checks import check_number, check_type
-from structured_ensembles.storage.container import read_container, write_container
-from structured_ensembles.networks.copying import device_of
+from structured_ensembles.common.devices import device_of
+from structured_ensembles.common.version import VERSION
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
+from structured_ensembles.resuming.identity import CHECKPOINTS
+from structured_ensembles.resuming.identity import FILE as IDENTITY
+from structured_ensembles.selection import Subnet
+from structured_ensembles.storage.container import read_container, write_container
 from structured_ensembles.storage.files import check_regular, read_text, write_text
-from structured_ensembles.training.history import COLUMNS
-from structured_ensembles.storage.identity import CHECKPOINTS
-from structured_ensembles.storage.identity import FILE as IDENTITY
 from structured_ensembles.storage.run_files import (
     checked_figures,
     damaged,
@@ -43,7 +43,8 @@ from structured_ensembles.storage.run_files import (
     write_yaml,
 )
 from structured_ensembles.storage.run_lock import LOCK, run_lock
-from structured_ensembles.selection import Subnet
+from structured_ensembles.training.execution import split_config
+from structured_ensembles.training.history import COLUMNS
 
 CONFIG, HISTORY = "config.yaml", "history.csv"
 SAMPLES = "samples.safetensors"  # what figures of single samples need, see `measure_experiment`
@@ -52,7 +53,7 @@ KEYS = ("dataset", "model", "method", "seed", "model_arguments", "method_argumen
 TYPES: dict[str, Any] = {
     **dict.fromkeys(("dataset", "model", "method", "recipe", "storage"), str),
     **dict.fromkeys(("seed", "members", "tasks"), int),
-    **dict.fromkeys(("model_arguments", "method_arguments", "changes"), dict),
+    **dict.fromkeys(("model_arguments", "method_arguments", "changes", "execution"), dict),
     "limit": int | None,
     "shuffle_labels": bool,
     "validation": bool,
@@ -254,7 +255,7 @@ def close_run(
 ) -> dict[str, Any]:
     """Write the results of a run and drop its checkpoints; `result.json` comes last and says that it is done.
 
-    precision: what training computed in, see `Recipe.precision_on`.
+    precision: what training computed in, see `Execution.precision_on`.
     The figures are those of the file: if it stores less than float32, what that cost is told beside them.
     """
     history = ensemble.history
@@ -293,7 +294,7 @@ def machine() -> dict[str, Any]:
     return {
         "device": device,
         "versions": {
-            "structured-ensembles": structured_ensembles.__version__,
+            "structured-ensembles": VERSION,
             "source": source_digest(),
             "torch": torch.__version__,
             "python": platform.python_version(),
@@ -304,7 +305,7 @@ def machine() -> dict[str, Any]:
 @cache
 def source_digest() -> str:
     """Identify the code that runs, to the byte: 12 hex digits over all source files of the package."""
-    package = Path(structured_ensembles.__file__).parent
+    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
@@ -312,7 +313,7 @@ def source_digest() -> str:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The `config.yaml` of a run folder, with values of the right types."""
+    """Read the `config.yaml` of a run folder, of any version, with values of the right types."""
     path = folder / CONFIG
     if not path.exists():
         raise ValueError(f"{folder} is not a run folder: it has no config.yaml")
@@ -325,4 +326,4 @@ def read_config(folder: Path) -> dict[str, Any]:
         wrong = not isinstance(value, kinds) or (isinstance(value, bool) and TYPES.get(name) is not bool)
         if name in TYPES and wrong:
             raise damaged(path, ValueError(f"its {name} cannot be {value!r:.80}"), CONFIG_REMEDY)
-    return config
+    return split_config(config)

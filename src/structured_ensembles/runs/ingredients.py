@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from structured_ensembles.common.checks import check_choice
-from structured_ensembles.storage.container import ArtifactError
+from structured_ensembles.common.inputs import is_several
 from structured_ensembles.data import Data, load_data
 from structured_ensembles.data.sources import data_sets
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.storage.container import ArtifactError
 from structured_ensembles.zoo.by_name import Trust, build_model, find_function, is_trusted
-from structured_ensembles.common.inputs import is_several
 
 
 def read_data(dataset: str, root: Path | None, seed: int, limit: int | None = None, validation: bool = True) -> Data:

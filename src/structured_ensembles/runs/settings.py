@@ -7,12 +7,13 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from structured_ensembles.common.checks import check_choice, check_share
 from structured_ensembles.methods import METHODS, deep_ensemble, structured_ensemble
+from structured_ensembles.training import Execution
 
 USUAL_PRUNE = 0.5  # of every method that prunes and is told neither `prune` nor `memory`
 # Methods that hand their arguments on, and what they change about the defaults.
@@ -21,21 +22,27 @@ HANDED_ON: dict[Callable[..., Any], tuple[Callable[..., Any], dict[str, Any]]] =
     METHODS["single"]: (deep_ensemble, {}),
 }
 COMMON = ("model", "data", "members", "recipe", "seed", "device", "folder", "quiet")  # arguments of every method
+OPTIONAL = ("execution", "on_epoch")  # arguments of all our methods, which a user's own need not have
 LONGEST = 150  # characters of a folder's name
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Default arguments of a model and of a method, and default parts of a recipe."""
+    """Default arguments of a model and of a method, and default parts of a recipe and of an execution."""
 
     model_arguments: Mapping[str, Any]
     method_arguments: Mapping[str, Any]
     changes: Mapping[str, Any]
+    execution: Mapping[str, Any] = field(default_factory=lambda: Execution().to_dict())
 
     def comparable(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration without the defaults, so that one given explicitly makes no other run."""
         plain = {name: plain_name(config[name]) for name in ("model", "method")}
-        return {**config, **plain, **{name: self.told(config, name) for name in vars(self) if name in config}}
+        told = {name: self.told(config, name) for name in vars(self) if name in config}
+        compared = {**config, **plain, **told}
+        if not compared.get("execution"):  # configurations have none if nothing about it is said
+            compared.pop("execution", None)
+        return compared
 
     def told(self, config: Mapping[str, Any], part: str) -> dict[str, Any]:
         """Of a part of the configuration, such as "changes", what is not the default."""
@@ -61,7 +68,7 @@ def check_method_arguments(method: str, make: Callable[..., Any], arguments: Map
     function = HANDED_ON.get(make, (make, {}))[0]
     signature = inspect.signature(function)
     try:
-        if taken := sorted(arguments.keys() & set(COMMON)):
+        if taken := sorted(arguments.keys() & {*COMMON, *OPTIONAL}):
             raise TypeError(f"{', '.join(taken)} cannot be among them")
         signature.bind(**dict.fromkeys(COMMON), **arguments)
     except TypeError as error:
@@ -77,6 +84,12 @@ def check_method_arguments(method: str, make: Callable[..., Any], arguments: Map
         check_share("prune", prune)
         if memory is not None:
             raise ValueError("give either prune or memory, the one or the other")
+
+
+def takes_execution(method: Callable[..., Any]) -> bool:
+    """Tell whether a method takes execution=, as all of ours do and a user's own may."""
+    parameters = inspect.signature(method).parameters
+    return "execution" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def folder_name(start: list[str], told: Mapping[str, Any], seed: int) -> str:

@@ -17,8 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.inputs import arguments, call
-from structured_ensembles.networks.copying import copy_with, device_of
+from structured_ensembles.networks.copying import copy_with
 
 FAKES = logging.getLogger("torch._subclasses.fake_tensor")
 

@@ -1,7 +1,7 @@
-"""Training: the recipe (what to do), the fleet (all members at once), checkpoints (nothing is lost)."""
+"""Training: recipe (what to do), execution (how to compute it), fleet (all members at once), checkpoints."""
 
-from structured_ensembles.training.fleet import train
-from structured_ensembles.training.history import History
+from structured_ensembles.training.execution import Execution
+from structured_ensembles.training.history import EpochRow, History
 from structured_ensembles.training.recipe import ParameterRule, Recipe
 
-__all__ = ["History", "ParameterRule", "Recipe", "train"]
+__all__ = ["EpochRow", "Execution", "History", "ParameterRule", "Recipe"]

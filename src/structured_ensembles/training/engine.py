@@ -17,6 +17,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.data.losses import Loss
+from structured_ensembles.training.execution import Execution
 from structured_ensembles.training.mesh import Mesh
 from structured_ensembles.training.optimizers import OptimizerState
 from structured_ensembles.training.recipe import Recipe
@@ -32,6 +33,7 @@ class Plan:
 
     data: Data
     recipe: Recipe
+    execution: Execution
     loss: Loss
     seed: int
     device: torch.device
@@ -69,7 +71,7 @@ class Plan:
     @property
     def halved(self) -> bool:
         """Whether passes compute in bfloat16."""
-        return self.recipe.precision_on(self.device) == "bfloat16"
+        return self.execution.precision_on(self.device) == "bfloat16"
 
     def autocast(self) -> AbstractContextManager[object]:
         # Without a cache of cast weights: in a graph it would hold on to those of the step that was captured.

@@ -1,9 +1,9 @@
-"""train(): all members of an ensemble at once.
+"""train_fleet(): train all members of an ensemble at once.
 
 Every member has its own order of batches, its own crops, flips and dropout, from (seed, member, epoch), and nothing of
 what it draws depends on the other members: a member of a fleet is the network trained alone with the same seed and
 member number. Only data that are streamed (`Data.from_loaders`) are read once per epoch, and shared. How the epochs are
-computed is the business of an engine, `loop` or `graph`; what an epoch means is written here.
+computed is the business of an engine (`engine.py`); what an epoch means is written here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,110 +20,134 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.common.checks import check_list, check_type, check_whole, checked_seed
+from structured_ensembles.common.checks import check_list, check_whole, checked_seed
 from structured_ensembles.common.devices import Device, pick_device
-from structured_ensembles.common.processes import gather, rank
+from structured_ensembles.common.processes import decided_by_first, gather, rank
 from structured_ensembles.cuda.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.cuda.channels_last import channels_last
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolved
-from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.losses import Loss, learned_units, loss_for
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.data.target_scaling import Units
-from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.networks.copying import all_tensors, dtype_of, fill, unsaved_buffers, without_nested_tensors
-from structured_ensembles.networks.examination import examined, warn_of_one_class
-from structured_ensembles.prediction.calibration_fit import calibrate_trained
+from structured_ensembles.resuming.identity import Identity, RunFile, check_same, identity_of
 from structured_ensembles.storage.container import checked, checked_leaves, checked_list, refused
-from structured_ensembles.storage.identity import Identity, RunFile, check_same, identity_of
 from structured_ensembles.training.checkpoint import check_complete, is_members, load_checkpoint, save_checkpoint
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.engine import Engine, Member, Plan, Result
+from structured_ensembles.training.execution import Execution
 from structured_ensembles.training.graph_engine import GraphEngine
-from structured_ensembles.training.history import COLUMNS, History, Row
+from structured_ensembles.training.history import COLUMNS, History, OnEpoch, Row
 from structured_ensembles.training.loop_engine import LoopEngine
 from structured_ensembles.training.mesh import Mesh, collect_tensors, mesh_for, spread
-from structured_ensembles.training.optimizers import OptimizerState, check_rules
-from structured_ensembles.training.recipe import Recipe, recipe_for
+from structured_ensembles.training.optimizers import OptimizerState
+from structured_ensembles.training.recipe import Recipe
+
+GRAPH_DEVICES = {"cuda"}  # where the graph engine may run; tests name the CPU, where a captured step is the step itself
 
 
-def train(
-    ensemble: Ensemble,
-    data: Data,
-    recipe: Recipe | None = None,
-    device: Device = "auto",
-    seed: int = 0,
-    *,
-    numbers: Sequence[int] | None = None,
-    loss: Loss | None = None,
-    loss_name: str | None = None,
-    checkpoint: str | Path | RunFile | None = None,
-    quiet: bool = False,
-) -> History:
-    """Train every member of `ensemble` in place; each ends with the weights of its best validation epoch.
+@dataclass(frozen=True)
+class PreparedTraining:
+    """Checked arguments of a training, and what an earlier call has left in its checkpoint.
 
-    Every member sees the data in its own order, with its own crops, flips and dropout, drawn from `seed` and its
-    number. The batches of `Data.from_loaders` are the loader's, and the same for all members.
-
-    Where there is a validation split, the ensemble ends calibrated on it: see `Ensemble.calibrate`, `threshold_for` and
-    `conformal`. The same samples have chosen the best epoch.
-
-    recipe: by default `Recipe.named("modern")`, or "regression" for such data.
-    device: "auto" takes a GPU if there is one; the ensemble stays on the device.
-    numbers: the members' numbers, by default 0, 1, …: to train some members of a larger ensemble, here or on another
-        machine, give theirs. The network trained alone as `numbers=[3]` is member 3 of the fleet. Members of the same
-        number see the same batches, crops and dropout.
-    loss: a function of (outputs, targets) that averages over samples; by default the task's own. That of a regression
-        is the squared error in units of the targets' variance: networks learn values of mean 0 and deviation 1, unless
-        they give values as large as the targets already; the ensemble gives values as the targets are. With a loss of
-        your own, networks that are trained for the first time learn the targets as they are. `gaussian_nll` is for
-        networks that give a mean and a variance for every value: targets are standardised as by default, and the
-        ensemble predicts distributions; see `Ensemble.distribution`.
-    checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
-        weights. A file of another run (other weights to start from, data, recipe, seed, loss, …) is refused.
-    loss_name: tells this loss from others, where there is a checkpoint and the loss cannot be told by itself, such as a
-        lambda.
+    numbers: of the members. captured: whether a CUDA graph computes the epochs. path, identity: of the checkpoint.
+    earlier: the tensors and the state that lie there; None if there are none.
     """
-    check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
-    check_data(data)
-    recipe = _checked_recipe(recipe, data, ensemble)
+
+    recipe: Recipe
+    execution: Execution
+    seed: int
+    numbers: Sequence[int]
+    device: torch.device
+    mesh: Mesh
+    captured: bool
+    path: Path | None
+    identity: Identity
+    earlier: tuple[dict[str, Tensor], dict[str, Any]] | None
+
+    def units(self, members: nn.ModuleList, data: Data, loss: Loss | None, known: Units | None) -> Units | None:
+        """Return the units that the members learn a regression's targets in: those of the checkpoint, or the known."""
+        if self.earlier is not None:
+            with refused(f"checkpoint {self.path} is damaged; delete it to start anew"):
+                return Units.from_json(checked_leaves(self.earlier[1].get("units"), (int, float), "units"))
+        return learned_units(list(members), data, loss) if known is None else known
+
+
+def prepare_training(
+    members: nn.ModuleList,
+    data: Data,
+    recipe: Recipe,
+    execution: Execution,
+    device: Device,
+    seed: int,
+    *,
+    numbers: Sequence[int] | None,
+    loss: Loss | None,
+    loss_name: str | None,
+    checkpoint: str | Path | RunFile | None,
+    units: Units | None,
+    gaussian: bool,
+) -> PreparedTraining:
+    """Check the arguments of a training before any network changes, and read its checkpoint if there is one.
+
+    units, gaussian: of the ensemble, before it knows these data.
+    """
     seed = checked_seed(seed)
-    numbers = _checked_numbers(numbers, len(ensemble.members))
-    where = pick_device(device, ensemble)
-    mesh = mesh_for(len(ensemble.members), where)
-    captured = _captured(recipe, where, mesh)
+    numbers = _checked_numbers(numbers, len(members))
+    where = pick_device(device, members)
+    mesh = mesh_for(len(members), where)
+    captured = _captured(execution, where, mesh)
     if captured:
         ask_for_small_workspaces()  # before anything takes a large one
-    path, identity = _identified(checkpoint, ensemble, data, recipe, seed, numbers, loss, loss_name)
-    earlier = _earlier(path, identity)
-    data, loss = _adopted(ensemble, data, loss, where)
-    if earlier is not None:
-        with refused(f"checkpoint {path} is damaged; delete it to start anew"):
-            ensemble.units = Units.from_json(checked_leaves(earlier[1].get("units"), (int, float), "units"))
-    elif ensemble.units is None:
-        ensemble.units = learned_units(list(ensemble.members), data, loss)
-    cost = _loss(data, recipe, loss, ensemble.units)
-    plan = _plan(data.to(where), recipe, cost, seed, where, dtype_of(ensemble), mesh)
-    cuda = [where] if where.type == "cuda" else []
+    own = {"seed": seed, "numbers": numbers, "units": None if units is None else units.to_json(), "gaussian": gaussian}
+    path, identity = _identified(checkpoint, members, data, recipe, execution, loss, loss_name, own)
+    return PreparedTraining(
+        recipe, execution, seed, numbers, where, mesh, captured, path, identity, earlier=_earlier(path, identity)
+    )
+
+
+def train_fleet(
+    run: PreparedTraining,
+    members: nn.ModuleList,
+    data: Data,
+    loss: Loss | None,
+    units: Units | None,
+    on_epoch: OnEpoch | None,
+    quiet: bool,
+) -> History:
+    """Train all members at once, in place; each ends with the weights of its best validation epoch.
+
+    members: on the run's device. loss, units: what they are trained with. on_epoch: called after every epoch.
+    """
+    recipe = run.recipe
+    plan = _plan(
+        data.to(run.device),
+        recipe,
+        run.execution,
+        _loss(data, recipe, loss, units),
+        run.seed,
+        run.device,
+        dtype_of(members),
+        run.mesh,
+    )
+    cuda = [plan.device] if plan.device.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=cuda),
-        without_nested_tensors(ensemble),
-        channels_last(ensemble.members, plan.example(torch.zeros), plan.tell),
-        Display(len(ensemble.members), recipe.epochs, plan.steps, data.task, quiet or rank() > 0) as display,
+        without_nested_tensors(members),
+        channels_last(members, plan.example(torch.zeros), plan.tell),
+        Display(len(members), recipe.epochs, plan.steps, data.task, quiet or rank() > 0) as display,
     ):
-        fleet = [
-            Member(network, number, _copy(network)) for network, number in zip(ensemble.members, numbers, strict=True)
-        ]
-        history, first = _resume(earlier, fleet, path)
-        units = None if ensemble.units is None else ensemble.units.to_json()
-        engine: Engine = GraphEngine(plan) if captured else LoopEngine(plan)
+        fleet = [Member(network, number, _copy(network)) for network, number in zip(members, run.numbers, strict=True)]
+        history, first = _resume(run.earlier, fleet, run.path)
+        kept = {"identity": run.identity, "units": None if units is None else units.to_json()}
+        engine: Engine = GraphEngine(plan) if run.captured else LoopEngine(plan)
         for epoch in range(first, recipe.epochs):
             active = {number: member for number, member in enumerate(fleet) if member.stopped is None}
             if not active:
                 break
             start = time.perf_counter()
-            own = {number: member for number, member in active.items() if mesh.trains(number)}
+            own = {number: member for number, member in active.items() if run.mesh.trains(number)}
             engine = _ready(engine, plan, list(own.values()))
             losses, results = _epoch(engine, list(own.values()), epoch, display)
             history.add_engine(engine.name, plan.fallbacks)
@@ -134,26 +159,16 @@ def train(
             ]
             for (number, member), row in zip(own.items(), rows, strict=True):
                 _judge(member, number, row, recipe)
-            _tell(fleet, history, own, rows, mesh)
+            _tell(fleet, history, own, rows, run.mesh)
             display.epoch(epoch, history, rate)
-            if path is not None:
-                _save(path, fleet, history, epoch + 1, {"identity": identity, "units": units}, mesh)
+            if run.path is not None:
+                _save(run.path, fleet, history, epoch + 1, kept, run.mesh)
+            _report(on_epoch, history, epoch)
         for number, member in enumerate(fleet):
-            spread(list(member.best.values()), mesh.source(number))
+            spread(list(member.best.values()), run.mesh.source(number))
             _restore(member.network, member.best)
             member.network.eval()
-    ensemble.history = history
-    calibrate_trained(ensemble, data)
-    warn_of_one_class(ensemble, data, recipe.epochs)
     return history
-
-
-def _adopted(ensemble: Ensemble, data: Data, loss: Loss | None, device: torch.device) -> tuple[Data, Loss | None]:
-    """Examine the data, let the ensemble adopt them and move to the device; return data and loss to train with."""
-    data = examined(ensemble.members[0], data, device)
-    loss = ensemble.adopt(data, loss)
-    ensemble.to(device)
-    return data, loss
 
 
 def _epoch(engine: Engine, active: Sequence[Member], epoch: int, display: Display) -> tuple[list[float], list[Result]]:
@@ -187,6 +202,16 @@ def _tell(
             history.stopped[number] = fleet[number].stopped or ""
 
 
+def _report(on_epoch: OnEpoch | None, history: History, epoch: int) -> None:
+    """Call the user's function, if there is one, in the first process; an exception of it ends all processes."""
+
+    def call() -> None:
+        if on_epoch is not None:
+            on_epoch(history.epoch(epoch))
+
+    decided_by_first(call)  # all take part, also those that were given no function
+
+
 def _standing(member: Member) -> dict[str, Any]:
     return {"score": member.best_score, "epoch": member.best_epoch, "rise": member.rise, "stopped": member.stopped}
 
@@ -198,20 +223,21 @@ def _take_standing(member: Member, standing: Mapping[str, Any]) -> None:
     member.stopped = checked(standing["stopped"], (str, type(None)), "why a member stopped")
 
 
-def _captured(recipe: Recipe, device: torch.device, mesh: Mesh) -> bool:
+def _captured(execution: Execution, device: torch.device, mesh: Mesh) -> bool:
     """Whether a CUDA graph does the work: not where processes have to exchange derivatives in a step."""
-    if recipe.engine == "graph" and device.type != "cuda":
+    if execution.engine == "graph" and device.type not in GRAPH_DEVICES:
         raise ValueError(f"engine must be 'loop' or 'auto' on {device}: 'graph' is for CUDA devices")
-    if recipe.engine == "graph" and mesh.data_places > 1:
+    if execution.engine == "graph" and mesh.data_places > 1:
         raise ValueError(
             "engine must be 'loop' or 'auto' where several processes share a member: a graph holds no messages"
         )
-    return device.type == "cuda" and recipe.engine != "loop" and mesh.data_places == 1
+    return device.type in GRAPH_DEVICES and execution.engine != "loop" and mesh.data_places == 1
 
 
 def _plan(
     data: Data,
     recipe: Recipe,
+    execution: Execution,
     loss: Loss,
     seed: int,
     device: torch.device,
@@ -222,16 +248,10 @@ def _plan(
     shape = data.shape
     augmentation = "none" if streamed else resolved(recipe.augmentation, shape, data.task)
     steps = data.num_batches("train", recipe.batch_size)
-    plan = Plan(data, recipe, loss, seed, device, augmentation, shape, steps, dtype, mesh)
+    plan = Plan(data, recipe, execution, loss, seed, device, augmentation, shape, steps, dtype, mesh)
     if device.type == "cuda" and mesh.data_places > 1:
         plan.tell("training runs without a CUDA graph, slower: several processes share a member")
     return plan
-
-
-def _checked_recipe(recipe: Recipe | None, data: Data, ensemble: Ensemble) -> Recipe:
-    recipe = recipe_for(data.task, recipe)
-    check_rules(recipe, ensemble)
-    return recipe
 
 
 def _checked_numbers(numbers: Sequence[int] | None, members: int) -> list[int]:
@@ -256,7 +276,7 @@ def _judge(member: Member, number: int, row: Row, recipe: Recipe) -> None:
             warnings.warn(
                 f"member {number} stops with the weights {kept}: {member.stopped}. Look for extremes in `data`, or "
                 f"lower the recipe's rate ({recipe.rate:g})",
-                stacklevel=3,
+                stacklevel=4,
             )
             return
     # By accuracy, or the loss of a regression; of equal epochs the last, which has learned longest. Without a
@@ -306,22 +326,20 @@ def _copy_into(copy: dict[str, Tensor], network: nn.Module) -> None:
 
 def _identified(
     checkpoint: str | Path | RunFile | None,
-    ensemble: Ensemble,
+    members: nn.ModuleList,
     data: Data,
     recipe: Recipe,
-    seed: int,
-    numbers: Sequence[int],
+    execution: Execution,
     loss: Loss | None,
     loss_name: str | None,
+    own: Mapping[str, Any],
 ) -> tuple[Path | None, Identity]:
     """Return the checkpoint's path, and what it must agree on with this run: its method's identity, or its own."""
     if checkpoint is None or isinstance(checkpoint, RunFile):
         return (None, {}) if checkpoint is None else (checkpoint.path, checkpoint.identity)
-    units = None if ensemble.units is None else ensemble.units.to_json()
-    own = {"seed": seed, "numbers": numbers, "units": units, "gaussian": ensemble.gaussian}
     # Of several processes, which may have drawn other weights, the first decides.
     return Path(checkpoint), gather(
-        identity_of(ensemble.members, data, recipe, loss, loss_name, "checkpoint=", method="train", **own)
+        identity_of(members, data, recipe, execution, loss, loss_name, "checkpoint=", method="train", **own)
     )[0]
 
 

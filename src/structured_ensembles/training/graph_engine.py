@@ -4,8 +4,8 @@ Every member draws its own batch, from (seed, member); that, the forward and bac
 members are captured once and replayed for every step. The host only says "again": the order of an epoch, its crops and
 rates lie in tables on the device, a counter there says which row is next, and losses are summed up there. Members may
 have different widths, for each has a stream of its own, and small networks, of which one alone leaves most of a GPU
-idle, run side by side. That takes the memory of as many sets of activations; `Recipe.streams` lets fewer run at a time,
-in less memory, and so does a GPU that has not enough of it.
+idle, run side by side. That takes the memory of as many sets of activations; `Execution.streams` lets fewer run at a
+time, in less memory, and so does a GPU that has not enough of it.
 
 Measured by benchmarks/fleet.py; recorded in benchmarks/results/fleet-h200.json.
 """
@@ -59,7 +59,7 @@ class GraphEngine:
             self.validation = feed_for(data.validation, data, 512, plan.device, dtype=plan.dtype)
         self.runners: list[Runner] = []
         self.streams: list[torch.cuda.Stream] = []
-        self.most = plan.recipe.streams  # members at a time; None: all of them
+        self.most = plan.execution.streams  # members at a time; None: all of them
         self.kernels = True  # our own, where a network has layers that we have them for
         self.steps: dict[tuple[str, int], Step] = {}
         self.example = plan.example(partial(_noise, torch.Generator().manual_seed(0)))
@@ -131,7 +131,7 @@ class GraphEngine:
         kinds: list[tuple[str, Feed, Callable[[int], None]]] = [("train", self.training, self._train_step)]
         if self.validation is not None:
             kinds.append(("validate", self.validation, self._validation_step))
-        if self.plan.recipe.compile:
+        if self.plan.execution.compile:
             from torch._dynamo import config
 
             # Members share a function's code.
@@ -185,7 +185,7 @@ class GraphEngine:
             self.most = (at_a_time + 1) // 2
             self.plan.tell(
                 f"the GPU has not enough memory for {at_a_time} members at a time: it trains {self.most}, which "
-                f"Recipe(streams={self.most}) says from the start"
+                f"Execution(streams={self.most}) says from the start"
             )
             gc.collect()
             if device.type == "cuda":
@@ -193,7 +193,7 @@ class GraphEngine:
 
     def _padded(self, member: Member) -> Shapes:
         """The weights that get channels of zeros. Networks that look alike are traced once, but each is tried."""
-        if member in self.padded or not self.plan.halved or self.plan.recipe.compile:
+        if member in self.padded or not self.plan.halved or self.plan.execution.compile:
             return self.padded.get(member, {})
         network, norms = member.network, replaceable(member.network) if self.kernels else []
         key = (str(network), *((name, own.shape, own.requires_grad) for name, own in network.named_parameters()))
@@ -225,7 +225,7 @@ class GraphEngine:
         step = self.training.step.clamp(max=self.plan.steps - 1) if self._streamed else self.training.step
         for factor, table in self.rate_tables.items():
             self.rates[factor].copy_(table[step].squeeze(0))
-        compiled = self.plan.recipe.compile and size == self.training.sizes[0]
+        compiled = self.plan.execution.compile and size == self.training.sizes[0]
         side_by_side([partial(runner.train_step, size, batch, compiled) for runner in self.runners], self.streams)
         self.training.step.add_(1)
 
@@ -269,7 +269,7 @@ class Runner:
             plan.tell(
                 "additions and ReLUs are not fused with the batch norm before them, slower: the network has hooks"
             )
-        if plan.recipe.compile:
+        if plan.execution.compile:
             self.compiled = torch.compile(
                 partial(functional_call, network, self.halves.whole, tie_weights=False), dynamic=False
             )

@@ -1,10 +1,11 @@
-"""History: what happened in every epoch, for every member."""
+"""History: what happened in every epoch, for every member; and one epoch of it, as `on_epoch=` gets it."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,60 @@ from structured_ensembles.common.tables import text_table
 
 Row = dict[str, float | int | None]
 COLUMNS = ("epoch", "member", "rate", "loss", "validation_loss", "validation_accuracy", "seconds")
+
+
+@dataclass(frozen=True)
+class EpochRow:
+    """One epoch of all members that were trained in it: what `on_epoch=` gets.
+
+    epoch: counted from 0. rate: the learning rate of its last step. seconds: for all members together.
+    losses, validation_losses, validation_accuracies: by the member's number; None where there is no validation split,
+        or no accuracy. A member that has stopped is missing.
+    """
+
+    epoch: int
+    rate: float
+    losses: Mapping[int, float]
+    validation_losses: Mapping[int, float | None]
+    validation_accuracies: Mapping[int, float | None]
+    seconds: float
+
+    def figures(self) -> dict[str, float]:
+        """Return the numbers by name, as loggers take them: "rate", "seconds", "loss/0", "validation_accuracy/0", …."""
+        by_member = {
+            "loss": self.losses,
+            "validation_loss": self.validation_losses,
+            "validation_accuracy": self.validation_accuracies,
+        }
+        return {
+            "rate": self.rate,
+            "seconds": self.seconds,
+            **{
+                f"{name}/{member}": value
+                for name, values in by_member.items()
+                for member, value in values.items()
+                if value is not None
+            },
+        }
+
+    def renumbered(self, epoch: int, members: Mapping[int, int]) -> EpochRow:
+        """Return the row as another epoch's. members: the new number of every member, by its old one."""
+        return EpochRow(
+            epoch,
+            self.rate,
+            {members[member]: value for member, value in self.losses.items()},
+            {members[member]: value for member, value in self.validation_losses.items()},
+            {members[member]: value for member, value in self.validation_accuracies.items()},
+            self.seconds,
+        )
+
+
+OnEpoch = Callable[[EpochRow], object]  # what it returns is ignored
+
+
+def check_on_epoch(on_epoch: OnEpoch | None) -> None:
+    if on_epoch is not None and not callable(on_epoch):
+        raise TypeError(f"on_epoch must be a function of an EpochRow, such as print, not {on_epoch!r}")
 
 
 @dataclass
@@ -74,6 +129,21 @@ class History:
     @property
     def seconds(self) -> float:
         return sum(float(row["seconds"] or 0) for row in {row["epoch"]: row for row in self.rows}.values())
+
+    def epoch(self, epoch: int) -> EpochRow:
+        """Return one epoch of all members that were trained in it."""
+        rows = {int(row["member"] or 0): row for row in self.rows if row["epoch"] == epoch}
+        if not rows:
+            raise ValueError(f"epoch must be one of the {self.epochs} that were trained, from 0, not {epoch!r}")
+        first = next(iter(rows.values()))
+        return EpochRow(
+            epoch,
+            float(first["rate"] or 0),
+            {member: math.nan if row["loss"] is None else row["loss"] for member, row in rows.items()},
+            {member: row["validation_loss"] for member, row in rows.items()},
+            {member: row["validation_accuracy"] for member, row in rows.items()},
+            max(float(row["seconds"] or 0) for row in rows.values()),
+        )
 
     def of(self, member: int) -> list[Row]:
         return [row for row in self.rows if row["member"] == member]

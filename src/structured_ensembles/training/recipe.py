@@ -1,13 +1,12 @@
-"""Recipe: how a network is trained."""
+"""Recipe: what training does; `Execution` says how it is computed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import wraps
 from typing import Any, Literal, get_args
-
-import torch
 
 from structured_ensembles.common.checks import (
     check_choice,
@@ -19,12 +18,11 @@ from structured_ensembles.common.checks import (
     plain_number,
 )
 from structured_ensembles.data.augmentation import Augmentation
+from structured_ensembles.training.execution import check_moved
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "step", "cosine"]
-Precision = Literal["auto", "float32", "bfloat16"]
 Keep = Literal["best", "last"]
-EngineName = Literal["auto", "loop", "graph"]
 
 
 @dataclass(frozen=True)
@@ -46,25 +44,31 @@ class ParameterRule:
             check_number("weight_decay", self.weight_decay)
 
 
+def _refuse_moved_settings(kind: type[Recipe]) -> type[Recipe]:
+    """Let `Recipe(precision=…)` and `replace(recipe, precision=…)` say where such settings are now."""
+    make: Callable[..., None] = kind.__init__
+
+    @wraps(make)
+    def checked(self: Recipe, *values: Any, **named_values: Any) -> None:
+        check_moved(named_values)
+        make(self, *values, **named_values)
+
+    kind.__init__ = checked  # type: ignore[method-assign]
+    return kind
+
+
+@_refuse_moved_settings
 @dataclass(frozen=True)
 class Recipe:
-    """How to train; `Recipe.named("modern")`, "regression" and "paper" are those we use.
+    """What training does; `Recipe.named("modern")`, "regression" and "paper" are those we use.
 
     schedule: "constant"; "step" multiplies the rate with `factor` at each of the epochs `milestones`; "cosine" lowers
         it to zero, step by step. Before that, `warmup` epochs raise it linearly.
     patience: stop a member after so many epochs without a better validation result; None trains all epochs.
     augmentation: "crop+flip", "crop", "none"; "auto" crops and flips colour images.
     keep: the weights that a member ends with: those of its "best" validation epoch, or of its "last".
-    precision: what the forward and backward passes compute in; weights are float32. "auto" is bfloat16 on a GPU that
-        has it, float32 elsewhere.
-    engine: how epochs are computed, which changes nothing but the speed (and the draws of dropout): "loop" goes through
-        the members one by one; "graph" captures a step of all of them in one CUDA graph; "auto" takes that on a GPU.
-    compile: in the graph, run networks through torch.compile: some seconds more at the start. It pays for networks that
-        have many small operations, and no batch normalisation, for which we have kernels. The loop does without.
     rules: parameters that are trained otherwise, by the pattern of their names; of several that fit, the last counts.
         `rules=(ParameterRule("*.bias", weight_decay=0.0),)` spares biases the weight decay.
-    streams: how many members the graph runs at the same time, each with activations in memory; None: all of them, or
-        as many as the GPU has memory for. With 1 it needs about the memory of the loop.
     """
 
     epochs: int = 60
@@ -83,10 +87,6 @@ class Recipe:
     augmentation: Augmentation = "auto"
     label_smoothing: float = 0.0
     rules: tuple[ParameterRule, ...] = ()
-    precision: Precision = "auto"
-    engine: EngineName = "auto"
-    compile: bool = False
-    streams: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
@@ -96,15 +96,12 @@ class Recipe:
         for name in ("rate", "momentum", "weight_decay", "factor", "warmup"):
             check_number(name, getattr(self, name))
         check_share("label_smoothing", self.label_smoothing)
-        for name in ("patience", "streams"):
-            check_whole(name, getattr(self, name), or_none=True)
+        check_whole("patience", self.patience, or_none=True)
         choices = {
             "optimizer": Optimizer,
             "schedule": Schedule,
             "keep": Keep,
-            "precision": Precision,
             "augmentation": Augmentation,
-            "engine": EngineName,
         }
         for name, possible in choices.items():
             check_choice(name, getattr(self, name), get_args(possible))
@@ -118,17 +115,11 @@ class Recipe:
         """A recipe by name, with some of it changed: `Recipe.named("paper", rate=0.01)` for VGG."""
         if name not in RECIPES:
             raise ValueError(f"name must be one of {', '.join(RECIPES)}, not {name!r}")
+        check_moved(changes)
         possible = [own.name for own in fields(cls)]
         if unknown := sorted(changes.keys() - set(possible)):
             raise ValueError(f"a recipe has no {', '.join(map(repr, unknown))}; it has {', '.join(possible)}")
         return replace(RECIPES[name], **changes)
-
-    def precision_on(self, device: torch.device) -> Literal["float32", "bfloat16"]:
-        """Return the precision of forward and backward passes on a device: what "auto" means there."""
-        if self.precision != "auto":
-            return self.precision
-        halved = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return "bfloat16" if halved else "float32"
 
     def rate_at(self, step: int, steps: int) -> float:
         """Return the learning rate of step number `step`, with `steps` of them in an epoch."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from structured_ensembles.continual.experiment import ContinualExperiment
+from structured_ensembles.continual.results import read_continual_run
 from structured_ensembles.ensemble import Combine
 from structured_ensembles.paper.queue import is_finished
 from structured_ensembles.paper.sections import Planned
-from structured_ensembles.report.collected import Finished, read_run
-from structured_ensembles.report.continual_collected import read_continual_run
+from structured_ensembles.runs.finished import Finished, read_run
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from matplotlib.figure import Figure
 
 from structured_ensembles.paper.catalogue import study
-from structured_ensembles.paper.layout import Key, markdown_table
+from structured_ensembles.paper.layout import Key, Lines, markdown_table
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.published import Cell
 from structured_ensembles.paper.studies import RIVALS, Part, Study
@@ -17,7 +17,6 @@ from structured_ensembles.paper.wide_studies import wide_front_study, wide_resne
 from structured_ensembles.report.docs.differences import difference_table
 from structured_ensembles.report.docs.pictures import front_figure, pruning_figure
 from structured_ensembles.report.docs.records import Records, left, provenance
-from structured_ensembles.report.page import Lines
 
 NOT_RUN = "not run"
 SHORT_RULES = {"mean": "mean of probabilities", "logits": "paper's rule"}

@@ -15,9 +15,9 @@ from typing import Any
 
 from structured_ensembles.data.sources import data_sets
 from structured_ensembles.paper.sections import Run
-from structured_ensembles.report.collected import Finished
 from structured_ensembles.report.docs.records import Records, table
 from structured_ensembles.runs.experiment import Experiment
+from structured_ensembles.runs.finished import Finished
 from structured_ensembles.training import Recipe
 
 BATCH = 128  # of the measured steps

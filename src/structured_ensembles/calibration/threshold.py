@@ -1,0 +1,61 @@
+"""Fit the entropy above which a prediction is better discarded, on plain arrays."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from structured_ensembles.common.checks import check_choice, is_finite_number, plain_number
+
+KEEP = 0.95  # share of the right predictions that the default threshold keeps
+KEEPS_NOTHING = -1.0  # a threshold below any entropy
+
+ThresholdRule = tuple[Literal["keep", "risk"], float]
+
+
+def checked_rule(name: Any, share: Any) -> ThresholdRule:
+    """Return the rule of a threshold; raise a ValueError unless name and share are valid."""
+    check_choice("the rule of a threshold", name, ("keep", "risk"))
+    above = 0 if name == "risk" else math.ulp(0.0)
+    if not is_finite_number(share) or not above <= share <= 1:
+        possible = "at least 0 and at most 1" if name == "risk" else "above 0 and at most 1"
+        raise ValueError(f"{name} must be a share {possible}, not {share!r}")
+    return name, float(share)
+
+
+def threshold_rule(keep: float | None, risk: float | None) -> ThresholdRule:
+    """Return the rule that exactly one of the two shares asks for."""
+    if (keep is None) == (risk is None):
+        raise ValueError(f"give either keep, such as 0.95, or risk, such as 0.01, not keep={keep!r}, risk={risk!r}")
+    return checked_rule("keep", keep) if risk is None else checked_rule("risk", risk)
+
+
+def checked_threshold(given: Any, argument: str = "threshold") -> float | None:
+    """Return a threshold as a float, or None; raise a ValueError unless it is a finite number."""
+    number = plain_number(given)
+    if number is not None and not is_finite_number(number):
+        raise ValueError(f"{argument} must be a finite number, or None, not {given!r}")
+    return None if number is None else float(number)
+
+
+def fit_threshold(entropy: Tensor, correct: Tensor, rule: ThresholdRule) -> float:
+    """Return the threshold of a rule; a prediction is kept if its entropy is at most the threshold.
+
+    entropy: of predictions, (samples,). correct: whether they are right, booleans (samples,).
+    ("keep", share): the smallest threshold that keeps at least this share of the right predictions (of all, where none
+        is right).
+    ("risk", share): the one that keeps most predictions while at most this share of the kept is wrong; -1, which keeps
+        none, where the surest ones are wrong too often.
+    """
+    name, share = rule
+    values = entropy.double()
+    if name == "keep":
+        right = (values[correct] if bool(correct.any()) else values).sort().values
+        return float(right[max(math.ceil(share * len(right) - 1e-9), 1) - 1])
+    distinct, index, counts = values.unique(return_inverse=True, return_counts=True)  # ties are kept together
+    wrong = torch.zeros_like(distinct).index_add_(0, index, (~correct).double())
+    good = wrong.cumsum(0) <= share * counts.cumsum(0) + 1e-9
+    return float(distinct[good.nonzero().max()]) if bool(good.any()) else KEEPS_NOTHING

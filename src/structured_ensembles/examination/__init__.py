@@ -1,0 +1,1 @@
+"""Check a network and its data against each other before any work: copies, ids, normalisation, outputs."""

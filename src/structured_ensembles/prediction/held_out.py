@@ -1,0 +1,65 @@
+"""Read held-out samples, and gather a predictor's outputs and the truth in one pass over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structured_ensembles.common.inputs import Inputs
+from structured_ensembles.data import Data, Split
+from structured_ensembles.data.arrays import as_inputs, as_targets, check_pair
+from structured_ensembles.data.conversion import check_bytes
+from structured_ensembles.data.dataset import SplitName, Task, check_data
+from structured_ensembles.data.splits import TensorSplit
+
+HeldOut = Data | tuple[Any, Any]  # data with a split to calibrate on, or a pair of arrays: inputs and targets
+
+
+def held_out_split(data: HeldOut, name: SplitName, task: Task, ids: bool, pixels: bool) -> Split:
+    """Return a split of data, which must be for this task; or read a pair of arrays (samples, …) as one.
+
+    ids, pixels: whether the inputs of a pair are ids, or uint8 pixels.
+    """
+    if isinstance(data, tuple):
+        return _split_of(data, task, ids, pixels)
+    check_data(data)
+    if data.task != task:
+        raise ValueError(f"data are for {data.task}, but the ensemble is for {task}: Ensemble(…, task={data.task!r})")
+    return data.split(name)
+
+
+def _split_of(pair: tuple[Any, Any], task: Task, ids: bool, pixels: bool) -> TensorSplit:
+    if len(pair) != 2:
+        raise ValueError(f"data must be a Data or a pair (inputs, targets), not a tuple of {len(pair)}")
+    inputs = as_inputs("inputs", pair[0], ids, check_bytes if pixels else None)
+    targets = as_targets("targets", pair[1], task)
+    check_pair("inputs", inputs, "targets", targets)
+    return TensorSplit(inputs, targets, torch.arange(len(targets)))
+
+
+def gathered(
+    predict: Callable[[Inputs, Tensor, int], Tensor], split: Split, batch_size: int = 512
+) -> tuple[Tensor, Tensor]:
+    """Return outputs (members, samples, …) and targets (samples, …), in the same order, on the CPU.
+
+    predict: makes outputs (members, batch, …) of inputs (batch, …), their targets and the number of the first sample.
+    One pass, because a streamed split may come in another order the next time.
+    """
+    outputs, truth, done = torch.empty(0), torch.empty(0), 0
+    for inputs, targets in split.batches(batch_size):
+        made = predict(inputs, targets, done)
+        if done + len(targets) > len(truth):
+            # Memory for all of it at once: small results kept between large batches would hold on to the batches'
+            # memory. A loader may give more samples than its data set has.
+            room = max(len(split), done + len(targets), 2 * done)
+            grown = made.new_empty(len(made), room, *made.shape[2:])
+            known = torch.empty(room, *targets.shape[1:], dtype=targets.dtype)
+            if done:
+                grown[:, :done], known[:done] = outputs[:, :done], truth[:done]
+            outputs, truth = grown, known
+        outputs[:, done : done + len(targets)], truth[done : done + len(targets)] = made, targets.cpu()
+        done += len(targets)
+    return outputs[:, :done], truth[:done]

@@ -1,0 +1,1 @@
+"""Run folders, experiments, and grids of experiments."""

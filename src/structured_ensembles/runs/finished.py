@@ -1,0 +1,64 @@
+"""Finished: a run that is done, read from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from structured_ensembles.prediction.combination import Combine
+from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
+from structured_ensembles.runs.folder import read_config, read_result, read_samples
+
+HIDDEN = ("epochs", "search_epochs", "cycle", "head", "optimizer", "rate", "batch_size")  # the same in all of a report
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that is done: its configuration, its figures, and what is known of single samples.
+
+    figures: of the members' mean probabilities. by_logits: of the softmax of their mean logits, where measured.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    result: Mapping[str, Any]
+    figures: Mapping[str, float]
+    by_logits: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def samples(self) -> dict[str, Tensor]:
+        return read_samples(self.folder)
+
+    @property
+    def label(self) -> str:
+        """The method, and what was changed about it."""
+        settings = self.config.get("method_arguments", {}).items()
+        shown = [
+            f"{name}={value}" for name, value in settings if name not in HIDDEN and (name, value) != ("prune", 0.5)
+        ]
+        return ", ".join([self.config["method"], *shown])
+
+    def combined_by(self, rule: Combine) -> Mapping[str, float]:
+        """Return its figures under a combination rule, "mean" or "logits"."""
+        return self.by_logits if rule == "logits" else self.figures
+
+    @property
+    def precision(self) -> str:
+        """Precision that it was trained in."""
+        return str(self.result.get("precision", "a precision that was not recorded"))
+
+    @property
+    def place(self) -> str:
+        return f"{self.config['dataset']}/{self.config['model']}"
+
+
+def read_run(folder: Path) -> Finished:
+    """Read a folder that `sens train` or `sens reproduce` has filled."""
+    config, result = read_config(folder), read_result(folder)
+    mean, logits = (read_figures(evaluation_path(folder, rule)) for rule in RULES)
+    return Finished(folder, config, result, {**result["figures"], **mean}, logits)

@@ -1,0 +1,134 @@
+"""Argument validation: errors name the argument, what was given and what is possible, before any work."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import structured_ensembles as se
+from structured_ensembles.common.checks import check_number, check_type, check_whole, checked_seed
+from structured_ensembles.methods import METHODS
+
+Call = Callable[["Things"], Any]
+
+
+class Things:
+    """Hold valid arguments for the calls below, which get one invalid argument each."""
+
+    def __init__(self) -> None:
+        self.data = se.load_data("digits")
+        self.network = se.zoo.lenet5(num_classes=10, in_channels=1)
+        self.graph = se.trace(self.network, self.data.example())
+        self.ensemble = se.Ensemble([self.network])
+
+
+@pytest.fixture(scope="module")
+def things() -> Things:
+    return Things()
+
+
+WRONG: list[tuple[Call, str]] = [
+    (lambda t: se.evaluate(t.network, t.data), r"ensemble must be an Ensemble, not a LeNet5: Ensemble\("),
+    (lambda t: se.evaluate(t.ensemble, "digits"), "data must be a Data, not a str: see Data.from_arrays"),
+    (lambda t: se.evaluate(t.ensemble, t.data, "tset"), "split must be one of 'train', 'validation', 'test', not"),
+    (lambda t: se.evaluate(t.ensemble, t.data, fgsm=0.1), r"fgsm must be a list, such as \[0.1\]"),
+    (lambda t: se.evaluate(t.ensemble, t.data, fgsm=["a"]), "epsilon must be between 0 and 1"),
+    (lambda t: se.evaluate(t.ensemble, t.data, severities=3), r"severities must be a list, such as \[3\]"),
+    (lambda t: se.evaluate(t.ensemble, t.data, corruptions=3), r"corruptions must be a list of names, such as \[3\]"),
+    (lambda t: se.evaluate(t.ensemble, t.data, ood="digits"), "ood must be a Data, not a str"),
+    (lambda t: se.train(t.network, t.data), "ensemble must be an Ensemble, not a LeNet5"),
+    (lambda t: se.train(t.ensemble, [1, 2]), "data must be a Data, not a list"),
+    (lambda t: se.train(t.ensemble, t.data, "modern"), "recipe must be a Recipe, such as"),
+    (lambda t: se.train(t.ensemble, t.data, seed="a"), "seed must be a whole number, not 'a'"),
+    (lambda t: se.train(t.ensemble, t.data, device="tpu"), "device must be 'auto', 'cpu', .*, not 'tpu'"),
+    (lambda t: se.structured_ensemble("lenet5", t.data), "model must be a torch.nn.Module, not a str"),
+    (lambda t: se.structured_ensemble(t.network, "digits"), "data must be a Data, not a str"),
+    (lambda t: se.structured_ensemble(t.network, t.data, prune="a"), "prune must be at least 0 and less than 1, not"),
+    (lambda t: se.structured_ensemble(t.network, t.data, members=2.5), "members must be a whole number .*, not 2.5"),
+    (lambda t: se.structured_ensemble(t.network, t.data, seed="a"), "seed must be a whole number, not 'a'"),
+    (lambda t: se.learn_scales(t.network, t.graph, t.data, seed="a"), "seed must be a whole number, not 'a'"),
+    (lambda t: se.learn_scales(t.network, t.data, t.graph), "graph must be a ChannelGraph, not a Data: trace"),
+    (lambda t: se.learn_scales(t.network, t.graph, t.data, strength="a"), "strength must be a finite number"),
+    (lambda t: se.saliency(t.network, t.graph, "x", t.data), "scales must be a Scales, not a str"),
+    (lambda t: se.select(t.network, prune=0.5), "graph must be a ChannelGraph, not a LeNet5"),
+    (lambda t: se.extract(t.network, t.graph, [0, 1]), "subnet must be a Subnet, not a list"),
+    (lambda t: se.Ensemble(t.network), r"networks must be a list of networks, .*Ensemble\(\[network\]\)"),
+    (lambda t: se.Ensemble(["a"]), "each of networks must be a torch.nn.Module, not a str"),
+    (lambda t: se.Recipe(rate="a"), "rate must be a finite number of at least 0, not 'a'"),
+    (lambda t: se.Recipe(patience=2.5), "patience must be a whole number of at least 1, or None, not 2.5"),
+    (lambda t: se.Recipe(milestones=3), r"milestones must be a list, such as \[3\]"),
+    (lambda t: se.continual.StructuredLearner(t.network, seed=0.5), "seed must be a whole number, not 0.5"),
+    (lambda t: se.continual.StructuredLearner(t.network, prune="a"), "prune must be at least 0"),
+    (lambda t: se.continual.split_tasks("digits", 5), "data must be a Data, not a str"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message[:30] for _, message in WRONG])
+def test_invalid_argument_error_names_the_argument(things: Things, call: Call, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        call(things)
+
+
+def test_numpy_numbers_equal_python_numbers(things: Things) -> None:
+    assert type(checked_seed(np.int64(3))) is int
+    check_number("rate", np.float32(0.5))
+    recipe = se.Recipe(rate=np.float32(0.5), patience=np.int64(3), warmup=torch.tensor(1.0), momentum=np.array(0.9))
+    assert recipe == se.Recipe(rate=0.5, patience=3, warmup=1.0, momentum=np.array(0.9).item())
+    json.dumps(recipe.to_dict())
+    plain, other = (
+        se.evaluate(things.ensemble, things.data, fgsm=own) for own in ([0.125, 0.25], np.float32([0.125, 0.25]))
+    )
+    assert plain == other
+    assert len(se.Ensemble(se.zoo.mlp(64) for _ in range(3))) == 3  # type: ignore[arg-type]
+    subnets = [se.select(things.graph, prune=own, members=1, selection="random")[0] for own in (0.5, np.float32(0.5))]
+    assert subnets[0] == subnets[1]
+
+
+def test_numpy_seed_equals_the_same_int(things: Things, tmp_path: Path) -> None:
+    losses = []
+    for seed in (1, np.int64(1), np.int64(2)):
+        torch.manual_seed(0)
+        ensemble, recipe = se.Ensemble([se.zoo.mlp(64)]), se.Recipe(epochs=1)
+        checkpoint = tmp_path / f"{len(losses)}.safetensors"  # holds the seed, too
+        history = se.train(ensemble, things.data, recipe, "cpu", seed=seed, checkpoint=checkpoint, quiet=True)
+        losses.append(history.rows[0]["loss"])
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_none_is_accepted_only_where_allowed() -> None:
+    check_whole("workers", None, or_none=True)
+    with pytest.raises(ValueError, match="members must be a whole number of at least 1, not None"):
+        check_whole("members", None)
+    with pytest.raises(TypeError, match="x must be a Tensor, not an int"):
+        check_type("x", 3, torch.Tensor)
+
+
+@pytest.mark.parametrize("seed", [2**64, 2**70, -(2**63) - 1])
+def test_seed_outside_64_bits_is_refused(things: Things, seed: int) -> None:
+    """Torch fails for some of them, and takes others for a smaller seed."""
+    x, y = torch.rand(20, 6), torch.arange(20) % 2
+    calls: list[Callable[[], Any]] = [
+        lambda: se.Data.from_arrays(x, y, seed=seed),
+        lambda: se.load_data("digits", seed=seed),
+        lambda: se.select(things.graph, prune=0.5, selection="random", members=1, seed=seed),
+        lambda: se.learn_scales(things.network, things.graph, things.data, 2, seed=seed),
+        lambda: se.train(things.ensemble, things.data, seed=seed),
+        lambda: se.continual.split_tasks(things.data, 5, shuffle_labels=True, seed=seed),
+        lambda: se.continual.StructuredLearner(things.network, seed=seed),
+        *(partial(method, things.network, things.data, seed=seed, quiet=True) for method in METHODS.values()),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=rf"seed must be a whole number from -2\*\*63 to 2\*\*64 - 1, not {seed}"):
+            call()
+
+
+@pytest.mark.parametrize("seed", [2**64 - 1, 2**63, -1, -(2**63)])
+def test_every_64_bit_seed_works(seed: int) -> None:
+    data = se.Data.from_arrays(torch.rand(20, 64), torch.arange(20) % 10, seed=seed)
+    for method in ("deep", "random", "mc-dropout", "batch-ensemble"):
+        METHODS[method](se.zoo.mlp(64), data, members=2, recipe=se.Recipe(epochs=1), seed=seed, quiet=True)

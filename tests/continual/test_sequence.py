@@ -1,0 +1,231 @@
+"""Sequences of tasks: the accuracy matrix, resuming after a kill, the learner's file, inference of the task."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+import structured_ensembles as se
+from structured_ensembles.continual import LEARNERS, AccuracyMatrix, Learner, StructuredLearner, Task, run_sequence
+from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.storage.run_files import read_json, write_json
+from tests.support.continual_cases import LONG, SHORT, inputs_of, learn_and_check, logits_of, make_backbone, make_tasks
+from tests.support.paths import ROOT
+
+TASKS = make_tasks()
+pytestmark = pytest.mark.filterwarnings("ignore:task . gets no neuron")  # small backbones fill up
+
+
+def test_matrix_figures_equal_a_hand_computation() -> None:
+    matrix = AccuracyMatrix(((0.9,), (0.8, 0.7), (0.5, 0.6, 0.95)))
+    assert matrix.accuracy == pytest.approx((0.9 + 0.8 + 0.7 + 0.5 + 0.6 + 0.95) / 6)
+    assert matrix.final_accuracy == pytest.approx((0.5 + 0.6 + 0.95) / 3)
+    assert matrix.forgetting == pytest.approx(((0.9 - 0.5) + (0.7 - 0.6)) / 2)
+    assert matrix.backward_transfer == pytest.approx(-matrix.forgetting)
+    better = AccuracyMatrix(((0.9,), (0.95, 0.7), (0.92, 0.8, 1.0)))
+    assert better.forgetting == pytest.approx(((0.95 - 0.92) + (0.7 - 0.8)) / 2)
+    assert better.backward_transfer == pytest.approx(((0.92 - 0.9) + (0.8 - 0.7)) / 2)
+    assert matrix.values.isnan().tolist() == [[False, True, True], [False, False, True], [False] * 3]
+    assert matrix.table().splitlines()[-1].split() == ["task", "2", "50.00", "60.00", "95.00", "68.33"]
+    assert AccuracyMatrix.from_dict(json.loads(json.dumps(matrix.to_dict()))) == matrix
+    alone = AccuracyMatrix(((0.9,),))
+    assert (alone.accuracy, alone.forgetting, alone.backward_transfer) == (0.9, 0.0, 0.0)
+    with pytest.raises(ValueError, match="triangle"):
+        AccuracyMatrix(((0.9,), (0.8,)))
+
+
+def test_accuracy_matrix_figure_shows_every_number() -> None:
+    figure = AccuracyMatrix(((0.9,), (0.8, 0.123))).figure()
+    assert {text.get_text() for text in figure.axes[0].texts} == {"90.0", "80.0", "12.3"}
+
+
+@pytest.mark.parametrize("method", LEARNERS)
+def test_matrix_rows_are_the_accuracies_after_each_task(method: str) -> None:
+    """Compared with a loop over samples; without task identity, with an argmin over entropies."""
+    learner, again = (LEARNERS[method](make_backbone(), seed=1, **SHORT) for _ in range(2))
+    matrix = run_sequence(learner, TASKS[:3])
+    for index, task in enumerate(TASKS[:3]):
+        again.learn(task)
+        for column, tested in enumerate(TASKS[: index + 1]):
+            split = tested.data.split("test")
+            right = [
+                int(again.predict(split.inputs[sample : sample + 1], task=column)[0]) == int(split.targets[sample])
+                for sample in split.index
+            ]
+            assert matrix.rows[index][column] == pytest.approx(sum(right) / len(right))
+    right = found = samples = 0
+    for task in TASKS[:3]:
+        x, split = inputs_of(task), task.data.split("test")
+        entropies = []
+        for number in range(3):
+            p = again.logits(x, number).double().softmax(-1)
+            entropies.append(-(p * p.log()).sum(-1))
+        inferred = torch.stack(entropies).argmin(0)
+        assert torch.equal(inferred, again.infer_task(x))
+        together = torch.stack(entropies).mean(1).argmin()
+        assert again.infer_task(x, together=True).tolist() == [int(together)] * len(x)
+        answers = again.predict(x, task.number) == split.targets[split.index]
+        right += int(((inferred == task.number) & answers).sum())
+        found += int((inferred == task.number).sum())
+        samples += len(x)
+    assert matrix.unaided == pytest.approx(right / samples)
+    assert matrix.inferred == pytest.approx(found / samples)
+
+
+@pytest.mark.parametrize(
+    ("method", "backbone"), [*((method, "normalized") for method in LEARNERS), ("structured", "residual")]
+)
+def test_loaded_learner_continues_like_the_original(method: str, backbone: str, tmp_path: Path) -> None:
+    learner = LEARNERS[method](make_backbone(backbone), seed=2, **SHORT)
+    for task in TASKS[:2]:
+        learner.learn(task)
+    path = tmp_path / "learner.safetensors"
+    assert learner.save(path) == path.stat().st_size
+    loaded = Learner.load(path, backbone=make_backbone(backbone, seed=5))
+    assert type(loaded) is LEARNERS[method]
+    assert loaded.learned == learner.learned
+    assert loaded.memory() == learner.memory()
+    for own in (learner, loaded):
+        own.quiet = True
+        own.learn(TASKS[2])
+    for number, logits in logits_of(learner, TASKS).items():
+        assert torch.equal(logits, loaded.logits(inputs_of(TASKS[number]), number))
+    loaded.save(tmp_path / "again.safetensors")
+    learner.save(path)
+    assert path.read_bytes() == (tmp_path / "again.safetensors").read_bytes()
+
+
+def test_learner_file_is_compact_and_refuses_wrong_methods_and_damage(tmp_path: Path) -> None:
+    path = tmp_path / "learner.safetensors"
+    learner = StructuredLearner(se.zoo.lenet5_backbone(), epochs=0, search_epochs=0, quiet=True)
+    for task in make_tasks(tasks=5, size=8):
+        learner.learn(task)
+    learner.save(path)
+    with safe_open(path, framework="pt") as file:
+        assert file.get_tensor("own.owners").shape == (3, 18)  # 3 binary digits for 5 owners and nobody, 142 neurons
+        floats = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118
+    assert sum(t.numel() for t in floats if t.is_floating_point()) == 50550 + learner.memory().heads
+    loaded = Learner.load(path)  # the zoo's backbone needs no help
+    assert loaded.capacity() == learner.capacity()
+    with pytest.raises(se.ArtifactError, match="of the method 'structured', not a NaiveLearner"):
+        LEARNERS["naive"].load(path)
+    with pytest.raises(se.ArtifactError, match="does not fit the backbone"):
+        Learner.load(path, backbone=make_backbone())
+    with pytest.raises(se.ArtifactError, match="there is no file"):
+        Learner.load(tmp_path / "nothing")
+    with pytest.raises(se.ArtifactError, match="not an ensemble"):
+        se.Ensemble.load(path)
+    se.Ensemble([nn.Linear(2, 2)]).save(tmp_path / "ensemble.safetensors")
+    with pytest.raises(se.ArtifactError, match="not a continual learner: it was written by something else"):
+        Learner.load(tmp_path / "ensemble.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(se.ArtifactError, match="damaged"):
+        Learner.load(path)
+
+
+SCRIPT = """
+import sys
+from dataclasses import replace
+sys.path.insert(0, {root!r})
+import torch
+from structured_ensembles.continual import StructuredLearner, run_sequence
+from tests.support.continual_cases import LONG, make_backbone, make_tasks
+
+class Talking(StructuredLearner):
+    def _learn(self, number, data, head):
+        print("task", number, flush=True)
+        return super()._learn(number, data, head)
+
+torch.set_num_threads(1)
+run_sequence(Talking(make_backbone("normalized"), **LONG), make_tasks(), {folder!r})
+"""
+
+
+def test_killed_sequence_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    """Killed with SIGKILL in the third task; the learner's file equals that of an unbroken run byte by byte."""
+    folder, whole = tmp_path / "killed", tmp_path / "whole"
+    script = SCRIPT.format(root=str(ROOT), folder=str(folder))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline().strip() for _ in range(3)] == ["task 0", "task 1", "task 2"]
+        process.kill()
+    assert len(json.loads((folder / "matrix.json").read_text())["rows"]) == 2
+    learner, never = (StructuredLearner(make_backbone("normalized"), **LONG) for _ in range(2))
+    resumed = run_sequence(learner, TASKS, folder)
+    assert resumed == run_sequence(never, TASKS, whole)
+    assert (folder / "learner.safetensors").read_bytes() == (whole / "learner.safetensors").read_bytes()
+    for number, logits in logits_of(learner, TASKS).items():
+        assert torch.equal(logits, never.logits(inputs_of(TASKS[number]), number))
+
+
+def test_sequence_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    settings = {"epochs": 0, "search_epochs": 0, "quiet": True}
+    first = StructuredLearner(make_backbone(), **settings)
+    matrix = run_sequence(first, TASKS[:2], tmp_path)
+    # A kill between the learner's file and the matrix: the row is computed from the learner.
+    progress = read_json(tmp_path / "matrix.json", "")
+    progress["rows"].pop()
+    write_json(tmp_path / "matrix.json", progress)
+    assert run_sequence(StructuredLearner(make_backbone(), **settings), TASKS[:2], tmp_path) == matrix
+    changed = [with_other_inputs(task) for task in TASKS[:2]]
+    for other, tasks in (
+        (StructuredLearner(make_backbone(), **settings), changed),
+        (StructuredLearner(make_backbone(seed=1), **settings), TASKS[:2]),
+        (StructuredLearner(make_backbone(), prune=0.6, **settings), TASKS[:2]),
+        (StructuredLearner(make_backbone(), **settings), TASKS[:3]),
+    ):
+        with pytest.raises(ValueError, match="another learner, backbone or tasks"):
+            run_sequence(other, tasks, tmp_path)
+    with pytest.raises(ValueError, match="new to the learner"):
+        run_sequence(first, TASKS)
+    with pytest.raises(ValueError, match="at least one task"):
+        run_sequence(first, [])
+    for content in ("", "[1]"):
+        (tmp_path / "matrix.json").write_text(content)
+        with pytest.raises(ValueError, match=r"matrix.json is damaged"):
+            run_sequence(StructuredLearner(make_backbone(), **settings), TASKS[:2], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "rows", [None, 3, [3], [["a"]], [[None]], [[2.0]], [[True]], [[0.5, 0.5]], [[0.5], [0.5, 0.5], [0.5, 0.5, 0.5]], []]
+)
+def test_forged_matrix_file_is_refused(tmp_path: Path, rows: object) -> None:
+    """The checksum is valid; the rows do not fit two learned tasks."""
+    settings = {"epochs": 0, "search_epochs": 0, "quiet": True}
+    run_sequence(StructuredLearner(make_backbone(), **settings), TASKS[:2], tmp_path)
+    progress = read_json(tmp_path / "matrix.json", "")
+    for changed in ({**progress, "rows": rows}, {"identity": progress["identity"]}):
+        write_json(tmp_path / "matrix.json", changed)
+        with pytest.raises(ValueError, match=r"matrix.json is damaged"):
+            run_sequence(StructuredLearner(make_backbone(), **settings), TASKS[:2], tmp_path)
+
+
+def test_failing_first_task_leaves_an_empty_folder(tmp_path: Path) -> None:
+    class Failing(StructuredLearner):
+        def learn(self, task: Task) -> None:
+            raise ValueError("a mistake")
+
+    with pytest.raises(ValueError, match="a mistake"):
+        run_sequence(Failing(make_backbone(), quiet=True), TASKS[:2], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def with_other_inputs(task: Task) -> Task:
+    split = task.data.train
+    assert isinstance(split, TensorSplit)
+    return replace(task, data=replace(task.data, train=replace(split, inputs=split.inputs.flip(-1))))
+
+
+def test_evaluate_of_a_task_equals_the_sequence_accuracy() -> None:
+    learner = StructuredLearner(make_backbone(), search_epochs=1, **SHORT)
+    learn_and_check(learner, TASKS[:2])
+    figures = se.evaluate(learner.ensemble(1), TASKS[1].data)
+    assert figures["cls/accuracy"] == pytest.approx(se.continual.sequence.accuracy_on(learner, TASKS[1]))

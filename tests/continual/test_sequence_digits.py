@@ -1,0 +1,57 @@
+"""Real digits in five tasks: all learners under one setting."""
+
+import statistics
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from structured_ensembles.continual import LEARNERS, AccuracyMatrix, load_tasks, run_sequence
+from tests.support.continual_cases import Digits
+
+SETTING = {"epochs": 20, "batch_size": 32, "rate": 3e-3, "quiet": True}
+# What one of the 72 test images of the first task weighs in the mean accuracy of three seeds: other processors round
+# differently, and one image more or less is no difference between methods.
+IMAGE = 1 / 72 * 5 / 15 / 3
+
+
+@pytest.mark.filterwarnings("ignore:task . gets no neuron")  # Pruning may have given all away
+def test_structured_learner_matches_single_and_supsup_on_split_digits(
+    record_property: Callable[[str, object], None],
+) -> None:
+    """The structured learner is as good as a network per task and as SupSup, whose masks take 800 times the memory.
+
+    The backbone, epochs and rate were chosen for all methods together, on held-out training images: there, over 12
+    seeds, single has 99.90, structured 99.87, SupSup 99.86 %, which is to say that they are equal. Without
+    normalisation the features of late tasks are badly conditioned, and structured falls behind (99.62 %).
+    """
+    found: dict[str, list[AccuracyMatrix]] = {method: [] for method in LEARNERS}
+    extra = {}
+    for seed in range(3):
+        tasks = load_tasks("digits", seed=seed)
+        for method, kind in LEARNERS.items():
+            torch.manual_seed(seed)
+            learner = kind(Digits(), seed=seed, **SETTING)
+            found[method].append(run_sequence(learner, tasks))
+            memory = learner.memory()
+            extra[method] = memory.bytes(heads=False) - 4 * memory.backbone
+    accuracy = {method: statistics.mean(own.accuracy for own in rows) for method, rows in found.items()}
+    forgetting = {method: statistics.mean(own.forgetting for own in rows) for method, rows in found.items()}
+    for method, rows in found.items():
+        spread = statistics.stdev(own.accuracy for own in rows)
+        final, unaided = (statistics.mean(getattr(own, name) for own in rows) for name in ("final_accuracy", "unaided"))
+        record_property(
+            "figures",
+            f"split digits, 3 seeds, {method}: accuracy {100 * accuracy[method]:.2f} ± {100 * spread:.2f} %, "
+            f"final {100 * final:.2f} %, forgetting {100 * forgetting[method]:.2f} %, "
+            f"without identity {100 * unaided:.2f} %, {extra[method]:,} bytes besides one backbone",
+        )
+    assert accuracy["single"] >= max(accuracy.values()) - IMAGE
+    assert forgetting["naive"] > 0.02
+    assert all(forgetting[method] == 0 for method in found if method != "naive")
+    assert accuracy["naive"] < min(accuracy[method] for method in found if method != "naive")
+    for rival in ("pruning", "batch-ensemble"):
+        assert accuracy["structured"] >= accuracy[rival]
+    assert accuracy["structured"] >= accuracy["supsup"] - IMAGE
+    assert 700 * extra["structured"] < extra["supsup"]
+    assert extra["structured"] < extra["batch-ensemble"] < extra["supsup"] < extra["single"]

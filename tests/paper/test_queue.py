@@ -1,0 +1,210 @@
+"""sens reproduce queue: every run of the studies once, in order; finished runs are not repeated."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from structured_ensembles import zoo
+from structured_ensembles.cli.main import main
+from structured_ensembles.evaluation.corruptions import STANDARD
+from structured_ensembles.paper.catalogue import study, study_names
+from structured_ensembles.paper.queue import KEPT, is_finished, run_queue, write_queue
+from structured_ensembles.paper.sections import ABSOLUTE_CHECK, planned_runs
+from structured_ensembles.paper.studies import EVERYTHING, Part
+from structured_ensembles.runs.evaluations import evaluation_path
+from structured_ensembles.runs.experiment import Experiment, train_experiment
+from structured_ensembles.runs.grid import Job, run_grid
+from structured_ensembles.runs.ingredients import read_data
+from structured_ensembles.runs.workers import BACKENDS, Pool
+from structured_ensembles.storage.run_files import write_json
+from tests.support.paths import ROOT
+
+
+def test_grid_starts_only_jobs_that_fit_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    left_by: list[type[BaseException] | None] = []
+
+    @contextmanager
+    def endless(workers: int | None, jobs: int) -> Iterator[Pool]:
+        """Give two workers whose first job never ends; leaving the pool by an exception ends them."""
+
+        def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            if arguments[0] != "long":
+                future.set_result(function(*arguments))
+            return future
+
+        try:
+            yield Pool(submit, 2, remote=False)
+        finally:
+            left_by.append(sys.exc_info()[0])
+
+    monkeypatch.setitem(BACKENDS, "loky", endless)
+    jobs = [
+        Job("long", dict, seconds=0.1),  # a wrong estimate
+        Job("too long", dict, seconds=1000.0),
+        Job("short", dict, {"a": 1}, seconds=0.1),
+    ]
+    told = []
+    outcomes = run_grid(jobs, quiet=True, time_limit=0.5, on_outcome=lambda own: told.append(own.name))
+    assert [own.state for own in outcomes] == ["left", "left", "done"]
+    assert (told, outcomes[2].result) == (["short"], {"a": 1})
+    assert left_by[0] is not None
+
+
+def test_queue_has_every_run_of_every_study_once() -> None:
+    planned = planned_runs()
+    names = [own.experiment.folder for own in planned]
+    assert len(set(names)) == len(names)
+    controls = {run.folder for run in study("table-accuracy", Part()).experiments if run.method == "magnitude"}
+    for name in study_names():
+        wanted = {run.folder for run in study(name, Part()).experiments}
+        assert wanted - controls <= set(names), name
+    first = [own for own in planned if own.section == "cifar10-resnet20"]
+    assert planned[: len(first)] == first
+    assert {own.request for own in first} == {EVERYTHING}
+    assert [own.experiment.seed for own in first] == [0] * 9 + [1] * 9 + [2] * 9
+    assert all(0 < own.minutes < 600 for own in planned)
+
+
+def test_queue_file_in_the_repository_is_current() -> None:
+    listed = yaml.safe_load((ROOT / "results" / "queue.yaml").read_text(encoding="utf-8"))
+    planned = planned_runs()
+    assert [row["run"] for row in listed["runs"]] == [own.name for own in planned]
+    done = {row["run"] for row in listed["runs"] if row.get("done")}
+    assert done == {own.name for own in planned if is_finished(own, ROOT / "results")}
+
+
+RECORDED = [own for own in planned_runs() if (ROOT / "results" / own.name / "result.json").exists()]
+
+
+def test_recorded_run_folders_hold_small_files_only() -> None:
+    listed = subprocess.run(["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=True)
+    runs = [Path(name) for name in listed.stdout.splitlines() if name.count("/") == 3]
+    assert len(runs) >= 3 * len(RECORDED)
+    assert {path.name for path in runs} <= set(KEPT)
+    assert max((ROOT / path).stat().st_size for path in runs) < 200_000
+
+
+@pytest.mark.parametrize("planned", RECORDED)
+def test_recorded_configurations_equal_the_planned_ones(planned) -> None:
+    folder = ROOT / "results" / planned.name
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    assert config == json.loads(json.dumps(planned.experiment.config()))
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    assert {"device", "versions", "date", "precision", "seconds"} <= result.keys()
+
+
+def test_queue_runs_only_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--smoke", "--seeds", "0", "--method", "single", "naive", "--out", str(tmp_path)]
+    options += ["--backend", "sequential", "--device", "cpu", "--quiet", "--minutes", "9"]
+    assert main(["reproduce", "queue", *options]) == 0
+    assert "2 runs finished, 0 left" in capsys.readouterr().out
+    rows = yaml.safe_load((tmp_path / "queue.yaml").read_text())["runs"]
+    assert len(rows) == 4
+    assert [row["run"].partition("/")[0] for row in rows if row.get("done")] == ["digits-lenet5", "split-digits"]
+    for weights in tmp_path.rglob("*.safetensors"):
+        weights.unlink()  # they stay on the machine that trained them
+    assert main(["reproduce", "queue", *options]) == 0
+    assert "0 runs finished, 0 left" in capsys.readouterr().out
+
+
+def test_runs_longer_than_the_time_left_are_not_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
+    assert main(["reproduce", "queue", "--minutes", "0.01", *options]) == 0
+    assert "0 runs finished, 4 left" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["queue.yaml"]
+
+
+def test_unavailable_data_set_leaves_its_runs_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str, root: Path | None) -> None:
+        raise RuntimeError("no internet here")
+
+    monkeypatch.setattr("structured_ensembles.paper.queue.load_data", load)
+    found = run_queue(planned_runs((0,), smoke=True), tmp_path, backend="sequential", quiet=True)
+    assert (found.new, len(found.left), found.failed) == ([], 4, {})
+    assert found.without == {"digits": "no internet here"}
+
+
+def test_resumable_runs_start_with_little_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, float] = {}
+    monkeypatch.setattr("structured_ensembles.paper.queue.load_data", lambda name, root: None)
+    monkeypatch.setattr(
+        "structured_ensembles.paper.queue.run_grid",
+        lambda jobs, *_, **__: given.update({job.name: job.seconds for job in jobs}) or [],
+    )
+    planned = planned_runs((0,))
+    run_queue(planned, Path("nowhere"), minutes=25, workers=2)
+    members = {own.experiment.model: own for own in planned if own.experiment.method in ("deep", "structured")}
+    assert given[members["resnet20"].name] == 90
+    for model in ("resnet18", "wrn28_10"):
+        whole = members[model]
+        assert given[whole.name] == pytest.approx(60 * whole.minutes * 1.8)  # a second worker takes 0.8 of the time
+        assert given[whole.name] > 90
+
+
+def test_run_is_finished_with_all_figures_by_both_rules(tmp_path: Path) -> None:
+    planned, other, *_ = planned_runs((0,), smoke=True)
+    folder = tmp_path / planned.name
+    whole = {"size/overhead": 1.0, "adv/fgsm@0.02": 0.5, "adv/fgsm@0.5": 0.1}
+    whole |= {f"cor/{name}@{severity}": 0.5 for name in STANDARD for severity in (3, 5)}
+    whole |= {f"cor/mean@{severity}": 0.5 for severity in (3, 5)}
+
+    def rows() -> list[dict[str, Any]]:
+        write_queue([planned, other], tmp_path)
+        listed = yaml.safe_load((tmp_path / "queue.yaml").read_text(encoding="utf-8"))
+        hours = sum(row["minutes"] for row in listed["runs"] if "done" not in row) / 60
+        left = sum("done" not in row for row in listed["runs"])
+        assert listed["total"] == {"runs": 2, "left": left, "hours_left": round(hours, 1)}
+        return listed["runs"]
+
+    result = {"figures": {}, "seconds": 90.0, "date": "2026-11-16", "device": "CPU", "versions": {}}
+    write_json(folder / "result.json", result)
+    write_json(evaluation_path(folder, "mean"), {"figures": whole})
+    assert not is_finished(planned, tmp_path)  # trained, but measured by one rule only
+    for missing in whole:
+        figures = {name: value for name, value in whole.items() if name != missing}
+        write_json(evaluation_path(folder, "logits"), {"figures": figures})
+        assert not is_finished(planned, tmp_path), missing
+    assert rows()[0] == {"run": planned.name, "minutes": round(planned.minutes, 1)}
+    write_json(evaluation_path(folder, "logits"), {"figures": whole})
+    assert is_finished(planned, tmp_path)
+    assert rows()[0] == {"run": planned.name, "minutes": 1.5, "done": True}
+
+
+def test_options_that_change_the_queues_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "queue", "--epochs", "3"]) != 0
+    assert "leave out --epochs" in capsys.readouterr().err
+    assert main(["reproduce", "table-ece", "--minutes", "3"]) != 0
+    assert "--minutes is for the queue" in capsys.readouterr().err
+
+
+def test_validation_false_trains_on_all_samples(tmp_path: Path) -> None:
+    held_out, everything = (read_data("digits", None, 0, validation=own) for own in (True, False))
+    assert held_out.validation is not None
+    assert len(everything.train) == len(held_out.train) + len(held_out.validation)
+    assert everything.validation is None
+    assert len(everything.train.index.unique()) == len(everything.train)  # type: ignore[attr-defined]
+    one = Experiment("digits", "lenet5", "single", changes={"epochs": 1}, validation=False)
+    other = Experiment("digits", "lenet5", "single", changes={"epochs": 1})
+    assert one.folder != other.folder
+    assert "validation" not in other.config()
+    done, _ = train_experiment(one, tmp_path / "run", device="cpu", quiet=True)
+    assert done["figures"]["cls/accuracy"] > 0.1
+    assert ABSOLUTE_CHECK.config()["validation"] is False
+
+
+def test_wide_resnet_has_the_published_number_of_parameters() -> None:
+    with torch.device("meta"):
+        network = zoo.wrn28_10()
+    assert sum(own.numel() for own in network.parameters()) == 36_479_194
+    small = zoo.wrn28_10(num_classes=7, width=1)
+    assert small(torch.zeros(2, 3, 32, 32)).shape == (2, 7)

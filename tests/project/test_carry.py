@@ -1,0 +1,138 @@
+"""tools/carry.py: data and runs go to a machine with a GPU and come back."""
+
+import runpy
+import shutil
+import subprocess
+import sys
+import tarfile
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.paths import ROOT
+
+# Whatever a run goes on from: of a method, of a search, of a continual learner
+UNFINISHED = ("config.yaml", "identity.json", "subnets.json", "checkpoint-2.safetensors", "learner.safetensors")
+carry = runpy.run_path(str(ROOT / "tools" / "carry.py"))
+
+
+@pytest.fixture
+def data_folder(tmp_path: Path) -> Path:
+    """Make a folder with a small colour data set and a grey one, in the format of the cache."""
+    generator = torch.Generator().manual_seed(0)
+    for name, shape in (("cifar10", (3, 32, 32)), ("mnist", (1, 28, 28))):
+        tensors = {
+            f"{split}.images": torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=generator)
+            for split, count in (("train", 700), ("test", 30))
+        }
+        tensors |= {f"{split}.labels": torch.arange(count) % 10 for split, count in (("train", 700), ("test", 30))}
+        save_file(tensors, tmp_path / f"{name}.safetensors", metadata={"name": name, "classes": "[]", "source": "here"})
+    return tmp_path
+
+
+def test_packed_data_round_trips(data_folder: Path, tmp_path: Path) -> None:
+    for name in ("cifar10", "mnist"):
+        carry["pack_data"](name, data_folder, tmp_path, 10**6)
+        parts = sorted(tmp_path.glob(f"{name}.*.part"))
+        assert len(parts) == {"cifar10": 3, "mnist": 1}[name]
+        carry["unpack_data"](name, tmp_path, tmp_path / "there")
+        before, after = (
+            load_file(data_folder / f"{name}.safetensors"),
+            load_file(tmp_path / "there" / f"{name}.safetensors"),
+        )
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_missing_part_of_a_pack_is_an_error(data_folder: Path, tmp_path: Path) -> None:
+    carry["pack_data"]("cifar10", data_folder, tmp_path, 10**6)
+    (tmp_path / "cifar10.1.part").unlink()
+    with pytest.raises(SystemExit, match="has 2 of the 3 files of cifar10"):
+        carry["unpack_data"]("cifar10", tmp_path, tmp_path / "there")
+
+
+def files_in(archive: Path) -> set[str]:
+    with tarfile.open(archive) as opened:
+        return {own.name for own in opened.getmembers() if own.isfile()}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a small repository that the tool takes for ours."""
+    root = tmp_path / "checkout"
+    unfinished = [f"results/s/run/{own}" for own in UNFINISHED]
+    for name in ("src/a.py", "docs/b.md", "results/queue.yaml", *unfinished):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    shutil.copy(ROOT / "results" / ".gitignore", root / "results")
+    subprocess.run(["git", "init", "-q"], check=True, cwd=root)
+    monkeypatch.setitem(carry["pack_all"].__globals__, "ROOT", root)
+    return root
+
+
+def test_unfinished_runs_are_packed_with_the_code(checkout: Path, tmp_path: Path) -> None:
+    done = checkout / "results" / "s" / "done"
+    done.mkdir()
+    for name in ("config.yaml", "result.json", "ensemble.safetensors"):
+        (done / name).write_text(name)
+    carry["pack_all"](Namespace(out=tmp_path / "carry", packages=[], datasets=[]))
+    packed = files_in(tmp_path / "carry" / "code.tar.gz")
+    expected = {"src/a.py", "results/.gitignore", "results/queue.yaml"}
+    expected |= {f"results/s/done/{own}" for own in ("config.yaml", "result.json")}
+    assert packed == expected | {f"results/s/run/{own}" for own in UNFINISHED}  # also what git ignores
+
+
+def test_finished_runs_and_small_checkpoints_are_returned(checkout: Path, tmp_path: Path) -> None:
+    results, back = tmp_path / "there", tmp_path / "back"
+    runs = {
+        "done": {"config.yaml": 1, "result.json": 1, "history.csv": 1, "ensemble.safetensors": 99, "run.log": 1},
+        "begun": {"config.yaml": 1, "identity.json": 1, "checkpoint.safetensors": 16 * 2**20 - 2, "run.lock": 1},
+        "large": {"config.yaml": 1, "identity.json": 1, "checkpoint.safetensors": 16 * 2**20 - 1},
+    }
+    for run, files in runs.items():
+        (results / "s" / run).mkdir(parents=True)
+        for name, size in files.items():
+            (results / "s" / run / name).write_bytes(bytes(size))
+    carry["pack_back"](results, back)
+    done = {f"s/done/{own}" for own in ("config.yaml", "result.json", "history.csv")}
+    assert files_in(back / "results.tar.gz") == done
+    (other,) = [path for path in back.iterdir() if path.name != "results.tar.gz"]
+    assert files_in(other) == {f"s/begun/{own}" for own in ("config.yaml", "identity.json", "checkpoint.safetensors")}
+    stale = checkout / "results" / "s" / "done" / "checkpoint.safetensors"  # from when it came back unfinished
+    stale.parent.mkdir()
+    stale.touch()
+    carry["unpack_back"](Namespace(back=back))
+    taken = {path.relative_to(checkout / "results").as_posix() for path in checkout.glob("results/s/*/*")}
+    assert taken == done | files_in(other) | {f"s/run/{own}" for own in UNFINISHED}
+    assert "runs:" in (checkout / "results" / "queue.yaml").read_text(encoding="utf-8")
+
+
+def test_pack_carries_code_and_returns_runs(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, ROOT / "tools/carry.py", "pack", "--out", tmp_path / "carry"], check=True, cwd=tmp_path
+    )
+    options = ["--smoke", "--seeds", "0", "--method", "naive", "--device", "cpu", "--backend", "sequential"]
+    subprocess.run(
+        [
+            sys.executable,
+            "carry/carry.py",
+            "run",
+            "carry",
+            "--work",
+            "work",
+            "--workers",
+            "1",
+            "--minutes",
+            "5",
+            *options,
+        ],
+        check=True,
+        cwd=tmp_path,
+    )
+    run = "split-digits/continual-digits-5t-lenet5-naive-epochs=3-0"
+    with tarfile.open(tmp_path / "carry/back/results.tar.gz") as archive:
+        names = [name for name in archive.getnames() if name.startswith("split-digits")]
+    assert set(names) == {f"{run}/{name}" for name in ("config.yaml", "result.json", "matrix.json")}

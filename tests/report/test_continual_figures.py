@@ -1,0 +1,38 @@
+"""Figures of continual learning show the values they are given."""
+
+import pytest
+from matplotlib.figure import Figure
+
+from structured_ensembles.continual import Capacity, Memory
+from structured_ensembles.continual.figures import capacity_used
+from structured_ensembles.report.continual_figures import accuracy_against_memory
+from structured_ensembles.report.figures import as_svg
+
+
+def test_capacity_bars_stack_to_the_whole() -> None:
+    figure = capacity_used(
+        Capacity((0, None, 2), {"backbone.a": 8, "backbone.b": 4}, {"backbone.a": (4, 2, 1), "backbone.b": (2, 1, 1)})
+    )
+    widths = [[bar.get_width() for bar in bars] for bars in figure.axes[0].containers]
+    assert widths == [[50, 50], [25, 25], [12.5, 25], [12.5, 0]]  # three tasks and what is free
+    shown = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert shown == ["task 0", "forgotten", "task 2", "free"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a (8)", "b (4)"]
+
+
+def test_accuracy_against_memory_has_a_point_for_every_method() -> None:
+    methods = {
+        "naive": ([0.5, 0.7], Memory(100)),
+        "single": ([0.9], Memory(100, factors=400, heads=10)),
+        "structured": ([0.8, 0.9, 1.0], Memory(100, masks=80, stored_masks=40, heads=10)),
+    }
+    figure = accuracy_against_memory(methods)
+    points = _points(figure)
+    assert points["naive"] == pytest.approx((0, 60))
+    assert points["single"] == pytest.approx((1600, 90))
+    assert points["structured"] == pytest.approx((5, 90))
+    assert as_svg(figure).startswith("<svg")
+
+
+def _points(figure: Figure) -> dict[str, tuple[float, float]]:
+    return {text.get_text(): text.xy for text in figure.axes[0].texts}

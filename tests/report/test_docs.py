@@ -1,0 +1,367 @@
+"""sens report results --docs: the page, the README's tables and the figures equal the recorded runs."""
+
+import json
+import math
+import re
+import shutil
+import sys
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from structured_ensembles.cli.main import main
+from structured_ensembles.continual.experiment import ContinualExperiment
+from structured_ensembles.paper.catalogue import study
+from structured_ensembles.paper.sections import ABSOLUTE_CHECK, Planned, planned_runs
+from structured_ensembles.paper.studies import Part
+from structured_ensembles.report.docs.differences import difference, runs_of_row
+from structured_ensembles.report.docs.pictures import front_figure, pruning_figure
+from structured_ensembles.report.docs.records import Records, provenance
+from structured_ensembles.report.docs.targets import Target, targets, targets_summary, targets_table
+from structured_ensembles.report.docs.topics import rendered, topics
+from structured_ensembles.report.docs.wall_time import Step, read_steps, step_of, steps_per_epoch, wall_time_table
+from structured_ensembles.report.docs.write import BLOCK, README, filled, render_docs
+from structured_ensembles.report.figures import as_svg
+from structured_ensembles.runs.experiment import Experiment
+from structured_ensembles.runs.finished import Finished
+from tests.support.paths import ROOT
+
+MAIN = Part(datasets=("cifar10",), models=("resnet20",))
+PLANNED = planned_runs()
+H200 = {
+    "seconds": 100.0,
+    "epochs": 200,
+    "device": "NVIDIA H200",
+    "precision": "bfloat16",
+    "engine": "graph",
+    "date": "2026-11-16T12:00:00+00:00",
+    "versions": {"structured-ensembles": "0.1.0", "source": "0123456789ab", "torch": "2.11", "python": "3.12"},
+}
+
+
+def finished(experiment: Any, folder: Path = Path(), **figures: float) -> Finished:
+    """Make a finished run with some figures, equal by both rules; two underscores stand for a slash."""
+    known = {name.replace("__", "/"): value for name, value in figures.items()}
+    return Finished(folder / experiment.folder, experiment.config(), H200, known, known)
+
+
+def records_of(*runs: tuple[Any, dict[str, float]]) -> Records:
+    return Records(PLANNED, {own.folder: finished(own, **figures) for own, figures in runs})
+
+
+def seeds_of(name: str, row: str, values: list[float], figure: str, part: Part = MAIN) -> list[tuple[Any, Any]]:
+    """Make runs of one row of a study, one for each value."""
+    runs = runs_of_row(study(name, part), row)
+    return [(own, {figure: value}) for own, value in zip(runs, values, strict=False)]
+
+
+def test_generated_docs_equal_the_recorded_runs() -> None:
+    found = render_docs(ROOT / "results", ROOT)
+    told = "run `sens report results --docs`"
+    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == found.page, told
+    assert (ROOT / README).read_text(encoding="utf-8") == found.readme, told
+    for name in found.images:
+        assert (ROOT / "docs" / "images" / f"{name}.svg").exists(), told
+    for shown in re.findall(r"images/([\w-]+)\.svg", found.page):
+        assert shown in found.images
+
+
+def test_every_readme_table_is_generated_or_tested() -> None:
+    text = (ROOT / README).read_text(encoding="utf-8")
+    outside = BLOCK.sub("", text)
+    assert len(re.findall(r"^\|[ -]*---", outside, re.MULTILINE)) == 2  # steps and learners: project/test_readme.py
+    assert {own["name"] for own in BLOCK.finditer(text)} == {"progress", "table-accuracy", "targets", "front"}
+
+
+def test_results_page_has_every_planned_run() -> None:
+    known = topics()
+    shown = {own.folder for topic in known.values() for wanted in topic.studies for own in wanted.experiments}
+    assert {own.experiment.folder for own in PLANNED} - shown == {ABSOLUTE_CHECK.folder}  # a target, not a table
+    template = files("structured_ensembles.report.docs").joinpath("results.md.jinja").read_text(encoding="utf-8")
+    assert sorted(re.findall(r'\{\{ topic\("(.+?)"\) \}\}', template)) == sorted(known)
+
+
+def test_topic_without_runs_is_one_line() -> None:
+    known = topics()
+    planned = [own for own in PLANNED if own.section == "front-cifar100"]
+    hours = sum(own.minutes for own in planned) / 60
+    assert rendered(known["front-cifar100"], records_of()) == f"Not run yet (51 runs, about {hours:.1f} GPU hours)."
+    assert "9 runs" in rendered(known["wrn28-10-cifar10"], records_of())  # of 18 for both data sets
+    shared = seeds_of("table-accuracy", "structured, layer", [0.9], "cls__accuracy")  # also the 50 % of another table
+    assert rendered(known["pruning"], records_of(*shared)).startswith("Not run yet (24 runs")
+    assert "Not run yet" not in rendered(known["continual-memory"], records_of())  # counted
+
+
+def test_table_shows_seeds_and_missing_runs() -> None:
+    runs = seeds_of("table-accuracy", "single", [0.89, 0.91], "cls__accuracy")
+    runs += seeds_of("table-accuracy", "structured, layer", [0.905], "cls__accuracy")
+    text = rendered(topics()["table-accuracy"], records_of(*runs))
+    assert "| accuracy (%) | mean of probabilities | paper's rule | seeds |" in text
+    assert "| single | 90.00 ± 1.41 (88.67) | 90.00 ± 1.41 (88.67) | 2 |" in text
+    assert "| structured, layer | 90.50 (90.95¹) | 90.50 (90.95¹) | 1 |" in text
+    assert "| deep | not run (92.35) | not run (92.35) | 0 |" in text
+    assert "| structured, layer − single | +1.50 (+1.50) | one seed: no error known |" in text
+    assert "| structured, layer − deep | not run | 0 |" in text
+    assert "3 runs: version 0.1.0, source 0123456789ab; torch 2.11; NVIDIA H200; bfloat16; 2026-11-16." in text
+
+
+def test_published_rows_without_runs_have_no_seeds() -> None:
+    single = next(own.experiment for own in PLANNED if own.section == "wrn28-10" and own.experiment.method == "single")
+    text = rendered(topics()["wrn28-10-cifar10"], records_of((single, {"cls__accuracy": 0.95})))
+    (line,) = {line for line in text.splitlines() if line.startswith("| MIMO |")}
+    assert "(96.40)" in line
+    assert "not run" not in line
+    assert line.endswith("|  |")
+
+
+def test_differences_are_paired_over_common_seeds() -> None:
+    runs = seeds_of("table-accuracy", "structured, layer", [0.905, 0.911, 0.912], "cls__accuracy")
+    runs += seeds_of("table-accuracy", "random", [0.900, 0.910, 0.915], "cls__accuracy")
+    wanted = study("table-accuracy", MAIN)
+    pair = ("structured, layer", "random")
+    found = difference(records_of(*runs), wanted, pair, "cls/accuracy", "mean")
+    assert found is not None
+    assert found.values == pytest.approx((0.005, 0.001, -0.003))
+    assert found.mean == pytest.approx(0.001)
+    assert found.error == pytest.approx(0.004 / math.sqrt(3))
+    assert str(found) == "+0.10 ± 0.23 points"
+    fewer = difference(records_of(*runs[1:4]), wanted, pair, "cls/accuracy", "mean")  # seeds 1, 2 and 0
+    assert fewer is None
+    overlapping = difference(records_of(*runs[1:5]), wanted, pair, "cls/accuracy", "mean")  # 1, 2 and 0, 1
+    assert overlapping is not None
+    assert overlapping.values == pytest.approx((0.001,))
+    assert overlapping.error is None
+    diverged = seeds_of("table-accuracy", "single", [math.nan, 0.9], "cls__accuracy")
+    lost = difference(records_of(*runs, *diverged), wanted, ("structured, layer", "single"), "cls/accuracy", "mean")
+    assert lost is not None
+    assert str(lost) == "+nan points"
+
+
+def test_provenance_lists_versions_devices_and_dates() -> None:
+    (own, _), (other, _) = seeds_of("table-accuracy", "single", [0.9, 0.9], "cls__accuracy")
+    one, second = finished(own), finished(other)
+    later = {**H200, "date": "2026-11-18", "device": "NVIDIA L4", "precision": "float32"}
+    later["versions"] = {**H200["versions"], "source": "ffff"}  # type: ignore[dict-item]
+    text = provenance([one, Finished(second.folder, second.config, later, {})])
+    assert "0.1.0, source 0123456789ab (1) / 0.1.0, source ffff (1)" in text
+    assert "NVIDIA H200 (1) / NVIDIA L4 (1); bfloat16 (1) / float32 (1); 2026-11-16 to 2026-11-18." in text
+
+
+@pytest.mark.parametrize(
+    ("structured", "single", "verdicts"),
+    [
+        ([0.9095] * 3, [0.8915] * 3, ["met", "met"]),
+        ([0.9094] * 3, [0.8915] * 3, ["**not met**", "**not met**"]),
+        ([0.92], [0.90], ["met so far", "met so far"]),
+        ([0.90], [], ["**not met** so far", "not run"]),
+    ],
+)
+def test_targets_of_the_main_table_are_judged_from_runs(
+    structured: list[float], single: list[float], verdicts: list[str]
+) -> None:
+    runs = seeds_of("table-accuracy", "structured, layer", structured, "cls__accuracy")
+    runs += seeds_of("table-accuracy", "single", single, "cls__accuracy")
+    found = [own for own in targets(records_of(*runs)) if "structured, layer" in own.group]
+    assert [own.line[-1] for own in found] == [*verdicts, "not run"]
+    assert found[0].line[2] == f"{len(structured)} of 3"
+
+
+def front_run(row: str, accuracy: float, nll: float, ece: float, memory: float = 1.0, **more: float) -> Any:
+    own = runs_of_row(study("front", Part(datasets=("cifar10",))), row)[0]
+    quality = {"cal__nll": nll, "cal__nll_t": nll, "cal__ece15": ece, "cal__ece15_t": ece, "cls__accuracy": accuracy}
+    return own, {**quality, "size__overhead": memory, "size__members": float(own.members), **more}
+
+
+def test_targets_of_the_front_are_judged_from_runs() -> None:
+    runs = [
+        front_run("single", 0.940, 0.20, 0.030),
+        front_run("structured ×4, 1, coupled", 0.943, 0.17, 0.010, cal__ece15_t=0.016, cal__nll_t=0.169),
+        front_run("batch-ensemble ×4", 0.941, 0.18, 0.020),
+        front_run("mc-dropout ×4", 0.944, 0.18, 0.020),  # more accurate: not beaten
+    ]
+    group = "Front, CIFAR-10, four members in the memory of one, coupled"
+    found = {own.text: own for own in targets(records_of(*runs)) if own.group == group}
+    met = {text: own.met for text, own in found.items()}
+    assert met == {
+        "accuracy at least 0.3 points above single": True,
+        "NLL at least 15 % below single": True,
+        "NLL after temperature at least 15 % below single": True,
+        "ECE, 15 bins at least 50 % below single": True,
+        "ECE after temperature, 15 bins at least 50 % below single": False,
+        "better than batch-ensemble ×4 in accuracy, NLL and ECE": True,
+        "better than mc-dropout ×4 in accuracy, NLL and ECE": False,
+    }
+    assert found["ECE after temperature, 15 bins at least 50 % below single"].figure == "−46.7 %"
+
+
+def test_targets_without_runs_take_at_most_one_line() -> None:
+    runs = seeds_of("table-continual", "structured", [0.93, 0.92], "cl__accuracy", Part(datasets=("cifar10",)))
+    found = targets(records_of(*runs))
+    table = targets_table(found).splitlines()
+    assert "| Split-CIFAR-10: accuracy ≥ 92.27 % | 92.50 % | 2 of 3 | met so far |" in table
+    assert sum("Front, CIFAR-100" in line for line in table) == 2
+    summary = targets_summary(found).splitlines()
+    assert summary[2:] == ["| Split-CIFAR-10 | 1 of 1 | – | 2 of 3 |"]
+    assert targets_summary(targets(records_of())) == "None of them yet."
+    fewest = [Target("group", "a", "1 %", 3, met=True), Target("group", "b", "2 %", 1, met=False)]
+    assert targets_summary(fewest).splitlines()[2:] == ["| group | 1 of 2 | b (2 %) | 1 of 3 |"]
+
+
+def test_front_figure_has_whole_ensembles_only() -> None:
+    wanted = study("front", Part(datasets=("cifar10",)))
+    runs = [
+        front_run("single", 0.940, 0.20, 0.030),
+        front_run("deep ×2", 0.945, 0.18, 0.020, 2.0, **{"first__1__accuracy": 0.9}),
+        front_run("deep ×4", 0.948, 0.16, 0.010, 4.0),
+        front_run("structured ×4, 0.5", 0.935, 0.19, 0.011, 0.5, cal__ece15_t=0.005),
+        front_run("structured ×4, 2", 0.944, 0.17, 0.010, 2.0),
+    ]
+    assert front_figure(records_of(*runs[:1]), wanted) is None
+    figure = front_figure(records_of(*runs), wanted)
+    assert figure is not None
+    points = {  # what matplotlib drew, by the label of the line
+        own.get_label(): [(float(x), round(float(y), 6)) for x, y in own.lines[0].get_xydata()]
+        for own in figure.axes[0].containers
+    }
+    assert points == {
+        "single": [(1.0, 94.0)],
+        "deep": [(2.0, 94.5), (4.0, 94.8)],
+        "structured ×4": [(0.5, 93.5), (2.0, 94.4)],
+    }
+    after = front_figure(records_of(*runs), wanted, temperature=True)
+    assert after is not None
+    assert after.axes[2].containers[-1].lines[0].get_ydata()[0] == pytest.approx(0.5)
+    again = front_figure(records_of(*runs), wanted)
+    assert again is not None
+    assert as_svg(figure) == as_svg(again)
+
+
+def test_continual_pruning_figure_has_the_shares_that_were_run() -> None:
+    wanted = study("figure-continual-pruning", Part())
+    runs = [(runs_of_row(wanted, row)[0], {"cl__accuracy": value}) for row, value in (("0.1", 0.9), ("0.5", 0.92))]
+    assert pruning_figure(records_of(*runs[:1]), wanted) is None
+    figure = pruning_figure(records_of(*runs), wanted)
+    assert figure is not None
+    assert figure.axes[0].containers[0].lines[0].get_xdata() == pytest.approx([10, 50])
+
+
+# Wall time ------------------------------------------------------------------------------------------------------------
+
+
+def write_record(folder: Path, name: str, rows: list[dict[str, Any]], batch: int = 128) -> None:
+    settings = {"batch": batch, "prune": 0.5}
+    text = json.dumps({"settings": settings, "device": "NVIDIA H200", "rows": rows})
+    (folder / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def test_eager_time_is_steps_times_epochs_of_all_networks(tmp_path: Path) -> None:
+    deep = Experiment("cifar10", "resnet20", "deep", recipe="paper")
+    (tmp_path / deep.folder).mkdir()
+    (tmp_path / deep.folder / "history.csv").write_text("epoch,member\n0,0\n0,1\n1,0\n")  # one stopped early
+    learner = ContinualExperiment("cifar10", "half-vgg11", "naive")
+    done = {own.folder: finished(own, tmp_path) for own in (deep, learner)}
+    records = Records([Planned("a", deep), Planned("b", learner)], done)
+    steps = {("NVIDIA H200", Step("resnet20", 1, 32, "full")): 100.0}
+    first, second = wall_time_table(records, steps).splitlines()[2:]
+    # 45,000 images are 352 batches of 128; three epochs of them at 0.1 s a step
+    assert first == f"| `{deep.folder}` | 100 | 200 | 3 | graph | 100.0 | 106 | 1.1 |"
+    assert second.endswith("| not measured | – | – |")
+    # Of 1,000 samples, the last of eight batches is not full; all 50,000 images are 391
+    assert steps_per_epoch(replace(deep, limit=1000)) == 8
+    assert steps_per_epoch(replace(deep, validation=False)) == 391
+    other = {("NVIDIA L4", Step("resnet20", 1, 32, "full")): 100.0}
+    assert "not measured" in wall_time_table(records, other).splitlines()[2]
+
+
+def test_fastest_recorded_eager_step_counts_and_own_measurements_come_first(tmp_path: Path) -> None:
+    fleet = [
+        {"model": "resnet20", "members": 5, "name": "one full network, eager", "ms": 8.0},
+        {"model": "resnet20", "members": 5, "name": "eager loop", "ms": 45.0},
+        {"model": "resnet20", "members": 5, "name": "eager loop, bfloat16", "ms": 40.0},
+        {"model": "resnet20", "members": 5, "name": "ours, graph", "ms": 1.0},
+        {"model": "resnet32", "members": 1, "name": "one full network, eager", "ms": 26.0},
+        {"model": "vgg11", "members": 1, "name": "eager loop", "ms": None},
+    ]
+    write_record(tmp_path, "fleet-h200", fleet)
+    device = "NVIDIA H200"
+    full, half = (Step("resnet20", 1, 32, kind) for kind in ("full", "prune=0.5"))
+    wide = Step("resnet32", 1, 64, "full")
+    assert read_steps(tmp_path) == {(device, full): 8.0, (device, half): 8.0, (device, wide): 26.0}
+    rows = [{**vars(full), "precision": own, "ms": ms} for own, ms in (("float32", 8.5), ("bfloat16", 9.0))]
+    write_record(tmp_path, "eager-h200", rows)
+    write_record(tmp_path, "eager-trial", [{**vars(wide), "ms": 0.1}], batch=8)
+    assert read_steps(tmp_path) == {(device, full): 8.5, (device, half): 8.0, (device, wide): 26.0}
+
+
+def test_step_of_names_the_kind_of_training_step() -> None:
+    def kind(method: str, members: int = 5, **arguments: Any) -> str:
+        step = step_of(Experiment("cifar10", "resnet20", method, members=members, method_arguments=arguments))
+        assert step is not None
+        return step.kind
+
+    assert {kind("single", 1), kind("deep"), kind("snapshot", cycle=50)} == {"full"}
+    assert kind("structured", prune=0.5, scope="network") == kind("random", prune=0.5) == "prune=0.5"
+    assert kind("narrow", 4, memory=1.0, coupled=True) == "memory=1 of 4, coupled"
+    assert kind("structured", 4, memory=0.5) == "memory=0.5 of 4"
+    assert (kind("batch-ensemble", 4), kind("mc-dropout")) == ("batch-ensemble ×4", "mc-dropout")
+
+
+def test_eager_benchmark_covers_the_steps_of_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import torch
+
+    import eager
+
+    steps = eager.steps_of_the_queue()
+    assert {step_of(own.experiment) for own in PLANNED} - {None} == set(steps)
+    images, labels = torch.randn(2, 3, 32, 32), torch.tensor([0, 1])
+    sizes = {}
+    for kind in ("full", "prune=0.5", "batch-ensemble ×5", "mc-dropout"):
+        network = eager.network_of(steps[Step("resnet20", 1, 32, kind)])
+        before = [own.detach().clone() for own in network.parameters()]
+        eager.training_step(network.train(), images, labels, halved=False)()
+        assert any(not torch.equal(own, old) for own, old in zip(network.parameters(), before, strict=True))
+        sizes[kind] = sum(own.numel() for own in network.parameters())
+    assert sizes["prune=0.5"] < 0.55 * sizes["full"] == 0.55 * sizes["mc-dropout"] < sizes["batch-ensemble ×5"]
+    sys.modules.pop("eager")
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def test_filled_replaces_only_the_text_between_marks() -> None:
+    text = "a\n<!-- results: one -->\nold 1\n<!-- end -->\nb\n<!-- results: two -->\n<!-- end -->\nc\n"
+    new = filled(text, {"one": "| 1 |", "two": "2", "three": "3"})
+    assert new == (
+        "a\n<!-- results: one -->\n\n| 1 |\n\n<!-- end -->\nb\n<!-- results: two -->\n\n2\n\n<!-- end -->\nc\n"
+    )
+    assert filled(new, {"one": "| 1 |", "two": "2"}) == new
+    with pytest.raises(ValueError, match="no results named two"):
+        filled(text, {"one": ""})
+    with pytest.raises(ValueError, match="closed by"):
+        filled("<!-- results: one -->\n| 1 |\n", {"one": ""})
+
+
+def test_report_docs_repairs_edited_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(ROOT / "results", tmp_path / "results")
+    shutil.copytree(ROOT / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
+    text = (ROOT / README).read_text(encoding="utf-8")
+    line = next(own for own in text.splitlines() if own.startswith("| structured, layer |"))
+    (tmp_path / README).write_text(text.replace(line, "| structured, layer | 99.99 |"), encoding="utf-8")
+    assert main(["report", str(tmp_path / "results"), "--docs"]) == 0
+    assert "docs/results.md" in capsys.readouterr().out
+    assert (tmp_path / README).read_text(encoding="utf-8") == text
+    assert (tmp_path / "docs" / "results.md").read_bytes() == (ROOT / "docs" / "results.md").read_bytes()
+
+
+def test_report_docs_needs_the_results_folder_of_a_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path), "--docs"]) != 0
+    assert "--docs takes one folder" in capsys.readouterr().err
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "queue.yaml").write_text("")
+    assert main(["report", str(tmp_path / "results"), "--docs"]) != 0
+    assert "has no README.md" in capsys.readouterr().err
+    assert not (tmp_path / "docs").exists()

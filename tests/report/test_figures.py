@@ -1,0 +1,121 @@
+"""Reliability diagrams, the style of every method, and figures as files."""
+
+import io
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex, to_rgb
+from PIL import Image
+from sklearn.calibration import calibration_curve
+
+from structured_ensembles.methods import METHODS
+from structured_ensembles.report.figures import as_png, as_svg, entropy_histogram, reliability, reliability_of
+from structured_ensembles.report.style import STYLE, styles
+
+# Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
+EYES = {
+    "usual": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+TO_XYZ = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+
+
+@pytest.mark.parametrize("eye", EYES)
+def test_method_styles_differ_in_colour_vision_deficiency_and_grey(eye: str) -> None:
+    assert set(STYLE) == set(METHODS)
+    assert len({marker for _, marker in STYLE.values()}) == len(STYLE)
+    seen = {name: lab(np.array(EYES[eye]) @ linear(colour)) for name, (colour, _) in STYLE.items()}
+    for one, other in combinations(seen, 2):
+        assert np.linalg.norm(seen[one] - seen[other]) > 15, (one, other)  # about 2 can just be noticed
+    for name, colour in seen.items():
+        assert colour[0] < 80, name  # lightness; thin lines of Okabe and Ito's yellow (90) are lost on white
+
+
+def test_names_have_the_style_of_their_method_and_no_two_are_equal() -> None:
+    names = ["deep ensemble of 5", "structured, p=0.5", "structured", "deeper", "one network", "mc_dropout"]
+    found = styles(names)
+    assert list(found) == names
+    assert found["structured"] == STYLE["structured"]
+    assert found["deep ensemble of 5"] == STYLE["deep"]
+    assert found["mc_dropout"] == STYLE["mc-dropout"]
+    assert len(set(found.values())) == len(names)
+    others = {found[name] for name in ("structured, p=0.5", "deeper", "one network")}
+    assert not others & set(STYLE.values())
+    assert found["structured, p=0.5"][0] == found["structured"][0]  # a variant has the method's colour
+    assert len({colour for colour, _ in found.values()}) == len(names) - 1  # while there are colours left
+    many = styles([*METHODS, *(f"other {index}" for index in range(40))])
+    assert len(set(many.values())) == 49
+    assert styles(["deep", "structured"])["structured"] == styles(["structured"])["structured"]
+
+
+def test_reliability_equals_scikit_learn() -> None:
+    generator = torch.Generator().manual_seed(0)
+    curves = []
+    for name in METHODS:
+        confidence = torch.rand(2000, generator=generator).double()
+        curves.append((name, confidence, torch.rand(2000, generator=generator) < confidence**2))
+    axis = reliability_of(curves, bins=8).axes[0]
+    drawn = {line.get_label(): line for line in axis.lines}
+    assert list(drawn) == ["perfect", *METHODS]
+    for name, confidence, correct in curves:
+        accuracy, mean = calibration_curve(correct.numpy(), confidence.numpy(), n_bins=8)
+        assert drawn[name].get_xdata() == pytest.approx(mean)
+        assert drawn[name].get_ydata() == pytest.approx(accuracy)
+        assert (drawn[name].get_color(), drawn[name].get_marker()) == STYLE[name]
+
+
+def test_reliability_of_probabilities_uses_their_maximum() -> None:
+    probabilities = torch.rand(500, 4).softmax(-1)
+    targets = torch.randint(4, (500,))
+    confidence, labels = probabilities.max(-1)
+    one = reliability([("deep", probabilities, targets)]).axes[0].lines[1]
+    other = reliability_of([("deep", confidence, labels == targets)]).axes[0].lines[1]
+    assert one.get_xydata() == pytest.approx(other.get_xydata())
+    assert len(one.get_xydata()) > 0
+
+
+def test_reliability_skips_bins_of_fewer_than_five() -> None:
+    confidence = torch.tensor([0.55] * 5 + [0.95] * 4)
+    correct = torch.tensor([True, True, True, False, False] + [True] * 4)
+    figure = reliability_of([("deep", confidence, correct), ("single", confidence[5:], correct[5:])])
+    _, line, empty = figure.axes[0].lines
+    assert line.get_xydata() == pytest.approx(np.array([[0.55, 0.6]]))
+    assert len(empty.get_xydata()) == 0
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown == ["perfect", "deep", "single (too few samples)"]
+    assert as_svg(figure).startswith("<svg")
+    with pytest.raises(ValueError, match="curves holds no value to draw"):
+        reliability_of([])
+
+
+def test_entropy_histogram_separates_correct_and_wrong_predictions() -> None:
+    entropy, correct = torch.tensor([0.1, 0.2, 1.0, 1.5]), torch.tensor([True, True, True, False])
+    figure = entropy_histogram(entropy, correct, 0.75)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["right (3)", "wrong (1)", "discard above"]
+    figure = entropy_histogram(entropy[:3], correct[:3], None)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["right (3)"]
+
+
+def test_png_has_150_dots_per_inch() -> None:
+    figure = reliability_of([("deep", torch.rand(50), torch.rand(50) < 0.5)])
+    inches = figure.get_size_inches()
+    with Image.open(io.BytesIO(as_png(figure))) as picture:
+        assert picture.size == pytest.approx(tuple(150 * inches), abs=1)
+        assert picture.format == "PNG"
+    assert "Software" not in as_png(figure).decode("latin-1")  # the version of matplotlib would be in it
+
+
+def linear(colour: str) -> np.ndarray:
+    rgb = np.array(to_rgb(to_hex(colour)))
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    """Convert linear RGB to CIELAB under D65."""
+    xyz = np.array(TO_XYZ) @ rgb.clip(0, 1) / [0.95047, 1, 1.08883]
+    root = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
+    return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])

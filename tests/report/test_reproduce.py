@@ -1,0 +1,402 @@
+"""sens reproduce: the runs of each table, shared between tables, done once, beside the paper's figures."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load
+
+import structured_ensembles as se
+from structured_ensembles.cli.main import main
+from structured_ensembles.evaluation import CORRUPTIONS
+from structured_ensembles.paper.carry_out import is_complete
+from structured_ensembles.paper.catalogue import study, study_names
+from structured_ensembles.paper.studies import Part, figure_of
+from structured_ensembles.report.page import grouped
+from structured_ensembles.report.pictures import _of_all, front_points, pictures
+from structured_ensembles.runs.evaluations import read_figures
+from structured_ensembles.runs.experiment import Experiment, Request, measure_experiment
+from structured_ensembles.runs.finished import Finished, read_run
+from structured_ensembles.runs.ingredients import read_data
+
+STRUCTURED = ("structured, layer", "structured, network")
+
+
+def test_every_published_cell_has_runs() -> None:
+    accuracy = study("table-accuracy", Part())
+    published_rows = {"single", "deep", "snapshot", "batch-ensemble", "mc-dropout", *STRUCTURED}
+    assert set(accuracy.paper) == {key for key in accuracy.sources if key[0] in published_rows}
+    assert {"random", "magnitude", "narrow"} <= set(accuracy.rows)
+    runs, figure = accuracy.sources["structured, layer", "svhn/vgg11"]
+    assert figure == "cls/accuracy"
+    assert [run.seed for run in runs] == [0, 1, 2]
+    assert runs[0].recipe == "paper"
+    assert runs[0].changes == {"rate": 0.01, "patience": 5}  # VGG, and SVHN
+    assert runs[0].method_arguments == {"prune": 0.5}
+    snapshot, _ = accuracy.sources["snapshot", "cifar10/resnet20"]
+    assert snapshot[0].method_arguments == {"cycle": 50}
+    pruning = study("table-pruning", Part())
+    assert pruning.paper["0.3, layer", "size/overhead"] == pruning.paper["0.3, network", "size/overhead"]
+    initial = study("table-initialization", Part())
+    for found in (pruning, initial):
+        assert {run.method_arguments.get("scope", "layer") for run in found.experiments} == {"layer", "network"}
+        assert len(found.experiments) == 30
+        assert found.rules == ("mean", "logits")
+    # The same setting is one run, whatever table it is in.
+    main = accuracy.sources["structured, layer", "cifar10/resnet20"][0]
+    assert pruning.sources["0.5, layer", "cal/ece"][0] == initial.sources["N(0,1), layer", "cal/ece"][0] == main
+
+
+def test_main_tables_have_both_scopes_and_both_rules() -> None:
+    for name in ("table-accuracy", "table-ece", "table-diversity", "table-uncertainty"):
+        found = study(name, Part())
+        assert found.rules == ("mean", "logits")
+        column = next(column for row, column in found.paper if row == "structured, layer")
+        layer, network = (found.sources[row, column][0][0].method_arguments for row in STRUCTURED)
+        assert {**layer, "scope": "network"} == network == {"prune": 0.5, "scope": "network"}
+        assert found.paper[STRUCTURED[0], column] is found.paper[STRUCTURED[1], column]
+
+
+def test_vgg_tables_include_rescaled_members() -> None:
+    found = study("table-accuracy", Part())
+    rescaled = [row for row in found.rows if row.endswith(", rescaled")]
+    assert rescaled == [f"{row}, rescaled" for row in (*STRUCTURED, "random", "magnitude")]
+    for row in rescaled:
+        plain = row.removesuffix(", rescaled")
+        columns = {column for own, column in found.sources if own == row}
+        assert columns == {column for column in found.columns if "vgg" in column}
+        one, other = (found.sources[own, "cifar100/vgg11"][0][0] for own in (plain, row))
+        assert {**one.method_arguments, "rescale": True} == other.method_arguments
+    assert not any(row in rescaled for row, _ in found.paper)
+    assert not any("rescaled" in row for row in study("table-ece", Part()).rows)  # of ResNets
+    assert any("rescaled" in row for row in study("table-diversity", Part(models=("vgg11",))).rows)
+
+
+def test_studies_share_equal_runs() -> None:
+    names = ("table-accuracy", "table-ece", "table-diversity", "table-uncertainty", "figure-memory")
+    folders = [{run.folder for run in study(name, Part()).experiments} for name in names]
+    assert all(own <= folders[0] for own in folders[1:])
+
+
+def test_part_restricts_a_study() -> None:
+    part = Part(datasets=("cifar10",), models=("resnet20",), methods=("structured",), seeds=(4,), epochs=7, limit=500)
+    found = study("table-accuracy", part)
+    assert found.rows == STRUCTURED
+    run, _ = found.experiments
+    assert (run.dataset, run.model, run.seed, run.changes["epochs"], run.limit) == ("cifar10", "resnet20", 4, 7, 500)
+    elsewhere = study("table-accuracy", Part(datasets=("mnist",), models=("lenet5",), seeds=(0,)))
+    assert elsewhere.columns == ("mnist/lenet5",)
+    assert not elsewhere.paper
+    with pytest.raises(ValueError, match="name must be one of table-accuracy"):
+        study("table-everything", Part())
+
+
+def test_table_columns_are_figures_of_evaluate() -> None:
+    assert figure_of("fgsm-0.02/cls/accuracy") == "adv/fgsm@0.02"
+    assert figure_of("fgsm-0.5/unc/filtered_accuracy") == "adv/fgsm@0.5/filtered_accuracy"
+    assert figure_of("corruptions-5/unc/discarded") == "cor/mean@5/discarded"
+    assert figure_of("div/cc") == "div/cc"
+
+
+def test_every_experiment_has_its_own_folder() -> None:
+    runs = [run for name in study_names() for run in study(name, Part()).experiments]
+    configs = {json.dumps(run.config(), sort_keys=True) for run in runs}
+    assert len({run.folder for run in runs}) == len(configs)
+    assert all("/" not in run.folder and len(run.folder) < 200 for run in runs)
+
+
+def test_request_names_its_missing_figures() -> None:
+    request = Request(fgsm=(0.02, 0.5), corruptions=True, severities=(3, 5))
+    names = ["mean", "extra_mean", *CORRUPTIONS]
+    three, five = ({f"cor/{name}@{own}": 0.4 for name in names} for own in (3, 5))
+    figures = {"adv/fgsm@0.02": 0.5, **three}
+    assert request.missing(figures) == Request((0.5,), True, (5,))
+    assert request.missing({**figures, "adv/fgsm@0.5": 0.1, **five}) == Request((), False, ())
+    some = {"adv/fgsm@0.5": 0.1, "cor/fog@5": 0.1, "cor/mean@5": 0.1}  # sens evaluate --corruptions fog
+    assert request.missing({**figures, **some}) == Request((), True, (5,))
+    del five["cor/saturate@5"]  # grey images have no saturation
+    whole = {**figures, "adv/fgsm@0.5": 0.1, **five}
+    assert request.missing(whole) == Request((), False, ())
+    assert request.missing(whole, official=True) == Request((), True, (3, 5))
+    official = {name.replace("cor/", "official/"): value for name, value in whole.items()}
+    assert request.missing(official, official=True) == request.missing(official) == Request((), False, ())
+    del five["cor/extra_mean@5"]  # of an earlier version, whose mean was over all nineteen
+    assert request.missing({**figures, "adv/fgsm@0.5": 0.1, **five}) == Request((), True, (5,))
+
+
+def test_corruption_figure_shows_means_over_corruptions(reproduced: Path) -> None:
+    run = next(iter((reproduced / "runs").glob("*-deep-*")))
+    whole = read_run(run)
+    some = {name: own for name, own in whole.figures.items() if not name.startswith("cor/") or "fog@" in name}
+    some |= {"cor/mean@3": 0.99, "cor/mean@5": 0.99}  # sens evaluate --corruptions fog
+    drawn = [
+        {picture.name for picture in pictures({"deep": [Finished(run, whole.config, whole.result, figures)]})}
+        for figures in (whole.figures, some)
+    ]
+    assert drawn[0] - drawn[1] == {"corruptions"}
+    official = {name.replace("cor/", "official/"): own for name, own in whole.figures.items()}
+    for figures, origin in ((whole.figures, "The ice of frost is ours too"), (official, "The official corrupted")):
+        curves = _of_all({"deep": [Finished(run, whole.config, whole.result, figures)]})[-1]
+        assert (curves.name, "15 standard corruptions" in curves.caption) == ("corruptions", True)
+        assert origin in curves.caption
+
+
+def test_limit_reduces_training_samples() -> None:
+    assert len(read_data("digits", None, 0, 100).train) == 100
+    assert len(read_data("digits", None, 0, 10**9).train) == len(read_data("digits", None, 0).train)
+    with pytest.raises(ValueError, match="limit must be at least 1"):
+        read_data("digits", None, 0, 0)
+
+
+def toy(model: torch.nn.Module, data: se.Data, members: int = 5, **settings: object) -> se.Ensemble:
+    """Return one untrained network, as a user's method."""
+    ensemble = se.Ensemble([model])
+    ensemble.adopt(data)
+    return ensemble
+
+
+def failing(model: torch.nn.Module, data: se.Data, **settings: object) -> se.Ensemble:
+    raise RuntimeError("there is no method to it")
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("reproduce")
+    options = ["--smoke", "--seeds", "0", "1", "--out", str(out), "--backend", "sequential", "--quiet"]
+    assert main(["reproduce", "table-uncertainty", "--method", "single", "structured", "deep", *options]) == 0
+    return out / "smoke"
+
+
+def test_study_writes_tables_and_figures(reproduced: Path) -> None:
+    folder = reproduced / "table-uncertainty"
+    text = (folder / "report.md").read_text()
+    assert text.count("\n| structured, layer") == text.count("\n| structured, network") == 2  # one for each rule
+    assert "Trained in float32." in text
+    assert "±" in text
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") >= 7
+    assert not re.search(r"<(script|link|img)[^>]*(src|href)=.http", page)  # self-contained
+    names = {path.stem.removeprefix("digits-lenet5-") for path in (folder / "figures").glob("*.png")}
+    assert {"overhead", "front-parameters", "corruptions", "reliability", "discarding", "entropy", "kept"} <= names
+
+
+def test_table_numbers_equal_the_runs_figures(reproduced: Path) -> None:
+    found = study("table-uncertainty", Part(methods=("structured",), seeds=(0, 1), smoke=True))
+    runs, figure = found.sources["structured, network", "fgsm-0.02/unc/filtered_accuracy"]
+    text = (reproduced / "table-uncertainty" / "report.md").read_text()
+    tables = text.partition("\n## Figures")[0].split("\n## ")[1:]
+    assert [table.splitlines()[0].partition(",")[0] for table in tables] == [
+        "Combined by the mean of probabilities",
+        "Combined by the softmax of the mean logits",
+    ]
+    shown = []
+    for rule, table in zip(("mean", "logits"), tables, strict=True):
+        values = [read_run(reproduced / "runs" / run.folder).combined_by(rule)[figure] for run in runs]
+        mean, spread = 50 * sum(values), 100 * abs(values[0] - values[1]) / 2**0.5
+        row = next(line for line in table.splitlines() if line.startswith("| structured, network"))
+        shown.append(f"{mean:.2f} ± {spread:.2f}")
+        assert shown[-1] in row.replace("**", "")
+    assert shown[0] != shown[1]
+
+
+def test_both_rules_share_one_forward_pass(reproduced: Path) -> None:
+    """Each file equals `evaluate` by its rule alone, thresholds of attacks and corruptions included."""
+    part = Part(methods=("structured",), seeds=(0,), smoke=True)
+    run = study("table-uncertainty", part).sources["structured, layer", "fgsm-0.02/cls/accuracy"][0][0]
+    folder = reproduced / "runs" / run.folder
+    ensemble, data = se.Ensemble.load(folder / "ensemble.safetensors"), read_data("digits", None, 0)
+    for rule in ("mean", "logits"):
+        figures = read_figures(folder / f"evaluation-test-{rule}.json")
+        alone = se.evaluate(ensemble, data, combine=rule, fgsm=(0.02,))
+        assert {name: figures[name] for name in alone} == pytest.approx(alone)
+        assert "cor/mean@5/discarded" in figures
+        assert "size/overhead" in figures
+    assert is_complete(run, folder, Request(fgsm=(0.02,)))
+
+
+def test_runs_of_earlier_versions_are_evaluated_by_the_second_rule(reproduced: Path, tmp_path: Path) -> None:
+    run = study("table-uncertainty", Part(methods=("deep",), seeds=(1,), smoke=True)).experiments[0]
+    folder = tmp_path / run.folder
+    shutil.copytree(reproduced / "runs" / run.folder, folder)
+    path = folder / "evaluation-test-logits.json"
+    before = read_figures(path)
+    path.unlink()
+    assert read_run(folder).combined_by("logits") == {}
+    assert not is_complete(run, folder, Request())
+    assert measure_experiment(folder, Request(), device="cpu")[1]
+    assert is_complete(run, folder, Request())
+    assert not is_complete(run, folder, Request(fgsm=(0.02,)))  # known of the mean alone
+    found = read_figures(path)
+    assert found == pytest.approx({name: before[name] for name in found})
+
+
+def test_second_reproduce_runs_nothing(reproduced: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (reproduced / "runs").rglob("*") if path.is_file()}
+    options = ["--smoke", "--seeds", "0", "1", "--out", str(reproduced.parent), "--quiet"]
+    assert main(["reproduce", "table-uncertainty", "--method", "single", "structured", "deep", *options]) == 0
+    assert "nothing new to run" in capsys.readouterr().out
+    # Another table of the same runs trains nothing either.
+    assert main(["reproduce", "table-accuracy", "--method", "structured", *options]) == 0
+    assert "nothing new to run" in capsys.readouterr().out
+    assert before == {path: path.stat().st_mtime_ns for path in (reproduced / "runs").rglob("*") if path.is_file()}
+
+
+def test_user_method_is_a_row_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
+    assert main(["reproduce", "table-accuracy", "--method", "tests.report.test_reproduce:toy", "single", *options]) == 0
+    assert "| tests.report.test_reproduce:toy |" in capsys.readouterr().out
+
+
+def test_failing_run_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
+    assert main(["reproduce", "table-accuracy", "--method", "single", f"{__name__}:failing", *options]) == 1
+    captured = capsys.readouterr()
+    assert "failed" in captured.err
+    assert "there is no method to it" in captured.err
+    assert "| tests.report.test_reproduce:failing | – |" in captured.out
+    assert "| single | –" not in captured.out
+
+
+def test_front_has_every_number_of_members(reproduced: Path) -> None:
+    runs = [
+        read_run(reproduced / "runs" / run.folder)
+        for run in study(
+            "table-uncertainty", Part(methods=("single", "structured"), seeds=(0,), smoke=True)
+        ).experiments[:2]
+    ]
+    points = front_points({run.label: [run] for run in runs}, "parameters")
+    single = [point for point in points if point.method == "single"]
+    structured = [point for point in points if point.method.startswith("structured")]
+    assert [point.memory for point in single] == [1.0]
+    assert [point.label for point in structured] == ["N=1", "N=2", "N=3"]
+    whole = runs[1].figures
+    assert structured[-1].memory == pytest.approx(whole["size/overhead"])
+    assert list(structured[-1].accuracy) == [pytest.approx(whole["cls/accuracy"])]
+    assert structured[0].memory == pytest.approx(whole["size/overhead"] / 3)
+
+
+def test_report_accepts_any_run_folders(reproduced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = sorted((reproduced / "runs").iterdir())
+    assert main(["report", *map(str, runs), "--out", str(tmp_path / "report")]) == 0
+    text = capsys.readouterr().out
+    assert "digits/lenet5" in text
+    assert (tmp_path / "report" / "report.html").exists()
+    assert f"{len(runs)} runs, mean" in text
+    assert main(["report", str(runs[0]), str(runs[0]), "--out", str(tmp_path / "twice")]) == 0
+    assert "1 run, mean" in capsys.readouterr().out
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "other")]) == 2
+    assert "not a run folder" in capsys.readouterr().err
+
+
+def test_report_separates_runs_that_differ_in_more_than_the_seed() -> None:
+    def run(seed: int, folder: str = "a", **more: object) -> Finished:
+        config = Experiment("digits", "lenet5", "deep", seed=seed, **more).config()  # type: ignore[arg-type]
+        return Finished(Path(folder), config, {}, {})
+
+    runs = [run(0), run(1), run(0, "copy"), run(0, members=3), run(0, changes={"epochs": 9})]
+    (found,) = grouped(runs).values()
+    assert {label: len(own) for label, own in found.items()} == {
+        "deep, epochs=None, members=5": 2,
+        "deep, epochs=None, members=3": 1,
+        "deep, epochs=9, members=5": 1,
+    }
+    assert list(grouped(runs[:3]).values()) == [{"deep": runs[:2]}]
+
+
+def test_damaged_evaluation_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "evaluation-test-mean.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"is damaged.*delete it"):
+        read_figures(path)
+    assert not is_complete(Experiment("digits", "lenet5", "single"), tmp_path, Request())
+
+
+def test_damaged_samples_file_is_measured_again(reproduced: Path, tmp_path: Path) -> None:
+    run = study("table-uncertainty", Part(methods=("deep",), seeds=(1,), smoke=True)).experiments[0]
+    folder = tmp_path / run.folder
+    shutil.copytree(reproduced / "runs" / run.folder, folder)
+    request = Request()
+    assert is_complete(run, folder, request)
+    path = folder / "samples.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:50])
+    with pytest.warns(UserWarning, match="samples.safetensors is damaged"):
+        assert not is_complete(run, folder, request)
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert read_run(folder).samples == {}
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert measure_experiment(folder, request, device="cpu")[1]
+    assert is_complete(run, folder, request)
+    assert torch.equal(load(whole)["confidence"], read_run(folder).samples["confidence"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "nope"], "method must be one of single"),
+        (["--dataset", "digits", "--model", "nope"], "model must be one of"),
+        (["--dataset", "nope"], "dataset must be one of 'digits', 'mnist'"),
+        (["--dataset", "nope:nope"], "cannot be imported"),
+    ],
+)
+def test_unknown_names_are_errors_before_any_work(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "table-accuracy", *options, "--out", str(tmp_path / "out")]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
+    assert not (tmp_path / "out").exists()  # before any work
+
+
+def test_experiment_round_trips_through_its_configuration() -> None:
+    experiment = Experiment("digits", "lenet5", "structured", method_arguments={"prune": 0.5})
+    assert "limit" not in experiment.config()
+    assert Experiment(**experiment.config()).folder == experiment.folder
+
+
+def test_continual_studies_have_the_papers_cells_and_settings() -> None:
+    accuracy = study("table-continual", Part())
+    assert len(accuracy.paper) == 18
+    runs, figure = accuracy.sources["supsup", "cifar100/half-vgg11"]
+    assert figure == "cl/accuracy"
+    assert runs[0].config()["tasks"] == 10
+    assert runs[0].config()["method_arguments"] == {"epochs": 50}
+    ablation = study("table-continual-ablation", Part())
+    found, _ = ablation.sources["network-soft", "cifar10/half-vgg11"]
+    assert found[0].method_arguments == {"scope": "network", "extraction": "soft"}
+    overhead = study("table-continual-overhead", Part())
+    assert overhead.rows == ("single", "supsup", "pruning", "batch-ensemble", "structured")
+    # (M - 1)·b floats; M·b binary values; 165 and 2,499 factors, 142 and 1,376 neurons per task
+    expected = {
+        "single": (-1, 1, 0, -1, 1, 0),
+        "supsup": (0, 0, 1, 0, 0, 1),
+        "pruning": (0, 0, 1, 0, 0, 1),
+        "batch-ensemble": (0, 165 / 50_550, 0, 0, 2_499 / 2_304_864, 0),
+        "structured": (0, 0, 142 / 50_550, 0, 0, 1_376 / 2_304_864),
+    }
+    for row, values in expected.items():
+        assert [overhead.counted[row, column][0] for column in overhead.columns] == pytest.approx(values)
+    assert overhead.paper["structured", "half-vgg11/size/binaries_per_task"].below
+    memory = study("table-continual-memory", Part())
+    assert not memory.experiments
+    differing = {key for key, cell in memory.paper.items() if memory.counted[key] != [cell.value]}
+    assert differing == {("batch-ensemble", "lenet5/size/bits_per_task")}  # 165 factors, of which the paper prints 164
+
+
+def test_reproduce_smoke_writes_continual_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
+    assert main(["reproduce", "table-continual", "--method", "structured", "naive", "--epochs", "1", *options]) == 0
+    assert "| structured |" in capsys.readouterr().out
+    folder = tmp_path / "smoke" / "table-continual"
+    names = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert {"digits-lenet5-memory", "digits-lenet5-matrix-naive", "digits-lenet5-capacity"} <= names
+    assert main(["reproduce", "table-continual", "--method", "structured", "naive", "--epochs", "1", *options]) == 0
+    assert "nothing new to run" in capsys.readouterr().out
+    assert main(["reproduce", "table-continual-overhead", *options]) == 0
+    assert "lenet5 binary values per task / b" in capsys.readouterr().out
+    assert main(["reproduce", "table-continual-memory", *options]) == 0
+    assert "10,560 (10,496¹)" in capsys.readouterr().out

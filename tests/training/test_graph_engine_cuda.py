@@ -1,0 +1,234 @@
+"""Training in CUDA graphs: the losses of the plain loop, bounded memory, and a fallback where a capture fails."""
+
+import gc
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import structured_ensembles as se
+from structured_ensembles.cuda import batch_norm
+from tests.support.networks import Sparse, small_networks
+
+pytestmark = pytest.mark.cuda
+
+
+@pytest.mark.usefixtures("without_tf32")
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_graph_and_loop_losses_agree_over_100_steps(optimizer: str) -> None:
+    data = se.load_data("digits")
+    recipe = se.Recipe(epochs=10, rate=0.01, optimizer=optimizer, augmentation="crop", batch_size=128)
+    losses = {}
+    for engine in ("graph", "loop"):
+        ensemble = se.Ensemble(small_networks())
+        execution = se.Execution(engine=engine, precision="float32")
+        history = se.train(ensemble, data, recipe, execution=execution, quiet=True)
+        losses[engine] = [row["loss"] for row in history.rows]
+    assert data.num_batches("train", 128) * 10 >= 100
+    assert losses["graph"] == pytest.approx(losses["loop"], rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_member_of_a_graph_equals_the_network_trained_alone(dropout: float) -> None:
+    data = se.load_data("digits")
+    recipe = se.Recipe(epochs=4, rate=0.02, patience=1)
+    fleet = se.Ensemble(small_networks(dropout=dropout))
+    history = se.train(fleet, data, recipe, seed=3, quiet=True)
+    for number, network in enumerate(small_networks(dropout=dropout)):
+        alone = se.train(se.Ensemble([network]), data, recipe, seed=3, numbers=[number], quiet=True)
+        assert [row["loss"] for row in alone.rows] == pytest.approx(
+            [row["loss"] for row in history.of(number)], rel=1e-3
+        )
+    again = se.train(se.Ensemble(small_networks(dropout=dropout)), data, recipe, seed=3, quiet=True)
+    assert [row["loss"] for row in again.rows] == [row["loss"] for row in history.rows]
+
+
+def memory_of(data: se.Data, members: int, **execution: object) -> float:
+    """Return the peak of bytes that training reserves on the GPU, besides those allocated before."""
+    ensemble = se.Ensemble([se.zoo.resnet20(in_channels=1) for _ in range(members)])
+    before = from_scratch()
+    recipe = se.Recipe(epochs=2, batch_size=1024)
+    se.train(ensemble, data, recipe, execution=se.Execution(**execution), quiet=True)
+    return torch.cuda.max_memory_reserved() - before
+
+
+def from_scratch() -> int:
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def test_training_releases_its_gpu_memory() -> None:
+    data = se.load_data("digits")
+    memory_of(data, 3)  # what is done once
+    from_scratch()
+    before = torch.cuda.memory_reserved()
+    memory_of(data, 3)
+    left = torch.cuda.memory_allocated()
+    assert left - from_scratch() < 80 * 2**20  # cuBLAS's, for the stream of the caller
+    assert torch.cuda.memory_reserved() - before < 25 * 2**20  # a segment that is not quite empty
+
+
+def test_one_stream_reserves_at_most_1_3_times_the_memory_of_the_loop() -> None:
+    data = se.load_data("digits")
+    loop, one, all_five = (memory_of(data, 5, **how) for how in ({"engine": "loop"}, {"streams": 1}, {}))
+    assert one <= 1.3 * loop
+    assert one < 0.5 * all_five
+
+
+def test_all_streams_allocate_at_most_1_3_times_the_memory_of_the_loop() -> None:
+    """By `max_memory_allocated`, which counts the tensors of a graph only during its capture."""
+    data, living = se.load_data("digits"), []
+    for how in ({"engine": "loop"}, {}):
+        memory_of(data, 5, **how)
+        living.append(torch.cuda.max_memory_allocated())
+    assert living[1] <= 1.3 * living[0]
+
+
+def test_fewer_members_run_in_parallel_if_memory_is_short() -> None:
+    def history() -> se.History:
+        torch.manual_seed(0)
+        ensemble = se.Ensemble([se.zoo.resnet20(in_channels=1) for _ in range(5)])
+        return se.train(ensemble, data, recipe, quiet=True)
+
+    data, recipe = se.load_data("digits"), se.Recipe(epochs=2, batch_size=1024)
+    all_five, one = memory_of(data, 5), memory_of(data, 5, streams=1)
+    expected = [row["loss"] for row in history().rows]
+    from_scratch()
+    enough = torch.cuda.memory_reserved() + one + 0.7 * (all_five - one)  # three fit
+    torch.cuda.set_per_process_memory_fraction(enough / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        found = history()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "not enough memory for 5 members at a time" in found.fallbacks[0]
+    assert found.engine == "graph"
+    assert [row["loss"] for row in found.rows] == pytest.approx(expected, rel=1e-3)
+
+
+def test_losses_do_not_depend_on_the_number_of_streams() -> None:
+    data = se.load_data("digits")
+    losses = []
+    for streams in (None, 2, 1):
+        recipe, execution = se.Recipe(epochs=2, rate=0.02), se.Execution(streams=streams)
+        history = se.train(se.Ensemble(small_networks()), data, recipe, execution=execution, quiet=True)
+        losses.append([row["loss"] for row in history.rows])
+    assert losses[0] == losses[1] == losses[2]
+
+
+class Unkind(nn.Module):
+    """Fail only while a capture is under way."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("not in a graph")
+        return self.inner(x)
+
+
+def test_failed_capture_leaves_streams_and_generators_usable() -> None:
+    data = se.load_data("digits")
+    ensemble = se.Ensemble([Unkind(network) for network in small_networks(2, dropout=0.3)])
+    history = se.train(ensemble, data, se.Recipe(epochs=2, rate=0.02), quiet=True)
+    assert "training goes on without a CUDA graph" in history.fallbacks[-1]
+    assert history.engine == "loop"
+    assert history.rows[-1]["loss"] < history.rows[0]["loss"]
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    torch.rand(3, device="cuda")
+    again = se.train(se.Ensemble(small_networks(2, dropout=0.3)), data, se.Recipe(epochs=2, rate=0.02), quiet=True)
+    assert again.rows[-1]["loss"] < again.rows[0]["loss"]
+
+
+class Impossible(nn.Module):
+    """Use the host in a way that a graph cannot hold."""
+
+    def __init__(self, inner: nn.Module, how: str) -> None:
+        super().__init__()
+        self.inner, self.how, self.calls = inner, how, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = self.inner(x)
+        if self.how == "waits":
+            return outputs * (1.0 if float(outputs.detach().sum()) != 0.5 else 2.0)
+        if self.how == "counts":
+            self.calls += 1
+            return outputs
+        return outputs * (1 + 0.01 * random.random())
+
+
+@pytest.mark.parametrize("how", ["waits", "counts", "draws"])
+def test_uncapturable_networks_fall_back_to_the_loop(how: str) -> None:
+    data = se.load_data("digits")
+    ensemble = se.Ensemble([Impossible(network, how) for network in small_networks(2, dropout=0.3)])
+    history = se.train(ensemble, data, se.Recipe(epochs=3, rate=0.02), quiet=True)
+    assert "training goes on without a CUDA graph" in history.fallbacks[-1]
+    assert history.engine == "loop"
+    assert history.rows[-1]["loss"] < history.rows[0]["loss"]
+
+
+def test_compiled_fleet_has_the_losses_of_an_uncompiled_one() -> None:
+    data = se.load_data("digits")
+    losses = []
+    for compiled in (False, True):
+        ensemble = se.Ensemble(small_networks())
+        recipe, execution = se.Recipe(epochs=3, rate=0.02), se.Execution(compile=compiled)
+        history = se.train(ensemble, data, recipe, execution=execution, quiet=True)
+        losses.append([row["loss"] for row in history.rows])
+    assert losses[0] == pytest.approx(losses[1], rel=2e-2)
+
+
+def test_resnet_sums_and_relus_are_fused_into_batch_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = []
+
+    def watched(
+        x: torch.Tensor, module: nn.BatchNorm2d, other: object = None, relu: bool = False, **more: bool
+    ) -> object:
+        joined.append((other is not None, relu))
+        return plain(x, module, other, relu, **more)
+
+    plain = batch_norm.batch_norm
+    monkeypatch.setattr(batch_norm, "batch_norm", watched)
+    recipe = se.Recipe(epochs=1, batch_size=1600)
+    se.train(se.Ensemble([se.zoo.resnet20(in_channels=1)]), se.load_data("digits"), recipe, quiet=True)
+    assert joined == ([(False, True)] + [(False, True), (True, True)] * 9) * 3  # to warm up twice, to be captured
+
+
+def test_channel_padding_does_not_change_the_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    from structured_ensembles.training import graph_engine as engine
+
+    data = se.load_data("digits")
+    torch.manual_seed(0)
+    base = se.zoo.resnet20(in_channels=1)
+    traced = se.trace(base, data.example())
+    subnets = se.select(traced, prune=0.8, selection="random", members=2)
+    found, numbers = [], []
+    fitting = engine.padded_shapes
+    for padded in (True, False):
+
+        def shapes(*arguments: object, padded: bool = padded) -> dict[str, tuple[int, ...]]:
+            own = fitting(*arguments) if padded else {}
+            numbers.append(len(own))
+            return own
+
+        monkeypatch.setattr(engine, "padded_shapes", shapes)
+        ensemble = se.Ensemble([se.extract(base, traced, subnet) for subnet in subnets])
+        recipe = se.Recipe(epochs=2, warmup=0, rate=1e-3, augmentation="none")  # so low that rounding does not grow
+        history = se.train(ensemble, data, recipe, quiet=True)
+        found.append([row[name] for row in history.rows for name in ("loss", "validation_loss")])
+        assert ensemble.members[0].layer1[0].conv1.weight.shape == (4, 16, 3, 3)
+    assert numbers == [18, 0]  # asked once for two members that look alike
+    assert found[0] == pytest.approx(found[1], rel=0.02)  # bfloat16, other kernels
+
+
+def test_sparse_gradients_train_in_the_loop() -> None:
+    """Fused optimizers, which a graph needs, do not take sparse gradients."""
+    data, recipe = se.load_data("digits"), se.Recipe(epochs=2, rate=3.0, momentum=0.0, weight_decay=0.0)
+    history = se.train(se.Ensemble([Sparse()]), data, recipe, quiet=True)
+    assert history.engine == "loop"
+    assert history.rows[-1]["loss"] < history.rows[0]["loss"]

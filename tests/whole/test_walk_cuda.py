@@ -1,0 +1,150 @@
+"""Search, training, evaluation and files give on a GPU what they give on the CPU."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import structured_ensembles as se
+from structured_ensembles.cuda.prediction_graphs import WORTHWHILE
+from tests.support.user_models import (
+    IMAGES,
+    LABELS,
+    ROWS,
+    SEQUENCES,
+    Auxiliary,
+    Frozen,
+    Gained,
+    Renamed,
+    TimeFirst,
+    Tokens,
+    TwoViews,
+    mlp,
+)
+
+pytestmark = pytest.mark.cuda
+
+
+def test_search_and_saliency_are_equal_on_a_gpu() -> None:
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    data = se.load_data("digits")
+    torch.manual_seed(0)
+    model = se.zoo.resnet20(in_channels=1)
+    graph = se.trace(model, data.example())
+    scales = se.learn_scales(model, graph, data, members=3, epochs=1, device="cpu")
+    on_cpu = se.saliency(model, graph, scales, data, device="cpu")
+    on_gpu = model.cuda()
+    assert se.trace(on_gpu, data.example().cuda()).groups == graph.groups
+    assert se.trace(on_gpu, data.example()).axes == graph.axes
+    scores = se.saliency(on_gpu, graph, scales, data)
+    for own, other in zip(scores, on_cpu, strict=True):
+        for name, values in own.values.items():
+            torch.testing.assert_close(values, other.values[name], rtol=5e-3, atol=1e-5)
+    learned = se.learn_scales(on_gpu, graph, data, members=3, epochs=1)
+    for name, values in learned.vectors.items():
+        torch.testing.assert_close(values, scales.vectors[name], rtol=0, atol=5e-3)  # a handful of Adam steps of 1e-3
+    assert all(parameter.is_cuda for parameter in model.parameters())
+
+
+def test_ensemble_trains_and_round_trips_through_a_file_on_a_gpu(tmp_path: Path) -> None:
+    data = se.load_data("digits")
+    torch.manual_seed(0)
+    ensemble = se.structured_ensemble(
+        se.zoo.resnet20(in_channels=1), data, members=3, recipe=se.Recipe(epochs=8), search_epochs=2, quiet=True
+    )
+    assert next(ensemble.parameters()).is_cuda
+    assert se.evaluate(ensemble, data)["cls/accuracy"] > 0.9
+    ensemble.save(tmp_path / "ensemble.safetensors")
+    loaded = se.Ensemble.load(tmp_path / "ensemble.safetensors")
+    x = data.test.inputs[:64]
+    torch.testing.assert_close(loaded.predict_proba(x), ensemble.predict_proba(x), rtol=1e-2, atol=1e-3)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.GRU(10, 12, batch_first=True), nn.Linear(12, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(self.second(self.first(x)[0][:, -1]).relu())
+        return result
+
+
+WORDS = np.random.default_rng(1).integers(0, 50, (96, 9))
+
+USERS: list[tuple[Callable[[], nn.Module], np.ndarray]] = [
+    (TimeFirst, SEQUENCES),
+    (Recurrent, SEQUENCES),
+    (TwoViews, IMAGES),
+    (Frozen, IMAGES),
+    (Auxiliary, IMAGES),
+    (partial(Renamed, twice=False), IMAGES),
+    (Gained, ROWS),
+    (Tokens, WORDS),
+]
+
+
+@pytest.mark.parametrize(("make", "inputs"), USERS)
+def test_user_networks_search_train_and_predict_on_a_gpu(
+    make: Callable[[], nn.Module], inputs: np.ndarray, tmp_path: Path
+) -> None:
+    """A log that a step runs without a CUDA graph is an error, see conftest.py."""
+    torch.manual_seed(0)
+    model = make()
+    data = se.Data.from_arrays(inputs, LABELS, test=(inputs, LABELS), ids=inputs is WORDS)
+    ensemble = se.structured_ensemble(
+        model, data, members=2, prune=0.5, recipe=se.Recipe(epochs=2), search_epochs=1, quiet=True
+    )
+    ensemble.save(tmp_path / "ensemble.safetensors")
+    loaded = se.Ensemble.load(tmp_path / "ensemble.safetensors", model=make())
+    assert next(ensemble.parameters()).is_cuda
+    for _ in range(WORTHWHILE + 1):
+        found = ensemble.predict_proba(inputs)
+    assert ensemble.replays.graphs
+    torch.testing.assert_close(found.cpu(), loaded.predict_proba(inputs), rtol=1e-2, atol=2e-3)
+    recipe, losses = se.Recipe(epochs=3, batch_size=32, rate=0.02, augmentation="none"), {}
+    exact = se.Execution(precision="float32")
+    for device in ("cuda", "cpu"):
+        both = se.Ensemble([deepcopy(model), deepcopy(model)])
+        history = se.train(both, data, recipe, device, execution=exact, quiet=True)
+        losses[device] = [row["loss"] for row in history.rows]
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-2)
+
+
+def test_invalid_input_is_the_same_error_on_a_gpu() -> None:
+    data = se.Data.from_arrays(ROWS, LABELS.astype("f"))
+    with pytest.raises(ValueError, match="for classes give whole numbers"):
+        se.structured_ensemble(mlp(), data, members=2, prune=0.5, search_epochs=1, quiet=True)
+    with pytest.raises(ValueError, match="for classes give whole numbers"):
+        se.train(se.Ensemble([mlp()]), data, quiet=True)
+
+
+@pytest.mark.parametrize("name", se.evaluation.CORRUPTIONS)
+def test_corruptions_are_equal_on_a_gpu(name: str) -> None:
+    images = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for severity in (1, 5):
+        on_cpu = se.evaluation.corrupt(images, name, severity, seed=1)
+        on_gpu = se.evaluation.corrupt(images.cuda(), name, severity, seed=1)
+        assert on_gpu.is_cuda
+        # A rounding error may carry a value over a threshold, such as the edge of a drop.
+        assert float(((on_gpu.cpu() - on_cpu).abs() > 1e-3).double().mean()) < 0.005
+
+
+def test_evaluation_is_equal_on_a_gpu() -> None:
+    data = se.load_data("digits")
+    torch.manual_seed(0)
+    ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(2)])
+    se.train(ensemble, data, se.Recipe(epochs=2), quiet=True, device="cpu")
+    asked = {"fgsm": [0.1], "corruptions": ["fog", "contrast"], "base": se.zoo.mlp(64)}
+    on_cpu = se.evaluate(ensemble, data, **asked)
+    on_gpu = se.evaluate(ensemble.cuda(), data, **asked)
+    assert on_gpu.keys() == on_cpu.keys()
+    for key, value in on_gpu.items():
+        if key != "size/peak_bytes":
+            assert value == pytest.approx(on_cpu[key], rel=1e-2, abs=1e-2)
+    assert on_gpu["size/peak_bytes"] > 0
