@@ -1,12 +1,12 @@
-"""Draw a member's batch in one kernel: look up, crop, flip and normalise the images, look up the labels.
+"""Draw the batches of all members in one kernel: look up, crop, flip and normalise the images, look up the labels.
 
 Every member draws its own. In PyTorch that takes twenty small kernels for each, and a fleet is bound by the number of
-its kernels. With this one, a step of five ResNet20s takes 2.54 ms on an H200; when they shared one batch, drawn by
-those twenty, it took 2.56 (fleet-own-batches-h200.json and fleet-h200.json in benchmarks/results).
+its kernels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
@@ -23,7 +23,7 @@ BLOCK = 1024  # pixels
 
 
 def fits(feed: TableFeed) -> bool:
-    """Tell whether `drawn_batch` can replace `feed.batch`: pixels of labelled images, on a GPU with Triton."""
+    """Tell whether `BatchDrawer` can replace `feed.batch`: pixels of labelled images, on a GPU with Triton."""
     inputs, targets = feed.split.inputs, feed.split.targets
     return (
         find_spec("triton") is not None
@@ -39,33 +39,47 @@ def fits(feed: TableFeed) -> bool:
     )
 
 
-def drawn_batch(feed: TableFeed, size: int) -> Batch:
-    """Return what `feed.batch(size)` returns: inputs (size, channels, height, width) and labels (size,)."""
-    from structured_ensembles.cuda.kernels.batch import draw_images
+class BatchDrawer:
+    """Draws what `feed.batch` returns, for the feeds of several members at a time.
 
-    stored, targets, normalization = feed.split.inputs, feed.split.targets, feed.data.normalization
-    assert isinstance(stored, Tensor)
-    assert normalization is None or isinstance(normalization, Normalization)
-    _, channels, height, width = stored.shape
-    moments = Normalization((0.0,), (1.0,)) if normalization is None else normalization
-    mean, deviation = (own * channels if len(own) == 1 else own for own in (moments.mean, moments.deviation))
-    images = torch.empty(size, channels, height, width, dtype=feed.dtype, device=stored.device)
-    labels = torch.empty(size, dtype=targets.dtype, device=stored.device)
-    draw_images[size, ceil_div(channels * height * width, BLOCK)](
-        stored,
-        targets,
-        feed.order,
-        feed.order if feed.crops is None else feed.crops,
-        feed.starts,
-        feed.step,
-        *(constant(values, stored.device, torch.float32) for values in (mean, deviation)),
-        images,
-        labels,
-        channels,
-        height,
-        width,
-        padding(height),
-        CROPS=feed.crops is not None,
-        BLOCK=BLOCK,
-    )
-    return images, labels
+    The feeds share a split and a counter of batches. Their tables become parts of stacked ones.
+    dtype, channels_last: of the images that are drawn; by default those of the feeds.
+    """
+
+    def __init__(
+        self, feeds: Sequence[TableFeed], dtype: torch.dtype | None = None, channels_last: bool = False
+    ) -> None:
+        self.feed, self.members = feeds[0], len(feeds)
+        self.dtype = self.feed.dtype if dtype is None else dtype
+        self.order = torch.stack([feed.order for feed in feeds])
+        self.crops = None if self.feed.crops is None else torch.stack([feed.crops for feed in feeds])  # type: ignore[misc]
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        for number, feed in enumerate(feeds):
+            feed.order = self.order[number]
+            if self.crops is not None:
+                feed.crops = self.crops[number]
+
+    def batch(self, size: int) -> Batch:
+        """Return images (members × size, channels, height, width) and labels (members × size,), member by member."""
+        from structured_ensembles.cuda.kernels.batch import draw_images
+
+        feed = self.feed
+        stored, targets, normalization = feed.split.inputs, feed.split.targets, feed.data.normalization
+        assert isinstance(stored, Tensor)
+        assert normalization is None or isinstance(normalization, Normalization)
+        _, channels, height, width = stored.shape
+        moments = Normalization((0.0,), (1.0,)) if normalization is None else normalization
+        mean, deviation = (
+            values * channels if len(values) == 1 else values for values in (moments.mean, moments.deviation)
+        )
+        rows = self.members * size
+        shape = (rows, channels, height, width)
+        images = torch.empty(shape, dtype=self.dtype, device=stored.device, memory_format=self.memory_format)
+        labels = torch.empty(rows, dtype=targets.dtype, device=stored.device)
+        draw_images[rows, ceil_div(channels * height * width, BLOCK)](
+            stored, targets, self.order, self.order if self.crops is None else self.crops, feed.starts, feed.step,
+            *(constant(values, stored.device, torch.float32) for values in (mean, deviation)),
+            images, labels, size, self.order.shape[1], channels, height, width, padding(height),
+            CROPS=self.crops is not None, CHANNELS_LAST=self.memory_format == torch.channels_last, BLOCK=BLOCK,
+        )  # fmt: skip
+        return images, labels

@@ -8,6 +8,7 @@ numerically safe way (Chan et al. 1979): every block of rows gives its mean and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ def fits(x: Tensor) -> bool:
     """Tell whether the kernels below take x: floats on a GPU, channels last."""
     return (
         x.is_cuda
+        and find_spec("triton") is not None
         and x.dim() == 4
         and x.numel() > x.shape[1]
         and x.numel() < LARGEST
@@ -69,9 +71,7 @@ def normalize(x: Tensor, sums: BlockSums, norm: Norm, add: Tensor | None, relu: 
     return y, saved
 
 
-def gradient_sums(
-    dy: Tensor, x: Tensor, y: Tensor, saved: Tensor, norm: Norm, mask: int
-) -> tuple[Tensor, BlockSums]:
+def gradient_sums(dy: Tensor, x: Tensor, y: Tensor, saved: Tensor, norm: Norm, mask: int) -> tuple[Tensor, BlockSums]:
     """Return dy behind the ReLU, and the gradients of weight and bias in blocks. mask: see kernels/convolution.py."""
     from structured_ensembles.cuda.kernels import batch_norm as kernels
 

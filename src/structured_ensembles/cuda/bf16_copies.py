@@ -1,78 +1,52 @@
 """The weights of linear layers and convolutions in bfloat16, refreshed after each step.
 
-What autocast computes, without a kernel for each weight in each pass.
+What autocast computes, without a kernel for each weight in each pass. For networks that have no program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.cuda.stacking import copy_all
 
-class Halves:
-    """Copies of some parameters of a network, by name.
 
-    shapes: of those whose copy is larger, the rest being zero, see eights.py.
-    whole: the copies; derivatives are taken of these. parts: as large as the parameters.
-    """
+class Bfloat16Copies:
+    """Copies of some parameters of a network, by name; gradients are taken of these."""
 
-    def __init__(self, network: nn.Module, names: Collection[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, network: nn.Module, names: Collection[str]) -> None:
         self.originals = [network.get_parameter(name) for name in names]
-        copies = [own.detach().bfloat16() for own in self.originals]
-        self.whole = {
-            name: padded(half, shapes.get(name)).requires_grad_() for name, half in zip(names, copies, strict=True)
-        }
-        sizes = [own.shape for own in self.originals]
-        self.parts = {
-            name: part(half.detach(), size) for (name, half), size in zip(self.whole.items(), sizes, strict=True)
+        self.copies = {
+            name: original.detach().bfloat16().requires_grad_()
+            for name, original in zip(names, self.originals, strict=True)
         }
 
+    @torch.no_grad()
     def refresh(self) -> None:
-        copy_all(list(self.parts.values()), self.originals)
+        """Copy the parameters again, after they have changed."""
+        copy_all([copy.detach() for copy in self.copies.values()], [original.detach() for original in self.originals])
+
+    def tensors(self) -> list[Tensor]:
+        return list(self.copies.values())
 
 
 def castable(network: nn.Module) -> list[str]:
-    """The weights and biases of linear layers and convolutions that nothing else uses: autocast would cast them."""
+    """List the weights and biases of linear layers and convolutions that nothing else uses: autocast would cast them."""
     users: dict[int, list[type[nn.Module]]] = {}
     for module in network.modules():
-        for own in module._parameters.values():
-            if own is not None:
-                users.setdefault(id(own), []).append(type(module))
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                users.setdefault(id(parameter), []).append(type(module))
     layers = ([nn.Linear], [nn.Conv1d], [nn.Conv2d], [nn.Conv3d])
     return [
         name
-        for name, own in network.named_parameters()
-        if own.requires_grad
-        and users[id(own)] in layers
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad
+        and users[id(parameter)] in layers
         and name.rpartition(".")[2] in ("weight", "bias")
-        and own.dtype == torch.float32
-        and not own._backward_hooks  # a hook on the parameter would not see the copy's derivative
-        and not own._post_accumulate_grad_hooks
+        and parameter.dtype == torch.float32
+        and not parameter._backward_hooks  # a hook on the parameter would not see the copy's gradient
+        and not parameter._post_accumulate_grad_hooks
     ]
-
-
-def padded(tensor: Tensor, shape: tuple[int, ...] | None) -> Tensor:
-    """With zeros up to a shape (outputs, inputs, height, width), if there is one."""
-    if shape is None:
-        return tensor
-    whole = tensor.new_zeros(shape).contiguous(memory_format=torch.channels_last)
-    part(whole, tensor.shape).copy_(tensor)
-    return whole
-
-
-def part(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """What is left of a padded tensor without the zeros."""
-    return tensor if tensor.shape == shape else tensor[: shape[0], : shape[1]]
-
-
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """One kernel for all that are stored alike; the others, such as parts of something larger, take one each."""
-    pairs = list(zip(targets, sources, strict=True))
-    alike = [(target, source) for target, source in pairs if target.stride() == source.stride()]
-    if alike:
-        torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])
-    for target, source in pairs:
-        if target.stride() != source.stride():
-            target.copy_(source)

@@ -191,10 +191,10 @@ def _warm_up(
         with torch.cuda.stream(stream):
             step()  # compiles, chooses algorithms, makes what is made once
             restore()
-            before, places = _host_state(modules), [id(tensor) for tensor in state()]
+            before, places = host_state(modules), [id(tensor) for tensor in state()]
             with _no_waiting():
                 step()
-            if _host_state(modules) != before:
+            if host_state(modules) != before:
                 raise CaptureError("it draws random numbers, or keeps count, on the host")
             if [id(tensor) for tensor in state()] != places:
                 raise CaptureError("it replaces tensors instead of changing them in place")
@@ -204,7 +204,7 @@ def _warm_up(
         torch.cuda.synchronize(device)
 
 
-def _host_state(modules: Sequence[nn.Module]) -> list[object]:
+def host_state(modules: Sequence[nn.Module]) -> list[object]:
     """What a step on the host might change: random states, and plain values that modules keep."""
     drawn = np.random.get_state()  # noqa: NPY002
     found: list[object] = [random.getstate(), str(drawn), torch.get_rng_state().tolist()]

@@ -1,103 +1,108 @@
-"""Convolutions whose widths are multiples of eight.
+"""Common widths for members of different widths: channels of zeros, which change nothing.
 
-In bfloat16, GPUs take channels eight at a time, and cuDNN is slow where their number is another, such as the 4, 7 and
-13 channels that a ResNet20 has after pruning four fifths. So while a graph trains, such layers get more channels. Their
-weights are zero, those that read them too, and stay so, since their derivatives are dropped: the others never notice.
+Members that share a program need tensors of one shape. And in bfloat16, GPUs load eight channels at a time: widths such
+as the 4, 7 and 13 of a ResNet20 with four fifths pruned are slow. So where members differ, or widths are not multiples
+of eight, channels are added. Their weights are zero, and so are those that read them; what they would learn is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 
-import torch
 from torch import nn
-from torch.func import functional_call
-from torch.nn.modules.dropout import _DropoutNd
 
 from structured_ensembles.channels import trace
-from structured_ensembles.common.devices import device_of
-from structured_ensembles.common.inputs import Inputs, arguments, each
-from structured_ensembles.cuda.bf16_copies import padded, part
-from structured_ensembles.cuda.faster import faster, hooked
-from structured_ensembles.networks.copying import clone_of
-from structured_ensembles.networks.resizing import kept_size
+from structured_ensembles.common.inputs import Inputs
+from structured_ensembles.cuda.program import ProgramError
+from structured_ensembles.networks.resizing import Axis, kept_size, resize
 from structured_ensembles.tracing.fake_model import first_line
 
 Shapes = Mapping[str, tuple[int, ...]]
+MOST_PADDING = 1.5  # times the channels of the members: beyond, they are not worth a common program
+LAYERS = (nn.Conv2d, nn.Linear, nn.BatchNorm2d)
 
 
-class PaddingError(RuntimeError):
-    """Channels of zeros cannot be added, or would change what the network computes; the message says why."""
+def shapes_of(network: nn.Module) -> Shapes:
+    """Return the shapes of all parameters and buffers, by name."""
+    tensors = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
+    return {name: tuple(tensor.shape) for name, tensor in tensors}
 
 
-def padded_shapes(
-    network: nn.Module, example: Inputs, weights: Collection[str], norms: Collection[nn.Module]
-) -> Shapes:
-    """The shapes of those weights of convolutions that can have more channels: (outputs, inputs, height, width).
+def common_network(networks: Sequence[nn.Module], example: Inputs, multiple: int) -> tuple[nn.Module, Shapes]:
+    """Return a network that is wide enough for each of `networks`, and the shapes of its tensors.
 
-    weights: the names of weights that may be of another shape than the network says.
-    norms: normalisations that take more channels than they have, and give zeros for the others.
-    Raises `PaddingError` where it cannot be told.
+    multiple: widths become multiples of it, where that is possible. Its weights mean nothing. Where nothing has to be
+    padded, it is the first of the networks. Raises `ProgramError` if a width cannot be padded that would have to be.
     """
-    layers = dict(network.named_modules())
-    own = {
-        f"{name}.weight": layer.weight
-        for name, layer in layers.items()
-        if type(layer) is nn.Conv2d
-        and layer.groups == 1
-        and layer.bias is None
-        and layer.weight.is_contiguous(memory_format=torch.channels_last)
-        and f"{name}.weight" in weights
-    }
-    if all(weight.shape[0] % 8 == 0 for weight in own.values()):
-        return {}
+    first, shapes = networks[0], [shapes_of(network) for network in networks]
+    alike = all(other == shapes[0] for other in shapes)
+    if alike and not _uneven(first, multiple):
+        return first, shapes[0]
     try:
-        graph = trace(network, example, coupled=True)
+        graph = trace(first, example, coupled=True)
     except Exception as error:
-        raise PaddingError(f"the network cannot be traced: {first_line(error)}") from error
-    able = set(own)
-    for name, layer in layers.items():
-        if isinstance(layer, nn.BatchNorm2d) and layer in norms:
-            able |= {f"{name}.{tensor}" for tensor in layer.state_dict()}
-    # A group grows only where nothing but these tensors hold it, a position for each channel, and no other beside it.
-    fixed = {
+        if alike:
+            return first, shapes[0]
+        raise ProgramError(f"the network cannot be traced: {first_line(error)}") from error
+    free = set(graph.prunable) - _fixed(first, graph.axes)
+    widths = [{**graph.prunable, **_widths(graph.axes, own)} for own in shapes]
+    common: dict[str, int] = {}
+    for group in graph.prunable:
+        sizes = [own[group] for own in widths]
+        if group in free:
+            common[group] = max(sizes) + -max(sizes) % multiple
+        elif len(set(sizes)) > 1:
+            raise ProgramError(f"widths of {group!r} differ, and channels of zeros would be noticed")
+    before = sum(own[group] for own in widths for group in common)
+    if sum(common.values()) * len(networks) > MOST_PADDING * before and len(networks) > 1:
+        raise ProgramError("their widths differ too much")
+    wide = resize(first, graph.axes, common)
+    return wide, shapes_of(wide)
+
+
+def _uneven(network: nn.Module, multiple: int) -> bool:
+    """Tell whether a convolution has a number of channels that is not a multiple."""
+    return any(
+        layer.weight.shape[0] % multiple
+        for layer in network.modules()
+        if isinstance(layer, nn.Conv2d) and layer.groups == 1
+    )
+
+
+def _fixed(network: nn.Module, axes: Mapping[str, Sequence[Axis]]) -> set[str | None]:
+    """Return the groups that other tensors hold than those of convolutions, linear layers and batch norms.
+
+    Also those of which an axis has several positions for a channel, or other groups beside it.
+    """
+    able = {
+        f"{name}.{tensor}"
+        for name, layer in network.named_modules()
+        if type(layer) in LAYERS and not (isinstance(layer, nn.Conv2d) and layer.groups > 1)
+        for tensor in layer.state_dict(keep_vars=False)
+    }
+    return {
         span.group
-        for name, axes in graph.axes.items()
-        for axis in axes
+        for name, tensor_axes in axes.items()
+        for axis in tensor_axes
         for span in axis
         if name not in able or len(axis) > 1 or span.block > 1
     }
-    wide = {name: size + -size % 8 for name, size in graph.prunable.items() if name not in fixed}
-    shapes = {name: tuple(kept_size(axis, wide) for axis in graph.axes[name]) for name in own}
-    return {name: shape for name, shape in shapes.items() if shape != tuple(own[name].shape)}
 
 
-def check_padding(network: nn.Module, example: Inputs, shapes: Shapes, norms: Collection[nn.Module]) -> None:
-    """Raise `PaddingError` unless the network computes the same with weights of these shapes: tried, in float64.
+def _widths(axes: Mapping[str, Sequence[Axis]], shapes: Shapes) -> dict[str, int]:
+    """Return the channels of groups in a network of the same kind, from the shapes of its tensors.
 
-    `trace` has seen it with fewer channels only. What looks at widths, or changes channels of zeros, is found out here.
+    Of the groups that have an axis for themselves; the others must have as many as in the network that was traced.
     """
-    if hooked(network):
-        raise PaddingError("it has hooks, which would see the channels of zeros")
-    names = [name for name, layer in network.named_modules() if isinstance(layer, nn.BatchNorm2d) and layer in norms]
-    results = []
-    try:
-        trial = clone_of(network).double().train()
-        for layer in trial.modules():
-            if isinstance(layer, _DropoutNd):
-                layer.eval()
-        device = device_of(trial)
-        inputs = each(lambda own: own.to(device, torch.float64 if own.is_floating_point() else own.dtype), example)
-        for wide in ({}, shapes):
-            values = {name: padded(own.detach(), wide.get(name)) for name, own in trial.named_parameters()}
-            leaves = [value.requires_grad_() for value in values.values()]
-            with faster([trial.get_submodule(name) for name in names], padded=True):
-                outputs = functional_call(trial, values, *arguments(inputs), tie_weights=False)
-            gradients = torch.autograd.grad(outputs.square().sum(), leaves, allow_unused=True, materialize_grads=True)
-            sizes = [own.shape for own in trial.parameters()]
-            results.append([outputs, *map(part, gradients, sizes)])
-        same = all(torch.allclose(one, other, rtol=1e-6, atol=1e-9) for one, other in zip(*results, strict=True))
-    except Exception as error:
-        raise PaddingError(f"it fails with channels of zeros: {first_line(error)}") from error
-    if not same:
-        raise PaddingError("it computes something else with channels of zeros")
+    widths: dict[str, int] = {}
+    for name, tensor_axes in axes.items():
+        for dim, axis in enumerate(tensor_axes):
+            if len(axis) == 1 and axis[0].group is not None:
+                size = shapes[name][dim] // axis[0].block
+                if widths.setdefault(axis[0].group, size) != size:
+                    raise ProgramError(f"{name!r} does not fit the other tensors of {axis[0].group!r}")
+    for name, tensor_axes in axes.items():
+        expected = tuple(kept_size(axis, widths) for axis in tensor_axes)
+        if name in shapes and expected != shapes[name]:
+            raise ProgramError(f"{name!r} is {shapes[name]}, not {expected}")
+    return widths

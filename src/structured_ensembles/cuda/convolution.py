@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -70,6 +71,7 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     """Tell whether the kernels below take these: bfloat16 on a GPU, channels last."""
     return (
         x.is_cuda
+        and find_spec("triton") is not None
         and x.dtype == weight.dtype == torch.bfloat16
         and 0 < x.numel() < LARGEST
         and weight.permute(0, 1, 3, 4, 2).is_contiguous()
@@ -87,7 +89,9 @@ def forward(
     _, outputs, _, rows, taps = weight.shape
     height, width = (window.output_size(size, count) for size, count in zip(x.shape[2:], (rows, taps), strict=True))
     y = _empty(x, (len(x), outputs, height, width))
-    return y, _convolve(_Job(x, weight, y, backward=False, epilogue=int(expected_mean is not None), expected_mean=expected_mean), window)
+    return y, _convolve(
+        _Job(x, weight, y, backward=False, epilogue=int(expected_mean is not None), expected_mean=expected_mean), window
+    )
 
 
 def input_gradient(

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map_only
 
 from structured_ensembles.cuda import batch_norm, convolution
 from structured_ensembles.cuda.batch_norm import Norm
@@ -247,9 +246,7 @@ class Run:
 
     def _needed(self, node: fx.Node) -> bool:
         """Tell whether anything behind a node learns."""
-        return any(
-            argument in self.records or argument.name in self.learned for argument in node.all_input_nodes
-        )
+        return any(argument in self.records or argument.name in self.learned for argument in node.all_input_nodes)
 
     def _add_gradient(self, node: fx.Node, gradient: Tensor) -> None:
         if node in self.records:

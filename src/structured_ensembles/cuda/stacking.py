@@ -18,6 +18,7 @@ from structured_ensembles.cuda.program import Program
 PIECE = 1024  # numbers that are copied by one program
 MOST_PIECES = 4096  # of one tensor; a table of more would cost more than it saves
 
+
 class Stack:
     """Copies of the members' parameters and buffers, by placeholder of the program.
 

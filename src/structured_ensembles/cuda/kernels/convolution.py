@@ -535,7 +535,9 @@ def merge_blocks(partial, result, size, blocks, HIGH: tl.constexpr, WIDE: tl.con
     for start in range(0, blocks, HIGH):
         block = start + tl.arange(0, HIGH)
         there = (block < blocks)[:, None] & inside[None, :]
-        values = tl.load(partial + (member * blocks + block).to(tl.int64)[:, None] * size + place[None, :], mask=there, other=0.0)
+        values = tl.load(
+            partial + (member * blocks + block).to(tl.int64)[:, None] * size + place[None, :], mask=there, other=0.0
+        )
         total += tl.sum(values, 0)
     tl.store(result + member * size + place, total.to(result.dtype.element_ty), mask=inside)
 

@@ -19,6 +19,10 @@ def copy_pieces(table, like, pieces, BLOCK: tl.constexpr):
     place = tl.arange(0, BLOCK)
     values = tl.load(source + place, mask=place < length)
     if narrow == 1:
-        tl.store(target.to(tl.pointer_type(like.dtype.element_ty)) + place, values.to(like.dtype.element_ty), mask=place < length)
+        tl.store(
+            target.to(tl.pointer_type(like.dtype.element_ty)) + place,
+            values.to(like.dtype.element_ty),
+            mask=place < length,
+        )
     else:
         tl.store(target.to(tl.pointer_type(tl.float32)) + place, values, mask=place < length)

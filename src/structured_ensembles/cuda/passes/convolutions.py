@@ -21,9 +21,7 @@ def fuse_convolutions(program: Program) -> Program:
             continue
         x, weight = conv.args[:2]
         with result.graph.inserting_before(node):
-            fused = result.graph.call_function(
-                conv_norm, (x, weight, *node.args[1:]), {**conv.kwargs, **node.kwargs}
-            )
+            fused = result.graph.call_function(conv_norm, (x, weight, *node.args[1:]), {**conv.kwargs, **node.kwargs})
         fused.meta = dict(node.meta)
         node.replace_all_uses_with(fused)
         result.graph.erase_node(node)

@@ -33,7 +33,9 @@ def remove_inplace(program: Program) -> Program:
         if _is_view(changed) or any(_is_view(user) for user in changed.users):
             raise ProgramError(f"{node.target} changes a tensor that shares its memory with another")
         node.target = functional
-        changed.replace_all_uses_with(node, delete_user_cb=lambda user, node=node: user is not node and _after(user, node))
+        changed.replace_all_uses_with(
+            node, delete_user_cb=lambda user, node=node: user is not node and _after(user, node)
+        )
     result.graph.lint()
     return result
 

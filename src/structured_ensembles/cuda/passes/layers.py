@@ -55,9 +55,7 @@ def _window(
     stride: Sequence[int] = (1, 1), padding: Sequence[int] = (0, 0), dilation: Sequence[int] = (1, 1), groups: int = 1
 ) -> dict[str, int] | None:
     """Return stride and padding if they are the same in both directions, without dilation and groups; else None."""
-    plain = (
-        groups == 1 and tuple(dilation) == (1, 1) and len(set(stride)) == 1 and len(set(padding)) == 1
-    )
+    plain = groups == 1 and tuple(dilation) == (1, 1) and len(set(stride)) == 1 and len(set(padding)) == 1
     return {"stride": stride[0], "padding": padding[0]} if plain else None
 
 

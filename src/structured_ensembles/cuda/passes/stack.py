@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import SymInt, fx
 
-from structured_ensembles.cuda.operations import conv_norm, member_conv, member_dropout, member_linear, member_norm, subsample
+from structured_ensembles.cuda.operations import (
+    conv_norm,
+    member_conv,
+    member_dropout,
+    member_linear,
+    member_norm,
+    subsample,
+)
 from structured_ensembles.cuda.program import Program, ProgramError, is_tensor, shape_of
 
 aten = torch.ops.aten
@@ -55,7 +62,9 @@ def _check(node: fx.Node, program: Program) -> None:
     name = f"{node.target}"
     for argument in node.all_input_nodes:
         if argument.op == "placeholder" and argument.name not in program.inputs:
-            raise ProgramError(f"{name} uses {program.names.get(argument.name, argument.name)!r}, which members differ in")
+            raise ProgramError(
+                f"{name} uses {program.names.get(argument.name, argument.name)!r}, which members differ in"
+            )
         if is_tensor(argument) and not _has_batch(argument):
             raise ProgramError(f"{name} reads a tensor whose first dimension is not the batch")
     if node.target in SAMPLE_BY_SAMPLE or node.target in SIZES:

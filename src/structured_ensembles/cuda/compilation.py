@@ -1,0 +1,223 @@
+"""compile_networks(): programs for networks in training, one for all that can share it.
+
+Every program is tried before it is used, in double precision and against the networks themselves: outputs, gradients
+and statistics. What export has left out, a pass has got wrong or padding has changed is found here, not in somebody's
+results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from structured_ensembles.common.inputs import Inputs, call, each, tensors_in
+from structured_ensembles.cuda.capture import host_state
+from structured_ensembles.cuda.channel_padding import Shapes, common_network, shapes_of
+from structured_ensembles.cuda.operations import conv_norm, member_conv, member_dropout, member_linear
+from structured_ensembles.cuda.passes import (
+    collect_counters,
+    fuse_convolutions,
+    fuse_norms,
+    fuse_subsampling,
+    remove_inplace,
+    replace_dropout,
+    replace_layers,
+    stack_members,
+)
+from structured_ensembles.cuda.program import Program, ProgramError, export_program
+from structured_ensembles.cuda.running import Run
+from structured_ensembles.cuda.stacking import Stack, unpadded
+from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.tracing.fake_model import first_line
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program, the networks that it computes (by their numbers), and the shapes of its stacked tensors.
+
+    bfloat16: the placeholders of weights that are cast, as autocast would.
+    """
+
+    program: Program
+    numbers: tuple[int, ...]
+    shapes: Shapes
+    bfloat16: frozenset[str]
+
+    def of_members(self, count: int) -> Compiled:
+        """Return the same program for another number of members, of those that it was tried with."""
+        return replace(self, program=replace(self.program, members=count))
+
+    @property
+    def draws(self) -> bool:
+        """Whether the program draws random numbers (dropout)."""
+        return _draws(self.program)
+
+
+def compile_networks(
+    networks: Sequence[nn.Module], example: Inputs, bfloat16: bool, together: bool, tell: Callable[[str], None]
+) -> list[Compiled]:
+    """Compile the training passes of networks. Those that cannot be compiled are in none of the results.
+
+    example: at least two samples. bfloat16: whether passes compute in it. together: whether networks may share a
+    program. tell: gets a sentence on what is slower.
+    """
+    compiled: list[Compiled] = []
+    for numbers in _alike(networks) if together else [(number,) for number in range(len(networks))]:
+        try:
+            compiled.append(_compile(networks, numbers, example, bfloat16))
+            continue
+        except ProgramError as error:
+            if len(numbers) > 1:
+                tell(f"members are computed one by one, slower: {error}")
+            else:
+                tell(f"PyTorch's own kernels are used, slower: {error}")
+                continue
+        for number in numbers:
+            try:
+                compiled.append(_compile(networks, (number,), example, bfloat16))
+            except ProgramError as error:
+                tell(f"PyTorch's own kernels are used, slower: {error}")
+    return compiled
+
+
+def compile_network(network: nn.Module, example: Inputs) -> Program:
+    """Export a network and run all passes."""
+    program = export_program(network, example)
+    for rewrite in (
+        collect_counters, remove_inplace, replace_layers, replace_dropout, fuse_subsampling, fuse_norms,
+        fuse_convolutions,
+    ):  # fmt: skip
+        program = rewrite(program)
+    _check_randomness(program)
+    return program
+
+
+def _compile(networks: Sequence[nn.Module], numbers: tuple[int, ...], example: Inputs, bfloat16: bool) -> Compiled:
+    group = [networks[number] for number in numbers]
+    for network in group:
+        if has_hooks(network):
+            raise ProgramError("the network has hooks")
+    wide, shapes = common_network(group, example, multiple=8 if bfloat16 else 1)
+    program = stack_members(compile_network(wide, example), len(group))
+    if len(group) > 1 and _draws(program) and any(shapes_of(network) != shapes_of(group[0]) for network in group):
+        raise ProgramError("their widths differ, and dropout draws a number for each channel")
+    check_program(program, group, shapes, example)
+    return Compiled(program, numbers, shapes, frozenset(_castable(program) if bfloat16 else ()))
+
+
+def _alike(networks: Sequence[nn.Module]) -> list[tuple[int, ...]]:
+    """Group the networks that may share a program: of the same layers and tensors, whatever their widths."""
+    groups: dict[object, list[int]] = {}
+    for number, network in enumerate(networks):
+        tensors = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
+        layers = tuple((name, type(layer)) for name, layer in network.named_modules())
+        tensor_kinds = tuple((name, tensor.dim(), tensor.dtype, tensor.requires_grad) for name, tensor in tensors)
+        alone = number if hasattr(network, "num_members") else None
+        groups.setdefault((layers, tensor_kinds, alone), []).append(number)
+    return [tuple(numbers) for numbers in groups.values()]
+
+
+def has_hooks(network: nn.Module) -> bool:
+    """Tell whether any module, parameter or global hook would see what the network computes."""
+    everywhere = any(getattr(torch.nn.modules.module, f"_global{hooks}") for hooks in HOOKS)
+    of_modules = any(getattr(layer, hooks) for layer in network.modules() for hooks in HOOKS)
+    return everywhere or of_modules or any(getattr(p, hooks) for p in network.parameters() for hooks in PARAMETER_HOOKS)
+
+
+def _draws(program: Program) -> bool:
+    return any(node.target is member_dropout for node in program.graph.nodes)
+
+
+def _check_randomness(program: Program) -> None:
+    for node in program.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            if torch.Tag.nondeterministic_seeded in node.target.tags:
+                raise ProgramError(f"{node.target} draws random numbers, for which members have no generator")
+            if node.target is torch.ops.aten.embedding.default and True in node.args[4:]:
+                raise ProgramError("an embedding has sparse gradients")
+
+
+def _castable(program: Program) -> set[str]:
+    """Return the weights and biases that only our convolutions and linear layers use."""
+    layers = (conv_norm, member_conv, member_linear)
+    found = set()
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in program.names and node.users:
+            last = [2 if user.target is conv_norm else 3 for user in node.users]
+            if all(
+                user.target in layers and node in user.args[1:end] and node not in user.args[end:]
+                for user, end in zip(node.users, last, strict=True)
+            ):
+                found.add(node.name)
+    return found
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Dropout returns its input: the trial compares without."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (nn.functional.dropout, torch.dropout):
+            return args[0] if args else (kwargs or {})["input"]
+        return func(*args, **(kwargs or {}))
+
+
+def check_program(program: Program, networks: Sequence[nn.Module], shapes: Shapes, example: Inputs) -> None:
+    """Raise `ProgramError` unless a program computes what the networks do: tried in double precision."""
+    try:
+        trials = [clone_of(network).double().train() for network in networks]
+        device = next(trials[0].parameters()).device
+        inputs = each(lambda x: x.to(device, torch.float64 if x.is_floating_point() else x.dtype), example)
+        stack = Stack(program, trials, shapes)
+        run = Run(program, stack.weights, stack.learned, generators=None)
+        outputs = run.forward([torch.cat([x] * len(trials)) for x in tensors_in(inputs)])
+        gradients = run.backward(2 * outputs)
+        before = host_state(trials)
+        with torch.enable_grad(), _WithoutDropout():
+            expected = [call(trial, inputs) for trial in trials]
+        if host_state(trials) != before:
+            raise ProgramError("the network draws random numbers, or keeps count, on the host")
+        for number, (trial, output) in enumerate(zip(trials, expected, strict=True)):
+            _check_member(trial, output, outputs.chunk(len(trials))[number], gradients, stack, program, number)
+    except ProgramError:
+        raise
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ProgramError(f"the program fails: {first_line(error)}") from error
+
+
+def _check_member(
+    trial: nn.Module,
+    expected: Tensor,
+    output: Tensor,
+    gradients: dict[str, Tensor],
+    stack: Stack,
+    program: Program,
+    number: int,
+) -> None:
+    parameters = {name: p for name, p in trial.named_parameters(remove_duplicate=False) if p.requires_grad}
+    buffers = dict(trial.named_buffers(remove_duplicate=False))
+    found = torch.autograd.grad(
+        expected.square().sum(), list(parameters.values()), allow_unused=True, materialize_grads=True
+    )
+    by_name = dict(zip(parameters, found, strict=True))
+    pairs = [("output", expected, output)]
+    for placeholder, name in program.names.items():
+        if name in parameters:
+            ours = gradients.get(placeholder)
+            none = torch.zeros_like(by_name[name])
+            pairs.append((name, by_name[name], none if ours is None else unpadded(ours[number], none.shape)))
+        elif name in buffers and name not in program.counters:
+            pairs.append((name, buffers[name], unpadded(stack.weights[placeholder][number], buffers[name].shape)))
+    for what, one, other in pairs:
+        scale = one.detach().abs().max().item() if one.numel() else 0.0
+        if not torch.allclose(one.to(other.dtype), other, rtol=1e-6, atol=1e-9 + 1e-7 * scale, equal_nan=True):
+            raise ProgramError(f"the program computes another {what!r} than the network")

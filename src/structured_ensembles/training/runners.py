@@ -1,0 +1,323 @@
+"""What computes the steps of members in the graph engine: a program for several, or a network as it is.
+
+A runner's steps work in place on tensors that stay where they are, so that they can be captured (cuda/capture.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from structured_ensembles.common.inputs import Inputs, arguments, cloned, each, tensors_in
+from structured_ensembles.cuda import batch_drawing
+from structured_ensembles.cuda.batch_drawing import BatchDrawer
+from structured_ensembles.cuda.bf16_copies import Bfloat16Copies, castable
+from structured_ensembles.cuda.capture import CaptureError, side_by_side
+from structured_ensembles.cuda.compilation import Compiled
+from structured_ensembles.cuda.operations import conv_norm, member_conv
+from structured_ensembles.cuda.running import Run
+from structured_ensembles.cuda.stacking import Stack, copy_all, unpadded
+from structured_ensembles.cuda.state import tensors_of
+from structured_ensembles.data.feeds import TableFeed
+from structured_ensembles.data.losses import mean_loss
+from structured_ensembles.data.splits import Batch
+from structured_ensembles.prediction.combination import combined
+from structured_ensembles.training.engine import Member, Plan
+
+Optimizers = Sequence[torch.optim.Optimizer]
+Streams = Sequence[torch.cuda.Stream]
+
+
+class Runner(Protocol):
+    """Computes the steps of some members. losses: (members,), summed over steps. totals: (members, 2), of validation."""
+
+    members: Sequence[Member]
+    losses: Tensor
+    totals: Tensor
+    ours: bool  # whether kernels of our own run
+
+    def begin(self, epoch: int) -> None:
+        """Draw all that is random in an epoch, as each network trained alone would."""
+        ...
+
+    def train_step(self, size: int, shared: Batch | None, streams: Streams) -> None:
+        """Take one step on batches of `size` samples: the members' own, or the one that all share."""
+        ...
+
+    def finish_epoch(self) -> None:
+        """Bring the networks up to date."""
+        ...
+
+    def validation_step(self, batch: Batch, streams: Streams) -> None:
+        """Add the losses and numbers of right predictions on a batch to `totals`."""
+        ...
+
+    def state(self) -> Iterator[Tensor]:
+        """Yield all tensors that steps change."""
+        ...
+
+    def generators(self) -> list[torch.Generator]:
+        """Return the generators that steps draw from."""
+        ...
+
+
+class ProgramRunner:
+    """Members that share a program: their samples are one batch, and every kernel computes all of them."""
+
+    ours = True
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        plan: Plan,
+        compiled: Compiled,
+        optimizers: Optimizers,
+        feeds: Sequence[TableFeed | None],
+    ) -> None:
+        self.members, self.plan, self.optimizers = members, plan, optimizers
+        self.program = compiled.program
+        self.networks = [member.network for member in members]
+        self.stack = Stack(self.program, self.networks, compiled.shapes, compiled.bfloat16)
+        self.feeds = [feed for feed in feeds if feed is not None]
+        self.drawer = None
+        if self.feeds and all(map(batch_drawing.fits, self.feeds)):
+            direct = _starts_with_convolutions(compiled)
+            self.drawer = BatchDrawer(self.feeds, torch.bfloat16 if direct else None, channels_last=direct)
+        self.losses = torch.zeros(len(members), device=plan.device, dtype=plan.exact)
+        self.totals = torch.zeros(len(members), 2, device=plan.device, dtype=torch.float64)
+        self._generators = [_generator(plan.device) for _ in members] if compiled.draws else None
+        self._counters = [
+            buffer
+            for network in self.networks
+            for name, buffer in network.named_buffers(remove_duplicate=False)
+            if name in self.program.counters
+        ]
+        # In validation, networks read the stack's bfloat16 weights in place of their own.
+        cast = {self.program.names[placeholder]: self.stack.weights[placeholder] for placeholder in compiled.bfloat16}
+        self._cast = [
+            {name: unpadded(stacked[number], network.get_parameter(name).shape) for name, stacked in cast.items()}
+            for number, network in enumerate(self.networks)
+        ]
+
+    def begin(self, epoch: int) -> None:
+        self.losses.zero_()
+        for feed, member in zip(self.feeds, self.members, strict=bool(self.feeds)):
+            _shuffle(feed, self.plan, member, epoch)
+        for generator, member in zip(self._generators or [], self.members, strict=self._generators is not None):
+            if generator is not None:
+                generator.manual_seed(self.plan.member_seed("dropout", member, epoch))
+
+    def train_step(self, size: int, shared: Batch | None, streams: Streams) -> None:
+        inputs, targets = self._batch(size, shared)
+        generators = self._generators
+        run = Run(self.program, self.stack.weights, self.stack.learned, generators)
+        with self.plan.autocast():
+            outputs = run.forward(tensors_in(inputs))
+        with torch.enable_grad():
+            leaf = outputs.detach().to(self.plan.exact).requires_grad_()
+            costs = self._costs(leaf, targets)
+            (gradient,) = torch.autograd.grad(costs.sum(), leaf)
+        with self.plan.autocast():
+            gradients = run.backward(gradient.to(outputs.dtype))
+        with torch.no_grad():
+            self.stack.set_gradients(gradients)
+            side_by_side([partial(_descend, optimizer) for optimizer in self.optimizers], streams)
+            self.stack.refresh()
+            if self._counters:
+                torch._foreach_add_(self._counters, 1)
+            self.losses.add_(costs.detach())
+
+    def finish_epoch(self) -> None:
+        self.stack.store_statistics()
+
+    @torch.no_grad()
+    def validation_step(self, batch: Batch, streams: Streams) -> None:
+        side_by_side([partial(self._validate, number, batch) for number in range(len(self.members))], streams)
+
+    def _validate(self, number: int, batch: Batch) -> None:
+        _validate(self.plan, self.networks[number], self._cast[number], batch, self.totals[number])
+
+    def state(self) -> Iterator[Tensor]:
+        return tensors_of(self.networks, self.optimizers, self.stack.tensors(), self.losses, self.totals)
+
+    def generators(self) -> list[torch.Generator]:
+        return [generator for generator in self._generators or [] if generator is not None]
+
+    def _batch(self, size: int, shared: Batch | None) -> tuple[Inputs, Tensor]:
+        """Return inputs and targets of all members, (members × size, …)."""
+        if shared is not None:
+            count = len(self.members)
+            return each(lambda x: torch.cat([x] * count), shared[0]), torch.cat([shared[1]] * count)
+        if self.drawer is not None:
+            return self.drawer.batch(size)
+        batches = [feed.batch(size) for feed in self.feeds]
+        inputs, targets = zip(*batches, strict=True)
+        if len(batches) == 1:
+            return inputs[0], targets[0]
+        return each(lambda *parts: torch.cat(parts), *inputs), torch.cat(targets)
+
+    def _costs(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each member, (members,); outputs: (members × size, …)."""
+        count = len(self.members)
+        if count > 1 and self.plan.loss is F.cross_entropy and outputs.dim() == 2:
+            return F.cross_entropy(outputs, targets, reduction="none").view(count, -1).mean(1)
+        pairs = zip(_members_of(outputs, self.networks[0], count), targets.chunk(count), strict=True)
+        return torch.stack([mean_loss(self.plan.loss, own, wanted) for own, wanted in pairs])
+
+
+class ModuleRunner:
+    """One member whose network has no program: it runs as it is, with weights cast to bfloat16 once a step."""
+
+    def __init__(
+        self, member: Member, plan: Plan, optimizer: torch.optim.Optimizer, feed: TableFeed | None, kernels: bool
+    ) -> None:
+        self.members, self.member, self.plan, self.optimizer, self.feed = [member], member, plan, optimizer, feed
+        network = member.network
+        self.drawer = BatchDrawer([feed]) if kernels and feed is not None and batch_drawing.fits(feed) else None
+        self.ours = self.drawer is not None
+        named = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+        self.bfloat16 = Bfloat16Copies(network, castable(network) if plan.halved else [])
+        self.parameters = list(named.values())
+        self.leaves = [self.bfloat16.copies.get(name, parameter) for name, parameter in named.items()]
+        self.copied = [parameter for name, parameter in named.items() if name in self.bfloat16.copies]
+        self.losses = torch.zeros(1, device=plan.device, dtype=plan.exact)
+        self.totals = torch.zeros(1, 2, dtype=torch.float64, device=plan.device)
+        self._generator = _generator(plan.device)
+        if self._generator is not None:
+            self._generator.manual_seed(0)  # from here on, an offset means that the network draws
+        if plan.execution.compile:
+            self.compiled = torch.compile(
+                partial(functional_call, network, self.bfloat16.copies, tie_weights=False), dynamic=False
+            )
+
+    def begin(self, epoch: int) -> None:
+        self.losses.zero_()
+        if self.feed is not None:
+            _shuffle(self.feed, self.plan, self.member, epoch)
+        if self._generator is not None:
+            self._generator.manual_seed(self.plan.member_seed("dropout", self.member, epoch))
+
+    def train_step(self, size: int, shared: Batch | None, streams: Streams, compiled: bool = False) -> None:
+        inputs, targets = self._batch(size) if shared is None else (cloned(shared[0]), shared[1])
+        network = self.member.network.train()
+        with draw_from(self._generator), self.plan.autocast(), torch.enable_grad():
+            positional, named = arguments(inputs)
+            if compiled:
+                outputs = self.compiled((positional), named) if named else self.compiled(positional)
+            else:
+                outputs = functional_call(network, self.bfloat16.copies, positional, named, tie_weights=False)
+            cost = mean_loss(self.plan.loss, _stacked(outputs, network).to(self.plan.exact), targets)
+        gradients = torch.autograd.grad(cost, [*self.leaves, *self.copied], allow_unused=True)
+        if any(gradient is not None for gradient in gradients[len(self.leaves) :]):
+            raise CaptureError("it reaches a layer's weights by another way than through the layer")
+        with torch.no_grad():
+            self._set_gradients(gradients[: len(self.leaves)])
+            _descend(self.optimizer)
+            self.bfloat16.refresh()
+            self.losses.add_(cost)
+
+    def finish_epoch(self) -> None:
+        pass  # its steps change the network itself
+
+    @torch.no_grad()
+    def validation_step(self, batch: Batch, streams: Streams) -> None:
+        copies = {name: copy.detach() for name, copy in self.bfloat16.copies.items()}
+        _validate(self.plan, self.member.network, copies, batch, self.totals[0])
+
+    def state(self) -> Iterator[Tensor]:
+        return tensors_of(self.member.network, self.optimizer, self.bfloat16.tensors(), self.losses, self.totals)
+
+    def generators(self) -> list[torch.Generator]:
+        """Return its generator if the network has drawn from it."""
+        generator = self._generator
+        return [generator] if generator is not None and generator.get_offset() > 0 else []
+
+    def _batch(self, size: int) -> Batch:
+        assert self.feed is not None
+        return self.feed.batch(size) if self.drawer is None else self.drawer.batch(size)
+
+    def _set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        """Give every parameter its gradient, in its type and layout."""
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            if gradient is None:  # of a layer that runs without gradients, or not at all
+                continue
+            if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
+                parameter.grad = gradient
+            else:
+                parameter.grad = torch.empty_like(parameter)
+                targets.append(parameter.grad)
+                sources.append(gradient)
+        copy_all(targets, sources)
+
+
+def _descend(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _validate(plan: Plan, network: nn.Module, weights: dict[str, Tensor], batch: Batch, totals: Tensor) -> None:
+    """Add the loss of a batch, and the number of right predictions, to totals (2,)."""
+    inputs, targets = batch
+    network.eval()
+    with plan.autocast():
+        outputs = functional_call(network, weights, *arguments(cloned(inputs)), tie_weights=False)
+    outputs = _stacked(outputs, network).to(plan.exact)
+    totals[0] += mean_loss(plan.loss, outputs, targets) * len(targets)
+    if plan.data.task == "classification":
+        totals[1] += (combined(outputs).argmax(-1) == targets).sum()
+
+
+def _stacked(outputs: Tensor, network: nn.Module) -> Tensor:
+    """Return outputs as (members, batch, …): a network with `num_members` gives several, see prediction/combination."""
+    return outputs if hasattr(network, "num_members") else outputs[None]
+
+
+def _members_of(outputs: Tensor, network: nn.Module, count: int) -> list[Tensor]:
+    """Cut the outputs of a program into those of its members, each (1, batch, …), or all of one network."""
+    return [_stacked(part, network) for part in (outputs.chunk(count) if count > 1 else (outputs,))]
+
+
+def _shuffle(feed: TableFeed, plan: Plan, member: Member, epoch: int) -> None:
+    feed.shuffle(plan.member_seed("order", member, epoch), plan.member_seed("crops", member, epoch))
+
+
+def _starts_with_convolutions(compiled: Compiled) -> bool:
+    """Tell whether only convolutions in bfloat16 read the input, so that it can be drawn in their type and layout."""
+    readers = [
+        user for node in compiled.program.graph.nodes if node.name in compiled.program.inputs for user in node.users
+    ]
+    return all(user.target in (conv_norm, member_conv) and user.args[1].name in compiled.bfloat16 for user in readers)
+
+
+def _generator(device: torch.device) -> torch.Generator | None:
+    """Return a generator whose state a CUDA graph can hold; None on other devices, where the default one is drawn from."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.default_generators[device.index or 0].clone_state()
+
+
+@contextmanager
+def draw_from(generator: torch.Generator | None) -> Iterator[None]:
+    """Let a network without a program, which draws from the default generator, draw from its member's.
+
+    Only while this lasts; programs name the generator that they draw from.
+    """
+    if generator is None:
+        yield
+        return
+    default = torch.cuda.default_generators[generator.device.index or 0]
+    before = default.graphsafe_get_state()
+    default.graphsafe_set_state(generator)
+    try:
+        yield
+    finally:
+        default.graphsafe_set_state(before)
