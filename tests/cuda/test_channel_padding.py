@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from structured_ensembles.cuda.faster import faster
 from torch import Tensor, nn
 from torch.func import functional_call
 
 import structured_ensembles as se
 from structured_ensembles.cuda.bf16_copies import Halves, padded, part
 from structured_ensembles.cuda.channel_padding import PaddingError, check_padding, padded_shapes
-from structured_ensembles.cuda.faster import faster
 from structured_ensembles.training import fleet
 from structured_ensembles.training import graph_engine as graph
 from tests.support.networks import norms_of, pruned

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from structured_ensembles.cuda.faster import faster, hooked
+from structured_ensembles.cuda.pending import Pending, Waiting
 from torch import Tensor, nn
 
 from structured_ensembles.cuda import batch_norm, convolution
-from structured_ensembles.cuda.faster import faster, hooked
-from structured_ensembles.cuda.pending import Pending, Waiting
 from tests.support.fused_norms import (
     CASES,
     check,

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from structured_ensembles.cuda.pending import Waiting
 from torch import Tensor, nn
 
 from structured_ensembles.cuda import batch_norm
-from structured_ensembles.cuda.pending import Waiting
 
 Following = Callable[[Tensor, Tensor], Tensor]
 

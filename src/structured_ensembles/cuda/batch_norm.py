@@ -66,7 +66,7 @@ def normalize(x: Tensor, sums: BlockSums, norm: Norm, add: Tensor | None, relu: 
     kernels.normalize[blocks.grid](
         x, x if add is None else add, sums.partial, norm.weight, norm.bias, y, saved, norm.running_mean,
         norm.running_var, blocks.rows, blocks.units, blocks.per_block, number, norm.eps,
-        norm.momentum, ADD=add is not None, RELU=relu, BLOCKS=min(power_of_two(number), moment_blocks(blocks.width)), **blocks.tile,
+        norm.momentum, ADD=add is not None, RELU=relu, BLOCKS=_merged_blocks(number, blocks.width), **blocks.tile,
     )  # fmt: skip
     return y, saved
 
@@ -97,9 +97,14 @@ def input_gradient(masked: Tensor, sums: BlockSums, x: Tensor, saved: Tensor, no
     number = sums.partial.shape[2]
     kernels.input_gradient[blocks.grid](
         x, masked, saved, sums.partial, norm.weight, dx, parameter_gradients, blocks.rows, blocks.units,
-        blocks.per_block, number, BLOCKS=min(power_of_two(number), moment_blocks(blocks.width)), **blocks.tile,
+        blocks.per_block, number, BLOCKS=_merged_blocks(number, blocks.width), **blocks.tile,
     )  # fmt: skip
     return dx, parameter_gradients
+
+
+def _merged_blocks(number: int, channels: int) -> int:
+    """Return how many blocks a kernel merges at a time."""
+    return min(power_of_two(number), moment_blocks(channels))
 
 
 class Blocks:

@@ -33,7 +33,7 @@ class Bfloat16Copies:
 
 
 def castable(network: nn.Module) -> list[str]:
-    """List the weights and biases of linear layers and convolutions that nothing else uses: autocast would cast them."""
+    """List the parameters that autocast would cast: of linear layers and convolutions, used by nothing else."""
     users: dict[int, list[type[nn.Module]]] = {}
     for module in network.modules():
         for parameter in module._parameters.values():

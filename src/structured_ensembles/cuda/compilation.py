@@ -133,11 +133,11 @@ def has_hooks(network: nn.Module) -> bool:
 
 
 def _draws(program: Program) -> bool:
-    return any(node.target is member_dropout for node in program.graph.nodes)
+    return any(node.target is member_dropout for node in program.nodes)
 
 
 def _check_randomness(program: Program) -> None:
-    for node in program.graph.nodes:
+    for node in program.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
             if torch.Tag.nondeterministic_seeded in node.target.tags:
                 raise ProgramError(f"{node.target} draws random numbers, for which members have no generator")
@@ -149,7 +149,7 @@ def _castable(program: Program) -> set[str]:
     """Return the weights and biases that only our convolutions and linear layers use."""
     layers = (conv_norm, member_conv, member_linear)
     found = set()
-    for node in program.graph.nodes:
+    for node in program.nodes:
         if node.op == "placeholder" and node.name in program.names and node.users:
             last = [2 if user.target is conv_norm else 3 for user in node.users]
             if all(

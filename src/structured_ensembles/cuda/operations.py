@@ -47,8 +47,8 @@ def member_norm(
     """
     parts = x.chunk(len(weight)) if len(weight) > 1 else (x,)
     results = [
-        F.batch_norm(part, *own[2:], *own[:2], True, momentum, eps)
-        for part, *own in zip(parts, weight, bias, running_mean, running_var, strict=True)
+        F.batch_norm(part, mean, var, scale, shift, True, momentum, eps)
+        for part, scale, shift, mean, var in zip(parts, weight, bias, running_mean, running_var, strict=True)
     ]
     y = torch.cat(results) if len(results) > 1 else results[0]
     if add is not None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,12 +18,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from structured_ensembles.common.inputs import arguments
 
 LARGEST_BATCH = 16384  # members × samples; export proves that indices of that many fit 32 bits
 ALLOWED_INPUT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.USER_INPUT)
+
+Node = Any  # fx.Node, whose arguments have a type that checkers cannot follow
 
 
 class ProgramError(RuntimeError):
@@ -47,18 +50,24 @@ class Program:
     members: int = 1
 
     def __str__(self) -> str:
-        lines = [f"program of {self.members} member{'s' * (self.members != 1)}"]
-        for node in self.graph.nodes:
-            if node.op == "call_function":
-                lines.append(f"  {node.name} = {_operation(node)}({_arguments(node, self.names)})")
-        lines.append(f"  return {self.output.name}")
-        return "\n".join(lines)
+        head = f"program of {self.members} member{'s' * (self.members != 1)}"
+        lines = [
+            f"  {node.name} = {_operation(node)}({_arguments(node, self.names)})"
+            for node in self.nodes
+            if node.op == "call_function"
+        ]
+        return "\n".join([head, *lines, f"  return {self.output.name}"])
 
     @property
-    def output(self) -> fx.Node:
+    def nodes(self) -> list[Node]:
+        """The graph's nodes, in order."""
+        return list(self.graph.nodes)
+
+    @property
+    def output(self) -> Node:
         """The node whose value is the network's output."""
-        (returned,) = next(node for node in self.graph.nodes if node.op == "output").args[0]
-        return returned  # type: ignore[no-any-return]
+        (returned,) = next(node for node in self.nodes if node.op == "output").args[0]
+        return returned
 
     def copy(self) -> Program:
         """Copy the graph, so that a pass can rewrite it."""
@@ -114,7 +123,7 @@ def _program_of(exported: torch.export.ExportedProgram) -> Program:
             assert spec.target is not None
             names[spec.arg.name] = spec.target
     program = Program(exported.graph, names, tuple(inputs), constants).copy()
-    for node in program.graph.nodes:
+    for node in program.nodes:
         if node.op not in ("placeholder", "call_function", "output"):
             raise ProgramError(f"the exported network has a node of kind {node.op}")
     if not isinstance(program.output, fx.Node) or not isinstance(value_of(program.output), Tensor):
@@ -122,7 +131,7 @@ def _program_of(exported: torch.export.ExportedProgram) -> Program:
     return program
 
 
-def value_of(node: fx.Node) -> Any:
+def value_of(node: Node) -> Any:
     """Return the fake value that export has seen at a node; None for nodes that a pass has made."""
     return node.meta.get("val")
 
@@ -132,17 +141,17 @@ def is_tensor(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(value_of(node), Tensor)
 
 
-def shape_of(node: fx.Node) -> tuple[Any, ...]:
+def shape_of(node: Node) -> tuple[Any, ...]:
     """Return a tensor's shape at export; the batch dimension is symbolic."""
     return tuple(value_of(node).shape)
 
 
-def _operation(node: fx.Node) -> str:
+def _operation(node: Node) -> str:
     name = getattr(node.target, "__name__", str(node.target))
     return name.split(".")[0] if isinstance(node.target, torch._ops.OpOverload) else name
 
 
-def _arguments(node: fx.Node, names: Mapping[str, str]) -> str:
+def _arguments(node: Node, names: Mapping[str, str]) -> str:
     def shown(value: Any) -> str:
         if isinstance(value, fx.Node):
             return names.get(value.name, value.name)
@@ -160,18 +169,13 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-class _quiet:
+@contextmanager
+def _quiet() -> Iterator[None]:
     """Silence torch.export's own log, which prints tracebacks of what fails here without harm."""
-
-    def __enter__(self) -> None:
-        self.logger = logging.getLogger("torch")
-        self.before = self.logger.level
-        self.logger.setLevel(logging.CRITICAL)
-
-    def __exit__(self, *_: object) -> None:
-        self.logger.setLevel(self.before)
-
-
-__all__ = [
-    "Pass", "Program", "ProgramError", "export_program", "is_tensor", "shape_of", "tree_leaves", "value_of",
-]  # fmt: skip
+    logger = logging.getLogger("torch")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -8,8 +8,8 @@ left, and computes what the batch norm before it needs (see convolution.py): no 
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,16 +19,10 @@ from structured_ensembles.cuda import batch_norm, convolution
 from structured_ensembles.cuda.batch_norm import Norm
 from structured_ensembles.cuda.convolution import BlockSums, NormBefore, Window
 from structured_ensembles.cuda.operations import conv_norm, member_conv, member_dropout, member_norm, subsample
-from structured_ensembles.cuda.program import Program
+from structured_ensembles.cuda.program import Node, Program
 
+MOST_BESIDE = 2  # layers whose weights' gradients are computed beside the way back
 Gradients = dict[str, Tensor]  # of weights, by the placeholders' names, (members, …)
-
-
-@dataclass
-class Record:
-    """What the way back needs of one node."""
-
-    backward: Callable[[Any, Run], None]  # takes the gradient of the node's value
 
 
 class Run:
@@ -36,6 +30,7 @@ class Run:
 
     weights: stacked tensors (members, …) by placeholder. learned: the placeholders whose gradients are wanted.
     generators: of the members, for dropout; None: no dropout.
+    side: a stream on which the gradients of convolutions' weights are computed, beside the way back.
     """
 
     def __init__(
@@ -44,22 +39,25 @@ class Run:
         weights: Mapping[str, Tensor],
         learned: set[str],
         generators: Sequence[torch.Generator | None] | None,
+        side: torch.cuda.Stream | None = None,
     ) -> None:
         self.program, self.weights, self.learned, self.generators = program, weights, learned, generators
-        self.values: dict[fx.Node, Any] = {}
-        self.records: dict[fx.Node, Callable[[Any], None]] = {}
-        self.gradients: dict[fx.Node, Any] = {}
-        self.ready: dict[fx.Node, tuple[Tensor, BlockSums]] = {}  # gradients behind the ReLU of a norm, and their sums
-        self.norms: dict[fx.Node, NormBefore] = {}
+        self.values: dict[Node, Any] = {}
+        self.records: dict[Node, Callable[[Any], None]] = {}
+        self.gradients: dict[Node, Any] = {}
+        self.ready: dict[Node, tuple[Tensor, BlockSums]] = {}  # gradients behind the ReLU of a norm, and their sums
+        self.norms: dict[Node, NormBefore] = {}
         self.weight_gradients: Gradients = {}
-        self.order = {node: number for number, node in enumerate(program.graph.nodes)}
+        self.side = side
+        self._beside: deque[tuple[torch.cuda.Event, tuple[Tensor, Tensor]]] = deque()
+        self.order = {node: number for number, node in enumerate(program.nodes)}
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """Compute the output; inputs: the tensors of the network's inputs, (members × samples, …)."""
         given = dict(zip(self.program.inputs, inputs, strict=True))
-        last_use = _last_uses(self.program.graph)
+        last_use = _last_uses(self.program)
         result: Tensor | None = None
-        for node in self.program.graph.nodes:
+        for node in self.program.nodes:
             if node.op == "placeholder":
                 self.values[node] = given.get(node.name, self.program.constants.get(node.name))
             elif node.op == "output":
@@ -75,14 +73,15 @@ class Run:
         """Return the gradients of the weights, given that of the output."""
         self.values.clear()
         self.gradients[self.program.output] = gradient
-        for node in reversed(self.program.graph.nodes):
+        for node in reversed(self.program.nodes):
             record = self.records.pop(node, None)
             arrived = self.gradients.pop(node, None)
             if record is not None and (arrived is not None or node in self.ready):
                 record(arrived)
+        self._join(0)
         return self.weight_gradients
 
-    def _run(self, node: fx.Node) -> Any:
+    def _run(self, node: Node) -> Any:
         if node.target is conv_norm:
             x, weight = self.values[node.args[0]], self.weights[node.args[1].name]
             x = _channels_last(x, weight.dtype)
@@ -105,17 +104,17 @@ class Run:
 
     # --- by our kernels
 
-    def _conv(self, node: fx.Node, x: Tensor, weight: Tensor) -> Tensor:
+    def _conv(self, node: Node, x: Tensor, weight: Tensor) -> Tensor:
         window = Window(**node.kwargs)
         y, _ = convolution.forward(x, weight, window)
         if self._needed(node):
             self.records[node] = lambda dy: self._conv_backward(node, _channels_last(dy), x, weight, window)
         return y
 
-    def _conv_backward(self, node: fx.Node, dy: Tensor, x: Tensor, weight: Tensor, window: Window) -> None:
+    def _conv_backward(self, node: Node, dy: Tensor, x: Tensor, weight: Tensor, window: Window) -> None:
         source, placeholder = node.args[0], node.args[1].name
         if placeholder in self.learned:
-            self._add_weight_gradient(placeholder, convolution.weight_gradient(x, dy, weight, window))
+            self._add_weight_gradient(placeholder, self._weight_gradient(x, dy, weight, window))
         if source not in self.records:
             return
         earliest = min(source.users, key=self.order.__getitem__) is node
@@ -128,7 +127,23 @@ class Run:
         else:
             self.gradients[source] = dx
 
-    def _subsample(self, node: fx.Node, x: Tensor) -> Tensor:
+    def _weight_gradient(self, x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
+        if self.side is None:
+            return convolution.weight_gradient(x, dy, weight, window)
+        self.side.wait_stream(torch.cuda.current_stream(x.device))
+        with torch.cuda.stream(self.side):
+            gradient = convolution.weight_gradient(x, dy, weight, window)
+            self._beside.append((self.side.record_event(), (x, dy)))
+        self._join(MOST_BESIDE)
+        return gradient
+
+    def _join(self, most: int) -> None:
+        """Wait until no more than so many layers are computed beside; only then may the memory they read be reused."""
+        while len(self._beside) > most:
+            done, _ = self._beside.popleft()
+            torch.cuda.current_stream(self.side.device).wait_event(done)  # type: ignore[union-attr]
+
+    def _subsample(self, node: Node, x: Tensor) -> Tensor:
         source, stride, channels = node.args
         if self._needed(node):
             self.records[node] = lambda dy: self._add_gradient(
@@ -136,7 +151,7 @@ class Run:
             )
         return convolution.subsample(x, stride, channels)
 
-    def _conv_norm(self, node: fx.Node, x: Tensor, weight: Tensor) -> Tensor:
+    def _conv_norm(self, node: Node, x: Tensor, weight: Tensor) -> Tensor:
         window = Window(node.kwargs["stride"], node.kwargs["padding"])
         y, sums = convolution.forward(x, weight, window, self.weights[node.args[4].name])
         assert sums is not None
@@ -145,7 +160,7 @@ class Run:
             self.records[node] = lambda dy: self._conv_backward(node, gradient_of_norm(dy), x, weight, window)
         return result
 
-    def _norm(self, node: fx.Node, x: Tensor) -> Tensor:
+    def _norm(self, node: Node, x: Tensor) -> Tensor:
         sums = batch_norm.moments(x, self.program.members)
         result, gradient_of_norm = self._normalized(node, x, sums, node.args[1:])
         if self._needed(node):
@@ -153,12 +168,13 @@ class Run:
         return result
 
     def _normalized(
-        self, node: fx.Node, x: Tensor, sums: BlockSums, arguments: tuple[Any, ...]
+        self, node: Node, x: Tensor, sums: BlockSums, arguments: tuple[Any, ...]
     ) -> tuple[Tensor, Callable[[Tensor | None], Tensor]]:
         """Normalise x; returns the result, and a function from its gradient to that of x."""
         names = [argument.name for argument in arguments[:4]]
         other = arguments[4] if len(arguments) > 4 else None
-        norm = Norm(*(self.weights[name] for name in names), node.kwargs["momentum"], node.kwargs["eps"])
+        weight, bias, mean, var = (self.weights[name] for name in names)
+        norm = Norm(weight, bias, mean, var, node.kwargs["momentum"], node.kwargs["eps"])
         relu = node.kwargs["relu"]
         add = None if other is None else _channels_last(self.values[other], x.dtype)
         y, saved = batch_norm.normalize(x, sums, norm, add, relu)
@@ -186,10 +202,10 @@ class Run:
 
     # --- by autograd
 
-    def _plain(self, node: fx.Node) -> Any:
-        leaves: dict[fx.Node, Tensor] = {}
+    def _plain(self, node: Node) -> Any:
+        leaves: dict[Node, Tensor] = {}
 
-        def value(argument: fx.Node) -> Any:
+        def value(argument: Node) -> Any:
             if argument in leaves:
                 return leaves[argument]
             is_weight = argument.op == "placeholder" and argument.name in self.weights
@@ -220,7 +236,7 @@ class Run:
             return tuple(part.detach() if isinstance(part, Tensor) else part for part in result)
         return result.detach() if isinstance(result, Tensor) else result
 
-    def _plain_backward(self, result: Any, leaves: Mapping[fx.Node, Tensor], dy: Any) -> None:
+    def _plain_backward(self, result: Any, leaves: Mapping[Node, Tensor], dy: Any) -> None:
         if isinstance(result, tuple | list):
             pairs = [(output, dy[number]) for number, output in enumerate(result) if dy.get(number) is not None]
         else:
@@ -236,7 +252,7 @@ class Run:
             else:
                 self._add_gradient(argument, gradient)
 
-    def _item(self, node: fx.Node, args: tuple[Any, ...]) -> Any:
+    def _item(self, node: Node, args: tuple[Any, ...]) -> Any:
         source, number = node.args
         if source in self.records:
             self.records[node] = lambda dy: self.gradients.setdefault(source, {}).update({number: dy})
@@ -244,11 +260,11 @@ class Run:
 
     # --- gradients
 
-    def _needed(self, node: fx.Node) -> bool:
+    def _needed(self, node: Node) -> bool:
         """Tell whether anything behind a node learns."""
         return any(argument in self.records or argument.name in self.learned for argument in node.all_input_nodes)
 
-    def _add_gradient(self, node: fx.Node, gradient: Tensor) -> None:
+    def _add_gradient(self, node: Node, gradient: Tensor) -> None:
         if node in self.records:
             before = self.gradients.get(node)
             self.gradients[node] = gradient if before is None else before + gradient
@@ -270,13 +286,13 @@ def _channels_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return cast.contiguous(memory_format=torch.channels_last)
 
 
-def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+def _last_uses(program: Program) -> dict[Node, list[Node]]:
     """For each node, the values that nobody reads after it."""
-    last: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
+    last: dict[Node, Node] = {}
+    for node in program.nodes:
         for argument in node.all_input_nodes:
             last[argument] = node
-    uses: dict[fx.Node, list[fx.Node]] = {}
+    uses: dict[Node, list[Node]] = {}
     for argument, node in last.items():
         uses.setdefault(node, []).append(argument)
     return uses

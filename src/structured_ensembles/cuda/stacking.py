@@ -131,20 +131,20 @@ def copier(pairs: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], None]:
         if source.dtype != torch.float32 or target.dtype not in (torch.float32, torch.bfloat16) or pieces is None:
             rest.append((target, source))
             continue
-        for source_at, target_at, length in pieces:
-            for start in range(0, length, PIECE):
-                rows.append(
-                    (
-                        source.data_ptr() + 4 * (source_at + start),
-                        target.data_ptr() + target.element_size() * (target_at + start),
-                        min(PIECE, length - start),
-                        int(target.dtype == torch.bfloat16),
-                    )
-                )
+        narrow, size = int(target.dtype == torch.bfloat16), target.element_size()
+        rows += [
+            (
+                source.data_ptr() + 4 * (source_at + start),
+                target.data_ptr() + size * (target_at + start),
+                min(PIECE, length - start),
+                narrow,
+            )
+            for source_at, target_at, length in pieces
+            for start in range(0, length, PIECE)
+        ]
     device = pairs[0][0].device
     table = torch.tensor(rows, dtype=torch.int64).T.contiguous().to(device)
     like = torch.empty(1, dtype=torch.bfloat16, device=device)
-    # The first launch compiles; it must not happen while a graph is captured.
 
     def copy() -> None:
         from structured_ensembles.cuda.kernels.copying import copy_pieces
@@ -162,7 +162,8 @@ def _pieces(target: Tensor, source: Tensor) -> list[tuple[int, int, int]] | None
 
     None if the axes have another order in memory, or if there would be very many.
     """
-    axes = sorted(range(source.dim()), key=lambda dim: (-target.stride(dim), dim))
+    strides = target.stride()
+    axes = sorted(range(source.dim()), key=lambda dim: (-strides[dim], dim))
     axes = [dim for dim in axes if source.shape[dim] > 1]
     length = 1
     while axes and source.stride(axes[-1]) == length == target.stride(axes[-1]):

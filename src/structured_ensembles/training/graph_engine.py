@@ -259,9 +259,10 @@ class GraphEngine:
     def _run(self, parts: Sequence[tuple[Runner, Callable[[Sequence[torch.cuda.Stream]], None]]]) -> None:
         """Run those of one member side by side, the others, which keep the GPU busy, one after the other."""
         for runner, step in parts:
-            if len(runner.members) > 1:
+            if len(runner.members) > 1 or len(parts) == 1:
                 step(self.streams)
-        side_by_side([partial(step, ()) for runner, step in parts if len(runner.members) == 1], self.streams)
+        alone = [partial(step, ()) for runner, step in parts if len(runner.members) == 1 and len(parts) > 1]
+        side_by_side(alone, self.streams)
 
 
 def _noise(generator: torch.Generator, *shape: int, device: torch.device, dtype: torch.dtype) -> Tensor:

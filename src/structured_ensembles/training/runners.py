@@ -36,7 +36,10 @@ Streams = Sequence[torch.cuda.Stream]
 
 
 class Runner(Protocol):
-    """Computes the steps of some members. losses: (members,), summed over steps. totals: (members, 2), of validation."""
+    """Computes the steps of some members.
+
+    losses: (members,), summed over steps. totals: (members, 2), summed losses and right predictions of validation.
+    """
 
     members: Sequence[Member]
     losses: Tensor
@@ -117,7 +120,8 @@ class ProgramRunner:
     def train_step(self, size: int, shared: Batch | None, streams: Streams) -> None:
         inputs, targets = self._batch(size, shared)
         generators = self._generators
-        run = Run(self.program, self.stack.weights, self.stack.learned, generators)
+        side = streams[0] if streams else None
+        run = Run(self.program, self.stack.weights, self.stack.learned, generators, side)
         with self.plan.autocast():
             outputs = run.forward(tensors_in(inputs))
         with torch.enable_grad():
@@ -178,7 +182,8 @@ class ModuleRunner:
     def __init__(
         self, member: Member, plan: Plan, optimizer: torch.optim.Optimizer, feed: TableFeed | None, kernels: bool
     ) -> None:
-        self.members, self.member, self.plan, self.optimizer, self.feed = [member], member, plan, optimizer, feed
+        self.members: Sequence[Member] = [member]
+        self.member, self.plan, self.optimizer, self.feed = member, plan, optimizer, feed
         network = member.network
         self.drawer = BatchDrawer([feed]) if kernels and feed is not None and batch_drawing.fits(feed) else None
         self.ours = self.drawer is not None
@@ -292,14 +297,12 @@ def _shuffle(feed: TableFeed, plan: Plan, member: Member, epoch: int) -> None:
 
 def _starts_with_convolutions(compiled: Compiled) -> bool:
     """Tell whether only convolutions in bfloat16 read the input, so that it can be drawn in their type and layout."""
-    readers = [
-        user for node in compiled.program.graph.nodes if node.name in compiled.program.inputs for user in node.users
-    ]
+    readers = [user for node in compiled.program.nodes if node.name in compiled.program.inputs for user in node.users]
     return all(user.target in (conv_norm, member_conv) and user.args[1].name in compiled.bfloat16 for user in readers)
 
 
 def _generator(device: torch.device) -> torch.Generator | None:
-    """Return a generator whose state a CUDA graph can hold; None on other devices, where the default one is drawn from."""
+    """Return a generator whose state a CUDA graph can hold; None on other devices, which draw from the default one."""
     if device.type != "cuda":
         return None
     return torch.cuda.default_generators[device.index or 0].clone_state()

@@ -1,4 +1,4 @@
-"""Passes: functions Program → Program, each with a test of its own; `fuse` runs them in order."""
+"""Passes: functions Program → Program, each with a test of its own; compilation.py runs them in order."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from structured_ensembles.cuda.passes.stack import stack_members
 from structured_ensembles.cuda.passes.subsampling import fuse_subsampling
 
 __all__ = [
-    "collect_counters", "fuse_convolutions", "fuse_norms", "fuse_subsampling", "remove_inplace", "replace_dropout", "replace_layers",
-    "stack_members",
+    "collect_counters", "fuse_convolutions", "fuse_norms", "fuse_subsampling", "remove_inplace", "replace_dropout",
+    "replace_layers", "stack_members",
 ]  # fmt: skip

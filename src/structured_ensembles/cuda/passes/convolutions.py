@@ -11,7 +11,7 @@ from structured_ensembles.cuda.program import Program
 def fuse_convolutions(program: Program) -> Program:
     """Rewrite `member_norm(member_conv(x))` as `conv_norm(x)`, where nothing else reads the convolution."""
     result = program.copy()
-    for node in list(result.graph.nodes):
+    for node in result.nodes:
         if node.op != "call_function" or node.target is not member_norm:
             continue
         conv = node.args[0]

@@ -15,7 +15,7 @@ def collect_counters(program: Program) -> Program:
     """Take `buffer += 1` (the counters of batch norms) out of the graph and list the buffers in `counters`."""
     result = program.copy()
     counters = list(result.counters)
-    for node in list(result.graph.nodes):
+    for node in result.nodes:
         if node.op == "call_function" and node.target is ADD and not node.users and node.args[1:] == (1,):
             buffer = node.args[0]
             if buffer.name in result.names and len(buffer.users) == 1:

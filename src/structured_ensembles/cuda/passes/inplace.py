@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from structured_ensembles.cuda.program import Program, ProgramError
+from structured_ensembles.cuda.program import Node, Program, ProgramError
 
 NORM = torch.ops.aten.batch_norm.default  # updates its running statistics: that is known, and wanted
 
@@ -17,8 +19,8 @@ def remove_inplace(program: Program) -> Program:
     Raises `ProgramError` where x shares memory with another tensor, or is a weight or buffer.
     """
     result = program.copy()
-    weights = {node for node in result.graph.nodes if node.op == "placeholder" and node.name not in result.inputs}
-    for node in list(result.graph.nodes):
+    weights = {node for node in result.nodes if node.op == "placeholder" and node.name not in result.inputs}
+    for node in result.nodes:
         if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target is NORM:
             continue
         mutated = [argument for argument in node.target._schema.arguments if _is_written(argument)]
@@ -33,9 +35,7 @@ def remove_inplace(program: Program) -> Program:
         if _is_view(changed) or any(_is_view(user) for user in changed.users):
             raise ProgramError(f"{node.target} changes a tensor that shares its memory with another")
         node.target = functional
-        changed.replace_all_uses_with(
-            node, delete_user_cb=lambda user, node=node: user is not node and _after(user, node)
-        )
+        changed.replace_all_uses_with(node, delete_user_cb=partial(_comes_before, node))
     result.graph.lint()
     return result
 
@@ -51,14 +51,14 @@ def _is_written(argument: torch.Argument) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def _is_view(node: fx.Node) -> bool:
+def _is_view(node: Node) -> bool:
     """Tell whether a node's value may share memory with its argument."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return node.op == "call_function" and node.target.__name__ == "getitem"  # type: ignore[union-attr]
-    returned = [value for value in node.target._schema.returns if value.alias_info is not None]
+    returned = [value.alias_info for value in node.target._schema.returns if value.alias_info is not None]
     maybe = ("aten::reshape", "aten::flatten", "aten::contiguous", "aten::to", "aten::chunk", "aten::split")
-    return any(not value.alias_info.is_write for value in returned) or node.target._schema.name in maybe
+    return any(not alias.is_write for alias in returned) or node.target._schema.name in maybe
 
 
-def _after(user: fx.Node, node: fx.Node) -> bool:
+def _comes_before(node: Node, user: Node) -> bool:
     return node < user

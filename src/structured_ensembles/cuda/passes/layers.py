@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from structured_ensembles.cuda.operations import member_conv, member_dropout, member_linear
-from structured_ensembles.cuda.program import Program
+from structured_ensembles.cuda.program import Node, Program
 
 CONV, LINEAR, DROPOUT = torch.ops.aten.conv2d.default, torch.ops.aten.linear.default, torch.ops.aten.dropout.default
 
@@ -17,7 +17,7 @@ CONV, LINEAR, DROPOUT = torch.ops.aten.conv2d.default, torch.ops.aten.linear.def
 def replace_layers(program: Program) -> Program:
     """Rewrite convolutions with square windows and no groups as `member_conv`, linear layers as `member_linear`."""
     result = program.copy()
-    for node in list(result.graph.nodes):
+    for node in result.nodes:
         if node.op != "call_function":
             continue
         if node.target is LINEAR and _has_own_weights(node, result):
@@ -33,7 +33,7 @@ def replace_layers(program: Program) -> Program:
 def replace_dropout(program: Program) -> Program:
     """Rewrite dropout as `member_dropout`, whose masks come from the members' own generators."""
     result = program.copy()
-    for node in list(result.graph.nodes):
+    for node in result.nodes:
         if node.op == "call_function" and node.target is DROPOUT and node.args[2] is True:
             x, p, _ = node.args
             if p:
@@ -45,7 +45,7 @@ def replace_dropout(program: Program) -> Program:
     return result
 
 
-def _has_own_weights(node: fx.Node, program: Program) -> bool:
+def _has_own_weights(node: Node, program: Program) -> bool:
     """Tell whether weight and bias are parameters of the network, not computed ones."""
     weights = node.args[1:3]
     return all(weight is None or (isinstance(weight, fx.Node) and weight.name in program.names) for weight in weights)
@@ -59,7 +59,7 @@ def _window(
     return {"stride": stride[0], "padding": padding[0]} if plain else None
 
 
-def _replace(graph: fx.Graph, node: fx.Node, target: Any, args: Any, kwargs: dict[str, Any]) -> None:
+def _replace(graph: fx.Graph, node: Node, target: Any, args: Any, kwargs: dict[str, Any]) -> None:
     with graph.inserting_before(node):
         new = graph.call_function(target, tuple(args), kwargs)
     new.meta = dict(node.meta)

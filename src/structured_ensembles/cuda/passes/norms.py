@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from structured_ensembles.cuda.operations import member_norm
-from structured_ensembles.cuda.program import Program, is_tensor, shape_of
+from structured_ensembles.cuda.program import Node, Program, is_tensor, shape_of
 
 NORM, ADD, RELU = torch.ops.aten.batch_norm.default, torch.ops.aten.add.Tensor, torch.ops.aten.relu.default
 
@@ -14,14 +14,14 @@ NORM, ADD, RELU = torch.ops.aten.batch_norm.default, torch.ops.aten.add.Tensor, 
 def fuse_norms(program: Program) -> Program:
     """Rewrite batch norms in training, on images, as `member_norm`, with the sum and the ReLU that follow them."""
     result = program.copy()
-    for node in list(result.graph.nodes):
+    for node in result.nodes:
         if node.op == "call_function" and node.target is NORM and _can_be_fused(node, result):
             _fuse(node, result.graph)
     result.graph.lint()
     return result
 
 
-def _can_be_fused(node: fx.Node, program: Program) -> bool:
+def _can_be_fused(node: Node, program: Program) -> bool:
     x, weight, bias, mean, var, training, *_ = node.args
     tensors = (weight, bias, mean, var)
     return (
@@ -31,7 +31,7 @@ def _can_be_fused(node: fx.Node, program: Program) -> bool:
     )
 
 
-def _fuse(node: fx.Node, graph: fx.Graph) -> None:
+def _fuse(node: Node, graph: fx.Graph) -> None:
     x, weight, bias, mean, var, _, momentum, eps, _ = node.args
     last, other = node, None
     addition = _only_user(last)
@@ -56,5 +56,5 @@ def _fuse(node: fx.Node, graph: fx.Graph) -> None:
     graph.erase_node(node)
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
+def _only_user(node: Node) -> Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None

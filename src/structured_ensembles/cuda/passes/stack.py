@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import SymInt, fx
+from torch import SymInt
 
 from structured_ensembles.cuda.operations import (
     conv_norm,
@@ -17,7 +17,7 @@ from structured_ensembles.cuda.operations import (
     member_norm,
     subsample,
 )
-from structured_ensembles.cuda.program import Program, ProgramError, is_tensor, shape_of
+from structured_ensembles.cuda.program import Node, Program, ProgramError, is_tensor, shape_of
 
 aten = torch.ops.aten
 OURS = {conv_norm, member_conv, member_dropout, member_linear, member_norm, subsample}
@@ -49,7 +49,7 @@ def stack_members(program: Program, members: int) -> Program:
     """
     if members == 1:
         return program
-    for node in program.graph.nodes:
+    for node in program.nodes:
         if node.op == "call_function" and node.target not in OURS:
             _check(node, program)
     first = shape_of(program.output)[:1]
@@ -58,7 +58,7 @@ def stack_members(program: Program, members: int) -> Program:
     return replace(program.copy(), members=members)
 
 
-def _check(node: fx.Node, program: Program) -> None:
+def _check(node: Node, program: Program) -> None:
     name = f"{node.target}"
     for argument in node.all_input_nodes:
         if argument.op == "placeholder" and argument.name not in program.inputs:
@@ -82,7 +82,7 @@ def _check(node: fx.Node, program: Program) -> None:
         raise ProgramError(f"{name} changes the batch dimension")
 
 
-def _check_dimensions(node: fx.Node) -> None:
+def _check_dimensions(node: Node) -> None:
     place = BY_DIMENSION[node.target]
     dims = node.args[place] if len(node.args) > place else 0
     listed = [*dims] if isinstance(dims, list | tuple) else [dims]
@@ -94,14 +94,14 @@ def _check_dimensions(node: fx.Node) -> None:
         raise ProgramError(f"{node.target} works on the batch dimension")
 
 
-def _has_batch(node: fx.Node) -> bool:
+def _has_batch(node: Node) -> bool:
     shape = shape_of(node)
     return bool(shape) and isinstance(shape[0], SymInt)
 
 
-def _same_batch(node: fx.Node, program: Program) -> bool:
+def _same_batch(node: Node, program: Program) -> bool:
     """Tell whether the first dimension, and no other, is the batch of the inputs."""
-    first = next(placeholder for placeholder in program.graph.nodes if placeholder.name == program.inputs[0])
+    first = next(placeholder for placeholder in program.nodes if placeholder.name == program.inputs[0])
     shape = shape_of(node)
     return (
         bool(shape)
