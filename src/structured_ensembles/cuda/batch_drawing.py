@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.common.devices import constant
+from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import ceil_div
 from structured_ensembles.data.augmentation import padding
 from structured_ensembles.data.feeds import TableFeed
@@ -53,7 +54,7 @@ class BatchDrawer:
         self.dtype = self.feed.dtype if dtype is None else dtype
         self.order = torch.stack([feed.order for feed in feeds])
         self.crops = None if self.feed.crops is None else torch.stack([feed.crops for feed in feeds])  # type: ignore[misc]
-        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.channels_last = channels_last
         for number, feed in enumerate(feeds):
             feed.order = self.order[number]
             if self.crops is not None:
@@ -74,12 +75,13 @@ class BatchDrawer:
         )
         rows = self.members * size
         shape = (rows, channels, height, width)
-        images = torch.empty(shape, dtype=self.dtype, device=stored.device, memory_format=self.memory_format)
-        labels = torch.empty(rows, dtype=targets.dtype, device=stored.device)
-        draw_images[rows, ceil_div(channels * height * width, BLOCK)](
+        images = empty(*shape, like=stored, dtype=self.dtype, channels_last=self.channels_last)
+        labels = empty(rows, like=stored, dtype=targets.dtype)
+        launch(
+            draw_images, (rows, ceil_div(channels * height * width, BLOCK)),
             stored, targets, self.order, self.order if self.crops is None else self.crops, feed.starts, feed.step,
             *(constant(values, stored.device, torch.float32) for values in (mean, deviation)),
             images, labels, size, self.order.shape[1], channels, height, width, padding(height),
-            CROPS=self.crops is not None, CHANNELS_LAST=self.memory_format == torch.channels_last, BLOCK=BLOCK,
+            CROPS=self.crops is not None, CHANNELS_LAST=self.channels_last, BLOCK=BLOCK,
         )  # fmt: skip
         return images, labels

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.cuda.convolution import LARGEST, BlockSums
+from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import ceil_div, channel_units, moment_blocks, power_of_two
 
 TILE, WARPS = 8192, 4  # numbers that a program takes at a time
@@ -49,8 +50,8 @@ def moments(x: Tensor, members: int) -> BlockSums:
     from structured_ensembles.cuda.kernels import batch_norm as kernels
 
     blocks = Blocks(x, members)
-    partial = torch.empty(members, 3, blocks.number, blocks.width, device=x.device)
-    kernels.moments[blocks.grid](x, partial, blocks.rows, blocks.units, blocks.per_block, **blocks.tile)
+    partial = empty(members, 3, blocks.number, blocks.width, like=x)
+    launch(kernels.moments, blocks.grid, x, partial, blocks.rows, blocks.units, blocks.per_block, **blocks.tile)
     return BlockSums(partial)
 
 
@@ -60,10 +61,11 @@ def normalize(x: Tensor, sums: BlockSums, norm: Norm, add: Tensor | None, relu: 
 
     members = len(norm.weight)
     blocks = Blocks(x, members)
-    y = torch.empty_like(x)
-    saved = torch.empty(members, 2, blocks.width, device=x.device)
+    y = empty(*x.shape, like=x, dtype=x.dtype, channels_last=True)
+    saved = empty(members, 2, blocks.width, like=x)
     number = sums.partial.shape[2]
-    kernels.normalize[blocks.grid](
+    launch(
+        kernels.normalize, blocks.grid,
         x, x if add is None else add, sums.partial, norm.weight, norm.bias, y, saved, norm.running_mean,
         norm.running_var, blocks.rows, blocks.units, blocks.per_block, number, norm.eps,
         norm.momentum, ADD=add is not None, RELU=relu, BLOCKS=_merged_blocks(number, blocks.width), **blocks.tile,
@@ -77,9 +79,10 @@ def gradient_sums(dy: Tensor, x: Tensor, y: Tensor, saved: Tensor, norm: Norm, m
 
     members = len(norm.weight)
     blocks = Blocks(x, members)
-    masked = torch.empty_like(x) if mask else dy
-    partial = torch.empty(members, 3, blocks.number, blocks.width, device=x.device)
-    kernels.gradient_sums[blocks.grid](
+    masked = empty(*x.shape, like=x, dtype=x.dtype, channels_last=True) if mask else dy
+    partial = empty(members, 3, blocks.number, blocks.width, like=x)
+    launch(
+        kernels.gradient_sums, blocks.grid,
         x, y, dy, saved, norm.weight, norm.bias, partial, masked, blocks.rows, blocks.units, blocks.per_block,
         MASK=mask, **blocks.tile,
     )  # fmt: skip
@@ -92,10 +95,11 @@ def input_gradient(masked: Tensor, sums: BlockSums, x: Tensor, saved: Tensor, no
 
     members = len(norm.weight)
     blocks = Blocks(x, members)
-    dx = torch.empty_like(x)
-    parameter_gradients = torch.empty(2, members, blocks.width, device=x.device)
+    dx = empty(*x.shape, like=x, dtype=x.dtype, channels_last=True)
+    parameter_gradients = empty(2, members, blocks.width, like=x)
     number = sums.partial.shape[2]
-    kernels.input_gradient[blocks.grid](
+    launch(
+        kernels.input_gradient, blocks.grid,
         x, masked, saved, sums.partial, norm.weight, dx, parameter_gradients, blocks.rows, blocks.units,
         blocks.per_block, number, BLOCKS=_merged_blocks(number, blocks.width), **blocks.tile,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import ceil_div, channel_units, dot_size, moment_blocks, power_of_two
 
 LARGEST = 2**31  # kernels count in 32 bits
@@ -149,7 +150,7 @@ class _Job:
     def tensors(self, blocks: int) -> tuple[tuple[Tensor, ...], BlockSums | None]:
         """Return the tensors that a kernel of so many blocks takes, and what its epilogue leaves."""
         shape = (self.members, 3, blocks, self.outputs)
-        sums = BlockSums(torch.empty(shape, device=self.y.device)) if self.epilogue else None
+        sums = BlockSums(empty(*shape, like=self.y)) if self.epilogue else None
         return (self.x, self.weight, self.y, self.y if sums is None else sums.partial, *self._others), sums
 
 
@@ -170,7 +171,8 @@ def _convolve(job: _Job, window: Window) -> BlockSums | None:
     tiles = ceil_div(ceil_div(pixels, high), blocks)
     blocks = ceil_div(pixels, high * tiles)
     tensors, sums = job.tensors(blocks)
-    convolve[blocks, job.members, ceil_div(job.outputs, wide)](
+    launch(
+        convolve, (blocks, job.members, ceil_div(job.outputs, wide)),
         *tensors, pixels, *job.x.shape[2:], window.padding, job.input_units, job.output_units, tiles,
         STRIDE=window.stride, OUT_WIDTH=job.y.shape[3], OUT_PIXELS=job.y.shape[2] * job.y.shape[3],
         ROWS=job.rows, TAPS=job.taps, BACKWARD=job.backward, BY_ROWS=by_rows, **job.constants,
@@ -212,7 +214,8 @@ def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
     sweep = Sweep.of(job.images, height, width, job.members, pixels)
     blocks = ceil_div(job.images, sweep.images) * sweep.strips
     tensors, sums = job.tensors(blocks)
-    convolve_by_sweep[blocks, job.members](
+    launch(
+        convolve_by_sweep, (blocks, job.members),
         *tensors, job.images, job.x.shape[2], height, window.padding, job.input_units, job.output_units,
         sweep.strips, sweep.strip, WIDTH=job.x.shape[3], OUT_WIDTH=width, BACKWARD=job.backward, **job.constants,
         IMAGES=sweep.images, HIGH=max(sweep.pixels, 16 * warps), WIDE=dot_size(job.outputs), DEEP=deep, STAGES=stages,
@@ -234,7 +237,8 @@ def _convolve_back_strided(job: _Job, window: Window) -> BlockSums | None:
     blocks = ceil_div(needed, tiles) * places
     wide = min(WIDEST, dot_size(job.outputs))
     tensors, sums = job.tensors(blocks)
-    convolve_back_strided[blocks, job.members, ceil_div(job.outputs, wide)](
+    launch(
+        convolve_back_strided, (blocks, job.members, ceil_div(job.outputs, wide)),
         *tensors, job.images, *job.x.shape[2:], window.padding, job.input_units, job.output_units, tiles,
         STRIDE=window.stride, OUT_HEIGHT=height, OUT_WIDTH=width, CELLS=cells, CELLS_ACROSS=across,
         ROWS=job.rows, TAPS=job.taps, **job.constants,
@@ -260,8 +264,9 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Te
         deep, warps, stages = SWEEP_PRODUCTS if high <= 64 else WIDE_SWEEP_PRODUCTS
         sweep = Sweep.of(images, height, out_width, members, deep)
         blocks = ceil_div(images, sweep.images) * sweep.strips
-        partial = torch.empty(members, blocks, size, device=x.device)
-        kernels.weight_products_by_sweep[blocks, members](
+        partial = empty(members, blocks, size, like=x)
+        launch(
+            kernels.weight_products_by_sweep, (blocks, members),
             x, dy, partial, images, height, out_height, window.padding, input_units, output_units,
             sweep.strips, sweep.strip, WIDTH=width, OUT_WIDTH=out_width, **units, IMAGES=sweep.images,
             HIGH=high, WIDE=wide, DEEP=sweep.pixels, STAGES=stages, num_warps=warps,
@@ -274,18 +279,21 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Te
         blocks = min(max(ceil_div(PROGRAMS, members * parts), 1), max(pixels // (4 * deep), 1), 256)
         tiles = ceil_div(ceil_div(pixels, blocks), deep)
         blocks = ceil_div(pixels, tiles * deep)
-        partial = torch.empty(members, blocks, size, device=x.device)
+        partial = empty(members, blocks, size, like=x)
         kernel = kernels.weight_products if narrow else kernels.weight_products_by_tap
-        kernel[blocks, members, parts](
+        launch(
+            kernel, (blocks, members, parts),
             x, dy, partial, pixels, height, width, window.padding, input_units, output_units, tiles,
             *(() if narrow else (input_tiles,)),
             STRIDE=window.stride, OUT_WIDTH=out_width, OUT_PIXELS=out_height * out_width, ROWS=rows, TAPS=taps, **units,
             HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
         )  # fmt: skip
-    result = torch.empty(members, outputs, rows, taps, inputs, device=x.device)
+    result = empty(members, outputs, rows, taps, inputs, like=x)
     tall = min(64, dot_size(blocks))
     across = 1024 // tall
-    kernels.merge_blocks[ceil_div(size, across), members](partial, result, size, blocks, HIGH=tall, WIDE=across)
+    launch(
+        kernels.merge_blocks, (ceil_div(size, across), members), partial, result, size, blocks, HIGH=tall, WIDE=across
+    )
     return result.permute(0, 1, 4, 2, 3)
 
 
@@ -312,7 +320,8 @@ def _subsample(x: Tensor, y: Tensor, stride: int, backward: bool) -> None:
     unit = math.gcd(8, channels, y.shape[1])
     high = max(4096 // wide, 1)
     pixels = (x if backward else y).numel() // (channels if backward else y.shape[1])
-    kernel[(ceil_div(pixels, high),)](
+    launch(
+        kernel, (ceil_div(pixels, high),),
         x, y, images, channels // unit, y.shape[1] // unit, HEIGHT=height, WIDTH=width, UNIT=unit,
         STRIDE=stride, BACKWARD=backward, OUT_WIDTH=y.shape[3], OUT_PIXELS=y.shape[2] * y.shape[3],
         HIGH=high, WIDE=wide,
@@ -320,4 +329,4 @@ def _subsample(x: Tensor, y: Tensor, stride: int, backward: bool) -> None:
 
 
 def _empty(like: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
-    return torch.empty(shape, device=like.device, dtype=like.dtype, memory_format=torch.channels_last)
+    return empty(*shape, like=like, dtype=like.dtype, channels_last=True)

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.cuda.launch import launch
 from structured_ensembles.cuda.program import Program
 
 PIECE = 1024  # numbers that are copied by one program
@@ -150,7 +151,7 @@ def copier(pairs: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], None]:
         from structured_ensembles.cuda.kernels.copying import copy_pieces
 
         if rows:
-            copy_pieces[(len(rows),)](table, like, len(rows), BLOCK=PIECE)
+            launch(copy_pieces, (len(rows),), table, like, len(rows), BLOCK=PIECE)
         if rest:
             copy_all(*zip(*rest, strict=True))
 

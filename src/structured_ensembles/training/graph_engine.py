@@ -152,6 +152,9 @@ class GraphEngine:
             self.streams = side_streams(device, at_a_time)
             try:
                 self.runners = self._make_runners(active, optimizers, at_a_time)
+                for runner in self.runners:
+                    if isinstance(runner, ProgramRunner):
+                        runner.compile_kernels(self.training.sizes)
                 steps = self._plain_steps()
                 captured = all_captured(
                     list(steps.values()),

@@ -21,6 +21,7 @@ from structured_ensembles.cuda.batch_drawing import BatchDrawer
 from structured_ensembles.cuda.bf16_copies import Bfloat16Copies, castable
 from structured_ensembles.cuda.capture import CaptureError, side_by_side
 from structured_ensembles.cuda.compilation import Compiled
+from structured_ensembles.cuda.launch import compile_only
 from structured_ensembles.cuda.operations import conv_norm, member_conv
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack, copy_all, unpadded
@@ -116,6 +117,17 @@ class ProgramRunner:
         for generator, member in zip(self._generators or [], self.members, strict=self._generators is not None):
             if generator is not None:
                 generator.manual_seed(self.plan.member_seed("dropout", member, epoch))
+
+    def compile_kernels(self, sizes: Sequence[int]) -> None:
+        """Compile the kernels of steps on batches of these sizes, in parallel, before the first step needs them."""
+        if self.plan.device.type != "cuda" or self.drawer is None:
+            return
+        with compile_only() as possible, self.plan.autocast():
+            for size in sizes if possible else ():
+                inputs, _ = self.drawer.batch(size)
+                run = Run(self.program, self.stack.weights, self.stack.learned, generators=None)
+                run.backward(torch.zeros_like(run.forward(tensors_in(inputs))))
+                self.stack.refresh()
 
     def train_step(self, size: int, shared: Batch | None, streams: Streams) -> None:
         inputs, targets = self._batch(size, shared)
