@@ -18,7 +18,14 @@ from torch import Tensor, fx
 from structured_ensembles.cuda import batch_norm, convolution
 from structured_ensembles.cuda.batch_norm import Norm
 from structured_ensembles.cuda.convolution import BlockSums, NormBefore, Window
-from structured_ensembles.cuda.operations import conv_norm, member_conv, member_dropout, member_norm, subsample
+from structured_ensembles.cuda.operations import (
+    conv_norm,
+    member_conv,
+    member_dropout,
+    member_linear,
+    member_norm,
+    subsample,
+)
 from structured_ensembles.cuda.program import Node, Program
 
 MOST_BESIDE = 2  # layers whose weights' gradients are computed beside the way back
@@ -96,6 +103,8 @@ class Run:
             x = _channels_last(x, weight.dtype)
             if convolution.fits(x, weight):
                 return self._conv(node, x, weight)
+        if node.target is member_linear and self.program.members > 1:
+            return self._linear(node)
         if node.target is subsample:
             x = _channels_last(self.values[node.args[0]])
             if batch_norm.fits(x):
@@ -200,6 +209,30 @@ class Run:
 
         return y, backward
 
+    def _linear(self, node: Node) -> Tensor:
+        """Linear layers of several members: the weights' gradients come in the layout and type of the parameters."""
+        source, placeholder = node.args[0], node.args[1].name
+        weight = self.weights[placeholder]
+        bias = node.args[2] if len(node.args) > 2 else None
+        x = self.values[source].to(weight.dtype)
+        rows = x.reshape(len(weight), -1, x.shape[-1])
+        shift = None if bias is None else self.weights[bias.name][:, None].to(weight.dtype)
+        turned = weight.transpose(1, 2)
+        y = torch.bmm(rows, turned) if shift is None else torch.baddbmm(shift, rows, turned)
+
+        def backward(dy: Tensor) -> None:
+            gradient = dy.to(weight.dtype).reshape(y.shape)
+            if placeholder in self.learned:
+                self._add_weight_gradient(placeholder, _product_in_float32(gradient.transpose(1, 2), rows))
+            if bias is not None and bias.name in self.learned:
+                self._add_weight_gradient(bias.name, gradient.sum(1, dtype=_wide(gradient.dtype)))
+            if source in self.records:
+                self._add_gradient(source, torch.bmm(gradient, weight).reshape(x.shape))
+
+        if self._needed(node):
+            self.records[node] = backward
+        return y.reshape(*x.shape[:-1], weight.shape[1])
+
     # --- by autograd
 
     def _plain(self, node: Node) -> Any:
@@ -272,6 +305,18 @@ class Run:
     def _add_weight_gradient(self, placeholder: str, gradient: Tensor) -> None:
         before = self.weight_gradients.get(placeholder)
         self.weight_gradients[placeholder] = gradient if before is None else before + gradient
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _product_in_float32(one: Tensor, other: Tensor) -> Tensor:
+    """Multiply batches of matrices; of narrower types on a GPU, the product is float32 at once, where PyTorch can."""
+    direct = getattr(torch.ops.aten.bmm, "dtype", None)
+    if direct is not None and one.is_cuda and one.dtype == torch.bfloat16:
+        return direct(one, other, torch.float32)
+    return torch.bmm(one, other).to(_wide(one.dtype))
 
 
 def _identity(x: Tensor) -> Tensor:
