@@ -20,21 +20,22 @@ def channels_last(networks: Iterable[nn.Module], example: Inputs, tell: Callable
     What convolutions compute then lies channels last too, which a network that flattens by `view` does not take.
     tell: gets a sentence on why a network cannot.
     """
-    weights = [weight for network in networks if _can(network, example, tell) for weight in _weights(network)]
+    able = [network for network in networks if _can(network, example, tell)]
     try:
-        _store(weights, torch.channels_last)
+        for network in able:
+            network.to(memory_format=torch.channels_last)
         yield
     finally:
-        _store(weights, torch.contiguous_format)
+        for network in able:
+            network.to(memory_format=torch.contiguous_format)
 
 
 def _can(network: nn.Module, example: Inputs, tell: Callable[[str], None]) -> bool:
     """Tried on a copy without hooks: the network might learn something from its first batch, a hook might count."""
-    if not _weights(network):
+    if not any(parameter.dim() == 4 for parameter in network.parameters()):
         return False
     try:
-        trial = clone_of(network)
-        _store(_weights(trial), torch.channels_last)
+        trial = clone_of(network).to(memory_format=torch.channels_last)
         clear_hooks(trial)
         with torch.no_grad():
             call(trial.eval(), example)
@@ -46,11 +47,3 @@ def _can(network: nn.Module, example: Inputs, tell: Callable[[str], None]) -> bo
         return False
     return True
 
-
-def _weights(network: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in network.parameters() if parameter.dim() == 4]
-
-
-def _store(weights: Iterable[nn.Parameter], order: torch.memory_format) -> None:
-    for weight in weights:
-        weight.data = weight.data.contiguous(memory_format=order)
