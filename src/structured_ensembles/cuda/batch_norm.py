@@ -18,6 +18,7 @@ from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import ceil_div, channel_units, moment_blocks, power_of_two
 
 TILE, WARPS = 8192, 4  # numbers that a program takes at a time
+PROGRAMS = 1280  # of all members: every one merges the sums of all blocks, so that more are not better
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,10 @@ class Blocks:
         self.units, unit = channel_units(self.width)
         wide = min(power_of_two(self.width), 64)
         high = max(TILE // wide, 16)
-        self.number = min(ceil_div(self.rows, high), moment_blocks(self.width))
+        tiles_of_channels = ceil_div(self.width, wide)
+        most = max(PROGRAMS // (members * tiles_of_channels), 16)
+        self.number = min(ceil_div(self.rows, high), moment_blocks(self.width), most)
         self.per_block = ceil_div(ceil_div(self.rows, self.number), high) * high
         self.number = ceil_div(self.rows, self.per_block)
-        self.grid = (self.number, ceil_div(self.width, wide), members)
+        self.grid = (self.number, tiles_of_channels, members)
         self.tile = {"UNIT": unit, "HIGH": high, "WIDE": wide, "num_warps": WARPS}

@@ -23,11 +23,11 @@ def channels_last(networks: Iterable[nn.Module], example: Inputs, tell: Callable
     able = [network for network in networks if _can(network, example, tell)]
     try:
         for network in able:
-            network.to(memory_format=torch.channels_last)
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         yield
     finally:
         for network in able:
-            network.to(memory_format=torch.contiguous_format)
+            network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 
 def _can(network: nn.Module, example: Inputs, tell: Callable[[str], None]) -> bool:
@@ -35,7 +35,7 @@ def _can(network: nn.Module, example: Inputs, tell: Callable[[str], None]) -> bo
     if not any(parameter.dim() == 4 for parameter in network.parameters()):
         return False
     try:
-        trial = clone_of(network).to(memory_format=torch.channels_last)
+        trial = clone_of(network).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         clear_hooks(trial)
         with torch.no_grad():
             call(trial.eval(), example)
@@ -46,4 +46,3 @@ def _can(network: nn.Module, example: Inputs, tell: Callable[[str], None]) -> bo
         tell(f"weights of convolutions stay channels first, slower: {reason}")
         return False
     return True
-
