@@ -22,6 +22,7 @@ LARGEST = 2**31  # kernels count in 32 bits
 PROGRAMS = 1200  # that keep a GPU busy, about eight for each multiprocessor
 # Pixels of a tile, warps, stages of the pipeline: by rows and by taps, and for the weights' gradients.
 ROW_TILE, TAP_TILE, LARGE_TAP_TILE = (64, 4, 1), (64, 4, 3), (128, 4, 3)
+LOADED = 8  # channels at a time
 LARGE = 2**17  # pixels of all members, from which on tiles are larger
 ROW_PRODUCTS, TAP_PRODUCTS = (64, 4, 2), (64, 4, 3)
 SWEEP_TILE, BACK_TILE = (64, 2, 3), (128, 4, 1)
@@ -134,9 +135,8 @@ class _Job:
         self.members, _, _, self.rows, self.taps = weight.shape
         self.inputs, self.outputs = x.shape[1], y.shape[1]
         self.images = len(x) // self.members
-        (self.input_units, input_unit), (self.output_units, output_unit) = map(
-            channel_units, (self.inputs, self.outputs)
-        )
+        self.input_units, input_unit = channel_units(self.inputs, LOADED)
+        self.output_units, output_unit = channel_units(self.outputs)
         pivot = y if expected_mean is None else expected_mean
         before = (y, y, pivot, y, y, y)
         if norm is not None:
@@ -253,7 +253,8 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Te
 
     members, outputs, inputs, rows, taps = weight.shape
     size = outputs * rows * taps * inputs
-    (input_units, input_unit), (output_units, output_unit) = channel_units(inputs), channel_units(outputs)
+    input_units, input_unit = channel_units(inputs, LOADED)
+    output_units, output_unit = channel_units(outputs)
     units: dict[str, Any] = {"INPUT_UNIT": input_unit, "OUTPUT_UNIT": output_unit}
     (height, width), (out_height, out_width) = x.shape[2:], dy.shape[2:]
     images = len(x) // members
