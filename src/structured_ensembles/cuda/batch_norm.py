@@ -18,7 +18,7 @@ from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import ceil_div, channel_units, moment_blocks, power_of_two
 
 TILE, WARPS = 8192, 4  # numbers that a program takes at a time
-PROGRAMS = 1280  # of all members: every one merges the sums of all blocks, so that more are not better
+PROGRAMS = 320  # of all members: every one merges the sums of all blocks, so that more are slower
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,9 @@ LARGEST = 2**31  # kernels count in 32 bits
 PROGRAMS = 1200  # that keep a GPU busy, about eight for each multiprocessor
 # Pixels of a tile, warps, stages of the pipeline: by rows and by taps, and for the weights' gradients.
 ROW_TILE, TAP_TILE, LARGE_TAP_TILE = (64, 4, 1), (64, 4, 3), (128, 4, 3)
-LOADED = 8  # channels at a time
 LARGE = 2**17  # pixels of all members, from which on tiles are larger
 ROW_PRODUCTS, TAP_PRODUCTS = (64, 4, 2), (64, 4, 3)
-SWEEP_TILE, BACK_TILE = (64, 2, 3), (128, 4, 1)
+SWEEP_TILE, NARROW_SWEEP_TILE, BACK_TILE = (64, 2, 3), (32, 1, 3), (128, 4, 1)
 SWEEP_PRODUCTS, WIDE_SWEEP_PRODUCTS = (64, 2, 3), (128, 4, 3)  # up to 64 columns, and beyond
 WIDEST_SWEEP, WIDEST_ROW = 128, 128  # columns (taps × inputs) of what is computed by sweeps, and row by row
 SWEEPS, LEAST_STRIP = 800, 6  # strips of all members that keep a GPU busy; rows that a strip has at least
@@ -135,7 +134,7 @@ class _Job:
         self.members, _, _, self.rows, self.taps = weight.shape
         self.inputs, self.outputs = x.shape[1], y.shape[1]
         self.images = len(x) // self.members
-        self.input_units, input_unit = channel_units(self.inputs, LOADED)
+        self.input_units, input_unit = channel_units(self.inputs)
         self.output_units, output_unit = channel_units(self.outputs)
         pivot = y if expected_mean is None else expected_mean
         before = (y, y, pivot, y, y, y)
@@ -209,7 +208,7 @@ def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
     from structured_ensembles.cuda.kernels.convolution import convolve_by_sweep
 
     deep = dot_size(3 * job.inputs)
-    pixels, warps, stages = SWEEP_TILE
+    pixels, warps, stages = NARROW_SWEEP_TILE if deep <= 32 and not job.backward else SWEEP_TILE
     height, width = job.y.shape[2:]
     sweep = Sweep.of(job.images, height, width, job.members, pixels)
     blocks = ceil_div(job.images, sweep.images) * sweep.strips
@@ -253,7 +252,7 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Te
 
     members, outputs, inputs, rows, taps = weight.shape
     size = outputs * rows * taps * inputs
-    input_units, input_unit = channel_units(inputs, LOADED)
+    input_units, input_unit = channel_units(inputs)
     output_units, output_unit = channel_units(outputs)
     units: dict[str, Any] = {"INPUT_UNIT": input_unit, "OUTPUT_UNIT": output_unit}
     (height, width), (out_height, out_width) = x.shape[2:], dy.shape[2:]

@@ -16,9 +16,9 @@ def dot_size(number: int) -> int:
     return max(16, power_of_two(number))
 
 
-def channel_units(channels: int, most: int = 8) -> tuple[int, int]:
-    """Return (number of units, channels per unit): as many as are loaded at a time, 8 (or `most`), or 1."""
-    unit = 1 if channels % 8 else most
+def channel_units(channels: int) -> tuple[int, int]:
+    """Return (number of units, channels per unit): 8 channels, which are loaded at a time, or 1."""
+    unit = 1 if channels % 8 else 8
     return channels // unit, unit
 
 
