@@ -135,6 +135,15 @@ def test_run_folder_of_an_earlier_version_is_recognised(tmp_path: Path) -> None:
             train_experiment(replace(experiment, execution=other), tmp_path, device="cpu", quiet=True)
 
 
+def test_run_folder_that_names_a_default_is_recognised(tmp_path: Path) -> None:
+    """One of an earlier version could say `changes: {precision: auto}`."""
+    experiment = Experiment("digits", "mlp", "single", members=1, changes={"epochs": 1}, limit=64)
+    train_experiment(experiment, tmp_path, device="cpu", quiet=True)
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    write_yaml(tmp_path / "config.yaml", {**config, "changes": {"epochs": 1, "precision": "auto"}})
+    assert train_experiment(experiment, tmp_path, device="cpu", quiet=True)[1] is False
+
+
 def test_default_execution_is_not_recorded() -> None:
     """So that runs without one, recorded before, are the runs of today."""
     plain = Experiment("digits", "mlp", "single")
@@ -180,6 +189,26 @@ def test_folder_of_an_earlier_version_resumes(tmp_path: Path) -> None:
     rows: list[se.EpochRow] = []
     made(on_epoch=rows.append)
     assert [row.epoch for row in rows] == [1, 2]
+
+
+def test_folder_of_an_earlier_version_keeps_its_subnets(tmp_path: Path) -> None:
+    """Its checksum stays in identity.json, so that a run that is stopped once more does not search again."""
+
+    def made(**how: Any) -> se.Ensemble:
+        return se.structured_ensemble(
+            network(), some_data(), 2, recipe=RECIPE, search_epochs=1, folder=tmp_path, quiet=True, **how
+        )
+
+    with pytest.raises(InterruptedError):
+        made(on_epoch=stopped_after_an_epoch)
+    known = read_json(tmp_path / "identity.json", "delete it")
+    checksums = known["files"]
+    assert list(checksums) == ["subnets.json"]
+    known["parts"]["recipe.precision"] = known["parts"].pop("execution.precision")
+    write_json(tmp_path / "identity.json", known)
+    with pytest.raises(InterruptedError):
+        made(on_epoch=stopped_after_an_epoch)
+    assert read_json(tmp_path / "identity.json", "delete it")["files"] == checksums
 
 
 # A user's own method ------------------------------------------------------------------------------------------------
