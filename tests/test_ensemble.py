@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import structured_ensembles as se
-from structured_ensembles.ensemble import combined, uncertainty_of
+from structured_ensembles.prediction.combination import combined, uncertainty_of
 
 
 class Fixed(nn.Module):

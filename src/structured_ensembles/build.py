@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from structured_ensembles.calibration import checked_temperature
+from structured_ensembles.calibration import check_temperature
 from structured_ensembles.channels import trace
 from structured_ensembles.common.checks import check_type, checked_seed
 from structured_ensembles.common.devices import Device
@@ -87,7 +87,7 @@ def structured_ensemble(
     check_data(data)
     seed = checked_seed(seed)
     if temperature is not None:
-        temperature = checked_temperature(temperature)
+        temperature = check_temperature(temperature)
         if data.task != "classification":
             raise ValueError(f"temperature must be left out for a regression, not {temperature!r}")
     if not any(parameter.requires_grad for parameter in model.parameters()):

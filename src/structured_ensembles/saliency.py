@@ -88,11 +88,11 @@ def saliency(
         steps: dict[int, Step] = {}
         for batch, size in enumerate(feed.epoch(None)):
             step: Step = partial(scoring.score, feed, size)
-            if size not in steps and not feed.odd:
+            if size not in steps and not feed.irregular:
                 state = partial(tensors_of, scoring.totals, feed.step)
                 steps[size] = captured_if_possible(step, device, state, "the saliency", modules=[shadow])
             if batch % world() == rank():  # processes take turns
-                (step if feed.odd else steps[size])()
+                (step if feed.irregular else steps[size])()
             else:
                 feed.step.add_(1)
             advance()

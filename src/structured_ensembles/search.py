@@ -169,11 +169,11 @@ class _Search:
         batches = samples = 0
         for size in feed.epoch(seed):
             step: Step = partial(self._learn if learn else self._measure, feed, size)
-            if (learn, size) not in self.steps and not feed.odd:
+            if (learn, size) not in self.steps and not feed.irregular:
                 alone = world() == 1  # a graph would have to hold the messages between processes
                 whole = partial(captured_if_possible, step, self.device, partial(self._state, feed), "the search")
                 self.steps[learn, size] = whole(modules=[self.shadow]) if alone else step
-            (step if feed.odd else self.steps[learn, size])()
+            (step if feed.irregular else self.steps[learn, size])()
             batches, samples = batches + 1, samples + size
             advance()
         if learn:

@@ -19,7 +19,7 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import examined
 from structured_ensembles.prediction.calibration_fit import fit_all
 from structured_ensembles.prediction.combination import combined_logs, entropy_of
-from structured_ensembles.prediction.held_out import gathered
+from structured_ensembles.prediction.held_out import gather_outputs
 from structured_ensembles.resuming.identity import RunFile
 from structured_ensembles.training.execution import Execution, execution_or_default
 from structured_ensembles.training.fleet import prepare_training, train_fleet
@@ -112,7 +112,7 @@ def calibrate_trained(ensemble: Ensemble, data: Data) -> None:
     """
     if data.validation is None:
         return
-    outputs, targets = gathered(lambda inputs, *_: ensemble.logits(inputs), data.validation)
+    outputs, targets = gather_outputs(lambda inputs, *_: ensemble.logits(inputs), data.validation)
     try:
         ensemble.calibration = fit_all(ensemble.calibration, outputs, targets, data.task, ensemble.gaussian)
     except ValueError as error:

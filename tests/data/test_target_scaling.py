@@ -211,7 +211,7 @@ def test_several_targets_have_a_mean_each_and_one_deviation() -> None:
     assert units.deviation == pytest.approx(float(own.var(0, correction=0).mean().sqrt()))
     standard = units.standard(own)
     torch.testing.assert_close(standard.mean(0), torch.zeros(2).double(), atol=1e-4, rtol=0)
-    torch.testing.assert_close(units.restored(standard), own)
+    torch.testing.assert_close(units.restore(standard), own)
     # Where outputs have another shape, one mean serves all.
     for shape, model in (((600,), network()), ((600, 2, 1), network(2))):
         values = np.broadcast_to(Y.reshape(600, *[1] * (len(shape) - 1)) * 100 + 500, shape)
@@ -273,7 +273,7 @@ def test_ensemble_with_target_scaling_can_be_exported(values: int) -> None:
     ensemble.units = own  # which nobody has used before
     with torch.no_grad():
         program = torch.export.export(ensemble, (x,))
-        expected = own.restored(ensemble.members[0](x))
+        expected = own.restore(ensemble.members[0](x))
     found = ensemble.logits(x)[0]
     assert type(found) is Tensor
     torch.testing.assert_close(found, expected)

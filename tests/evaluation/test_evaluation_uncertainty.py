@@ -11,11 +11,11 @@ from scipy.special import softmax
 from scipy.stats import entropy as scipy_entropy
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from structured_ensembles.ensemble import Uncertainty, uncertainty_of
 from structured_ensembles.evaluation.discarding import discarding, discarding_curve
 from structured_ensembles.evaluation.diversity import disagreement_matrix, diversity, diversity_by_outcome
 from structured_ensembles.evaluation.ood import detection_figures
 from structured_ensembles.evaluation.ranking import auroc, false_acceptance
+from structured_ensembles.prediction.combination import Uncertainty, uncertainty_of
 
 SCORES = st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=2, max_size=60)  # few values: many ties
 

@@ -55,7 +55,7 @@ def test_unsupported_image_size_is_an_error() -> None:
     data = se.Data.from_arrays(rng.integers(0, 256, (40, 1, 8, 8), dtype=np.uint8), np.arange(40) % 2)
     ensemble = se.structured_ensemble(se.zoo.mlp(64, 2, hidden=(8,)), data, 2, **SETTINGS)
     with pytest.raises(
-        ValueError, match=r"shape \(1, 8, 8\), 1 channel; the network does not take shape \(1, 9, 9\): mat1 and mat2"
+        ValueError, match=r"shape \(1, 8, 8\), 1 channel; the network fails on shape \(1, 9, 9\): mat1 and mat2"
     ):
         ensemble.predict(np.zeros((4, 1, 9, 9), dtype=np.uint8))
 
@@ -84,11 +84,11 @@ def test_ids_out_of_range_are_an_error(method: str, tmp_path: Path) -> None:
     ensemble.save(tmp_path / "file.safetensors")
     for own in (ensemble, se.Ensemble.load(tmp_path / "file.safetensors", model=model)):
         assert own.predict(np.full((3, 7), 49)).shape == (3,)  # another length, an id that training did not have
-        with pytest.raises(ValueError, match="x must be ids from 0 to 49, as many as the network knows, not 3 to 50"):
+        with pytest.raises(ValueError, match=r"x must be ids from 0 to 49, the rows of .* embedding, not 3 to 50"):
             own.predict(np.array([[3, 50]]))
         with pytest.raises(ValueError, match="not -1 to 3"):
             own.predict_proba(np.array([[3, -1]]))
-        with pytest.raises(ValueError, match=r"ids of shape \(10,\); the network does not take shape \(13,\)"):
+        with pytest.raises(ValueError, match=r"ids of shape \(10,\); the network fails on shape \(13,\)"):
             own.predict(np.zeros((2, 13), dtype=int))  # more positions than it has
 
 

@@ -13,15 +13,15 @@ from torch import nn
 import structured_ensembles as se
 from structured_ensembles.storage.container import read_container, write_container
 from structured_ensembles.storage.files import write_tensors
-from structured_ensembles.training import fleet
 from structured_ensembles.training.checkpoint import (
     FORMAT,
+    flatten_optimizer_state,
     load_checkpoint,
-    optimizer_tensors,
     restore_optimizer,
     save_checkpoint,
 )
 from structured_ensembles.training.engine import Member
+from structured_ensembles.training.fleet_checkpoint import set_standing
 from structured_ensembles.training.history import COLUMNS, History
 from tests.support.engines import Stopped, stop_after_checkpoint
 
@@ -149,8 +149,8 @@ def test_unexpected_tensors_and_fields_are_refused(begun: Path) -> None:
         ({"rows": [dict.fromkeys(COLUMNS, 0) | {"member": "0"}]}, "'0' as member"),
         ({"rows": [dict.fromkeys(COLUMNS, 0) | {"loss": [1.0]}]}, "as loss"),
         ({"rows": [dict.fromkeys(COLUMNS, 0) | {"epoch": True}]}, "True as epoch"),
-        ({"engines": {}}, "must be texts"),
-        ({"fallbacks": [1]}, "must be texts"),
+        ({"engines": {}}, "must be lists of strings"),
+        ({"fallbacks": [1]}, "must be lists of strings"),
     ],
 )
 def test_history_of_wrong_types_is_refused(change: dict[str, object], reason: str) -> None:
@@ -165,7 +165,7 @@ def test_invalid_optimizer_step_is_refused() -> None:
     optimizer = torch.optim.Adam(layer.parameters())
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    tensors = optimizer_tensors("", optimizer)
+    tensors = flatten_optimizer_state("", optimizer)
     restore_optimizer("", optimizer, tensors)
     for value in (-1e30, math.inf, math.nan):
         with pytest.raises(ValueError, match=r"step of the optimizer's state 0 cannot be"):
@@ -177,7 +177,7 @@ def test_member_progress_of_wrong_types_is_refused(field: str) -> None:
     layer = nn.Linear(2, 1)
     member = Member(layer, 0, {})
     standing = {"score": -math.inf, "epoch": 0, "rise": 0, "stopped": None}
-    fleet._take_standing(member, standing)
+    set_standing(member, standing)
     for value in ([], {}, True):
         with pytest.raises(ValueError, match="member"):
-            fleet._take_standing(member, {**standing, field: value})
+            set_standing(member, {**standing, field: value})

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.data.augmentation import augment, draw_crops, resolved
+from structured_ensembles.data.augmentation import augment, draw_crops, resolve_augmentation
 from structured_ensembles.data.drawing import stream
 from structured_ensembles.training import optimizers
 from structured_ensembles.training.optimizers import optimizer_for
@@ -403,6 +403,6 @@ def test_augmentation_gives_crops_and_flips_of_the_image() -> None:
     assert torch.equal(crops, draw_crops("crop+flip", (3, 16, 16), 64, (0, 1)))
     unflipped = augment(images, draw_crops("crop", (3, 16, 16), 64, (0, 1)))
     assert not any(possible[image.contiguous().numpy().tobytes()] for image in unflipped)
-    assert resolved("auto", (3, 32, 32)) == "crop+flip"
-    assert resolved("auto", (1, 28, 28)) == "none"
-    assert resolved("auto", (3, 32, 32), "regression") == "none"
+    assert resolve_augmentation("auto", (3, 32, 32)) == "crop+flip"
+    assert resolve_augmentation("auto", (1, 28, 28)) == "none"
+    assert resolve_augmentation("auto", (3, 32, 32), "regression") == "none"

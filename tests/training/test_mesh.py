@@ -27,8 +27,8 @@ WORK = """
     import torch
     torch.set_num_threads(1)
     from tests.support.mesh_work import no_thread_is_left, work
-    from structured_ensembles.training.mesh import processes
-    with processes():
+    from structured_ensembles.training.mesh import join_processes
+    with join_processes():
         work(sys.argv[1], *sys.argv[2:])
     assert no_thread_is_left()
 """
@@ -163,7 +163,7 @@ def test_import_inside_a_process_group_keeps_no_thread(tmp_path: Path) -> None:
 
 
 def test_mesh_spreads_members_before_data() -> None:
-    mesh = Mesh(member_place=1, member_places=2, data_place=0, data_places=2)
+    mesh = Mesh(member_rank=1, member_size=2, data_rank=0, data_size=2)
     assert [mesh.trains(number) for number in range(5)] == [False, True, False, True, False]
     assert [mesh.source(number) for number in range(4)] == [0, 2, 0, 2]
 

@@ -129,12 +129,12 @@ def test_fallback_from_graph_to_loop_keeps_momentum(optimizer: str, monkeypatch:
 def test_failed_capture_leaves_members_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "all_captured", Refusing(after=0))
     taken: list[Member] = []
-    take = graph.GraphEngine.take
+    prepare = graph.GraphEngine.prepare
 
     def watched(self: graph.GraphEngine, active: list[Member]) -> None:
         before = [weights(member.network) for member in active]
         try:
-            take(self, active)
+            prepare(self, active)
         finally:
             taken.extend(active)
             assert all(member.optimizer_state.optimizer is None for member in active)
@@ -200,6 +200,6 @@ def test_resumed_run_may_change_its_engine(
 def test_rule_without_a_matching_parameter_is_refused() -> None:
     recipe = se.Recipe(epochs=1, rules=(se.ParameterRule("*.bais", weight_decay=0.0),))
     with pytest.raises(
-        ValueError, match=r"pattern '\*.bais' of a rule fits no parameter; they have names such as 0.bias"
+        ValueError, match=r"pattern '\*.bais' of a rule fits no parameter; parameters have names such as 0.bias"
     ):
         se.train(se.Ensemble([network(0)]), few_digits(), recipe, quiet=True)

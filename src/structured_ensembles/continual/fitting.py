@@ -15,7 +15,7 @@ from structured_ensembles.common.progress import progress
 from structured_ensembles.cuda.capture import Step, captured_if_possible
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data import Data
-from structured_ensembles.data.augmentation import resolved
+from structured_ensembles.data.augmentation import resolve_augmentation
 from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import feed_for
 from structured_ensembles.data.splits import TensorSplit
@@ -44,7 +44,9 @@ def fit(
     rates = {factor: torch.tensor(recipe.rate * factor, device=device) for factor in rate_factors(recipe)}
     optimizer = optimizer_for(recipe, network, rates if cuda else None)
     augmentation = (
-        resolved(recipe.augmentation, data.shape, data.task) if isinstance(data.train, TensorSplit) else "none"
+        resolve_augmentation(recipe.augmentation, data.shape, data.task)
+        if isinstance(data.train, TensorSplit)
+        else "none"
     )
     dtype = next(network.parameters()).dtype
     # Even batches: the few samples that a small task leaves for the last one would spoil the statistics of
@@ -77,11 +79,11 @@ def fit(
         for epoch in range(recipe.epochs):
             total.zero_()
             for size in feed.epoch((*seed, epoch)):
-                if size not in steps and not feed.odd:
+                if size not in steps and not feed.irregular:
                     steps[size] = captured_if_possible(
                         partial(step, size), device, state, description, modules=[network]
                     )
-                (partial(step, size) if feed.odd else steps[size])()
+                (partial(step, size) if feed.irregular else steps[size])()
                 advance()
             losses.append(float(total) / number)
             if not math.isfinite(losses[-1]):

@@ -25,8 +25,9 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.arrays import check_labels
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.splits import TensorSplit
-from structured_ensembles.ensemble import Ensemble, entropy_of
+from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.prediction.combination import entropy_of
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.recipe import Optimizer
 

@@ -12,7 +12,7 @@ from structured_ensembles.data.drawing import Seed, draw
 Augmentation = Literal["auto", "crop", "crop+flip", "none"]
 
 
-def resolved(augmentation: Augmentation, shape: Any, task: str = "classification") -> Augmentation:
+def resolve_augmentation(augmentation: Augmentation, shape: Any, task: str = "classification") -> Augmentation:
     """What "auto" means for inputs of `shape`: crops and flips for colour images of classes, nothing for anything else.
 
     Grey images are mostly characters, which a flip turns into others. The targets of a regression may be places in the

@@ -289,7 +289,7 @@ class Data:
 
     def prepare(self, inputs: Inputs, dtype: torch.dtype = torch.float32) -> Any:
         """Prepare stored inputs for a network: as floats (pixels in [0,1]), normalised; or as ids."""
-        return prepared(inputs, dtype, self.normalization, self.ids)
+        return prepare_inputs(inputs, dtype, self.normalization, self.ids)
 
     def to(self, device: torch.device | str) -> Data:
         """The same data with its tensors on a device (streamed splits stay where they are)."""
@@ -297,7 +297,7 @@ class Data:
         return replace(self, **{label: split.to(device) for label, split in splits.items() if split is not None})
 
 
-def prepared(
+def prepare_inputs(
     inputs: Inputs,
     dtype: torch.dtype,
     normalization: Normalization | Normalizations | None,
@@ -311,7 +311,7 @@ def prepared(
     if not isinstance(inputs, Tensor):
 
         def one_of_several(own: Tensor, kind: Kind, moments: Normalization | None) -> Any:
-            return own.bool() if kind == "mask" else prepared(own, dtype, moments, kind == "whole numbers")
+            return own.bool() if kind == "mask" else prepare_inputs(own, dtype, moments, kind == "whole numbers")
 
         return each(one_of_several, inputs, kinds or kinds_of(inputs, ids), parts_of(normalization, inputs))
     assert not isinstance(normalization, Normalizations)

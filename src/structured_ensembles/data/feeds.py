@@ -24,7 +24,7 @@ class Feed(Protocol):
     step: Tensor  # the number of the batch in its epoch, shape (1,)
 
     @property
-    def odd(self) -> bool:
+    def irregular(self) -> bool:
         """Whether the shape of the current batch differs from that of the captured batch of the same size."""
         ...
 
@@ -44,7 +44,7 @@ class TableFeed:
     step: a counter that several feeds of the same split share; by default the feed has its own.
     """
 
-    odd = False
+    irregular = False
 
     def __init__(
         self,
@@ -104,15 +104,15 @@ class StreamFeed:
     def __init__(self, split: Split, data: Data, size: int, device: torch.device, dtype: torch.dtype) -> None:
         self.split, self.data, self.size, self.device, self.dtype = split, data, size, device, dtype
         self.places: dict[int, Batch] = {}  # by the size of the batch
-        self.odd_batch: Batch | None = None
+        self.irregular_batch: Batch | None = None
         first = next(iter(split.batches(size, device=device)))
         self._put(*first)
         self.sizes: tuple[int, ...] = (len(first[1]),)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
 
     @property
-    def odd(self) -> bool:
-        return self.odd_batch is not None
+    def irregular(self) -> bool:
+        return self.irregular_batch is not None
 
     def epoch(self, seed: Seed | None) -> Iterator[int]:
         self.step.zero_()
@@ -121,13 +121,13 @@ class StreamFeed:
                 self._put(inputs, targets)
                 yield len(targets)
         finally:
-            self.odd_batch = None
+            self.irregular_batch = None
 
     def batch(self, size: int) -> Batch:
-        return _ready(self.data, *(self.odd_batch or self.places[size]), self.dtype)
+        return _ready(self.data, *(self.irregular_batch or self.places[size]), self.dtype)
 
     def _put(self, inputs: Inputs, targets: Tensor) -> None:
-        size, self.odd_batch = len(targets), None
+        size, self.irregular_batch = len(targets), None
         if size not in self.places:
             copied = each(lambda own: own.to(self.device, copy=True), inputs)
             self.places[size] = (copied, targets.to(self.device, copy=True))
@@ -135,7 +135,7 @@ class StreamFeed:
         kept_inputs, kept_targets = self.places[size]
         places, given = [*tensors_in(kept_inputs), kept_targets], [*tensors_in(inputs), targets]
         if [own.shape for own in places] != [own.shape for own in given]:
-            self.odd_batch = moved(inputs, self.device), targets.to(self.device)
+            self.irregular_batch = moved(inputs, self.device), targets.to(self.device)
             return
         for place, own in zip(places, given, strict=True):
             place.copy_(own, non_blocking=True)

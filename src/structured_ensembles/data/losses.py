@@ -50,7 +50,7 @@ class LikeTargets(nn.Module):
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.units is not None:
-            outputs = self.units.restored(outputs)
+            outputs = self.units.restore(outputs)
         if outputs.shape != targets.shape and outputs.numel() == targets.numel():
             if self.broadcasts is None:
                 self.broadcasts = self._tried(outputs.detach(), targets)

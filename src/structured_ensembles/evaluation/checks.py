@@ -9,10 +9,11 @@ from structured_ensembles.common.inputs import is_several
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import check_data
-from structured_ensembles.ensemble import Combine, Ensemble
+from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.attacks import check_epsilon
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS
 from structured_ensembles.evaluation.corruptions.corrupt import check_name, check_severity
+from structured_ensembles.prediction.combination import Combine
 
 
 def check_request(

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.data import Data
-from structured_ensembles.ensemble import Combine, Ensemble
+from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.ranking import mean_over_ties
 from structured_ensembles.prediction.calibration_fit import percentile_of_right
+from structured_ensembles.prediction.combination import Combine
 
 
 def discard_threshold(ensemble: Ensemble, data: Data, percentile: float = 75.0, combine: Combine = "mean") -> float:

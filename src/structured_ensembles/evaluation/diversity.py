@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from structured_ensembles.ensemble import entropy_of
+from structured_ensembles.prediction.combination import entropy_of
 
 
 def diversity(logits: Tensor) -> Tensor:

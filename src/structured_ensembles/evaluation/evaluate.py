@@ -13,7 +13,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.data.losses import Loss
-from structured_ensembles.ensemble import Combine, Ensemble, combined, uncertainty_of
+from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.calibrated import calibrated_figures, interval_figures
 from structured_ensembles.evaluation.calibration import (
     adaptive_calibration_error,
@@ -33,6 +33,7 @@ from structured_ensembles.evaluation.ranking import auroc, false_acceptance
 from structured_ensembles.evaluation.regression import gaussian_figures, loss_figures, regression_figures
 from structured_ensembles.evaluation.robustness import attack_figures, corruption_figures
 from structured_ensembles.evaluation.rules import checked_rules, suffix_of, with_thresholds
+from structured_ensembles.prediction.combination import Combine, combined, uncertainty_of
 from structured_ensembles.prediction.input_checks import warn_of_unknown_inputs
 
 

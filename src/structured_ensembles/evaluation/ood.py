@@ -3,9 +3,10 @@
 import torch
 
 from structured_ensembles.data import Split
-from structured_ensembles.ensemble import Ensemble, Uncertainty, uncertainty_of
+from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.ranking import auroc, false_acceptance, false_alarms
+from structured_ensembles.prediction.combination import Uncertainty, uncertainty_of
 
 SCORES = ("entropy", "mutual_information")
 

@@ -9,7 +9,7 @@ from structured_ensembles.common.inputs import Inputs
 from structured_ensembles.data import Split
 from structured_ensembles.data.dataset import as_floats
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.prediction.held_out import gathered
+from structured_ensembles.prediction.held_out import gather_outputs
 
 # Inputs (batch, …) as floats on the ensemble's device, targets, and the number of the first sample, to other inputs.
 Change = Callable[[Tensor, Tensor, int], Tensor]
@@ -30,4 +30,4 @@ def predictions(
             inputs = change(as_floats(inputs.to(device)), targets.to(device), first)
         return ensemble.logits(inputs, batch_size)
 
-    return gathered(logits, split, batch_size)
+    return gather_outputs(logits, split, batch_size)

@@ -11,13 +11,14 @@ from torch import Tensor
 from structured_ensembles.common.progress import progress
 from structured_ensembles.data import Split
 from structured_ensembles.data.corrupted import CorruptedData
-from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
+from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.attacks import fgsm
 from structured_ensembles.evaluation.calibration import expected_calibration_error
 from structured_ensembles.evaluation.corruptions import EXTRA, STANDARD, corrupt
 from structured_ensembles.evaluation.discarding import discarding
 from structured_ensembles.evaluation.predictions import Change, predictions
 from structured_ensembles.evaluation.rules import Rules, suffix_of
+from structured_ensembles.prediction.combination import combined, uncertainty_of
 
 
 def attack_figures(

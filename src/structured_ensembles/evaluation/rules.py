@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from structured_ensembles.common.checks import check_choice, check_list
 from structured_ensembles.data import Data
-from structured_ensembles.ensemble import COMBINE, Combine, Ensemble
+from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.discarding import discard_threshold
+from structured_ensembles.prediction.combination import COMBINE, Combine
 
 Rules = Mapping[Combine, float | None]  # by rule, the entropy above which it discards; None if it never does
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from structured_ensembles.ensemble import Combine
 from structured_ensembles.paper.published import Cell, published
+from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.runs.evaluations import RULES
 from structured_ensembles.runs.experiment import Experiment, Request
 

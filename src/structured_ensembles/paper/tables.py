@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from structured_ensembles.ensemble import Combine
 from structured_ensembles.evaluation.corruptions import ORIGIN
 from structured_ensembles.evaluation.robustness import best_source
 from structured_ensembles.paper.layout import Lines
 from structured_ensembles.paper.studies import RESCALED, Part, Study
+from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.runs.experiment import Experiment
 from structured_ensembles.runs.finished import Finished
 

@@ -1,4 +1,4 @@
-"""Combine the outputs of an ensemble's members: one prediction, and how unsure it is."""
+"""Combination rules: one prediction and its uncertainty from the outputs of an ensemble's members."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FLOAT64_CHUNK = 4096  # samples that are computed in float64 at a time
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """How unsure an ensemble is of each sample, shapes (samples,).
+    """Three measures of an ensemble's uncertainty on each sample, shapes (samples,).
 
     entropy: of the combined prediction after temperature, in nats.
     mutual_information: between the class and the member, each member's prediction at the same temperature: the entropy
-        of their mean less their mean entropy. Never negative. Without a temperature it is the part of `entropy` that
+        of their mean minus their mean entropy. Never negative. Without a temperature it is the share of `entropy` that
         comes from the members' differences.
     disagreement: the share of pairs of members that name different classes.
     """
@@ -35,14 +35,15 @@ class Uncertainty:
         return self.to_dict()[name]
 
     def to_dict(self) -> dict[str, Tensor]:
+        """Return the measures by name."""
         return dict(vars(self))
 
 
 def member_outputs(network: nn.Module, inputs: Inputs) -> Tensor:
-    """Run a network on inputs (batch, …) and stack the outputs of the members it stands for: (members, batch, …).
+    """Run a network on inputs (batch, …); return the stacked outputs of its members, (members, batch, …).
 
-    Most networks are one member. One that has a number `num_members` returns the outputs of all of them, stacked; in
-    training it may return fewer, such as one, if that is how it learns.
+    Most networks are one member. A network with the attribute `num_members` returns the outputs of so many, stacked;
+    in training it may return fewer.
     """
     outputs = one_tensor(call(network, inputs))
     return outputs if hasattr(network, "num_members") else outputs[None]
@@ -72,9 +73,9 @@ def combined_logs(logits: Tensor, combine: Combine = "mean") -> Tensor:
 def exact_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Combine by "mean" in float64, where confident probabilities (samples, classes) still differ from 1.
 
-    A part of the samples at a time: all members' logits in float64 would take a lot of memory.
+    Some samples at a time: all members' logits in float64 would take a lot of memory.
     """
-    return torch.cat([combined(part.double(), "mean", temperature) for part in logits.split(FLOAT64_CHUNK, dim=1)])
+    return torch.cat([combined(chunk.double(), "mean", temperature) for chunk in logits.split(FLOAT64_CHUNK, dim=1)])
 
 
 def uncertainty_of(logits: Tensor, temperature: float = 1.0, combine: Combine = "mean") -> Uncertainty:
@@ -90,7 +91,7 @@ def uncertainty_of(logits: Tensor, temperature: float = 1.0, combine: Combine = 
     votes = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)  # (samples, classes)
     agreeing = (votes * (votes - 1)).sum(-1) / max(members * (members - 1), 1)
     disagreement = 1 - agreeing if members > 1 else torch.zeros_like(entropy)
-    information = (mean_entropy - entropy_of(probabilities).mean(0)).clamp_min(0)  # not for rounding errors
+    information = (mean_entropy - entropy_of(probabilities).mean(0)).clamp_min(0)  # rounding may make it negative
     if combine == "logits":
         entropy = entropy_of(combined(logits, combine, temperature))
     return Uncertainty(entropy, information, disagreement)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from structured_ensembles.ensemble import Combine
 from structured_ensembles.evaluation.robustness import mean_of
+from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.storage.run_files import checked_figures, damaged, read_json, write_json
 
 RULES: tuple[Combine, ...] = ("mean", "logits")  # of combination: ours, and that of the published figures

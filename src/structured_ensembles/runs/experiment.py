@@ -18,7 +18,7 @@ from structured_ensembles.common.devices import pick_device
 from structured_ensembles.common.processes import gather, rank
 from structured_ensembles.data import Data, load_corrupted
 from structured_ensembles.data.corrupted import has_corrupted
-from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
+from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import corrupt, evaluate
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
 from structured_ensembles.evaluation.corruptions import STANDARD
@@ -28,6 +28,7 @@ from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.robustness import is_over_all
 from structured_ensembles.evaluation.rules import figures_by_rule
 from structured_ensembles.methods import METHODS
+from structured_ensembles.prediction.combination import combined, uncertainty_of
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, merge_figures, read_figures
 from structured_ensembles.runs.folder import close_run, machine, opened_run, read_config, read_samples, write_samples
 from structured_ensembles.runs.ingredients import base_network, fitting_arguments, read_data, run_data, run_ensemble
@@ -39,8 +40,8 @@ from structured_ensembles.runs.settings import (
     takes_execution,
 )
 from structured_ensembles.training import Execution, Recipe
-from structured_ensembles.training.mesh import processes
-from structured_ensembles.training.recipe import usual
+from structured_ensembles.training.mesh import join_processes
+from structured_ensembles.training.recipe import default_recipe_name
 from structured_ensembles.zoo.by_name import Trust, build_model, find_function, find_model
 
 
@@ -140,7 +141,7 @@ class Prepared:
         told |= {"members": own.members} if own.members != Experiment.members else {}
         told |= {f"model.{name}": value for name, value in self.defaults.told(config, "model_arguments").items()}
         told |= self.defaults.told(config, "method_arguments")
-        told |= {"recipe": own.recipe} if own.recipe != usual(self.data.task) else {}
+        told |= {"recipe": own.recipe} if own.recipe != default_recipe_name(self.data.task) else {}
         settings = [(name, "recipe", value) for name, value in self.defaults.told(config, "changes").items()]
         settings += [(name, "execution", value) for name, value in own.execution.changes().items()]
         for name, kind, value in sorted(settings):  # in one order, as when all of them were the recipe's
@@ -167,7 +168,7 @@ def prepare_experiment(experiment: Experiment, *, root: Path | None = None, devi
     data = read_data(experiment.dataset, root, experiment.seed, experiment.limit, experiment.validation)
     data.split("test")  # or an error: what it can do is measured there
     if automatic:
-        experiment = replace(experiment, recipe=usual(data.task))
+        experiment = replace(experiment, recipe=default_recipe_name(data.task))
     torch.manual_seed(experiment.seed)
     arguments = fitting_arguments(experiment.model, data, experiment.model_arguments)
     network = build_model(experiment.model, **arguments)
@@ -194,7 +195,7 @@ def train_experiment(
 def train_prepared(prepared: Prepared, folder: Path, *, quiet: bool = False) -> tuple[dict[str, Any], bool]:
     """Train an experiment that was checked, as `train_experiment` does."""
     experiment = prepared.experiment
-    with processes(), _opened(prepared, folder) as result:
+    with join_processes(), _opened(prepared, folder) as result:
         done = gather(result)[0]
         if done is not None:
             return done, False

@@ -1,4 +1,4 @@
-"""Execution: how training is computed; the recipe says what is trained."""
+"""Execution: how training is computed; the recipe says what it does."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Execution:
         return {"precision": self.precision}
 
     def changes(self) -> dict[str, Any]:
-        """Return the fields that are not as by default."""
+        """Return the fields that differ from their defaults."""
         return {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -67,6 +67,7 @@ class Execution:
         }
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all fields, by name."""
         return asdict(self)
 
 
@@ -74,20 +75,20 @@ FIELDS = tuple(field.name for field in fields(Execution))
 
 
 def execution_or_default(execution: Execution | None) -> Execution:
-    """Check an execution; None is the default one."""
+    """Return a checked execution; the default one for None."""
     if execution is not None and not isinstance(execution, Execution):
         raise TypeError(f"execution must be an Execution, such as Execution(precision='float32'), not {execution!r}")
     return execution or Execution()
 
 
 def check_moved(names: Collection[str]) -> None:
-    """Raise a TypeError if any name of a recipe's settings is one that moved to `Execution`."""
+    """Raise a TypeError if any name of a recipe's settings has moved to `Execution`."""
     moved = [name for name in FIELDS if name in names]
     if moved:
-        told = ", ".join(f"{name}=…" for name in moved)
+        settings = ", ".join(f"{name}=…" for name in moved)
         raise TypeError(
-            f"{' and '.join(moved)} moved to Execution({told}): give execution=Execution({told}) beside the recipe, or "
-            f"{' '.join(f'--execution.{name}' for name in moved)} on the command line"
+            f"{' and '.join(moved)} moved to Execution({settings}): give execution=Execution({settings}) beside the "
+            f"recipe, or {' '.join(f'--execution.{name}' for name in moved)} on the command line"
         )
 
 
@@ -107,5 +108,9 @@ def split_config(config: Mapping[str, Any]) -> dict[str, Any]:
     changes, moved = split_settings(config["changes"]) if isinstance(config.get("changes"), Mapping) else ({}, {})
     if not moved:
         return dict(config)
-    told = config.get("execution")
-    return {**config, "changes": changes, "execution": {**moved, **(told if isinstance(told, Mapping) else {})}}
+    execution = config.get("execution")
+    return {
+        **config,
+        "changes": changes,
+        "execution": {**moved, **(execution if isinstance(execution, Mapping) else {})},
+    }

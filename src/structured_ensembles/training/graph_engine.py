@@ -67,7 +67,7 @@ class GraphEngine:
         self.padded: dict[Member, Shapes] = {}
         self._loss_modules = [plan.loss] if isinstance(plan.loss, nn.Module) else []
         if plan.device.type == "cuda" and find_spec("triton") is None:
-            plan.tell("PyTorch's own kernels are used, slower: Triton is not installed")
+            plan.log_fallback("PyTorch's own kernels are used, slower: Triton is not installed")
 
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
         plan = self.plan
@@ -77,8 +77,8 @@ class GraphEngine:
         for runner in self.runners:
             runner.begin(epoch)
         for size in self.training.epoch(stream(plan.seed, "order", epoch) if self._streamed else None):
-            step = None if self.training.odd else self.steps.get(("train", size))
-            if step is None:  # an odd batch of a loader
+            step = None if self.training.irregular else self.steps.get(("train", size))
+            if step is None:  # an irregular batch of a loader
                 self._train_step(size)
             else:
                 step()
@@ -96,14 +96,14 @@ class GraphEngine:
         for runner in self.runners:
             runner.totals.zero_()
         for size in self.validation.epoch(None):
-            step = None if self.validation.odd else self.steps.get(("validate", size))
+            step = None if self.validation.irregular else self.steps.get(("validate", size))
             (step or partial(self._validation_step, size))()
             seen += size
         rows: list[list[float]] = (torch.stack([runner.totals for runner in self.runners]) / seen).tolist()
         classifying = self.plan.data.task == "classification"
         return [(cost, accuracy if classifying else None) for cost, accuracy in rows]
 
-    def take(self, active: Sequence[Member]) -> None:
+    def prepare(self, active: Sequence[Member]) -> None:
         """Capture the steps of these members, unless they are those of the last epoch."""
         if not active or [runner.member for runner in self.runners] == list(active):
             return
@@ -118,7 +118,7 @@ class GraphEngine:
         # Perhaps it is our kernels that fail: Triton needs a C compiler, and more of some GPUs than they have.
         self.kernels, self.padded, self.proposals = False, {}, {}
         self._take(active)
-        self.plan.tell(f"training goes on without our own kernels, slower: {reason}")
+        self.plan.log_fallback(f"training goes on without our own kernels, slower: {reason}")
 
     def _take(self, active: Sequence[Member]) -> None:
         self.steps.clear()  # before anything new is made, so that its memory is free
@@ -183,7 +183,7 @@ class GraphEngine:
                     raise
             # Here the error is gone, and with it the activations that it held.
             self.most = (at_a_time + 1) // 2
-            self.plan.tell(
+            self.plan.log_fallback(
                 f"the GPU has not enough memory for {at_a_time} members at a time: it trains {self.most}, which "
                 f"Execution(streams={self.most}) says from the start"
             )
@@ -193,7 +193,7 @@ class GraphEngine:
 
     def _padded(self, member: Member) -> Shapes:
         """The weights that get channels of zeros. Networks that look alike are traced once, but each is tried."""
-        if member in self.padded or not self.plan.halved or self.plan.execution.compile:
+        if member in self.padded or not self.plan.uses_bfloat16 or self.plan.execution.compile:
             return self.padded.get(member, {})
         network, norms = member.network, replaceable(member.network) if self.kernels else []
         key = (str(network), *((name, own.shape, own.requires_grad) for name, own in network.named_parameters()))
@@ -205,7 +205,7 @@ class GraphEngine:
                 check_padding(network, self.example, shapes, norms)
         except PaddingError as error:
             self.proposals.setdefault(key, {})
-            self.plan.tell(f"widths stay as they are, not padded to multiples of eight, slower: {error}")
+            self.plan.log_fallback(f"widths stay as they are, not padded to multiples of eight, slower: {error}")
             return {}
         return shapes
 
@@ -253,11 +253,11 @@ class Runner:
         network = member.network
         named = {name: own for name, own in network.named_parameters() if own.requires_grad}
         self.padded = bool(padded)
-        self.halves = Halves(network, castable(network) if plan.halved else [], padded)
+        self.halves = Halves(network, castable(network) if plan.uses_bfloat16 else [], padded)
         self.parameters = list(named.values())
         self.leaves = [self.halves.whole.get(name, own) for name, own in named.items()]
         self.copied = [own for name, own in named.items() if name in self.halves.whole]
-        self.loss = torch.zeros((), device=plan.device, dtype=plan.exact)
+        self.loss = torch.zeros((), device=plan.device, dtype=plan.loss_dtype)
         self.totals = torch.zeros(2, dtype=torch.float64, device=plan.device)
         self.generator: torch.Generator | None = None
         if plan.device.type == "cuda":
@@ -266,7 +266,7 @@ class Runner:
         self.faster = replaceable(network) if kernels else []
         self.joined = not hooked(network)  # hooks would see what is pending
         if self.faster and not self.joined:
-            plan.tell(
+            plan.log_fallback(
                 "additions and ReLUs are not fused with the batch norm before them, slower: the network has hooks"
             )
         if plan.execution.compile:
@@ -328,7 +328,7 @@ class Runner:
         # Here the error is gone, and with it the activations that it held.
         self.joined = False
         derived = self._passed(batch, compiled, None)
-        self.plan.tell(f"additions and ReLUs are not fused with the batch norm before them, slower: {reason}")
+        self.plan.log_fallback(f"additions and ReLUs are not fused with the batch norm before them, slower: {reason}")
         return derived
 
     def _passed(
@@ -379,7 +379,7 @@ class Runner:
 
     def _stacked(self, outputs: Tensor) -> Tensor:
         """Shape (members, batch, …), see `combination.member_outputs`."""
-        return (outputs if hasattr(self.member.network, "num_members") else outputs[None]).to(self.plan.exact)
+        return (outputs if hasattr(self.member.network, "num_members") else outputs[None]).to(self.plan.loss_dtype)
 
 
 def _noise(generator: torch.Generator, *shape: int, **_: Any) -> Tensor:

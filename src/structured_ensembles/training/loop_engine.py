@@ -1,4 +1,4 @@
-"""The loop engine: member after member, on any device. What the other engine computes, in plain PyTorch."""
+"""The loop engine: trains one member after the other in plain PyTorch, on any device; the reference for the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from structured_ensembles.training.optimizers import optimizer_for, set_rate
 
 
 class LoopEngine:
-    """Step by step, every member draws, augments and normalises its batch and learns from it."""
+    """An engine that takes every step for each member in turn."""
 
     name = "loop"
 
@@ -28,7 +28,7 @@ class LoopEngine:
         self.plan = plan
         self.optimizers: dict[Member, torch.optim.Optimizer] = {}
 
-    def take(self, active: Sequence[Member]) -> None:
+    def prepare(self, active: Sequence[Member]) -> None:
         for member in active:
             if member not in self.optimizers:
                 optimizer = optimizer_for(self.plan.recipe, member.network)
@@ -37,28 +37,28 @@ class LoopEngine:
 
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
         plan = self.plan
-        losses = torch.zeros(len(active), device=plan.device, dtype=plan.exact)
+        losses = torch.zeros(len(active), device=plan.device, dtype=plan.loss_dtype)
         for member in active:
             member.network.train()
         for step, batches in enumerate(self._batches(active, epoch)):
             rate = plan.recipe.rate_at(epoch * plan.steps + step, plan.steps)
             for index, (member, batch) in enumerate(zip(active, batches, strict=True)):
                 optimizer = self.optimizers[member]
-                inputs, targets, share = self._share(*batch)
-                seed_generators(plan.member_seed("dropout", member, epoch, step, plan.mesh.data_place), plan.device)
+                inputs, targets, share = self._process_share(*batch)
+                seed_generators(plan.member_seed("dropout", member, epoch, step, plan.mesh.data_rank), plan.device)
                 set_rate(optimizer, rate)
                 optimizer.zero_grad(set_to_none=True)
                 if share:
                     with plan.autocast():
                         outputs = member_outputs(member.network, inputs)
-                    cost = share * mean_loss(plan.loss, outputs.to(plan.exact), self._fitting(targets))
+                    cost = share * mean_loss(plan.loss, outputs.to(plan.loss_dtype), self._cast_targets(targets))
                     cost.backward()
                     losses[index] += cost.detach()
-                if plan.mesh.data_places > 1:
+                if plan.mesh.data_size > 1:
                     add_up(_gradients(member.network), plan.mesh.group)
                 optimizer.step()
             advance()
-        if plan.mesh.data_places > 1:
+        if plan.mesh.data_size > 1:
             add_up([losses], plan.mesh.group)
             for member in active:
                 average_buffers(list(member.network.buffers()), plan.mesh.group)
@@ -67,7 +67,7 @@ class LoopEngine:
     def _batches(self, active: Sequence[Member], epoch: int) -> Iterator[Iterable[Batch]]:
         """Yield, for every step, the batch of each member as its network gets it.
 
-        Members draw their own; data that are streamed are read once, and every member gets a copy of the batches.
+        Members draw their own batches; streamed data are read once, and every member gets a copy of each batch.
         """
         plan, split = self.plan, self.plan.data.train
         if isinstance(split, TensorSplit):
@@ -79,6 +79,7 @@ class LoopEngine:
             yield ((cloned(prepared), targets) for _ in active)
 
     def _member_batches(self, split: TensorSplit, member: Member, epoch: int) -> Iterator[Batch]:
+        """Yield the batches that a member draws, augmented and normalised."""
         plan = self.plan
         seed = plan.member_seed("crops", member, epoch)
         crops = draw_crops(plan.augmentation, plan.shape, len(split), seed, plan.device)
@@ -90,20 +91,21 @@ class LoopEngine:
             yield plan.data.prepare(stored, plan.dtype), targets
             first += len(targets)
 
-    def _fitting(self, targets: Tensor) -> Tensor:
-        return targets.to(self.plan.exact) if targets.is_floating_point() else targets
+    def _cast_targets(self, targets: Tensor) -> Tensor:
+        """Cast the targets of a regression to the dtype of losses; labels stay."""
+        return targets.to(self.plan.loss_dtype) if targets.is_floating_point() else targets
 
-    def _share(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor, float]:
-        """Cut out what this process takes of a batch; also returns which share of the batch that is."""
-        mesh, whole = self.plan.mesh, len(targets)
-        if mesh.data_places == 1:
+    def _process_share(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor, float]:
+        """Return this process's rows of a batch, inputs and targets, and their share of the batch."""
+        mesh, batch_size = self.plan.mesh, len(targets)
+        if mesh.data_size == 1:
             return inputs, targets, 1.0
-        if whole < 2 * mesh.data_places:  # too few for normalisation to have two each: the first takes them all
-            mine = whole if mesh.data_place == 0 else 0
-            return rows_of(inputs, slice(mine)), targets[:mine], float(mine > 0)
-        rows = slice(mesh.data_place, None, mesh.data_places)
+        if batch_size < 2 * mesh.data_size:  # batch norm needs two samples in each process: the first one takes all
+            count = batch_size if mesh.data_rank == 0 else 0
+            return rows_of(inputs, slice(count)), targets[:count], float(count > 0)
+        rows = slice(mesh.data_rank, None, mesh.data_size)
         targets = targets[rows]
-        return rows_of(inputs, rows), targets, len(targets) / whole
+        return rows_of(inputs, rows), targets, len(targets) / batch_size
 
     @torch.no_grad()
     def validate(self, active: Sequence[Member]) -> list[Result]:
@@ -118,8 +120,8 @@ class LoopEngine:
         for inputs, targets in plan.data.batches("validation", 512, device=plan.device, dtype=plan.dtype):
             for index, member in enumerate(active):
                 with plan.autocast():
-                    outputs = member_outputs(member.network, cloned(inputs)).to(plan.exact)
-                totals[index, 0] += mean_loss(plan.loss, outputs, self._fitting(targets)) * len(targets)
+                    outputs = member_outputs(member.network, cloned(inputs)).to(plan.loss_dtype)
+                totals[index, 0] += mean_loss(plan.loss, outputs, self._cast_targets(targets)) * len(targets)
                 if classifying:
                     totals[index, 1] += (combined(outputs).argmax(-1) == targets).sum()
             seen += len(targets)
@@ -128,7 +130,7 @@ class LoopEngine:
 
 
 def _gradients(network: nn.Module) -> list[Tensor]:
-    """List the gradients of all parameters that are trained; zeros where a process had nothing to learn from."""
+    """Return the gradients of all trained parameters; zeros where a process had no samples."""
     gradients = []
     for parameter in network.parameters():
         if parameter.requires_grad:

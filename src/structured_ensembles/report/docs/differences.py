@@ -8,9 +8,9 @@ from math import isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from structured_ensembles.ensemble import Combine
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.studies import Study
+from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.report.docs.records import Records, table
 
 ONE_SEED = "one seed: no error known"

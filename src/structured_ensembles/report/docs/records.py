@@ -10,9 +10,9 @@ from typing import Any
 
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.continual.results import read_continual_run
-from structured_ensembles.ensemble import Combine
 from structured_ensembles.paper.queue import is_finished
 from structured_ensembles.paper.sections import Planned
+from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.runs.finished import Finished, read_run
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from structured_ensembles.ensemble import Combine
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK
 from structured_ensembles.paper.studies import SEEDS, Part, Study
+from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.report.docs.differences import difference, runs_of_row
 from structured_ensembles.report.docs.records import Records, table
 from structured_ensembles.report.docs.topics import CENTRES, NOT_RUN
