@@ -281,7 +281,7 @@ def test_invalid_threshold_requests_are_errors(calibrated: tuple[se.Ensemble, se
     wrong_labels[wrong_labels == 2] = 3
     x = data.validation.inputs
     confused = se.Data.from_arrays(x, wrong_labels, validation=(x, wrong_labels), classes=5)
-    with pytest.warns(UserWarning, match="so that none is kept"):
+    with pytest.warns(UserWarning, match="so none is kept"):
         ensemble.threshold_for(confused, risk=0.01)
     assert not ensemble.keep(x).any()
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles import build
-from structured_ensembles.data.dealing import deal
+from structured_ensembles.data.batch_shares import assign_samples
 from structured_ensembles.diversity import overlap_penalty
 from structured_ensembles.resuming.identity import RunFile
-from structured_ensembles.scaling import scaled
+from structured_ensembles.scaling import apply_scales
 from structured_ensembles.search import _Search
 
 
@@ -100,7 +100,7 @@ def test_search_lowers_the_loss_and_keeps_the_best_epoch(walk) -> None:
     # The vectors kept have the validation loss of the best epoch: compute it again, member by member.
     total, seen = 0.0, 0
     for turn, (inputs, targets) in enumerate(data.batches("validation", 16)):
-        for member, hand in enumerate(deal(len(inputs), 3, turn)):
+        for member, hand in enumerate(assign_samples(len(inputs), 3, turn)):
             outputs = under_scales(model, scales, member, inputs[hand], scales.vectors).detach()
             total += float(F.cross_entropy(outputs, targets[hand])) * len(inputs) / 3
         seen += len(inputs)
@@ -133,7 +133,7 @@ def test_each_row_is_scaled_by_its_members_vectors(walk) -> None:
     model, graph, data = walk
     scales = se.Scales.draw(graph, 3)
     x = data.example(4)
-    with scaled(model.eval(), graph, scales.vectors, "output"):
+    with apply_scales(model.eval(), graph, scales.vectors, "output"):
         together = model(x.repeat(3, 1, 1, 1))
     statistics = {f"1.{name}": getattr(model[1], name) for name in ("running_mean", "running_var")}
     own = se.Scales(scales.vectors, "output", statistics)

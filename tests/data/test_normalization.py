@@ -333,7 +333,7 @@ def test_members_that_always_predict_one_class_warn() -> None:
     ensemble = se.Ensemble([small(), small()])
     for member in ensemble.members:
         member.layers[-1].bias.data[1] += 1e6
-    with pytest.warns(UserWarning, match=r"every member names one class whatever the input \(1\)"):
+    with pytest.warns(UserWarning, match=r"every member predicts one class whatever the input \(1\)"):
         se.train(ensemble, cancer(), recipe, "cpu", quiet=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS, pruning, run_sequence, split_tasks
 from structured_ensembles.continual.owning import OwningLearner
-from structured_ensembles.data.random_states import undisturbed
+from structured_ensembles.data.random_states import iterate_isolated
 from structured_ensembles.methods import METHODS
 from structured_ensembles.runs.grid import Job, run_grid
 from tests.support.continual_cases import BACKBONES, make_tasks
@@ -210,4 +210,4 @@ def test_sampler_generator_is_restored(where: str) -> None:
     if where == "batch sampler":
         chosen = {"batch_sampler": BatchSampler(sampler, 16, drop_last=False)}
     with nothing_drawn(where):
-        list(undisturbed(DataLoader(Drawing(), **chosen)))
+        list(iterate_isolated(DataLoader(Drawing(), **chosen)))

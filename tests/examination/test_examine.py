@@ -197,7 +197,7 @@ def test_warning_of_one_class_covers_outputs_beyond_the_classes() -> None:
         model.weight.zero_()
         model.bias.copy_(torch.tensor([0.0, 0.0, 0.0, 0.0, 50.0]))
     data = se.Data.from_arrays(X, (X[:, 0] > 0).astype(int))
-    with pytest.warns(UserWarning, match=r"names one class whatever the input \(4\)"):
+    with pytest.warns(UserWarning, match=r"predicts one class whatever the input \(4\)"):
         se.train(se.Ensemble([model]), data, se.Recipe(epochs=5, rate=1e-6), **FAST)
 
 

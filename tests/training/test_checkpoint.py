@@ -155,9 +155,9 @@ def test_unexpected_tensors_and_fields_are_refused(begun: Path) -> None:
 )
 def test_history_of_wrong_types_is_refused(change: dict[str, object], reason: str) -> None:
     right = {"rows": [dict.fromkeys(COLUMNS, 0)], "engines": ["loop"], "fallbacks": []}
-    assert History.restored(**right).epochs == 1
+    assert History.restore(**right).epochs == 1
     with pytest.raises(ValueError, match=reason):
-        History.restored(**{**right, **change})
+        History.restore(**{**right, **change})
 
 
 def test_invalid_optimizer_step_is_refused() -> None:

@@ -128,7 +128,7 @@ def test_fallback_from_graph_to_loop_keeps_momentum(optimizer: str, monkeypatch:
 
 def test_failed_capture_leaves_members_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "all_captured", Refusing(after=0))
-    taken: list[Member] = []
+    prepared: list[Member] = []
     prepare = graph.GraphEngine.prepare
 
     def watched(self: graph.GraphEngine, active: list[Member]) -> None:
@@ -136,16 +136,16 @@ def test_failed_capture_leaves_members_unchanged(monkeypatch: pytest.MonkeyPatch
         try:
             prepare(self, active)
         finally:
-            taken.extend(active)
+            prepared.extend(active)
             assert all(member.optimizer_state.optimizer is None for member in active)
             for member, expected in zip(active, before, strict=True):
                 assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(member.network).items())
 
-    monkeypatch.setattr(graph.GraphEngine, "take", watched)
+    monkeypatch.setattr(graph.GraphEngine, "prepare", watched)
     use_engine(monkeypatch, "graph")
     se.train(se.Ensemble([network(0)]), few_digits(), se.Recipe(epochs=1), "cpu", quiet=True)
-    assert len(taken) == 1
-    group = taken[0].optimizer_state.optimizer.param_groups[0]  # type: ignore[union-attr]
+    assert len(prepared) == 1
+    group = prepared[0].optimizer_state.optimizer.param_groups[0]  # type: ignore[union-attr]
     assert isinstance(group["lr"], float)
 
 

@@ -20,7 +20,7 @@ from structured_ensembles.data.kinds import Normalizations, normalization_from_j
 from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.methods import METHODS
 from structured_ensembles.networks.copying import shadow_of
-from structured_ensembles.scaling import rows_stay_apart
+from structured_ensembles.scaling import can_share_batches
 from structured_ensembles.storage.container import read_container
 from tests.support.engines import use_engine
 
@@ -158,7 +158,7 @@ def test_search_is_equal_with_and_without_nested_tensors() -> None:
         graph = se.trace(model, data.example())
         found.append(se.learn_scales(model, graph, data, members=2, epochs=2, batch_size=16, quiet=True))
         assert model.encoder.use_nested_tensor is nested
-        assert rows_stay_apart(shadow_of(model), graph, "output", data.example())  # all members in one pass
+        assert can_share_batches(shadow_of(model), graph, "output", data.example())  # all members in one pass
     for name, vectors in found[0].vectors.items():
         assert torch.equal(vectors, found[1].vectors[name])
     assert found[0].history == found[1].history

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.inputs import Inputs, call, moved
 from structured_ensembles.data import Data
-from structured_ensembles.data.splits import some_samples
+from structured_ensembles.data.splits import take_samples
 from structured_ensembles.examination.embedding_ids import check_data_ids
 from structured_ensembles.examination.pretrained import fitted_normalization
 from structured_ensembles.networks.copying import bystander_of, dtype_of
@@ -43,7 +43,7 @@ def check_own_parameters(network: nn.Module, data: Data) -> None:
         return
     used = True
     with suppress(Exception):  # a network that does not fit the data: the walk itself says it better
-        inputs, _ = some_samples(data.train, 8)
+        inputs, _ = take_samples(data.train, 8)
         copied = bystander_of(network)
         for parameter in copied.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
@@ -67,7 +67,7 @@ def warn_of_probabilities(network: nn.Module, data: Data) -> None:
         return
     ending = None
     with suppress(Exception):  # a network that does not fit the data: the walk itself says it better
-        inputs, _ = some_samples(data.train, 8)
+        inputs, _ = take_samples(data.train, 8)
         inputs = moved(inputs, device_of(network))
         ending = _ending(bystander_of(network), data.prepare(inputs, dtype_of(network)))
     if ending is not None:

@@ -22,7 +22,7 @@ from structured_ensembles.common.inputs import Inputs, call, cloned, moved, piec
 from structured_ensembles.common.processes import gather, rank
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.normalization import normalization_for
-from structured_ensembles.data.splits import Batch, some_samples
+from structured_ensembles.data.splits import Batch, take_samples
 from structured_ensembles.networks.copying import bystander_of, clone_of, dtype_of
 from structured_ensembles.networks.initialization import draw_weights
 
@@ -86,10 +86,10 @@ def _found(model: nn.Module, data: Data, device: torch.device) -> tuple[str, Nor
 
 def _samples_for_trial(data: Data) -> Batch:
     """Return validation samples, and training samples if these are few: a trained network knows either."""
-    held_out = None if data.validation is None else some_samples(data.validation, SAMPLES)
+    held_out = None if data.validation is None else take_samples(data.validation, SAMPLES)
     if held_out is not None and len(held_out[1]) == SAMPLES:
         return held_out
-    parts = [*([] if held_out is None else [held_out]), some_samples(data.train, SAMPLES)]
+    parts = [*([] if held_out is None else [held_out]), take_samples(data.train, SAMPLES)]
     inputs, targets = (torch.cat(own)[:SAMPLES] for own in zip(*parts, strict=True))
     return inputs, targets
 
@@ -98,7 +98,7 @@ def _candidates(data: Data) -> Iterator[tuple[str, Normalization | None]]:
     """Yield other usual normalisations of such inputs, each after the argument of `Data` that asks for it."""
     if data.ids:
         return
-    inputs, _ = some_samples(data.train, 1)
+    inputs, _ = take_samples(data.train, 1)
     if not isinstance(inputs, Tensor):  # of several inputs, each is as its type says
         return
     if inputs.dtype == torch.uint8:

@@ -37,7 +37,7 @@ from structured_ensembles.networks.conversions import rebuilds
 from structured_ensembles.networks.copying import clone_of, copy_with, dtype_of
 from structured_ensembles.networks.provenance import remember_origin
 from structured_ensembles.resuming.identity import open_folder
-from structured_ensembles.scaling import per_member
+from structured_ensembles.scaling import broadcast_per_member
 from structured_ensembles.train import train
 from structured_ensembles.training import Execution, ParameterRule, Recipe
 from structured_ensembles.training.execution import execution_or_default
@@ -204,7 +204,9 @@ def _scale_outputs(layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
 def _vectors(layer: nn.Module, name: str, x: Tensor) -> Tensor:
     """The members' vectors in the shape that meets the inputs or outputs `x` of a layer, unflattened by member."""
     # In lower precision as x is, or the product would be of the higher one.
-    return per_member(layer.get_parameter(name).to(x.dtype), x, -1 if isinstance(layer, nn.Linear) else 1 - x.dim())
+    return broadcast_per_member(
+        layer.get_parameter(name).to(x.dtype), x, -1 if isinstance(layer, nn.Linear) else 1 - x.dim()
+    )
 
 
 def _dealt(batch: int, members: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from structured_ensembles.data.drawing import stream
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import examined
-from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
+from structured_ensembles.extraction import check_rescale, extract, warn_of_small_outputs
 from structured_ensembles.networks.copying import clone_of, dtype_of
 from structured_ensembles.networks.initialization import draw_weights
 from structured_ensembles.resuming.identity import open_folder
@@ -91,7 +91,7 @@ def magnitude_ensemble(
         networks.append(extract(whole, graph, chosen[0], rescale=rescale))
         subnets += chosen
     if not rescale:
-        warn_of_faint_members(model, graph, subnets)
+        warn_of_small_outputs(model, graph, subnets)
     ensemble = Ensemble(networks, subnets=subnets)
     checkpoint = run.file("checkpoint.safetensors")
     train(

@@ -13,7 +13,7 @@ from torch import Tensor
 from structured_ensembles.common.inputs import Inputs, each, is_several, tensors_in
 from structured_ensembles.data import Data
 from structured_ensembles.data.conversion import IN_UNIT_RANGE, check_bytes
-from structured_ensembles.data.kinds import Kinds, Normalizations, parts_of
+from structured_ensembles.data.kinds import Kinds, Normalizations, normalization_of_each
 from structured_ensembles.data.normalization import Normalization
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def cast_as_trained(x: Any, normalization: Any, kinds: Kinds | None) -> Any:
 
     if isinstance(x, Tensor):
         return x if isinstance(normalization, Normalizations) else cast(x, normalization)
-    return x if kinds is None else each(cast, x, parts_of(normalization, x), kinds)
+    return x if kinds is None else each(cast, x, normalization_of_each(normalization, x), kinds)
 
 
 def check_shape(x: Tensor, shape: tuple[int, ...] | None, ids: bool) -> None:

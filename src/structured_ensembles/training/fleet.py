@@ -27,7 +27,7 @@ from structured_ensembles.cuda.capture import CaptureError, ask_for_small_worksp
 from structured_ensembles.cuda.channels_last import channels_last
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolve_augmentation
-from structured_ensembles.data.losses import Loss, learned_units, loss_for
+from structured_ensembles.data.losses import Loss, choose_units, loss_for
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.data.target_scaling import Units
 from structured_ensembles.networks.copying import dtype_of, without_nested_tensors
@@ -78,7 +78,7 @@ class PreparedTraining:
         if self.earlier is not None:
             with refused(f"checkpoint {self.path} is damaged; delete it to start anew"):
                 return Units.from_json(checked_leaves(self.earlier[1].get("units"), (int, float), "units"))
-        return learned_units(list(members), data, loss) if known is None else known
+        return choose_units(list(members), data, loss) if known is None else known
 
 
 def prepare_training(
