@@ -21,7 +21,7 @@ from torch import nn
 import structured_ensembles as se
 from recording import arguments_of, record
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 
 MEMBERS = {"deep": 4, "structured": 5}
 FIGURES = ("cls/accuracy", "cls/member_accuracy", "cal/nll", "cal/nll_t", "cal/ece", "cal/ece_t", "div/disagreement")
@@ -77,7 +77,7 @@ def compared(arguments, arm: str, seed: int) -> list[dict]:
 def networks(arguments, method: str, data: se.Data, seed: int) -> list[nn.Module]:
     """Build the untrained members, the same for the same seed."""
     if method == "deep":
-        return [network(arguments, data, stream(seed, "weights", number)) for number in range(MEMBERS[method])]
+        return [network(arguments, data, derive_seed(seed, "weights", number)) for number in range(MEMBERS[method])]
     key = (arguments.dataset, arguments.model, seed)
     model = network(arguments, data, seed)
     graph = se.trace(model, data.example())

@@ -16,7 +16,7 @@ from structured_ensembles.common.devices import Device
 from structured_ensembles.common.processes import rank
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
@@ -160,7 +160,7 @@ def structured_ensemble(
     if not (reinit or rescale):
         warn_of_small_outputs(model, graph, subnets)
     networks = [
-        extract(model, graph, subnet, reinit=reinit, seed=stream(seed, "weights", number), rescale=rescale)
+        extract(model, graph, subnet, reinit=reinit, seed=derive_seed(seed, "weights", number), rescale=rescale)
         for number, subnet in enumerate(subnets)
     ]
     ensemble = Ensemble(networks, subnets=subnets)

@@ -41,7 +41,7 @@ from structured_ensembles.prediction.combination import (
     COMBINE,
     Combine,
     Uncertainty,
-    combined,
+    combine_logits,
     exact_probabilities,
     member_outputs,
     uncertainty_of,
@@ -192,7 +192,7 @@ class Ensemble(nn.Module):
         check_choice("combine", combine, COMBINE)
         self._check_classification("predict_proba")
         temperature = self.calibration.temperature_for(combine, temperature)
-        return combined(self.logits(x, batch_size), combine, temperature)
+        return combine_logits(self.logits(x, batch_size), combine, temperature)
 
     def predict(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
         """Return labels (samples,); for regression the mean of the members' values, in the shape of the targets."""

@@ -1,4 +1,4 @@
-"""saliency(): how much every neuron matters to every member (Eq. 2 of the paper).
+"""saliency(): score how much every neuron matters to every member (Eq. 2 of the paper).
 
 A neuron's saliency is the absolute gradient of the member's loss with respect to the neuron's scaling value, averaged
 over the batches of the training split.
@@ -32,7 +32,7 @@ from structured_ensembles.search import check_task, check_walk
 
 @dataclass(frozen=True)
 class Scores:
-    """How much each neuron of each prunable group matters to one member: vectors of shape (size,), none negative."""
+    """The saliency of each neuron for one member: for every prunable group a vector of shape (size,), none negative."""
 
     values: Mapping[str, Tensor]
 

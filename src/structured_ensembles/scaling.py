@@ -19,7 +19,7 @@ from structured_ensembles.channels import ChannelGraph, Output
 from structured_ensembles.common.checks import check_choice, check_whole
 from structured_ensembles.common.inputs import Inputs, batch_size, call, joined, one_tensor, pieces, tensors_in
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.networks.copying import dtype_of
 
 Initial = Literal["N(0,1)", "N(0,2)", "N(0,5)", "U(0,1)", "U(-1,1)"]
@@ -72,7 +72,7 @@ class Scales:
         check_choice("initial", initial, get_args(Initial))
         check_choice("placement", placement, get_args(Placement))
         check_prunable(graph)
-        generator = torch.Generator().manual_seed(stream(seed, "scales"))
+        generator = torch.Generator().manual_seed(derive_seed(seed, "scales"))
         first, second = (float(number) for number in initial[2:-1].split(","))
         vectors = {}
         for name, size in graph.prunable.items():

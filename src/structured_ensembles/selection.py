@@ -15,7 +15,7 @@ from torch import Tensor
 from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.common.checks import check_choice, check_share, check_type, check_whole, checked_seed
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.saliency import Scores
 from structured_ensembles.scaling import check_prunable
 
@@ -151,7 +151,7 @@ def _rankings(
         return [score.values for score in scores]
     if selection == "magnitude":
         return [graph.magnitudes] * members
-    generator = torch.Generator().manual_seed(stream(seed, "selection"))
+    generator = torch.Generator().manual_seed(derive_seed(seed, "selection"))
     sizes = graph.prunable.items()
     return [{name: torch.rand(size, generator=generator) for name, size in sizes} for _ in range(members)]
 

@@ -18,7 +18,7 @@ from structured_ensembles.data.splits import take_samples
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import examined
 from structured_ensembles.prediction.calibration_fit import fit_all
-from structured_ensembles.prediction.combination import combined_logs, entropy_of
+from structured_ensembles.prediction.combination import combine_logs, entropy_of
 from structured_ensembles.prediction.held_out import gather_outputs
 from structured_ensembles.resuming.identity import RunFile
 from structured_ensembles.training.execution import Execution, execution_or_default
@@ -132,7 +132,7 @@ def warn_of_one_class(ensemble: Ensemble, data: Data, epochs: int) -> None:
     if len(targets.unique()) < 2 or bool((labels != labels[:, :1]).any()):
         return
     frequencies = torch.bincount(targets, minlength=logits.shape[-1]).double() / len(targets)
-    cost = F.nll_loss(combined_logs(logits.double()), targets)
+    cost = F.nll_loss(combine_logs(logits.double()), targets)
     if float(cost) < MAX_SURPRISE * float(entropy_of(frequencies)):
         return
     class_names = dict(enumerate(data.classes))  # a network may have more outputs than there are classes

@@ -43,7 +43,7 @@ def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 )
 def test_pixels_are_normalised_as_chosen(choice: Any, mean: Any, deviation: Any, tmp_path: Path) -> None:
     data = se.Data.from_arrays(IMAGES, LABELS, validation=0.0, normalization=choice)
-    shaped = [np.asarray(own, dtype=np.float64).reshape(-1, 1, 1) for own in (mean, deviation)]
+    shaped = [np.asarray(values, dtype=np.float64).reshape(-1, 1, 1) for values in (mean, deviation)]
     expected = torch.from_numpy((IMAGES / 255 - shaped[0]) / shaped[1]).float()
     torch.testing.assert_close(next(data.batches("train", 20))[0], expected, rtol=1e-5, atol=1e-5)
 
@@ -54,9 +54,9 @@ def test_pixels_are_normalised_as_chosen(choice: Any, mean: Any, deviation: Any,
     ensemble.save(tmp_path / "file.safetensors")
     with torch.no_grad():
         outputs = network(expected)
-    for own in (ensemble, se.Ensemble.load(tmp_path / "file.safetensors", model=network)):
+    for predictor in (ensemble, se.Ensemble.load(tmp_path / "file.safetensors", model=network)):
         for x in (IMAGES, IMAGES.astype(np.float32) / 255):
-            torch.testing.assert_close(own.logits(x)[0], outputs, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(predictor.logits(x)[0], outputs, rtol=1e-3, atol=1e-4)
 
 
 def test_float_images_are_normalised_only_on_request() -> None:
@@ -68,7 +68,7 @@ def test_float_images_are_normalised_only_on_request() -> None:
         ("standard", *moments(floats.astype(np.float64))),
     ):
         data = se.Data.from_arrays(floats, LABELS, validation=0.0, normalization=choice)
-        shaped = [np.asarray(own, dtype=np.float64).reshape(-1, 1, 1) for own in (mean, deviation)]
+        shaped = [np.asarray(values, dtype=np.float64).reshape(-1, 1, 1) for values in (mean, deviation)]
         expected = torch.from_numpy((floats - shaped[0]) / shaped[1]).float()
         torch.testing.assert_close(next(data.batches("train", 20))[0], expected, rtol=1e-5, atol=1e-5)
 
@@ -78,11 +78,11 @@ def test_every_data_constructor_takes_a_normalization() -> None:
     torch.testing.assert_close(raw.example(4), raw.train.inputs[raw.train.index[:4]].float())
     pairs = torch.utils.data.TensorDataset(torch.from_numpy(IMAGES), torch.from_numpy(LABELS))
     loader = torch.utils.data.DataLoader(pairs, batch_size=20)
-    given = se.Data.from_loaders(loader, classes=2, normalization="imagenet")
+    streamed = se.Data.from_loaders(loader, classes=2, normalization="imagenet")
     read = se.Data.from_datasets(pairs, validation=0.0, normalization="imagenet")
-    mean, deviation = (torch.tensor(own)[:, None, None] for own in IMAGENET)
+    mean, deviation = (torch.tensor(values)[:, None, None] for values in IMAGENET)
     expected = (torch.from_numpy(IMAGES) / 255 - mean) / deviation
-    for data in (given, read):
+    for data in (streamed, read):
         torch.testing.assert_close(next(data.batches("train", 20))[0], expected)
     torch.testing.assert_close(se.Data.from_loaders(loader, classes=2).example(20), torch.from_numpy(IMAGES) / 255)
 
@@ -159,8 +159,8 @@ def test_normalization_of_a_trained_network_is_detected(choice: str) -> None:
     with pytest.warns(UserWarning, match=f"trained on inputs as {choice.replace('(', '.').replace(')', '.')} gives"):
         fitted = fitted_normalization(model, data, "cpu")
     assert fitted.normalization == expected
-    found = (model(fitted.prepare(data.test.inputs)).argmax(-1) == data.test.targets).double().mean()
-    assert found == pytest.approx(float(right), abs=0.01)
+    accuracy = (model(fitted.prepare(data.test.inputs)).argmax(-1) == data.test.targets).double().mean()
+    assert accuracy == pytest.approx(float(right), abs=0.01)
 
 
 def test_structured_ensemble_uses_the_detected_normalization(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_structured_ensemble_uses_the_detected_normalization(tmp_path: Path) -> 
     ensemble.save(tmp_path / "file.safetensors")
     loaded = se.Ensemble.load(tmp_path / "file.safetensors", model=model)
     assert torch.equal(loaded.predict(data.test), ensemble.predict(data.test))
-    chosen = dark_on_white("standard")  # of one's own will, right or wrong
+    chosen = dark_on_white("standard")  # chosen by the user, right or wrong
     kept = se.structured_ensemble(model, chosen, 3, 0.1, search_epochs=1, **settings)
     assert kept.normalization == chosen.normalization
     assert se.evaluate(kept, chosen)["cls/accuracy"] < 0.8
@@ -258,8 +258,8 @@ def test_columns_of_any_scale_are_learned(caplog: pytest.LogCaptureFixture) -> N
 
 def test_columns_are_standardised_by_training_samples_and_saved(tmp_path: Path) -> None:
     data = cancer(validation=0.25)
-    own = X[:400].astype(np.float32)[data.train.index].astype(np.float64)
-    expected = torch.from_numpy((X[400:].astype(np.float32) - own.mean(0)) / own.std(0)).float()
+    train = X[:400].astype(np.float32)[data.train.index].astype(np.float64)
+    expected = torch.from_numpy((X[400:].astype(np.float32) - train.mean(0)) / train.std(0)).float()
     network = small()
     ensemble = se.Ensemble([network])
     se.train(ensemble, data, se.Recipe(epochs=1), "cpu", quiet=True)
@@ -267,8 +267,8 @@ def test_columns_are_standardised_by_training_samples_and_saved(tmp_path: Path) 
     loaded = se.Ensemble.load(tmp_path / "file.safetensors", model=network)
     with torch.no_grad():
         outputs = network.eval()(expected)
-    for found in (ensemble, loaded):
-        torch.testing.assert_close(found.logits(X[400:])[0], outputs, rtol=1e-3, atol=1e-4)
+    for predictor in (ensemble, loaded):
+        torch.testing.assert_close(predictor.logits(X[400:])[0], outputs, rtol=1e-3, atol=1e-4)
     # Sums of squares of 4,254 and more do not fit in half precision; standardised columns do.
     half = loaded.half().logits(100 * X[400:])
     assert half.isfinite().all()
@@ -289,9 +289,9 @@ def test_columns_of_unit_scale_are_not_standardised() -> None:
 def test_constant_column_is_standardised_to_zero() -> None:
     x = np.stack([np.full(50, 1e6 + 0.1), np.arange(50) * 1e-3, np.zeros(50)], axis=1)
     data = se.Data.from_arrays(x, np.arange(50) % 2, validation=0.0)
-    found = data.example(50)
-    assert found[:, [0, 2]].abs().max() < 0.1
-    assert torch.allclose(found[:, 1].std(correction=0), torch.ones(()), atol=1e-4)
+    batch = data.example(50)
+    assert batch[:, [0, 2]].abs().max() < 0.1
+    assert torch.allclose(batch[:, 1].std(correction=0), torch.ones(()), atol=1e-4)
 
 
 def test_classifier_trained_on_raw_columns_gets_raw_columns() -> None:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import structured_ensembles as se
 from structured_ensembles import build
-from structured_ensembles.data.splits import TensorSplit, digest
+from structured_ensembles.data.splits import TensorSplit, fingerprint_split
 from structured_ensembles.methods import METHODS
 from structured_ensembles.resuming import identity
 from structured_ensembles.storage.fingerprints import UnidentifiedError, described, digest_of_tensors, module_parts
@@ -451,15 +451,15 @@ def test_data_fingerprint_covers_preparation() -> None:
 def test_split_fingerprint_covers_samples_not_storage() -> None:
     index = torch.tensor([1, 3, 4])
     one = TensorSplit(X, Y, index)
-    assert digest(one) == digest(TensorSplit(X[index], Y[index], torch.arange(3)))
-    assert digest(one) != digest(TensorSplit(X, Y, index.flip(0)))
-    assert digest(one) != digest(TensorSplit(X.double(), Y, index))
+    assert fingerprint_split(one) == fingerprint_split(TensorSplit(X[index], Y[index], torch.arange(3)))
+    assert fingerprint_split(one) != fingerprint_split(TensorSplit(X, Y, index.flip(0)))
+    assert fingerprint_split(one) != fingerprint_split(TensorSplit(X.double(), Y, index))
     both = [TensorSplit({name: X, "b": X}, Y, index) for name in ("a", "c")]
-    assert digest(both[0]) != digest(both[1])
+    assert fingerprint_split(both[0]) != fingerprint_split(both[1])
     many = torch.zeros(5000, 2)
-    before = digest(TensorSplit(many, many[:, 0], torch.arange(5000)))
+    before = fingerprint_split(TensorSplit(many, many[:, 0], torch.arange(5000)))
     many[4321, 1] = 1
-    assert digest(TensorSplit(many, many[:, 0], torch.arange(5000))) != before
+    assert fingerprint_split(TensorSplit(many, many[:, 0], torch.arange(5000))) != before
 
 
 def test_loader_fingerprint_covers_data_set_and_first_batch(tmp_path: Path) -> None:
@@ -478,8 +478,8 @@ def test_loader_fingerprint_covers_data_set_and_first_batch(tmp_path: Path) -> N
     def in_order(inputs: Tensor) -> se.Data:
         return se.Data.from_loaders(DataLoader(TensorDataset(inputs, Y), batch_size=20), classes=3)
 
-    assert digest(in_order(X).train) == digest(in_order(X.clone()).train)
-    assert digest(in_order(X).train) != digest(in_order(later).train)  # after the first batch
+    assert fingerprint_split(in_order(X).train) == fingerprint_split(in_order(X.clone()).train)
+    assert fingerprint_split(in_order(X).train) != fingerprint_split(in_order(later).train)  # after the first batch
 
     class Noisy(TensorDataset):
         draws = np.random.default_rng()
@@ -489,12 +489,12 @@ def test_loader_fingerprint_covers_data_set_and_first_batch(tmp_path: Path) -> N
             return inputs + self.draws.normal(), target
 
     noisy = se.Data.from_loaders(DataLoader(Noisy(X, Y), batch_size=60), classes=3)
-    assert digest(noisy.train) == digest(noisy.train)
+    assert fingerprint_split(noisy.train) == fingerprint_split(noisy.train)
 
 
 def test_fingerprint_of_cifar10_is_fast() -> None:
     images = torch.zeros(50_000, 3, 32, 32, dtype=torch.uint8)
     split = TensorSplit(images, torch.zeros(50_000, dtype=torch.int64), torch.arange(49_000))
     start = time.perf_counter()
-    digest(split)
+    fingerprint_split(split)
     assert time.perf_counter() - start < 1.5  # 0.1 s on an idle core

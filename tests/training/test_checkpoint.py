@@ -56,25 +56,27 @@ def same(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool
 
 
 def test_flipped_bits_are_refused_or_harmless(begun: Path) -> None:
-    whole, draw = begun.read_bytes(), random.Random(0)
+    content, draw = begun.read_bytes(), random.Random(0)
     tensors, state = load_checkpoint(begun) or ({}, {})
-    header = 8 + int.from_bytes(whole[:8], "little")
-    positions = [draw.randrange(header) for _ in range(200)] + [draw.randrange(header, len(whole)) for _ in range(200)]
+    header = 8 + int.from_bytes(content[:8], "little")
+    positions = [draw.randrange(header) for _ in range(200)] + [
+        draw.randrange(header, len(content)) for _ in range(200)
+    ]
     refused = 0
     for position in positions:
-        damaged = bytearray(whole)
+        damaged = bytearray(content)
         damaged[position] ^= 1 << draw.randrange(8)
         begun.write_bytes(damaged)
         try:
-            found = load_checkpoint(begun)
+            checkpoint = load_checkpoint(begun)
         except ValueError as error:
             assert str(begun) in str(error)  # noqa: PT017
             assert "delete it to start anew" in str(error)  # noqa: PT017
             refused += 1
             continue
-        assert found is not None
-        assert same(found[0], tensors)
-        assert found[1] == state
+        assert checkpoint is not None
+        assert same(checkpoint[0], tensors)
+        assert checkpoint[1] == state
     assert refused >= 390  # spaces in the header may change
 
 
@@ -87,7 +89,7 @@ def test_checkpoints_of_earlier_versions_resume_to_the_same_weights(begun: Path)
 
 
 def changed(tensors: dict[str, torch.Tensor], name: str, value: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    others = {own: tensor for own, tensor in tensors.items() if own != name}
+    others = {key: tensor for key, tensor in tensors.items() if key != name}
     return others if value is None else {**others, name: value}
 
 

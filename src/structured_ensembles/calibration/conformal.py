@@ -49,7 +49,7 @@ class ConformalSets:
 
     def sets(self, probabilities: Tensor) -> Tensor:
         """Return which classes are in the sets, booleans (samples, classes), from probabilities (samples, classes)."""
-        return class_scores(probabilities, self.method, self.penalty, self.free_ranks) <= self.limit
+        return score_classes(probabilities, self.method, self.penalty, self.free_ranks) <= self.limit
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def fit_sets(
 ) -> ConformalSets:
     """Fit sets to the probabilities (samples, classes) of held-out samples and their labels (samples,)."""
     check_conformal(coverage, method, penalty, free_ranks)
-    scores = class_scores(probabilities, method, penalty, free_ranks).gather(-1, targets[:, None]).squeeze(-1)
+    scores = score_classes(probabilities, method, penalty, free_ranks).gather(-1, targets[:, None]).squeeze(-1)
     return ConformalSets(method, float(coverage), _fit_limit(scores, coverage), float(penalty), int(free_ranks))
 
 
@@ -111,7 +111,7 @@ def fit_intervals(
     return ConformalIntervals(float(coverage), limits, tuple(floors.tolist()))
 
 
-def class_scores(probabilities: Tensor, method: Method, penalty: float = 0.01, free_ranks: int = 5) -> Tensor:
+def score_classes(probabilities: Tensor, method: Method, penalty: float = 0.01, free_ranks: int = 5) -> Tensor:
     """Return how badly each class fits, (samples, classes) in float64; see `ConformalSets`."""
     values = probabilities.double()
     if method == "thr":

@@ -13,9 +13,9 @@ from torch import Tensor
 from structured_ensembles.calibration.conformal import ConformalSets
 from structured_ensembles.common.inputs import is_several
 from structured_ensembles.common.tables import printable, text_table
-from structured_ensembles.data.arrays import image_tensor
+from structured_ensembles.data.arrays import convert_image
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.prediction.combination import combined, exact_probabilities, uncertainty_of
+from structured_ensembles.prediction.combination import combine_logits, exact_probabilities, uncertainty_of
 
 MOST_NAMED = 5  # classes of a set that are listed
 
@@ -52,7 +52,7 @@ def predict(run: Path, images: list[Path], trust_code: bool = False) -> int:
 
 def _cells(ensemble: Ensemble, logits: Tensor) -> tuple[str, ...]:
     """Format the table cells of one picture, from its members' logits (members, 1, classes)."""
-    probability, label = combined(logits, "mean", ensemble.temperature)[0].max(-1)
+    probability, label = combine_logits(logits, "mean", ensemble.temperature)[0].max(-1)
     unsure = uncertainty_of(logits, ensemble.temperature)
     entropy, information, differing = (float(own[0]) for own in unsure.to_dict().values())
     verdict = "keep" if ensemble.threshold is None or entropy <= ensemble.threshold else "discard"
@@ -106,7 +106,7 @@ def read_picture(path: Path, shape: tuple[int, ...]) -> tuple[Tensor, str]:
     if picture.size != (width, height):
         notes.append(f"resized from {picture.size[0]}×{picture.size[1]} to {width}×{height}")
         picture = picture.resize((width, height), Image.Resampling.LANCZOS)
-    pixels = image_tensor(picture)
+    pixels = convert_image(picture)
     if pixels.shape[0] != channels:
         raise OSError(f"the ensemble wants {channels} channels")
     return pixels.to(torch.uint8), ", ".join(notes)

@@ -11,7 +11,7 @@ from structured_ensembles.continual.learner import Learner, surest
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.storage import resume
 from structured_ensembles.continual.tasks import Task
-from structured_ensembles.data.splits import digest
+from structured_ensembles.data.splits import fingerprint_split
 from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.storage.fingerprints import digest_of, module_parts
 from structured_ensembles.storage.run_files import damaged, read_json, write_json
@@ -111,7 +111,11 @@ def _identity(learner: Learner, tasks: Sequence[Task]) -> str:
     """What a run must agree on with the one that it goes on from: method, settings, weights, tasks."""
     described = [
         [task.number, task.classes, task.data.name, task.data.shape]
-        + [digest(split) for split in (task.data.train, task.data.validation, task.data.test) if split is not None]
+        + [
+            fingerprint_split(split)
+            for split in (task.data.train, task.data.validation, task.data.test)
+            if split is not None
+        ]
         for task in tasks
     ]
     return digest_of([learner.method, learner.settings, described, module_parts(learner.backbone)])

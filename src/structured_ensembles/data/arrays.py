@@ -168,7 +168,7 @@ def _as_structure(sample: Any) -> Any:
 
 def _convert_sample(sample: Any) -> Tensor:
     """Convert an image, an array or a number."""
-    return image_tensor(sample) if isinstance(sample, Image.Image) else _convert_array(sample)
+    return convert_image(sample) if isinstance(sample, Image.Image) else _convert_array(sample)
 
 
 def _convert_array(sample: Any) -> Tensor:
@@ -187,7 +187,7 @@ def _stack(argument: str, samples: tuple[Tensor, ...]) -> Tensor:
     return torch.stack(samples)
 
 
-def image_tensor(image: Image.Image) -> Tensor:
+def convert_image(image: Image.Image) -> Tensor:
     """Convert an image to uint8 pixels (channels, height, width); one channel if it is grey, else three.
 
     Grey images of 16 bits become floats in [0,1]; those of floats or 32 bits become floats of the same values.

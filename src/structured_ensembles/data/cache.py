@@ -84,10 +84,12 @@ def _check_intact(path: Path, metadata: Mapping[str, str], tensors: Mapping[str,
 
 
 def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Compute the checksum over metadata and tensors."""
     return checksum(json.dumps({name: value for name, value in sorted(metadata.items()) if name != CHECKSUM}), tensors)
 
 
 def _class_names(text: str) -> tuple[str, ...]:
+    """Parse the names of the classes; raise a ValueError unless they are a list of strings."""
     names = json.loads(text)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError("its metadata classes must be a list of names")
@@ -95,4 +97,5 @@ def _class_names(text: str) -> tuple[str, ...]:
 
 
 def _damage_message(path: str | Path, error: Exception) -> str:
+    """Describe a damaged file, and what to do about it."""
     return f"{path} is damaged or not a cached data set ({error}): delete it, and it will be made again"

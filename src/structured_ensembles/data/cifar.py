@@ -14,6 +14,7 @@ SHAPE = (3, 32, 32)
 
 
 def _read_cifar10(paths: Sequence[Path]) -> Contents:
+    """Read the archive of CIFAR-10."""
     folder = "cifar-10-batches-bin"
     batches = [f"{folder}/data_batch_{number}.bin" for number in range(1, 6)]
     test, names, *train = read_tar(paths[0], [f"{folder}/test_batch.bin", f"{folder}/batches.meta.txt", *batches])
@@ -21,6 +22,7 @@ def _read_cifar10(paths: Sequence[Path]) -> Contents:
 
 
 def _read_cifar100(paths: Sequence[Path]) -> Contents:
+    """Read the archive of CIFAR-100, with its fine labels."""
     names = ("train.bin", "test.bin", "fine_label_names.txt")
     train, test, classes = read_tar(paths[0], [f"cifar-100-binary/{name}" for name in names])
     return Contents(*_read_records(train, 2), *_read_records(test, 2), _read_lines(classes))
@@ -40,6 +42,7 @@ def _read_records(raw: bytes, label_bytes: int) -> tuple[Tensor, Tensor]:
 
 
 def _read_lines(raw: bytes) -> tuple[str, ...]:
+    """Decode the lines of a text file that are not blank."""
     return tuple(line for line in raw.decode().splitlines() if line.strip())
 
 

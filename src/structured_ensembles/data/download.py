@@ -102,10 +102,12 @@ class _Bar:
         self._bars.update(self._task, total=size or None)
 
     def update(self, size: int) -> None:
+        """Advance by so many bytes."""
         self._bars.advance(self._task, size)
 
     def reset(self) -> None:
+        """Go back to the start."""
         self._bars.update(self._task, completed=0)
 
     def close(self) -> None:
-        pass
+        """Do nothing: the context closes the bar."""

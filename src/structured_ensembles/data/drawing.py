@@ -30,7 +30,7 @@ def shuffle(index: Tensor, seed: Seed) -> Tensor:
     return index[draw(seed, len(index), index.device).argsort(stable=True)]
 
 
-def stream(seed: int, purpose: str, *numbers: int) -> int:
+def derive_seed(seed: int, purpose: str, *numbers: int) -> int:
     """Derive a seed of 63 bits from a run's seed, a purpose and numbers such as a member's and an epoch's.
 
     `stream(0, "order", member, epoch)`: no two runs, members, epochs or purposes share one. `seed + member` would let

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.gaussian import gaussian_nll
 from structured_ensembles.data import Data
-from structured_ensembles.data.target_scaling import Units, units_for
+from structured_ensembles.data.target_scaling import Units, fit_units
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -26,14 +26,14 @@ def loss_for(data: Data, loss: Loss | None, units: Units | None = None) -> Loss:
         return F.cross_entropy
     if loss is None or loss is gaussian_nll:
         task_loss = mean_squared_error if loss is None else loss
-        return task_loss if units is None else lambda outputs, targets: task_loss(outputs, units.standard(targets))
+        return task_loss if units is None else lambda outputs, targets: task_loss(outputs, units.standardize(targets))
     return loss if data.task == "classification" else LikeTargets(loss, units)
 
 
 def choose_units(networks: Sequence[nn.Module], data: Data, loss: Loss | None) -> Units | None:
     """Choose the units in which networks learn the targets; None to learn them as they are, as with a user's loss."""
     is_default = loss is None or loss is gaussian_nll
-    return units_for(networks, data, gaussian=loss is gaussian_nll) if is_default else None
+    return fit_units(networks, data, gaussian=loss is gaussian_nll) if is_default else None
 
 
 class LikeTargets(nn.Module):

@@ -25,6 +25,7 @@ CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 
 
 def _read_mnist(paths: Sequence[Path], classes: tuple[str, ...]) -> Contents:
+    """Read the four files of a data set."""
     train_images, test_images = (_read_idx(path, dimensions=3).unsqueeze(1) for path in paths[0::2])
     train_labels, test_labels = (_read_idx(path, dimensions=1).long() for path in paths[1::2])
     return Contents(train_images, train_labels, test_images, test_labels, classes)

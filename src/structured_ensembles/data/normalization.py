@@ -165,6 +165,7 @@ def _parse_pair(choice: Any) -> Normalization:
 
 
 def _all_finite(values: Iterable[float]) -> bool:
+    """Tell whether all values are finite."""
     return all(map(math.isfinite, values))
 
 

@@ -136,35 +136,35 @@ def parse_batch(batch: Any) -> Batch:
     return inputs, targets
 
 
-def digest(split: Split) -> str:
+def fingerprint_split(split: Split) -> str:
     """Compute the fingerprint of a split: of all samples in memory; of a loader's data set, length and first batch.
 
     Of a loader's data set all attributes count, such as arrays, paths and transforms, but no file is opened. The first
     batch counts only if it is the same twice: some loaders draw from random states that cannot be set.
     """
-    fingerprint = hashlib.sha256(f"{type(split).__name__} {len(split)}".encode())
+    hashed = hashlib.sha256(f"{type(split).__name__} {len(split)}".encode())
     if isinstance(split, TensorSplit):
-        _add_batch(fingerprint, (split.inputs, split.targets), split.index)
-        return fingerprint.hexdigest()
-    fingerprint.update(f"{split.num_batches(1)} batches".encode())
+        _add_batch(hashed, (split.inputs, split.targets), split.index)
+        return hashed.hexdigest()
+    hashed.update(f"{split.num_batches(1)} batches".encode())
     if isinstance(split, StreamedSplit):
         loader = split.loader
-        fingerprint.update(digest_of(described([loader.dataset, loader.sampler], loose=True)).encode())
+        hashed.update(digest_of(described([loader.dataset, loader.sampler], loose=True)).encode())
     first, second = hashlib.sha256(), hashlib.sha256()
     for hash_of_batch in (first, second):
         for batch in islice(split.batches(1, seed=(0,)), 1):
             _add_batch(hash_of_batch, batch)
     if first.digest() == second.digest():
-        fingerprint.update(first.digest())
-    return fingerprint.hexdigest()
+        hashed.update(first.digest())
+    return hashed.hexdigest()
 
 
-def _add_batch(fingerprint: Any, batch: Batch, rows: Tensor | None = None) -> None:
+def _add_batch(hashed: Any, batch: Batch, rows: Tensor | None = None) -> None:
     """Add the structure and the tensors of a batch to a fingerprint."""
     inputs, targets = batch
-    fingerprint.update(str(list(inputs) if isinstance(inputs, dict) else type(inputs).__name__).encode())
+    hashed.update(str(list(inputs) if isinstance(inputs, dict) else type(inputs).__name__).encode())
     for tensor in (targets, *tensors_in(inputs)):
-        add_tensor(fingerprint, tensor, rows)
+        add_tensor(hashed, tensor, rows)
 
 
 def hold_out(strata: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from structured_ensembles.data.info import Archive, Contents, DataInfo
 
 
 def _read_svhn(paths: Sequence[Path]) -> Contents:
+    """Read the files of both splits."""
     train, test = (_read_mat(path) for path in paths)
     return Contents(*train, *test, tuple("0123456789"))
 

@@ -39,7 +39,7 @@ class Units:
     mean: tuple[float, ...]
     deviation: float
 
-    def standard(self, targets: Tensor) -> Tensor:
+    def standardize(self, targets: Tensor) -> Tensor:
         """Standardise targets (…, values)."""
         return (targets - self._mean(targets)) / self.deviation
 
@@ -75,7 +75,7 @@ def restore_outputs(outputs: Tensor, units: Units | None, gaussian: bool) -> Ten
     return outputs if units is None else units.restore(outputs)
 
 
-def units_for(networks: Sequence[nn.Module], data: Data, gaussian: bool = False) -> Units | None:
+def fit_units(networks: Sequence[nn.Module], data: Data, gaussian: bool = False) -> Units | None:
     """Return the units of a regression's training targets; None if the networks' outputs are like the targets already.
 
     gaussian: whether the networks have Gaussian heads, whose means are in these units.
@@ -100,7 +100,7 @@ def _choose_units(networks: Sequence[nn.Module], data: Data, gaussian: bool) -> 
     units = Units(tuple(mean.tolist()), deviation)
     if not by_value:
         outputs = outputs.reshape(-1, 1)
-    return None if _distance(units.standard(outputs)) < _distance(outputs) + MARGIN else units
+    return None if _distance(units.standardize(outputs)) < _distance(outputs) + MARGIN else units
 
 
 def _read_samples(split: Split) -> tuple[Inputs, Tensor]:

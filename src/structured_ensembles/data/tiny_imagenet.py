@@ -24,6 +24,7 @@ DECODE_CHUNK = 500  # images that a thread decodes at once
 
 
 def _read_tiny_imagenet(paths: Sequence[Path]) -> Contents:
+    """Read the archive: training images, and validation images as the test split."""
     with ZipFile(paths[0]) as archive:
         identifiers = read_zip(archive, f"{FOLDER}/wnids.txt").decode().split()
         label_of = {identifier: label for label, identifier in enumerate(identifiers)}

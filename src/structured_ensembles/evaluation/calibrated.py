@@ -10,7 +10,7 @@ from structured_ensembles.calibration.conformal import ConformalIntervals, Confo
 from structured_ensembles.common.gaussian import mean_and_spread
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
-from structured_ensembles.prediction.combination import Combine, combined, entropy_of, exact_probabilities
+from structured_ensembles.prediction.combination import Combine, combine_logits, entropy_of, exact_probabilities
 
 
 def calibrated_figures(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine) -> dict[str, float]:
@@ -21,13 +21,13 @@ def calibrated_figures(ensemble: Ensemble, logits: Tensor, targets: Tensor, comb
     """
     calibration, figures = ensemble.calibration, {}
     if combine in calibration.temperatures:
-        probabilities = combined(logits, combine, calibration.temperature(combine))
+        probabilities = combine_logits(logits, combine, calibration.temperature(combine))
         figures["cal/nll_t"] = negative_log_likelihood(probabilities, targets)
         figures["cal/ece_t"] = expected_calibration_error(probabilities, targets, bins=30)
         figures["cal/ece15_t"] = expected_calibration_error(probabilities, targets, bins=15)
     if calibration.threshold is not None:
-        entropy = entropy_of(combined(logits, "mean", ensemble.temperature))
-        figures |= _kept(entropy.double() <= calibration.threshold, combined(logits).argmax(-1) == targets)
+        entropy = entropy_of(combine_logits(logits, "mean", ensemble.temperature))
+        figures |= _kept(entropy.double() <= calibration.threshold, combine_logits(logits).argmax(-1) == targets)
     if isinstance(calibration.conformal, ConformalSets):
         sets = calibration.conformal.sets(exact_probabilities(logits, ensemble.temperature))
         figures["conf/coverage"] = float(sets.gather(-1, targets[:, None]).double().mean())

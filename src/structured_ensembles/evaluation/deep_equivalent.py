@@ -14,7 +14,7 @@ from structured_ensembles.data.dataset import SplitName
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.calibration import negative_log_likelihood
 from structured_ensembles.evaluation.predictions import predictions
-from structured_ensembles.prediction.combination import Combine, combined_logs
+from structured_ensembles.prediction.combination import Combine, combine_logs
 
 Predicted = tuple[Tensor, Tensor]  # logits (members, samples, classes), targets (samples,)
 
@@ -46,8 +46,8 @@ def calibrated_nlls(validation: Predicted, test: Predicted, combine: Combine = "
     (held_out, labels), (logits, targets) = validation, test
     found = []
     for number in range(1, len(logits) + 1):
-        temperature = fit_supported_temperature(combined_logs(held_out[:number].double(), combine), labels)
-        probabilities = (combined_logs(logits[:number].double(), combine) / temperature).softmax(-1)
+        temperature = fit_supported_temperature(combine_logs(held_out[:number].double(), combine), labels)
+        probabilities = (combine_logs(logits[:number].double(), combine) / temperature).softmax(-1)
         found.append(negative_log_likelihood(probabilities, targets))
     return found
 

@@ -33,7 +33,7 @@ from structured_ensembles.evaluation.ranking import auroc, false_acceptance
 from structured_ensembles.evaluation.regression import gaussian_figures, loss_figures, regression_figures
 from structured_ensembles.evaluation.robustness import attack_figures, corruption_figures
 from structured_ensembles.evaluation.rules import checked_rules, suffix_of, with_thresholds
-from structured_ensembles.prediction.combination import Combine, combined, uncertainty_of
+from structured_ensembles.prediction.combination import Combine, combine_logits, uncertainty_of
 from structured_ensembles.prediction.input_checks import warn_of_unknown_inputs
 
 
@@ -144,7 +144,7 @@ def _regression(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> dict[st
 def _classification(
     ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine, threshold: float | None
 ) -> dict[str, float]:
-    probabilities = combined(logits, combine)
+    probabilities = combine_logits(logits, combine)
     correct = probabilities.argmax(-1) == targets
     unsure = uncertainty_of(logits, combine=combine)
     cc, wc = diversity_by_outcome(logits, correct)

@@ -18,7 +18,7 @@ from structured_ensembles.evaluation.corruptions import EXTRA, STANDARD, corrupt
 from structured_ensembles.evaluation.discarding import discarding
 from structured_ensembles.evaluation.predictions import Change, predictions
 from structured_ensembles.evaluation.rules import Rules, suffix_of
-from structured_ensembles.prediction.combination import combined, uncertainty_of
+from structured_ensembles.prediction.combination import combine_logits, uncertainty_of
 
 
 def attack_figures(
@@ -100,7 +100,7 @@ def _corrupted(source: Split | CorruptedData, name: str, severity: int, seed: in
 def _figures(logits: Tensor, targets: Tensor, rules: Rules) -> dict[str, float]:
     figures: dict[str, float] = {}
     for rule, threshold in rules.items():
-        probabilities = combined(logits, rule)
+        probabilities = combine_logits(logits, rule)
         correct = probabilities.argmax(-1) == targets
         found = {
             "accuracy": float(correct.double().mean()),

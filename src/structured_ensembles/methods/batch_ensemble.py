@@ -28,7 +28,7 @@ from structured_ensembles.common.inputs import (
     tensors_in,
 )
 from structured_ensembles.data import Data
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import examined
@@ -127,7 +127,7 @@ class BatchEnsembleNetwork(nn.Module):
             raise ValueError("model has no linear layer or convolution that could get factors")
         self.network = clone_of(model)
         self.num_members, self.repeat, self.layers = members, repeat, tuple(layers)
-        generator = torch.Generator().manual_seed(stream(seed, "factors"))
+        generator = torch.Generator().manual_seed(derive_seed(seed, "factors"))
         for name in self.layers:
             _add_factors(layer_of(self.network, name), members, generator)
         remember_origin(self, model)

@@ -10,7 +10,7 @@ from structured_ensembles.channels import trace
 from structured_ensembles.common.checks import check_whole, checked_seed
 from structured_ensembles.common.devices import Device
 from structured_ensembles.data import Data
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import examined
@@ -82,7 +82,7 @@ def magnitude_ensemble(
     for number in range(members):
         whole = clone_of(model)
         if number > 0:
-            draw_weights(whole, stream(seed, "weights", number))
+            draw_weights(whole, derive_seed(seed, "weights", number))
         graph = trace(whole, data.example(dtype=dtype_of(whole)), coupled=coupled)
         share = None if memory is None else memory / members
         chosen = select(

@@ -7,7 +7,7 @@ from torch import nn
 from structured_ensembles.common.checks import check_whole, checked_seed
 from structured_ensembles.common.devices import Device
 from structured_ensembles.data import Data
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import examined
@@ -46,7 +46,7 @@ def deep_ensemble(
     )
     networks = [clone_of(model) for _ in range(members)]
     for number, network in enumerate(networks[1:], start=1):
-        draw_weights(network, stream(seed, "weights", number))
+        draw_weights(network, derive_seed(seed, "weights", number))
     ensemble = Ensemble(networks)
     checkpoint = run.file("checkpoint.safetensors")
     train(

@@ -13,7 +13,7 @@ from structured_ensembles.channels import trace
 from structured_ensembles.common.checks import checked_seed
 from structured_ensembles.common.devices import Device
 from structured_ensembles.data import Data
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.extraction import extract
@@ -73,7 +73,7 @@ def narrow_ensemble(
         **what,
     )
     networks = [
-        extract(model, graph, subnet, reinit=True, seed=stream(seed, "weights", number))
+        extract(model, graph, subnet, reinit=True, seed=derive_seed(seed, "weights", number))
         for number, subnet in enumerate(subnets)
     ]
     ensemble = Ensemble(networks)

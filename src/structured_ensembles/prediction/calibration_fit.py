@@ -31,8 +31,8 @@ from structured_ensembles.data.dataset import Task
 from structured_ensembles.prediction.combination import (
     FLOAT64_CHUNK,
     Combine,
-    combined,
-    combined_logs,
+    combine_logits,
+    combine_logs,
     entropy_of,
     exact_probabilities,
     uncertainty_of,
@@ -126,14 +126,14 @@ def percentile_of_right(logits: Tensor, targets: Tensor, percentile: float = 75.
     logits: (members, samples, classes). targets: labels (samples,).
     """
     entropy = uncertainty_of(logits, combine=combine).entropy
-    correct = entropy[combined(logits, combine).argmax(-1) == targets]
+    correct = entropy[combine_logits(logits, combine).argmax(-1) == targets]
     return float((correct if len(correct) else entropy).double().quantile(percentile / 100))
 
 
 def _fit_threshold(calibration: Calibration, logits: Tensor, targets: Tensor, rule: ThresholdRule) -> float:
     """Fit the threshold of a rule; warn if it keeps no prediction."""
-    entropy = entropy_of(combined(logits, "mean", calibration.temperature("mean")))
-    correct = combined(logits).argmax(-1) == targets
+    entropy = entropy_of(combine_logits(logits, "mean", calibration.temperature("mean")))
+    correct = combine_logits(logits).argmax(-1) == targets
     threshold = fit_threshold(entropy, correct, rule)
     if threshold == KEEPS_NOTHING:
         warnings.warn(
@@ -146,4 +146,4 @@ def _fit_threshold(calibration: Calibration, logits: Tensor, targets: Tensor, ru
 
 def _exact_logs(logits: Tensor, rule: Combine) -> Tensor:
     """Combine to log-probabilities (samples, classes) in float64, some samples at a time to save memory."""
-    return torch.cat([combined_logs(chunk.double(), rule) for chunk in logits.split(FLOAT64_CHUNK, dim=1)])
+    return torch.cat([combine_logs(chunk.double(), rule) for chunk in logits.split(FLOAT64_CHUNK, dim=1)])

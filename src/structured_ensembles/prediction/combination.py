@@ -49,13 +49,13 @@ def member_outputs(network: nn.Module, inputs: Inputs) -> Tensor:
     return outputs if hasattr(network, "num_members") else outputs[None]
 
 
-def combined(logits: Tensor, combine: Combine = "mean", temperature: float = 1.0) -> Tensor:
+def combine_logits(logits: Tensor, combine: Combine = "mean", temperature: float = 1.0) -> Tensor:
     """Combine the members' logits (members, samples, classes) to probabilities (samples, classes).
 
     temperature: of the combined prediction, not of the members; votes have none.
     """
     if combine != "vote" and temperature != 1:
-        return (combined_logs(logits, combine) / temperature).softmax(-1)
+        return (combine_logs(logits, combine) / temperature).softmax(-1)
     if combine == "mean":
         return logits.softmax(-1).mean(0)
     if combine == "logits":
@@ -63,7 +63,7 @@ def combined(logits: Tensor, combine: Combine = "mean", temperature: float = 1.0
     return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype).mean(0)
 
 
-def combined_logs(logits: Tensor, combine: Combine = "mean") -> Tensor:
+def combine_logs(logits: Tensor, combine: Combine = "mean") -> Tensor:
     """Combine to log-probabilities (samples, classes), which do not underflow; for the rules "mean" and "logits"."""
     if combine == "mean":
         return logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))
@@ -75,7 +75,9 @@ def exact_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
     Some samples at a time: all members' logits in float64 would take a lot of memory.
     """
-    return torch.cat([combined(chunk.double(), "mean", temperature) for chunk in logits.split(FLOAT64_CHUNK, dim=1)])
+    return torch.cat(
+        [combine_logits(chunk.double(), "mean", temperature) for chunk in logits.split(FLOAT64_CHUNK, dim=1)]
+    )
 
 
 def uncertainty_of(logits: Tensor, temperature: float = 1.0, combine: Combine = "mean") -> Uncertainty:
@@ -86,14 +88,14 @@ def uncertainty_of(logits: Tensor, temperature: float = 1.0, combine: Combine = 
     """
     probabilities = (logits / temperature).softmax(-1)
     mean_entropy = entropy_of(probabilities.mean(0))
-    entropy = mean_entropy if temperature == 1 else entropy_of(combined(logits, "mean", temperature))
+    entropy = mean_entropy if temperature == 1 else entropy_of(combine_logits(logits, "mean", temperature))
     members = len(logits)
     votes = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)  # (samples, classes)
     agreeing = (votes * (votes - 1)).sum(-1) / max(members * (members - 1), 1)
     disagreement = 1 - agreeing if members > 1 else torch.zeros_like(entropy)
     information = (mean_entropy - entropy_of(probabilities).mean(0)).clamp_min(0)  # rounding may make it negative
     if combine == "logits":
-        entropy = entropy_of(combined(logits, combine, temperature))
+        entropy = entropy_of(combine_logits(logits, combine, temperature))
     return Uncertainty(entropy, information, disagreement)
 
 

@@ -18,7 +18,7 @@ from structured_ensembles.common.inputs import joined
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.predictions import predictions
-from structured_ensembles.prediction.combination import combined, uncertainty_of
+from structured_ensembles.prediction.combination import combine_logits, uncertainty_of
 from structured_ensembles.report.figures import as_svg, entropy_histogram, kept_neurons, reliability
 from structured_ensembles.storage.files import write_text
 
@@ -44,7 +44,7 @@ def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[O
     inputs = joined([inputs for inputs, _ in test.batches(512)])
     structured = next(outcome.ensemble for outcome in outcomes if outcome.ensemble.subnets is not None)
     logits, targets = predictions(structured, test)
-    probabilities = combined(logits, "mean", structured.temperature)
+    probabilities = combine_logits(logits, "mean", structured.temperature)
     unsure = uncertainty_of(logits, structured.temperature)
     correct = probabilities.argmax(-1) == targets
     trained = [outcome for outcome in outcomes if outcome.seconds]

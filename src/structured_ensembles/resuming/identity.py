@@ -21,7 +21,7 @@ from torch import nn
 
 from structured_ensembles.common.processes import decided_by_first, rank
 from structured_ensembles.data import Data
-from structured_ensembles.data.splits import digest
+from structured_ensembles.data.splits import fingerprint_split
 from structured_ensembles.storage.files import read_text, write_text
 from structured_ensembles.storage.fingerprints import UnidentifiedError, described, digest_of, module_parts
 from structured_ensembles.storage.run_files import damaged, read_json, text_checksum, write_json
@@ -199,8 +199,8 @@ def data_parts(data: Data) -> dict[str, Any]:
     """Digest what a run learns from: samples of the training and validation splits, and how networks get them."""
     normalization = None if data.normalization is None else data.normalization.to_json()
     return {
-        "training data": digest(data.train),
-        "validation data": None if data.validation is None else digest(data.validation),
+        "training data": fingerprint_split(data.train),
+        "validation data": None if data.validation is None else fingerprint_split(data.validation),
         "task": data.task,
         "classes": digest_of(data.classes),
         "normalization": digest_of([normalization, data.normalization_settled]),

@@ -28,7 +28,7 @@ from structured_ensembles.evaluation.predictions import predictions
 from structured_ensembles.evaluation.robustness import is_over_all
 from structured_ensembles.evaluation.rules import figures_by_rule
 from structured_ensembles.methods import METHODS
-from structured_ensembles.prediction.combination import combined, uncertainty_of
+from structured_ensembles.prediction.combination import combine_logits, uncertainty_of
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, merge_figures, read_figures
 from structured_ensembles.runs.folder import close_run, machine, opened_run, read_config, read_samples, write_samples
 from structured_ensembles.runs.ingredients import base_network, fitting_arguments, read_data, run_data, run_ensemble
@@ -303,7 +303,7 @@ def _first_members(logits: Tensor, targets: Tensor) -> dict[str, float]:
     """What the first 1, 2, … members make together: an ensemble of five tells about smaller ones too."""
     found: dict[str, float] = {}
     for number in range(1, len(logits) + 1):
-        probabilities = combined(logits[:number])
+        probabilities = combine_logits(logits[:number])
         found |= {
             f"first/{number}/accuracy": float((probabilities.argmax(-1) == targets).double().mean()),
             f"first/{number}/nll": negative_log_likelihood(probabilities, targets),
@@ -313,7 +313,7 @@ def _first_members(logits: Tensor, targets: Tensor) -> dict[str, float]:
 
 
 def _write_samples(folder: Path, ensemble: Ensemble, data: Data, logits: Tensor, targets: Tensor, noisy: bool) -> None:
-    probabilities = combined(logits)
+    probabilities = combine_logits(logits)
     confidence, labels = probabilities.max(-1)
     tensors: dict[str, Tensor] = {
         "confidence": confidence.float(),

@@ -27,10 +27,7 @@ LEGACY_ENTRY = "state"  # metadata of files of earlier versions, which lack a ch
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Write named tensors and a state that JSON can hold, with a list of the tensors, so that a missing one is noticed.
-
-    The file appears under its name when it is complete.
-    """
+    """Write named tensors and a state that JSON can hold, with a list of the tensors, which reveals a missing one."""
     write_container(path, FORMAT, VERSION, {**state, "tensors": sorted(tensors)}, tensors)
 
 

@@ -57,6 +57,7 @@ class Display:
 
 
 def _format_figure(value: float | int | None, key: str) -> str:
+    """Format an accuracy as a percentage, a loss with three decimals."""
     if value is None:
         return "–"
     return f"{100 * value:.1f}%" if key == "validation_accuracy" and 0 <= value <= 1 else f"{value:.3f}"

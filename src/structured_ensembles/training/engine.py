@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from structured_ensembles.common.inputs import is_several, moved
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import Augmentation
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.training.execution import Execution
 from structured_ensembles.training.mesh import Mesh
@@ -61,7 +61,7 @@ class Plan:
 
     def member_seed(self, purpose: str, member: Member, *numbers: int) -> int:
         """Derive the seed of a member's own random draws: its "order", "crops" or "dropout"."""
-        return stream(self.seed, purpose, member.number, *numbers)
+        return derive_seed(self.seed, purpose, member.number, *numbers)
 
     @property
     def loss_dtype(self) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Execution: how training is computed; the recipe says what it does."""
+"""Execution: settings of how training is computed; the recipe is the procedure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class Execution:
-    """How to compute the training that a `Recipe` describes.
+    """Settings of how to compute the training that a `Recipe` describes.
 
     The precision is part of a run's identity, since it changes the weights beyond rounding: a folder or checkpoint of
     another precision is refused. Engine, streams and compile are not, so that a run may go on with others, such as on

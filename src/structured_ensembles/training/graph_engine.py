@@ -30,11 +30,11 @@ from structured_ensembles.cuda.capture import CaptureError, Step, all_captured, 
 from structured_ensembles.cuda.channel_padding import PaddingError, Shapes, check_padding, padded_shapes
 from structured_ensembles.cuda.faster import faster, hooked, replaceable
 from structured_ensembles.cuda.pending import Pending, Waiting
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.feeds import Feed, TableFeed, feed_for
 from structured_ensembles.data.losses import mean_loss
 from structured_ensembles.data.splits import Batch, TensorSplit
-from structured_ensembles.prediction.combination import combined
+from structured_ensembles.prediction.combination import combine_logits
 from structured_ensembles.tracing.fake_model import first_line
 from structured_ensembles.training.engine import Member, Plan, Result
 from structured_ensembles.training.optimizers import optimizer_for, rate_factors
@@ -76,7 +76,7 @@ class GraphEngine:
             table.copy_(torch.tensor(rates) * factor)
         for runner in self.runners:
             runner.begin(epoch)
-        for size in self.training.epoch(stream(plan.seed, "order", epoch) if self._streamed else None):
+        for size in self.training.epoch(derive_seed(plan.seed, "order", epoch) if self._streamed else None):
             step = None if self.training.irregular else self.steps.get(("train", size))
             if step is None:  # an irregular batch of a loader
                 self._train_step(size)
@@ -370,7 +370,7 @@ class Runner:
             outputs = self._stacked(self._forward(cloned(inputs), self.halves.parts))
         self.totals[0] += mean_loss(self.plan.loss, outputs, targets) * len(targets)
         if self.plan.data.task == "classification":
-            self.totals[1] += (combined(outputs).argmax(-1) == targets).sum()
+            self.totals[1] += (combine_logits(outputs).argmax(-1) == targets).sum()
 
     def _forward(self, inputs: Inputs, weights: dict[str, Tensor], waiting: Waiting | None = None) -> Tensor:
         with faster(self.faster, self.padded, waiting):

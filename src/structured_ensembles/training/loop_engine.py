@@ -11,10 +11,10 @@ from structured_ensembles.common.devices import seed_generators
 from structured_ensembles.common.inputs import Inputs, cloned, rows_of
 from structured_ensembles.common.processes import add_up, average_buffers
 from structured_ensembles.data.augmentation import augment, draw_crops
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import mean_loss
 from structured_ensembles.data.splits import Batch, TensorSplit
-from structured_ensembles.prediction.combination import combined, member_outputs
+from structured_ensembles.prediction.combination import combine_logits, member_outputs
 from structured_ensembles.training.engine import Member, Plan, Result
 from structured_ensembles.training.optimizers import optimizer_for, set_rate
 
@@ -73,7 +73,7 @@ class LoopEngine:
         if isinstance(split, TensorSplit):
             yield from zip(*(self._member_batches(split, member, epoch) for member in active), strict=True)
             return
-        order = stream(plan.seed, "order", epoch)
+        order = derive_seed(plan.seed, "order", epoch)
         for stored, targets in split.batches(plan.recipe.batch_size, order, plan.device):
             prepared = plan.data.prepare(stored, plan.dtype)
             yield ((cloned(prepared), targets) for _ in active)
@@ -123,7 +123,7 @@ class LoopEngine:
                     outputs = member_outputs(member.network, cloned(inputs)).to(plan.loss_dtype)
                 totals[index, 0] += mean_loss(plan.loss, outputs, self._cast_targets(targets)) * len(targets)
                 if classifying:
-                    totals[index, 1] += (combined(outputs).argmax(-1) == targets).sum()
+                    totals[index, 1] += (combine_logits(outputs).argmax(-1) == targets).sum()
             seen += len(targets)
         rows: list[list[float]] = (totals / seen).tolist()
         return [(cost, accuracy if classifying else None) for cost, accuracy in rows]

@@ -1,4 +1,4 @@
-"""Recipe: what training does; `Execution` says how it is computed."""
+"""Recipe: the training procedure; `Execution` says how it is computed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _refuse_moved_settings(recipe_class: type[Recipe]) -> type[Recipe]:
 @_refuse_moved_settings
 @dataclass(frozen=True)
 class Recipe:
-    """What training does; `Recipe.named` has the recipes that we use: "modern", "regression" and "paper".
+    """The training procedure; `Recipe.named` has those that we use: "modern", "regression" and "paper".
 
     schedule: "constant"; "step" multiplies the rate with `factor` at each of the epochs `milestones`; "cosine" lowers
         it to zero, step by step. Before that, `warmup` epochs raise it linearly.
