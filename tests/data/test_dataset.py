@@ -163,11 +163,11 @@ def test_feed_gives_every_sample_once_per_epoch(samples: int, size: int, even: b
     data = se.Data.from_arrays(x, y, validation=0.0, standardize=False)
     feed = feed_for(data.train, data, size, torch.device("cpu"), even=even)
     seen, sizes = [], []
-    for size in feed.epoch(0):
-        inputs, _ = feed.batch(size)
+    for batch_size in feed.epoch(0):
+        inputs, _ = feed.batch(batch_size)
         feed.step.add_(1)
         seen += inputs.flatten().tolist()
-        sizes.append(size)
+        sizes.append(batch_size)
     assert sorted(seen) == list(range(samples))
     assert len(sizes) == -(-samples // size)
     assert max(sizes) <= size
