@@ -133,7 +133,7 @@ def zip_batches(data: se.Data, seed: int) -> list[tuple[torch.Tensor, torch.Tens
         (np.zeros((3, 2)), np.zeros((3, 2), int), {}, r"targets must have the shape \(samples,\)"),
         (np.full((3, 2), np.nan), np.zeros(3, int), {}, "inputs contain values that are not finite"),
         (np.zeros((3, 2)), np.zeros(3, int), {"validation": 1.5}, "validation must be a share"),
-        (np.zeros((3, 2)), np.zeros(3, int), {"test": (np.zeros((3, 5)), np.zeros(3, int))}, "test inputs are"),
+        (np.zeros((3, 2)), np.zeros(3, int), {"test": (np.zeros((3, 5)), np.zeros(3, int))}, "test inputs must be"),
         (np.zeros((3, 2)), np.zeros(3, int), {"test": (np.zeros((3, 2)), np.full(3, 9))}, "test targets must be"),
         (np.zeros((3, 2)), np.array([0.5, 1, 2]), {"task": "classification"}, "whole numbers"),
     ],

@@ -382,7 +382,7 @@ def test_pipe_in_place_of_a_cache_is_refused(cached: Path) -> None:
         ({"train.labels": lambda labels: labels - 1}, {}, "train.labels reach from -1 to 8"),
         ({}, {"name": "svhn"}, "name 'svhn' is not 'mnist'"),
         ({}, {"classes": "[1, 2"}, "mnist.safetensors is damaged"),
-        ({}, {"classes": '{"0": 1}'}, "no list of names"),
+        ({}, {"classes": '{"0": 1}'}, "must be a list of names"),
         ({}, {"classes": '["0"]'}, "names 1 classes, not 10"),
         ({}, None, "name None"),
     ],
@@ -470,7 +470,7 @@ def test_archives_with_other_contents_are_refused(tmp_path: Path, monkeypatch: p
     (downloads / "mnist/train-images-idx3-ubyte.gz").write_bytes(gzip.compress(struct.pack(">4I", 0x803, 2**31, 9, 9)))
     fails("mnist", "claims the shape")
     (downloads / "mnist/train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x0d\x03" + bytes(12)))
-    fails("mnist", "train-images-idx3-ubyte.gz is no idx file")
+    fails("mnist", "train-images-idx3-ubyte.gz is not an idx file")
 
     write_svhn(downloads, *((pixels(split, (3, 32, 32)), labels(split, 10)) for split in ("train", "test")))
     savemat(downloads / "test_32x32.mat", {"X": np.zeros((32, 32), np.uint8), "y": np.ones(5)})

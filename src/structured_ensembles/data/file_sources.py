@@ -37,7 +37,7 @@ class ByteRange:
             raise ValueError(f"the .npy format {version} is unknown; it must be 1.0 or 2.0")
         shape, fortran, dtype = reader(head)
         if dtype.hasobject or head.tell() + dtype.itemsize * int(np.prod(shape)) > self.size:
-            raise ValueError("the array must be complete and of numbers, but is not")
+            raise ValueError("the array is incomplete, or not of numbers")
         return np.memmap(self.path, dtype, "r", self.start + head.tell(), shape, "F" if fortran else "C")
 
 
