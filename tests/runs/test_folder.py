@@ -146,7 +146,7 @@ def test_locks_exclude_each_other_while_folders_are_removed(tmp_path: Path) -> N
                 with run_lock(folder):
                     counter.write_text(str(int(counter.read_text()) + 1))
             except ValueError as error:
-                if "is being worked on" not in str(error):
+                if "is in use" not in str(error):
                     os._exit(4)
                 continue
             done += 1
