@@ -64,19 +64,19 @@ def write_container(
     return Path(path).stat().st_size
 
 
-def read_container(path: Path, form: str, version: int, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read and check the structure and the tensors of a file. kind: what it should be, such as "an ensemble"."""
+def read_container(path: Path, form: str, version: int, expected: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read and check the structure and the tensors of a file. expected: what it should be, such as "an ensemble"."""
     try:
         check_regular(path)
     except FileNotFoundError:
         raise ArtifactError(f"there is no file {path}") from None
     except OSError as error:
         raise ArtifactError(str(error)) from error
-    with refused(f"{path} is damaged, or not {kind} at all"):
+    with refused(f"{path} is damaged, or not {expected} at all"):
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if form not in metadata:
-                raise ArtifactError(f"{path} is not {kind}: it was written by something else")
+                raise ArtifactError(f"{path} is not {expected}: it was written by something else")
             envelope = checked(json.loads(metadata[form]), dict, "its envelope")
             file_version = checked(envelope["version"], int, "its version")
             if file_version > version:

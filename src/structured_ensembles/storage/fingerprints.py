@@ -143,8 +143,8 @@ def _describe_object(value: Any, path: tuple[int, ...]) -> Any:
     if known or len(path) > MAX_DEPTH:
         return _name(cls)
     if isinstance(value, nn.Module):
-        tensors = [digest_of_tensors(named) for named in (value.named_parameters(), value.named_buffers())]
-        return [_describe_class(cls), tensors, described(_attributes(value), path, loose=True)]
+        digests = [digest_of_tensors(tensors) for tensors in (value.named_parameters(), value.named_buffers())]
+        return [_describe_class(cls), digests, described(_attributes(value), path, loose=True)]
     slots = [slot for base in cls.__mro__ for slot in getattr(base, "__slots__", ()) if isinstance(slot, str)]
     attributes = {**{slot: getattr(value, slot, None) for slot in slots}, **getattr(value, "__dict__", {})}
     return [_describe_class(cls), described(attributes, path, loose=True)]
