@@ -102,7 +102,7 @@ def test_code_is_imported_only_with_trust_code(tmp_path: Path) -> None:
     path = tmp_path / "own.safetensors"
     ensemble = cut(build_model("tests.test_artifact:custom", width=8))
     ensemble.save(path)
-    with pytest.raises(se.ArtifactError, match=r"wants to call tests.test_artifact:custom.*trust_code=True"):
+    with pytest.raises(se.ArtifactError, match=r"would call tests.test_artifact:custom.*trust_code=True"):
         se.Ensemble.load(path)
     assert torch.equal(se.Ensemble.load(path, trust_code=True)(X), ensemble(X))
 

@@ -52,11 +52,11 @@ def cut(model: nn.Module, scope: str = "layer") -> se.Ensemble:
 
 def test_saving_a_network_without_a_factory_warns(tmp_path: Path) -> None:
     for model in (custom(), cut(custom()).members[0]):
-        with pytest.warns(UserWarning, match=r"to load it will need model=.*from_factory.*trust_code=True") as found:
+        with pytest.warns(UserWarning, match=r"loading it will need model=.*from_factory.*trust_code=True") as found:
             se.Ensemble([model]).save(tmp_path / "own")
         assert found[0].filename == __file__
     learner = se.continual.StructuredLearner(backbone(), device="cpu", quiet=True)
-    with pytest.warns(UserWarning, match="to load it will need backbone=") as found:
+    with pytest.warns(UserWarning, match="loading it will need backbone=") as found:
         learner.save(tmp_path / "learner")
     assert found[0].filename == __file__
 
@@ -80,7 +80,7 @@ def test_recorded_factory_rebuilds_the_network(tmp_path: Path) -> None:
     ensemble = cut(se.from_factory("tests.networks.test_provenance:custom", width=8, name="mine"))
     path = tmp_path / "own"
     ensemble.save(path)
-    with pytest.raises(se.ArtifactError, match=r"wants to call tests.networks.test_provenance:custom.*trust_code=True"):
+    with pytest.raises(se.ArtifactError, match=r"would call tests.networks.test_provenance:custom.*trust_code=True"):
         se.Ensemble.load(path)
     before = torch.get_rng_state()
     loaded = se.Ensemble.load(path, trust_code=True)
@@ -93,7 +93,7 @@ def test_recorded_factory_rebuilds_the_network(tmp_path: Path) -> None:
 def test_recorded_factory_rebuilds_the_backbone(tmp_path: Path) -> None:
     made = se.from_factory("tests.networks.test_provenance:backbone", width=9)
     se.continual.NaiveLearner(made, device="cpu", quiet=True).save(tmp_path / "own")
-    with pytest.raises(se.ArtifactError, match=r"wants to call tests.networks.test_provenance:backbone"):
+    with pytest.raises(se.ArtifactError, match=r"would call tests.networks.test_provenance:backbone"):
         se.continual.NaiveLearner.load(tmp_path / "own")
     loaded = se.continual.NaiveLearner.load(tmp_path / "own", trust_code=True, device="cpu")
     assert torch.equal(loaded.backbone(X), made(X))

@@ -90,7 +90,7 @@ def test_second_process_is_refused_and_deletes_nothing(tmp_path: Path) -> None:
     with opened_run(folder, CONFIG):
         assert in_another_process(lambda: fail_at_once(folder)) == 1
         assert in_another_process(lambda: fail_at_once(folder, seed=1)) == 1
-        with pytest.raises(ValueError, match=rf"is being worked on by process {os.getpid()} on .*choose another"):
+        with pytest.raises(ValueError, match=rf"is in use by process {os.getpid()} on .*choose another"):
             begin(folder)
         assert read_config(folder) == CONFIG
     begin(folder)
@@ -146,7 +146,7 @@ def test_locks_exclude_each_other_while_folders_are_removed(tmp_path: Path) -> N
                 with run_lock(folder):
                     counter.write_text(str(int(counter.read_text()) + 1))
             except ValueError as error:
-                if "is being worked on" not in str(error):
+                if "is in use" not in str(error):
                     os._exit(4)
                 continue
             done += 1

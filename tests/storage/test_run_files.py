@@ -151,7 +151,7 @@ def test_forged_values_are_refused_or_shown(run: Path, name: str) -> None:
         ("result.json", '{"figures": {"a": "b"}, "seconds": 1}', "the figure a is not a number"),
         ("result.json", '{"figures": {}, "seconds": 1, "date": 3}', "date must be"),
         ("evaluation-test-mean.json", '{"figures": [1]}', "it has no figures"),
-        ("evaluation-test-mean.json", "3", "it holds no record"),
+        ("evaluation-test-mean.json", "3", "it holds no JSON object"),
         ("history.csv", "epoch,member\n0,0\n", "its columns are not epoch, member, rate"),
     ],
 )
