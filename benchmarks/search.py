@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 import structured_ensembles as se
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.evaluation.memory import peak_memory
+from structured_ensembles.evaluation.memory import measure_peak_memory
 from structured_ensembles.runs.folder import machine
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     for _ in range(arguments.repeats):
         for name, run in rows.items():
             times[name].append(timed(run, arguments.device) / arguments.batches)
-    memory = {name: peak_memory(run, arguments.device) for name, run in rows.items()}
+    memory = {name: measure_peak_memory(run, arguments.device) for name, run in rows.items()}
 
     unit, unit_memory = statistics.median(times["plain step"]), memory["plain step"]
     found = {

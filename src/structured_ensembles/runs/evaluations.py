@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from structured_ensembles.ensemble import Combine
-from structured_ensembles.evaluation.robustness import mean_of
+from structured_ensembles.evaluation.robustness import name_of_mean
 from structured_ensembles.storage.run_files import checked_figures, damaged, read_json, write_json
 
 RULES: tuple[Combine, ...] = ("mean", "logits")  # of combination: ours, and that of the published figures
@@ -51,7 +51,7 @@ def _without_partial_means(
 
     def listed(own: Mapping[str, float], kind: str, mean: str, severity: str) -> set[str]:
         names = {name.removeprefix(f"{kind}/").partition("@")[0] for name in own if name.startswith(f"{kind}/")}
-        own_names = {name for name in names - {"mean", "extra_mean"} if mean_of(name) == mean}
+        own_names = {name for name in names - {"mean", "extra_mean"} if name_of_mean(name) == mean}
         return {name for name in own_names if f"{kind}/{name}@{severity}" in own}
 
     result = dict(merged)
