@@ -26,7 +26,7 @@ from structured_ensembles.continual import StructuredLearner
 from structured_ensembles.continual.freezing import freeze
 from structured_ensembles.continual.heads import TaskNetwork, new_head, num_features
 from structured_ensembles.networks.copying import clone_of
-from structured_ensembles.runs.folder import machine
+from structured_ensembles.runs.folder import describe_machine
 
 LIMIT = 1.15  # what issue 6 asks for
 
@@ -67,7 +67,13 @@ def main() -> None:
     print(f"\nworst task: {worst:.2f} times plain (limit {LIMIT})")
     if arguments.json:
         settings = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
-        record = {"settings": settings, "date": date.today().isoformat(), **machine(), "worst": worst, "rows": found}
+        record = {
+            "settings": settings,
+            "date": date.today().isoformat(),
+            **describe_machine(),
+            "worst": worst,
+            "rows": found,
+        }
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -16,7 +16,7 @@ import torch
 import structured_ensembles as se
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS, corrupt
-from structured_ensembles.runs.folder import machine
+from structured_ensembles.runs.folder import describe_machine
 
 
 def main() -> None:
@@ -48,7 +48,13 @@ def main() -> None:
     print(f"\nall: {total:.1f} s")
     if arguments.json:
         settings = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
-        record = {"settings": settings, "date": date.today().isoformat(), **machine(), "seconds": total, "rows": found}
+        record = {
+            "settings": settings,
+            "date": date.today().isoformat(),
+            **describe_machine(),
+            "seconds": total,
+            "rows": found,
+        }
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

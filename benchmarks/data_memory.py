@@ -15,7 +15,7 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.runs.folder import machine
+from structured_ensembles.runs.folder import describe_machine
 
 
 def main() -> None:
@@ -47,7 +47,12 @@ def main() -> None:
     )
     print(f"\nlargest own memory between evaluations: {peak:.0f} MiB, {peak * 2**20 / size:.2f} times the images")
     if arguments.json:
-        record = {"date": date.today().isoformat(), **machine(), "image_MiB": size / 2**20, "peak_own_MiB": peak}
+        record = {
+            "date": date.today().isoformat(),
+            **describe_machine(),
+            "image_MiB": size / 2**20,
+            "peak_own_MiB": peak,
+        }
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

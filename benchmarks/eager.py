@@ -22,7 +22,7 @@ from recording import arguments_of, from_scratch, milliseconds, record
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.sources import data_sets
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
-from structured_ensembles.methods.layers import called_layers
+from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
 from structured_ensembles.paper.sections import planned_runs
 from structured_ensembles.report.docs.wall_time import Step, step_of
@@ -84,9 +84,9 @@ def network_of(experiment: Experiment) -> nn.Module:
     example = torch.zeros(2, *info.shape)
     own, members = experiment.method_arguments, experiment.members
     if experiment.method == "batch-ensemble":
-        return BatchEnsembleNetwork(base, called_layers(base, example).all, members, "tile")
+        return BatchEnsembleNetwork(base, find_called_layers(base, example).all, members, "tile")
     if experiment.method == "mc-dropout":
-        return DropoutNetwork(base, called_layers(base, example).hidden, members)
+        return DropoutNetwork(base, find_called_layers(base, example).hidden, members)
     sizes = {name: own[name] for name in ("prune", "memory") if name in own}
     if not sizes:
         return base

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from structured_ensembles.runs.folder import machine
+from structured_ensembles.runs.folder import describe_machine
 
 WORKSPACES = os.environ.get("CUBLAS_WORKSPACE_CONFIG")  # what the user wants, if anything
 
@@ -33,7 +33,7 @@ def arguments_of(description: str | None, **options: Any) -> argparse.Namespace:
 def record(arguments: argparse.Namespace, rows: Any) -> None:
     if arguments.json:
         settings = {key: value for key, value in vars(arguments).items() if key != "json"}
-        found = {"settings": settings, "date": date.today().isoformat(), **machine(), "rows": rows}
+        found = {"settings": settings, "date": date.today().isoformat(), **describe_machine(), "rows": rows}
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 import structured_ensembles as se
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.evaluation.memory import measure_peak_memory
-from structured_ensembles.runs.folder import machine
+from structured_ensembles.runs.folder import describe_machine
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
     )
     if arguments.json:
         settings = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
-        record = {"settings": settings, "date": date.today().isoformat(), **machine(), "rows": found}
+        record = {"settings": settings, "date": date.today().isoformat(), **describe_machine(), "rows": found}
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -16,7 +16,7 @@ import torch
 
 import structured_ensembles as se
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.runs.folder import machine
+from structured_ensembles.runs.folder import describe_machine
 
 ARMS = {
     "paper": {},  # scaling the layer's output, MMD
@@ -55,7 +55,12 @@ def main() -> None:
     rows = [(arm, *(cell(name, own) for name in (*FIGURES, "overlap", "seconds"))) for arm, own in runs.items()]
     print(text_table(("arm", "accuracy %", "member %", "ECE %", "NLL", "overlap", "seconds"), rows))
     if arguments.json:
-        record = {"date": date.today().isoformat(), **machine(), "seeds": arguments.seeds, "epochs": arguments.epochs}
+        record = {
+            "date": date.today().isoformat(),
+            **describe_machine(),
+            "seeds": arguments.seeds,
+            "epochs": arguments.epochs,
+        }
         arguments.json.write_text(json.dumps(record | {"runs": runs}, indent=1) + "\n")
 
 

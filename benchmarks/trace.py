@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.runs.folder import machine
+from structured_ensembles.runs.folder import describe_machine
 
 MODELS = (
     *("vgg16", "resnet18", "resnet50", "densenet121", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny"),
@@ -48,7 +48,7 @@ def main() -> None:
     ]
     print(text_table(("model", "seconds", "peak MiB", "groups", "channels"), rows))
     if arguments.json:
-        record = {"date": date.today().isoformat(), **machine(), "rows": found}
+        record = {"date": date.today().isoformat(), **describe_machine(), "rows": found}
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -111,7 +111,7 @@ def check_code(options: Mapping[str, Any], words: Sequence[str], trust_code: boo
     for option, name in _code(options):
         if not _is_among(name, words):
             raise ValueError(
-                f"the file of --config wants to import {name} as {option}: say --trust-code to let it, or "
+                f"the file of --config asks to import {name} as {option}: say --trust-code to let it, or "
                 f"--{option} {name} on the command line"
             )
 

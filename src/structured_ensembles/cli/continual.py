@@ -9,7 +9,7 @@ from structured_ensembles.cli.hints import next_steps
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.continual.experiment import ContinualExperiment, prepare_continual, run_prepared
 from structured_ensembles.continual.results import capacity_of, matrix_of
-from structured_ensembles.runs.folder import finished_before
+from structured_ensembles.runs.folder import describe_finished_run
 
 
 def continual(
@@ -75,7 +75,7 @@ def continual(
     folder = out or Path("runs") / prepared.folder
     done, new = run_prepared(prepared, folder)
     if not new:
-        print(finished_before(folder, done))
+        print(describe_finished_run(folder, done))
     show(method, done)
     print(f"\n{'it took ' * (not new)}{done['seconds']:.0f} s; see {folder}")
     print(next_steps(("report",), folder))

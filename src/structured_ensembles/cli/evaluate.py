@@ -10,8 +10,8 @@ from structured_ensembles.cli.printing import figures_table
 from structured_ensembles.data import load_corrupted
 from structured_ensembles.evaluation.corruptions import ORIGIN
 from structured_ensembles.runs.evaluations import merge_figures
-from structured_ensembles.runs.folder import machine, read_config
-from structured_ensembles.runs.ingredients import base_network, read_data, run_data, run_ensemble
+from structured_ensembles.runs.folder import describe_machine, read_config
+from structured_ensembles.runs.ingredients import build_base_network, load_run_data, load_run_ensemble, read_data
 from structured_ensembles.zoo.by_name import Trust
 
 EPSILONS = (0.02, 0.5)  # the paper's
@@ -52,8 +52,8 @@ def evaluate(
     config = read_config(run)
     path = run / "ensemble.safetensors"
     trusted: Trust = trust_code or ([] if ood is None else [ood])  # what is named here needs no further trust
-    data = run_data(run, config, root, trusted)
-    ensemble = run_ensemble(run, config, data, trusted)
+    data = load_run_data(run, config, root, trusted)
+    ensemble = load_run_ensemble(run, config, data, trusted)
     ensemble.to(pick_device(device, ensemble))
     strengths = severities or SEVERITIES
     figures = evaluation.evaluate(
@@ -65,13 +65,13 @@ def evaluate(
         corruptions=corruptions is not None and (corruptions or True),
         severities=strengths,
         ood=None if ood is None else read_data(ood, root, config["seed"]),
-        base=base_network(config, data, trusted),
+        base=build_base_network(config, data, trusted),
     )
     if official is not None:
         images = load_corrupted(official, root)
         figures |= evaluation.evaluate(ensemble, data, split, combine, corruptions=images, severities=strengths)
     figures["size/file_bytes"] = float(path.stat().st_size)  # as it was stored, perhaps in fewer bits
-    record = {"split": split, "combine": combine, **({} if ood is None else {"ood": ood}), **machine()}
+    record = {"split": split, "combine": combine, **({} if ood is None else {"ood": ood}), **describe_machine()}
     figures = merge_figures(run / f"evaluation-{split}-{combine}.json", figures, record)
     print(figures_table({f"{config['method']}, {split}": figures}))
     if any(name.startswith("cor/") for name in figures):

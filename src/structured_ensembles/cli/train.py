@@ -9,7 +9,7 @@ from typing import Any, Literal
 from structured_ensembles.cli.hints import next_steps
 from structured_ensembles.cli.printing import figures_table
 from structured_ensembles.runs.experiment import Experiment, prepare_experiment, train_prepared
-from structured_ensembles.runs.folder import finished_before
+from structured_ensembles.runs.folder import describe_finished_run
 from structured_ensembles.training import Execution
 
 AUTOMATIC = Execution()
@@ -85,7 +85,7 @@ def train(
     if int(os.environ.get("RANK", "0")) > 0:  # of several processes, one speaks
         return 0
     if not new:
-        print(finished_before(folder, done))
+        print(describe_finished_run(folder, done))
     columns = {method: done["figures"]}
     if storage != "float32":
         columns = {

@@ -20,9 +20,9 @@ from structured_ensembles.continual.results import check_continual_result
 from structured_ensembles.continual.sequence import run_sequence
 from structured_ensembles.continual.tasks import BENCHMARKS, Task, split_tasks
 from structured_ensembles.data import Data
-from structured_ensembles.runs.folder import machine, opened_run
-from structured_ensembles.runs.ingredients import fitting_arguments, read_data
-from structured_ensembles.runs.settings import Defaults, defaults_of, folder_name
+from structured_ensembles.runs.folder import describe_machine, open_run
+from structured_ensembles.runs.ingredients import add_data_arguments, read_data
+from structured_ensembles.runs.settings import Defaults, make_folder_name, read_defaults
 from structured_ensembles.storage.files import write_atomically
 from structured_ensembles.storage.run_files import write_json
 from structured_ensembles.zoo.by_name import build_model, find_function, find_model
@@ -81,11 +81,11 @@ class PreparedSequence:
         usual = BENCHMARKS.get(own.dataset)
         told: dict[str, Any] = {}
         told |= {} if usual is not None and config["tasks"] == usual.tasks else {"tasks": config["tasks"]}
-        told |= {f"model.{name}": value for name, value in self.defaults.told(config, "model_arguments").items()}
-        told |= self.defaults.told(config, "method_arguments")
+        told |= {f"model.{name}": value for name, value in self.defaults.changed(config, "model_arguments").items()}
+        told |= self.defaults.changed(config, "method_arguments")
         told |= {"shuffled": True} if own.shuffle_labels else {}
         told |= {"limit": own.limit} if own.limit is not None else {}
-        return folder_name(["continual", own.dataset, own.model, own.method], told, own.seed)
+        return make_folder_name(["continual", own.dataset, own.model, own.method], told, own.seed)
 
 
 def prepare_continual(
@@ -106,9 +106,9 @@ def prepare_continual(
     except TypeError as error:
         raise ValueError(f"method {experiment.method!r} does not take these arguments: {error}") from error
     defaults = Defaults(
-        model_arguments=defaults_of(find_model(backbone_name(experiment.model)))
+        model_arguments=read_defaults(find_model(backbone_name(experiment.model)))
         | _backbone_arguments(experiment.model, data, {}),
-        method_arguments=defaults_of(make) | {"epochs": _usual_epochs(experiment.dataset)},
+        method_arguments=read_defaults(make) | {"epochs": _usual_epochs(experiment.dataset)},
         changes={},
     )
     return PreparedSequence(experiment, learner, tasks, defaults)
@@ -128,7 +128,7 @@ def run_continual(
 
 def run_prepared(prepared: PreparedSequence, folder: Path) -> tuple[dict[str, Any], bool]:
     """Carry out an experiment that was checked, as `run_continual` does."""
-    with opened_run(folder, prepared.experiment.config(), prepared.defaults.comparable) as done:
+    with open_run(folder, prepared.experiment.config(), prepared.defaults.comparable) as done:
         if done is not None:
             check_continual_result(folder, done)
             return done, False
@@ -138,8 +138,8 @@ def run_prepared(prepared: PreparedSequence, folder: Path) -> tuple[dict[str, An
 
 
 def _backbone_arguments(model: str, data: Data, given: Mapping[str, Any]) -> dict[str, Any]:
-    """As `fitting_arguments`, for a network without a head."""
-    return {name: value for name, value in fitting_arguments(model, data, given).items() if name != "num_classes"}
+    """As `add_data_arguments`, for a network without a head."""
+    return {name: value for name, value in add_data_arguments(model, data, given).items() if name != "num_classes"}
 
 
 def _usual_epochs(dataset: str) -> int:
@@ -182,7 +182,7 @@ def _close(folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: floa
         "seconds": round(seconds, 3),
         "precision": "float32",  # `fit` computes in nothing else
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **machine(),
+        **describe_machine(),
     }
     write_json(folder / "result.json", result)
     return result

@@ -12,10 +12,10 @@ from structured_ensembles.methods import METHODS
 from structured_ensembles.runs.experiment import (
     Experiment,
     Request,
+    find_missing,
     has_official,
     measure_experiment,
     train_experiment,
-    unmeasured,
 )
 from structured_ensembles.zoo.by_name import find_function, find_model
 
@@ -39,7 +39,7 @@ def is_complete(
     if isinstance(experiment, ContinualExperiment):
         return (folder / "result.json").exists()
     official = request.corruptions and has_official(experiment.dataset, root)
-    return (folder / "result.json").exists() and unmeasured(folder, request, official) is None
+    return (folder / "result.json").exists() and find_missing(folder, request, official) is None
 
 
 def check_names(experiment: Experiment | ContinualExperiment) -> None:
