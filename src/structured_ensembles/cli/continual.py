@@ -8,7 +8,7 @@ from typing import Any, Literal
 from structured_ensembles.cli.hints import next_steps
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.continual.experiment import ContinualExperiment, prepare_continual, run_prepared
-from structured_ensembles.continual.results import capacity_of, matrix_of
+from structured_ensembles.continual.results import rebuild_capacity, rebuild_matrix
 from structured_ensembles.runs.folder import describe_finished_run
 
 
@@ -84,7 +84,7 @@ def continual(
 
 def show(method: str, result: dict[str, Any]) -> None:
     memory = result["memory"]
-    print(matrix_of(result).table())
+    print(rebuild_matrix(result).table())
     print()
     percent = [(name.replace("_", " "), f"{100 * value:.2f} %") for name, value in result["figures"].items()]
     print(text_table(("", method), percent))
@@ -98,6 +98,6 @@ def show(method: str, result: dict[str, Any]) -> None:
         f"{result['file_bytes']:,} bytes",
     )
     print(text_table(header, [("", *cells)]))
-    capacity = capacity_of(result)
+    capacity = rebuild_capacity(result)
     if capacity is not None and not any(capacity.free.values()):
         print("\nno neuron is free any more: further tasks would learn their heads alone")
