@@ -24,8 +24,8 @@ from structured_ensembles.data.sources import data_sets
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
-from structured_ensembles.paper.sections import planned_runs
-from structured_ensembles.report.docs.wall_time import Step, step_of
+from structured_ensembles.paper.sections import plan_runs
+from structured_ensembles.report.docs.wall_time import Step, describe_step
 from structured_ensembles.runs.experiment import Experiment
 from structured_ensembles.zoo.by_name import build_model
 
@@ -55,8 +55,8 @@ def main() -> None:
 def steps_of_the_queue() -> dict[Step, Experiment]:
     """Find the different training steps of the queue, each with the first run that has it."""
     found: dict[Step, Experiment] = {}
-    for planned in planned_runs(seeds=(0,)):
-        step = step_of(planned.experiment)
+    for planned in plan_runs(seeds=(0,)):
+        step = describe_step(planned.experiment)
         if step is not None:
             found.setdefault(step, planned.experiment)
     return found

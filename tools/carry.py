@@ -149,7 +149,7 @@ def webp_of(images) -> bytes:
 
 def unpack_back(arguments: argparse.Namespace) -> None:
     from structured_ensembles.paper.queue import write_queue
-    from structured_ensembles.paper.sections import planned_runs
+    from structured_ensembles.paper.sections import plan_runs
 
     for path in sorted(arguments.back.glob("*.tar.gz")):
         with tarfile.open(path) as archive:
@@ -158,7 +158,7 @@ def unpack_back(arguments: argparse.Namespace) -> None:
     for result in (ROOT / "results").glob("*/*/result.json"):
         for checkpoint in result.parent.glob("checkpoint*.safetensors"):  # of a run that is finished now
             checkpoint.unlink()
-    write_queue(planned_runs(), ROOT / "results")
+    write_queue(plan_runs(), ROOT / "results")
     print("see results/queue.yaml; then: sens report results/ --docs, and commit")
 
 

@@ -127,7 +127,7 @@ def test_dashes_in_config_keys_and_in_image_paths_are_parsed(
         (b"\xff\xfe\x00", "must be a YAML file of options"),
         (b"1: 2", "lines such as"),
         (b"config: other.yaml", "cannot name another file"),
-        (None, "cannot be read: No such file"),
+        (None, "must be a YAML file that can be read"),
     ],
 )
 def test_invalid_config_file_is_an_error(
