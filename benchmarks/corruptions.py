@@ -1,8 +1,8 @@
-"""What every corruption costs; corruption_rmse.py says how far it carries images from the original.
+"""Measure the time of every corruption; corruption_rmse.py measures how much it changes images.
 
     python benchmarks/corruptions.py [--images 10000] [--severity 5] [--dataset cifar10] [--root FOLDER] [--json FILE]
 
-One thread on a CPU, in seconds of its own time, or a GPU.
+One thread on a CPU, in seconds of process time, or a GPU.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from structured_ensembles.runs.folder import describe_machine
 
 
 def main() -> None:
+    """Time every corruption and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--severity", type=int, default=5)
@@ -33,16 +34,16 @@ def main() -> None:
     test = se.load_data(arguments.dataset, arguments.root).split("test")
     images = (next(iter(test.batches(arguments.images)))[0].float() / 255).to(arguments.device)
     clock = time.process_time if arguments.device == "cpu" else time.perf_counter
-    found = {}
+    figures = {}
     for name in CORRUPTIONS:
         corrupt(images[:100], name, arguments.severity)  # warm up
         start = clock()
         corrupt(images, name, arguments.severity)
         if arguments.device == "cuda":
             torch.cuda.synchronize()
-        found[name] = {"seconds": clock() - start}
-    total = sum(row["seconds"] for row in found.values())
-    rows = [(name, f"{row['seconds']:.3f}") for name, row in found.items()]
+        figures[name] = {"seconds": clock() - start}
+    total = sum(row["seconds"] for row in figures.values())
+    rows = [(name, f"{row['seconds']:.3f}") for name, row in figures.items()]
     print(f"{len(images):,} images of {arguments.dataset} on {arguments.device}, severity {arguments.severity}\n")
     print(text_table(("corruption", "seconds"), rows))
     print(f"\nall: {total:.1f} s")
@@ -53,7 +54,7 @@ def main() -> None:
             "date": date.today().isoformat(),
             **describe_machine(),
             "seconds": total,
-            "rows": found,
+            "rows": figures,
         }
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 

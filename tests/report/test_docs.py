@@ -323,12 +323,12 @@ def test_eager_benchmark_covers_the_steps_of_every_run(monkeypatch: pytest.Monke
 
     import eager
 
-    steps = eager.steps_of_the_queue()
+    steps = eager.find_steps()
     assert {describe_step(own.experiment) for own in PLANNED} - {None} == set(steps)
     images, labels = torch.randn(2, 3, 32, 32), torch.tensor([0, 1])
     sizes = {}
     for kind in ("full", "prune=0.5", "batch-ensemble ×5", "mc-dropout"):
-        network = eager.network_of(steps[Step("resnet20", 1, 32, kind)])
+        network = eager.build_network(steps[Step("resnet20", 1, 32, kind)])
         before = [own.detach().clone() for own in network.parameters()]
         eager.training_step(network.train(), images, labels, halved=False)()
         assert any(not torch.equal(own, old) for own, old in zip(network.parameters(), before, strict=True))
