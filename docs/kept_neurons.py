@@ -1,4 +1,4 @@
-"""Draws docs/images/kept-neurons.png, the picture in the README: what five members keep of one ResNet20.
+"""Draw docs/images/kept-neurons.png of the README: the neurons that five members keep of one ResNet20.
 
 python docs/kept_neurons.py
 """

@@ -29,7 +29,7 @@ from structured_ensembles.calibration import (
     fit_threshold,
 )
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
-from structured_ensembles.evaluation.discarding import discard_threshold
+from structured_ensembles.evaluation.discarding import fit_discard_threshold
 from structured_ensembles.prediction.combination import combine_logits, combine_logs, uncertainty_of
 from structured_ensembles.storage.container import read_container, write_container
 
@@ -384,7 +384,7 @@ def test_train_calibrates_the_ensemble(trained: tuple[se.Ensemble, se.Data]) -> 
     assert trained.temperatures["mean"] != 1
     assert trained.threshold_rule == ("keep", 0.95)
     assert (trained.conformal.method, trained.conformal.coverage) == ("aps", 0.9)  # no set is empty
-    assert trained.paper_threshold == pytest.approx(discard_threshold(ensemble, data))
+    assert trained.paper_threshold == pytest.approx(fit_discard_threshold(ensemble, data))
     assert ensemble.calibrate(data) == trained.temperatures["mean"]
     assert ensemble.calibration == trained
     unseen = se.Data.from_arrays(data.train.inputs, data.train.targets, validation=0.0)

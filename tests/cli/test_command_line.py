@@ -127,7 +127,7 @@ def test_dashes_in_config_keys_and_in_image_paths_are_parsed(
         (b"\xff\xfe\x00", "must be a YAML file of options"),
         (b"1: 2", "lines such as"),
         (b"config: other.yaml", "cannot name another file"),
-        (None, "cannot be read: No such file"),
+        (None, "must be a YAML file that can be read"),
     ],
 )
 def test_invalid_config_file_is_an_error(
@@ -162,7 +162,7 @@ def test_code_in_the_current_folder_is_not_imported_for_a_config_file(
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "a.yaml", model="mine_hidden:net")
     assert main(["train", "--out", "run", "--epochs", "1", "--config", path]) == 2
-    assert "wants to import mine_hidden:net as model: say --trust-code" in capsys.readouterr().err
+    assert "asks to import mine_hidden:net as model: say --trust-code" in capsys.readouterr().err
     assert main(["train", "--out", "run", "--epochs", "1", "--config", path, "--trust-code"]) == 2
     assert "cannot be imported: No module named 'mine_hidden'" in capsys.readouterr().err
     assert not Path("imported").exists()
@@ -175,16 +175,16 @@ def test_config_file_may_name_code_only_with_trust_code_or_the_same_option(
         path = write(tmp_path / "a.yaml", **{option: "os:getcwd"})
         out = ["--out", str(tmp_path / "run")]
         assert main(["train", "--config", path, *out]) == 2
-        assert f"wants to import os:getcwd as {option}" in capsys.readouterr().err
+        assert f"asks to import os:getcwd as {option}" in capsys.readouterr().err
         for more in (["--trust-code"], [f"--{option}", "os:getcwd"], [f"--{option}=os:getcwd"]):
             assert main(["train", "--config", path, *out, *more, *QUICK[2:]]) != 0
-            assert "wants to import" not in capsys.readouterr().err
+            assert "asks to import" not in capsys.readouterr().err
     path = write(tmp_path / "a.yaml", ood="os:getcwd")
     assert main(["evaluate", str(tmp_path), "--config", path]) == 2
-    assert "wants to import os:getcwd as ood" in capsys.readouterr().err
+    assert "asks to import os:getcwd as ood" in capsys.readouterr().err
     path = write(tmp_path / "a.yaml", method=["single", "os:getcwd"])
     assert main(["reproduce", "table-ece", "--config", path]) == 2
-    assert "wants to import os:getcwd as method" in capsys.readouterr().err
+    assert "asks to import os:getcwd as method" in capsys.readouterr().err
 
 
 def hints(shown: str) -> list[str]:

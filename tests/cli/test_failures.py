@@ -58,7 +58,7 @@ def test_full_disk_is_one_error_line_and_the_run_resumes_later(
         assert main([*QUICK, *out]) == 2
     shown = refused(capsys)
     assert "the disk is full" in shown
-    assert "the same command goes on from here" in shown
+    assert "the same command resumes from here" in shown
     assert not list((tmp_path / "run").glob("*.safetensors"))
     assert main([*QUICK, *out]) == 0
     assert main([*QUICK, "--out", str(tmp_path / "other")]) == 0
@@ -89,7 +89,7 @@ EXPECTED = [
     (SafetensorError("I/O error: No space left on device (os error 28)"), "the disk is full"),
     (SafetensorError("Error while deserializing header"), "a file is damaged"),
     (PermissionError(errno.EACCES, "Permission denied", "a.json"), "sens: a.json: Permission denied"),
-    (jinja2.UndefinedError("'dict object' has no attribute 'date'"), "a page cannot be made of what the run folders"),
+    (jinja2.UndefinedError("'dict object' has no attribute 'date'"), "no page can be written from these run folders"),
     (yaml.YAMLError("found a tab"), "a file is damaged"),
     (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "a file is damaged"),
     (MemoryError(), "not enough memory"),
@@ -179,7 +179,7 @@ def test_ctrl_c_mentions_resuming_only_for_resumable_commands(
 
     monkeypatch.setattr(LoopEngine, "train_epoch", interrupted)
     assert main([*QUICK, "--out", str(tmp_path / "run")]) == 130
-    assert "goes on from here" in capsys.readouterr().err
+    assert "resumes from here" in capsys.readouterr().err
     monkeypatch.setattr(LISTS, interrupted)
     assert main(["datasets"]) == 130
     assert capsys.readouterr().err == "sens: stopped\n"
@@ -294,7 +294,7 @@ def test_predict_refuses_an_ensemble_that_does_not_classify_images(
 ) -> None:
     se.Ensemble([se.zoo.mlp(64)]).save(tmp_path / "flat")
     assert main(["predict", str(tmp_path / "flat"), "x.png"]) == 2
-    assert "does not classify pictures" in refused(capsys)
+    assert "must be an ensemble that classifies images" in refused(capsys)
 
 
 def bad_network() -> nn.Module:

@@ -67,7 +67,7 @@ def test_train_refuses_a_folder_of_another_configuration_or_of_other_files(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
     assert main(["train", "--out", str(tmp_path / "mine"), *QUICK]) == 2
-    assert "not empty, and not a run folder" in capsys.readouterr().err
+    assert "not empty and not a run folder" in capsys.readouterr().err
 
 
 def test_interrupted_run_resumes_to_the_same_result(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

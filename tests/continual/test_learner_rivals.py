@@ -17,7 +17,7 @@ from structured_ensembles.continual import (
     SupSupLearner,
     paper_memory,
 )
-from structured_ensembles.continual.pruning import mean_activity
+from structured_ensembles.continual.pruning import measure_activity
 from structured_ensembles.continual.supsup import Supermask
 from tests.support.continual_cases import SHORT, inputs_of, learn_and_check, logits_of, make_backbone, make_tasks
 
@@ -142,7 +142,7 @@ def test_mean_activity_equals_a_hand_computation() -> None:
     network = se.continual.heads.TaskNetwork(backbone, nn.Linear(4, 2))
     data = TASKS[0].data
     graph = se.trace(network, data.example())
-    found = mean_activity(network, graph, data, torch.device("cpu"))
+    found = measure_activity(network, graph, data, torch.device("cpu"))
     x = torch.cat([inputs for inputs, _ in data.batches("train", 512)])
     hidden = F.relu(backbone[0](x))
     torch.testing.assert_close(found["backbone.0"], hidden.abs().mean((0, 2, 3)))

@@ -228,4 +228,4 @@ def test_evaluate_of_a_task_equals_the_sequence_accuracy() -> None:
     learner = StructuredLearner(make_backbone(), search_epochs=1, **SHORT)
     learn_and_check(learner, TASKS[:2])
     figures = se.evaluate(learner.ensemble(1), TASKS[1].data)
-    assert figures["cls/accuracy"] == pytest.approx(se.continual.sequence.accuracy_on(learner, TASKS[1]))
+    assert figures["cls/accuracy"] == pytest.approx(se.continual.sequence.measure_accuracy(learner, TASKS[1]))

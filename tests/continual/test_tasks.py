@@ -136,7 +136,7 @@ def test_invalid_task_is_refused_and_leaves_the_learner_unchanged(method: str) -
     larger = make_tasks(size=9)[1]
     broken = dataclasses.replace(TASKS[1].data, normalization=se.Normalization((0.0,), (0.0,)))  # divides by zero
     bad = {
-        r"task 0 has been learned already": TASKS[0],
+        r"task must be new, but 0 has been learned already": TASKS[0],
         r"the train labels of task 1 must be labels from 0 to 1, but reach from 1 to 2": dataclasses.replace(
             TASKS[1], data=dataclasses.replace(TASKS[1].data, train=beyond)
         ),

@@ -216,7 +216,7 @@ def test_small_kernel_filter_equals_scipy_correlate() -> None:
     kernel = torch.tensor([[0.0, 0.2, 0.1], [0.3, 0.1, 0.0], [0.0, 0.0, 0.3]])
     images = photographs(32)[:1]
     expected = ndimage.correlate(images[0].numpy(), kernel.numpy()[None], mode="mirror")
-    np.testing.assert_allclose(filters.convolved(images, kernel)[0].numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(filters.convolve(images, kernel)[0].numpy(), expected, atol=1e-6)
 
 
 def test_defocus_discs_cover_whole_pixels() -> None:
@@ -230,12 +230,12 @@ def test_defocus_discs_cover_whole_pixels() -> None:
 @pytest.mark.parametrize("size", [8, 28, 32, 64])
 def test_zoom_equals_the_published_crop_scaled_by_scipy(factor: float, size: int) -> None:
     image = photographs(size)[0, 0]
-    np.testing.assert_allclose(filters.magnified(image, factor).numpy(), clipped_zoom(image.numpy(), factor), atol=1e-6)
+    np.testing.assert_allclose(filters.magnify(image, factor).numpy(), clipped_zoom(image.numpy(), factor), atol=1e-6)
 
 
 def test_motion_blur_equals_a_loop_over_pixels() -> None:
     images, degrees, sigma, radius = photographs(32)[:2, :1], torch.tensor([33.0, -100.0]), 6.0, 4
-    found = filters.streaked(images, degrees, sigma, radius)
+    found = filters.streak(images, degrees, sigma, radius)
     weights = np.exp(-(np.arange(9) ** 2) / (2 * sigma**2))  # ImageMagick: 2·radius + 1 pixels, all on one side
     weights /= weights.sum()
     for number in range(2):
@@ -273,7 +273,7 @@ def test_glass_blur_equals_sequential_pixel_swaps(reach: int, rounds: int, shape
 
 def test_fog_is_midpoint_displacement_on_a_torus() -> None:
     side, decay = 8, 1.7
-    found = filters.clouds(draws(1), "fog", (side, side), decay)[0].numpy()
+    found = filters.fractal_noise(draws(1), "fog", (side, side), decay)[0].numpy()
     noise = draws(1).uniform("fog", (side, side), -1, 1)[0].double().numpy()
     field, step, amplitude = np.zeros((side, side)), side, 1.0
     while step > 1:

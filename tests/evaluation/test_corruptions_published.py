@@ -81,11 +81,11 @@ def test_edges_equal_opencv_pixel_by_pixel() -> None:
         expected = reference.canny(drops, 50, 150)
         assert expected.any()
         np.testing.assert_array_equal(found[0].numpy(), expected)
-        far = edges.distances(found, 20.0)[0].numpy()
+        far = edges.edge_distances(found, 20.0)[0].numpy()
         np.testing.assert_allclose(far, np.minimum(reference.chamfer(expected), 20), rtol=1e-6)
         levels = np.uint8(far)
         np.testing.assert_array_equal(
-            edges.equalized(torch.from_numpy(levels).float()[None])[0].numpy(), reference.equalize(levels)
+            edges.equalize(torch.from_numpy(levels).float()[None])[0].numpy(), reference.equalize(levels)
         )
 
 

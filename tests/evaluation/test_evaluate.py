@@ -11,7 +11,7 @@ from structured_ensembles.evaluation.calibration import (
     expected_calibration_error,
     negative_log_likelihood,
 )
-from structured_ensembles.evaluation.discarding import discard_threshold
+from structured_ensembles.evaluation.discarding import fit_discard_threshold
 
 
 def ece_by_loop(probabilities: torch.Tensor, targets: torch.Tensor, bins: int) -> float:
@@ -93,7 +93,7 @@ def test_paper_threshold_is_a_percentile_of_the_entropy_of_correct_predictions()
     entropy = ensemble.uncertainty(x, temperature=1.0).entropy[ensemble.predict(x) == y]
     expected = float(np.percentile(entropy.double().numpy(), 75))
     assert ensemble.calibration.paper_threshold == pytest.approx(expected, rel=1e-6)
-    assert discard_threshold(ensemble, data, 0) == pytest.approx(float(entropy.min()), rel=1e-6)
+    assert fit_discard_threshold(ensemble, data, 0) == pytest.approx(float(entropy.min()), rel=1e-6)
 
 
 def test_figures_come_from_one_pass(trained: tuple[se.Ensemble, se.Data], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from scipy.special import log_softmax, softmax
 
 import structured_ensembles as se
 from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
-from structured_ensembles.report.page import precisions
+from structured_ensembles.report.page import describe_precisions
 from structured_ensembles.runs.experiment import Experiment, Request, measure_experiment, train_experiment
 from structured_ensembles.runs.finished import Finished
 
@@ -119,7 +119,9 @@ def test_report_names_the_precision() -> None:
     def runs(*kinds: str | None) -> list[Finished]:
         return [Finished(Path("a"), {}, {} if kind is None else {"precision": kind}, {}) for kind in kinds]
 
-    assert precisions([]) == []
-    assert precisions(runs("bfloat16", "bfloat16")) == ["Trained in bfloat16."]
-    assert precisions(runs("float32", "bfloat16", "float32")) == ["Trained in bfloat16 (1 run), float32 (2 runs)."]
-    assert precisions(runs(None)) == ["Trained in a precision that was not recorded."]
+    assert describe_precisions([]) == []
+    assert describe_precisions(runs("bfloat16", "bfloat16")) == ["Trained in bfloat16."]
+    assert describe_precisions(runs("float32", "bfloat16", "float32")) == [
+        "Trained in bfloat16 (1 run), float32 (2 runs)."
+    ]
+    assert describe_precisions(runs(None)) == ["Trained in a precision that was not recorded."]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import structured_ensembles as se
-from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork, _dealt
-from structured_ensembles.methods.layers import called_layers
+from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork, _assign_rows
+from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.networks.copying import clone_of
 from tests.support.networks import Nested
 
@@ -83,7 +83,7 @@ def made(name: str, repeat: str = "tile", members: int = 3) -> tuple[BatchEnsemb
     make, shape = MODELS[name]
     model = make()
     x = torch.randn(4, *shape)
-    network = BatchEnsembleNetwork(model, called_layers(model, x).all, members, repeat, seed=1)
+    network = BatchEnsembleNetwork(model, find_called_layers(model, x).all, members, repeat, seed=1)
     with torch.no_grad():
         for parameter in network.parameters():  # away from signs and from equal biases
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -157,7 +157,7 @@ def test_split_assigns_every_row_to_one_member(batch: int) -> None:
 
 @given(batch=st.integers(1, 40), members=st.integers(1, 9))
 def test_rows_are_dealt_evenly(batch: int, members: int) -> None:
-    filled, own = _dealt(batch, members, torch.device("cpu"))
+    filled, own = _assign_rows(batch, members, torch.device("cpu"))
     share = math.ceil(batch / members)
     assert len(filled) == members * share
     assert filled[own].tolist() == list(range(batch))  # every row stands where it is looked for
@@ -170,7 +170,7 @@ def test_factors_start_as_signs_and_the_model_stays_unchanged() -> None:
     model = Nested()
     before = clone_of(model)
     x = torch.randn(2, 3, 6, 6)
-    network = BatchEnsembleNetwork(model, called_layers(model, x).all, members=4, seed=3)
+    network = BatchEnsembleNetwork(model, find_called_layers(model, x).all, members=4, seed=3)
     assert network.layers == ("stem.0", "blocks.0.depthwise", "twice", "up", "head")
     for name in network.layers:
         layer = network.network.get_submodule(name)
@@ -190,7 +190,7 @@ def test_factors_start_as_signs_and_the_model_stays_unchanged() -> None:
 
 def test_parameters_of_resnet20_equal_a_hand_count() -> None:
     model = se.zoo.resnet20(10)
-    network = BatchEnsembleNetwork(model, called_layers(model, torch.randn(2, 3, 8, 8)).all, members=5)
+    network = BatchEnsembleNetwork(model, find_called_layers(model, torch.randn(2, 3, 8, 8)).all, members=5)
     # inputs + outputs: stem; six convolutions of 16; 16 to 32 and five of 32; 32 to 64 and five of 64; the head
     factors = (3 + 16) + 6 * (16 + 16) + (16 + 32) + 5 * (32 + 32) + (32 + 64) + 5 * (64 + 64) + (64 + 10)
     ensemble = se.Ensemble([network])
@@ -221,7 +221,7 @@ def test_invalid_arguments_and_models_are_errors() -> None:
         se.methods.batch_ensemble(model, data, repeat="both", quiet=True)
     with pytest.raises(ValueError, match="members must be"):
         se.methods.batch_ensemble(model, data, 0, quiet=True)
-    with pytest.raises(ValueError, match="'0', which is no linear layer"):
+    with pytest.raises(ValueError, match="layers must name linear layers and convolutions of the model, not '0'"):
         BatchEnsembleNetwork(model, ["0"], 2)
 
 
@@ -241,7 +241,7 @@ class Transformer(nn.Module):
 def test_attention_weights_are_shared_by_members() -> None:
     torch.manual_seed(0)
     model, x = Transformer().eval(), torch.randn(4, 5, 6)
-    layers = called_layers(model, x).all
+    layers = find_called_layers(model, x).all
     assert layers == ("embed", "encoder.linear1", "encoder.linear2", "head")
     network = BatchEnsembleNetwork(model, layers, 3).eval()
     with torch.no_grad():

@@ -8,8 +8,8 @@ from scipy.stats import chi2
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.methods.layers import called_layers
-from structured_ensembles.methods.mc_dropout import DropoutNetwork, SampledDropout, mixed
+from structured_ensembles.methods.layers import find_called_layers
+from structured_ensembles.methods.mc_dropout import DropoutNetwork, SampledDropout, mix_bits
 
 
 def two_layers(width: int = 200) -> nn.Module:
@@ -31,16 +31,16 @@ class TwoHeads(nn.Module):
 
 
 def test_hidden_layers_are_those_that_feed_others() -> None:
-    assert called_layers(two_layers(), torch.randn(2, 8)).hidden == ("1",)
-    found = called_layers(TwoHeads(), torch.randn(2, 1, 5, 5))
+    assert find_called_layers(two_layers(), torch.randn(2, 8)).hidden == ("1",)
+    found = find_called_layers(TwoHeads(), torch.randn(2, 1, 5, 5))
     assert (found.hidden, found.last) == (("last.conv",), ("z_head", "a_head"))
     resnet = se.zoo.resnet20(in_channels=1)
-    found = called_layers(resnet, torch.randn(2, 1, 8, 8))
+    found = find_called_layers(resnet, torch.randn(2, 1, 8, 8))
     convolutions = [name for name, part in resnet.named_modules() if isinstance(part, nn.Conv2d)]
     assert found.last == ("fc",)
     assert sorted(found.hidden) == sorted(convolutions)
     fully = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 10, 1), nn.AdaptiveAvgPool2d(1))
-    assert called_layers(fully, torch.randn(2, 1, 8, 8)).last == ("2",)
+    assert find_called_layers(fully, torch.randn(2, 1, 8, 8)).last == ("2",)
 
 
 def masks(network: DropoutNetwork, x: Tensor, layer: str = "1") -> Tensor:
@@ -81,7 +81,7 @@ def test_masks_have_the_rate_and_are_independent(probability: float) -> None:
 def test_hash_equals_lowbias32() -> None:
     """Computed in plain Python integers."""
     numbers = [0, 1, 2, 12345, 2**31 - 1, 2**31, 2**32 - 1]
-    found = mixed(torch.tensor(np.array(numbers, dtype=np.uint32).view(np.int32)))
+    found = mix_bits(torch.tensor(np.array(numbers, dtype=np.uint32).view(np.int32)))
     for number, own in zip(numbers, found.numpy().view(np.uint32).tolist(), strict=True):
         x = number
         x = ((x ^ (x >> 16)) * 0x7FEB352D) % 2**32

@@ -15,7 +15,7 @@ import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.methods import METHODS
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
-from structured_ensembles.methods.layers import called_layers
+from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
 from tests.support.capture_rules import as_in_a_graph
 
@@ -143,7 +143,7 @@ def test_controls_select_by_their_criterion() -> None:
 
 def converted(kind: str, repeat: str = "tile") -> nn.Module:
     model = se.zoo.resnet20(10, in_channels=1)
-    layers = called_layers(model, torch.randn(2, 1, 8, 8))
+    layers = find_called_layers(model, torch.randn(2, 1, 8, 8))
     if kind == "batch-ensemble":
         return BatchEnsembleNetwork(model, layers.all, 3, repeat)
     return DropoutNetwork(model, layers.hidden, 3)
@@ -195,7 +195,7 @@ def test_plain_ensembles_are_written_in_the_first_file_version(tmp_path: Path) -
     ("changed", "message"),
     [
         ({"method": "hypernetwork"}, "converted by 'hypernetwork', which this version does not know"),
-        ({"layers": ["nowhere"]}, "'nowhere', which is no linear layer"),
+        ({"layers": ["nowhere"]}, "layers must name linear layers and convolutions of the model, not 'nowhere'"),
         ({"depth": 3}, "unexpected keyword argument"),
     ],
 )
@@ -207,7 +207,7 @@ def test_invalid_conversion_in_a_file_is_an_error(changed: dict[str, Any], messa
 
     model = se.zoo.mlp(64)
     path = tmp_path / "file"
-    se.Ensemble([Lying(model, called_layers(model, X).all, 2)]).save(path)
+    se.Ensemble([Lying(model, find_called_layers(model, X).all, 2)]).save(path)
     with pytest.raises(se.ArtifactError, match=message):
         se.Ensemble.load(path)
 
@@ -217,7 +217,7 @@ def test_user_network_with_nested_layers_round_trips_through_a_file(tmp_path: Pa
 
     torch.manual_seed(0)
     model, x = Nested(), torch.randn(6, 3, 6, 6)
-    layers = called_layers(model, x)
+    layers = find_called_layers(model, x)
     for network in (
         BatchEnsembleNetwork(model, layers.all, 3, seed=2),
         DropoutNetwork(model, layers.hidden, 3, 0.4, 2),

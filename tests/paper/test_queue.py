@@ -18,8 +18,8 @@ from structured_ensembles.cli.main import main
 from structured_ensembles.evaluation.corruptions import STANDARD
 from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.queue import KEPT, is_finished, run_queue, write_queue
-from structured_ensembles.paper.sections import ABSOLUTE_CHECK, planned_runs
-from structured_ensembles.paper.studies import EVERYTHING, Part
+from structured_ensembles.paper.sections import ABSOLUTE_CHECK, plan_runs
+from structured_ensembles.paper.studies import EVERYTHING, StudyOptions
 from structured_ensembles.runs.evaluations import evaluation_path
 from structured_ensembles.runs.experiment import Experiment, train_experiment
 from structured_ensembles.runs.grid import Job, run_grid
@@ -61,12 +61,12 @@ def test_grid_starts_only_jobs_that_fit_its_time(monkeypatch: pytest.MonkeyPatch
 
 
 def test_queue_has_every_run_of_every_study_once() -> None:
-    planned = planned_runs()
+    planned = plan_runs()
     names = [own.experiment.folder for own in planned]
     assert len(set(names)) == len(names)
-    controls = {run.folder for run in study("table-accuracy", Part()).experiments if run.method == "magnitude"}
+    controls = {run.folder for run in study("table-accuracy", StudyOptions()).experiments if run.method == "magnitude"}
     for name in study_names():
-        wanted = {run.folder for run in study(name, Part()).experiments}
+        wanted = {run.folder for run in study(name, StudyOptions()).experiments}
         assert wanted - controls <= set(names), name
     first = [own for own in planned if own.section == "cifar10-resnet20"]
     assert planned[: len(first)] == first
@@ -77,13 +77,13 @@ def test_queue_has_every_run_of_every_study_once() -> None:
 
 def test_queue_file_in_the_repository_is_current() -> None:
     listed = yaml.safe_load((ROOT / "results" / "queue.yaml").read_text(encoding="utf-8"))
-    planned = planned_runs()
+    planned = plan_runs()
     assert [row["run"] for row in listed["runs"]] == [own.name for own in planned]
     done = {row["run"] for row in listed["runs"] if row.get("done")}
     assert done == {own.name for own in planned if is_finished(own, ROOT / "results")}
 
 
-RECORDED = [own for own in planned_runs() if (ROOT / "results" / own.name / "result.json").exists()]
+RECORDED = [own for own in plan_runs() if (ROOT / "results" / own.name / "result.json").exists()]
 
 
 def test_recorded_run_folders_hold_small_files_only() -> None:
@@ -129,7 +129,7 @@ def test_unavailable_data_set_leaves_its_runs_undone(tmp_path: Path, monkeypatch
         raise RuntimeError("no internet here")
 
     monkeypatch.setattr("structured_ensembles.paper.queue.load_data", load)
-    found = run_queue(planned_runs((0,), smoke=True), tmp_path, backend="sequential", quiet=True)
+    found = run_queue(plan_runs((0,), smoke=True), tmp_path, backend="sequential", quiet=True)
     assert (found.new, len(found.left), found.failed) == ([], 4, {})
     assert found.without == {"digits": "no internet here"}
 
@@ -141,7 +141,7 @@ def test_resumable_runs_start_with_little_time_left(monkeypatch: pytest.MonkeyPa
         "structured_ensembles.paper.queue.run_grid",
         lambda jobs, *_, **__: given.update({job.name: job.seconds for job in jobs}) or [],
     )
-    planned = planned_runs((0,))
+    planned = plan_runs((0,))
     run_queue(planned, Path("nowhere"), minutes=25, workers=2)
     members = {own.experiment.model: own for own in planned if own.experiment.method in ("deep", "structured")}
     assert given[members["resnet20"].name] == 90
@@ -152,7 +152,7 @@ def test_resumable_runs_start_with_little_time_left(monkeypatch: pytest.MonkeyPa
 
 
 def test_run_is_finished_with_all_figures_by_both_rules(tmp_path: Path) -> None:
-    planned, other, *_ = planned_runs((0,), smoke=True)
+    planned, other, *_ = plan_runs((0,), smoke=True)
     folder = tmp_path / planned.name
     whole = {"size/overhead": 1.0, "adv/fgsm@0.02": 0.5, "adv/fgsm@0.5": 0.1}
     whole |= {f"cor/{name}@{severity}": 0.5 for name in STANDARD for severity in (3, 5)}

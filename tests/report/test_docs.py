@@ -15,22 +15,28 @@ import pytest
 from structured_ensembles.cli.main import main
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.paper.catalogue import study
-from structured_ensembles.paper.sections import ABSOLUTE_CHECK, Planned, planned_runs
-from structured_ensembles.paper.studies import Part
-from structured_ensembles.report.docs.differences import difference, runs_of_row
+from structured_ensembles.paper.sections import ABSOLUTE_CHECK, Planned, plan_runs
+from structured_ensembles.paper.studies import StudyOptions
+from structured_ensembles.report.docs.differences import list_runs_of_row, subtract_rows
 from structured_ensembles.report.docs.pictures import front_figure, pruning_figure
-from structured_ensembles.report.docs.records import Records, provenance
-from structured_ensembles.report.docs.targets import Target, targets, targets_summary, targets_table
-from structured_ensembles.report.docs.topics import rendered, topics
-from structured_ensembles.report.docs.wall_time import Step, read_steps, step_of, steps_per_epoch, wall_time_table
-from structured_ensembles.report.docs.write import BLOCK, README, filled, render_docs
+from structured_ensembles.report.docs.records import Records, format_provenance
+from structured_ensembles.report.docs.targets import Target, list_targets, targets_summary, targets_table
+from structured_ensembles.report.docs.topics import list_topics, render_topic
+from structured_ensembles.report.docs.wall_time import (
+    Step,
+    count_steps_per_epoch,
+    describe_step,
+    read_steps,
+    wall_time_table,
+)
+from structured_ensembles.report.docs.write import BLOCK, README, fill_blocks, render_docs
 from structured_ensembles.report.figures import as_svg
 from structured_ensembles.runs.experiment import Experiment
 from structured_ensembles.runs.finished import Finished
 from tests.support.paths import ROOT
 
-MAIN = Part(datasets=("cifar10",), models=("resnet20",))
-PLANNED = planned_runs()
+MAIN = StudyOptions(datasets=("cifar10",), models=("resnet20",))
+PLANNED = plan_runs()
 H200 = {
     "seconds": 100.0,
     "epochs": 200,
@@ -52,9 +58,11 @@ def records_of(*runs: tuple[Any, dict[str, float]]) -> Records:
     return Records(PLANNED, {own.folder: finished(own, **figures) for own, figures in runs})
 
 
-def seeds_of(name: str, row: str, values: list[float], figure: str, part: Part = MAIN) -> list[tuple[Any, Any]]:
+def seeds_of(
+    name: str, row: str, values: list[float], figure: str, options: StudyOptions = MAIN
+) -> list[tuple[Any, Any]]:
     """Make runs of one row of a study, one for each value."""
-    runs = runs_of_row(study(name, part), row)
+    runs = list_runs_of_row(study(name, options), row)
     return [(own, {figure: value}) for own, value in zip(runs, values, strict=False)]
 
 
@@ -77,7 +85,7 @@ def test_every_readme_table_is_generated_or_tested() -> None:
 
 
 def test_results_page_has_every_planned_run() -> None:
-    known = topics()
+    known = list_topics()
     shown = {own.folder for topic in known.values() for wanted in topic.studies for own in wanted.experiments}
     assert {own.experiment.folder for own in PLANNED} - shown == {ABSOLUTE_CHECK.folder}  # a target, not a table
     template = files("structured_ensembles.report.docs").joinpath("results.md.jinja").read_text(encoding="utf-8")
@@ -85,20 +93,20 @@ def test_results_page_has_every_planned_run() -> None:
 
 
 def test_topic_without_runs_is_one_line() -> None:
-    known = topics()
+    known = list_topics()
     planned = [own for own in PLANNED if own.section == "front-cifar100"]
     hours = sum(own.minutes for own in planned) / 60
-    assert rendered(known["front-cifar100"], records_of()) == f"Not run yet (51 runs, about {hours:.1f} GPU hours)."
-    assert "9 runs" in rendered(known["wrn28-10-cifar10"], records_of())  # of 18 for both data sets
+    assert render_topic(known["front-cifar100"], records_of()) == f"Not run yet (51 runs, about {hours:.1f} GPU hours)."
+    assert "9 runs" in render_topic(known["wrn28-10-cifar10"], records_of())  # of 18 for both data sets
     shared = seeds_of("table-accuracy", "structured, layer", [0.9], "cls__accuracy")  # also the 50 % of another table
-    assert rendered(known["pruning"], records_of(*shared)).startswith("Not run yet (24 runs")
-    assert "Not run yet" not in rendered(known["continual-memory"], records_of())  # counted
+    assert render_topic(known["pruning"], records_of(*shared)).startswith("Not run yet (24 runs")
+    assert "Not run yet" not in render_topic(known["continual-memory"], records_of())  # counted
 
 
 def test_table_shows_seeds_and_missing_runs() -> None:
     runs = seeds_of("table-accuracy", "single", [0.89, 0.91], "cls__accuracy")
     runs += seeds_of("table-accuracy", "structured, layer", [0.905], "cls__accuracy")
-    text = rendered(topics()["table-accuracy"], records_of(*runs))
+    text = render_topic(list_topics()["table-accuracy"], records_of(*runs))
     assert "| accuracy (%) | mean of probabilities | paper's rule | seeds |" in text
     assert "| single | 90.00 ± 1.41 (88.67) | 90.00 ± 1.41 (88.67) | 2 |" in text
     assert "| structured, layer | 90.50 (90.95¹) | 90.50 (90.95¹) | 1 |" in text
@@ -110,7 +118,7 @@ def test_table_shows_seeds_and_missing_runs() -> None:
 
 def test_published_rows_without_runs_have_no_seeds() -> None:
     single = next(own.experiment for own in PLANNED if own.section == "wrn28-10" and own.experiment.method == "single")
-    text = rendered(topics()["wrn28-10-cifar10"], records_of((single, {"cls__accuracy": 0.95})))
+    text = render_topic(list_topics()["wrn28-10-cifar10"], records_of((single, {"cls__accuracy": 0.95})))
     (line,) = {line for line in text.splitlines() if line.startswith("| MIMO |")}
     assert "(96.40)" in line
     assert "not run" not in line
@@ -122,20 +130,20 @@ def test_differences_are_paired_over_common_seeds() -> None:
     runs += seeds_of("table-accuracy", "random", [0.900, 0.910, 0.915], "cls__accuracy")
     wanted = study("table-accuracy", MAIN)
     pair = ("structured, layer", "random")
-    found = difference(records_of(*runs), wanted, pair, "cls/accuracy", "mean")
+    found = subtract_rows(records_of(*runs), wanted, pair, "cls/accuracy", "mean")
     assert found is not None
     assert found.values == pytest.approx((0.005, 0.001, -0.003))
     assert found.mean == pytest.approx(0.001)
     assert found.error == pytest.approx(0.004 / math.sqrt(3))
     assert str(found) == "+0.10 ± 0.23 points"
-    fewer = difference(records_of(*runs[1:4]), wanted, pair, "cls/accuracy", "mean")  # seeds 1, 2 and 0
+    fewer = subtract_rows(records_of(*runs[1:4]), wanted, pair, "cls/accuracy", "mean")  # seeds 1, 2 and 0
     assert fewer is None
-    overlapping = difference(records_of(*runs[1:5]), wanted, pair, "cls/accuracy", "mean")  # 1, 2 and 0, 1
+    overlapping = subtract_rows(records_of(*runs[1:5]), wanted, pair, "cls/accuracy", "mean")  # 1, 2 and 0, 1
     assert overlapping is not None
     assert overlapping.values == pytest.approx((0.001,))
     assert overlapping.error is None
     diverged = seeds_of("table-accuracy", "single", [math.nan, 0.9], "cls__accuracy")
-    lost = difference(records_of(*runs, *diverged), wanted, ("structured, layer", "single"), "cls/accuracy", "mean")
+    lost = subtract_rows(records_of(*runs, *diverged), wanted, ("structured, layer", "single"), "cls/accuracy", "mean")
     assert lost is not None
     assert str(lost) == "+nan points"
 
@@ -145,7 +153,7 @@ def test_provenance_lists_versions_devices_and_dates() -> None:
     one, second = finished(own), finished(other)
     later = {**H200, "date": "2026-11-18", "device": "NVIDIA L4", "precision": "float32"}
     later["versions"] = {**H200["versions"], "source": "ffff"}  # type: ignore[dict-item]
-    text = provenance([one, Finished(second.folder, second.config, later, {})])
+    text = format_provenance([one, Finished(second.folder, second.config, later, {})])
     assert "0.1.0, source 0123456789ab (1) / 0.1.0, source ffff (1)" in text
     assert "NVIDIA H200 (1) / NVIDIA L4 (1); bfloat16 (1) / float32 (1); 2026-11-16 to 2026-11-18." in text
 
@@ -164,13 +172,13 @@ def test_targets_of_the_main_table_are_judged_from_runs(
 ) -> None:
     runs = seeds_of("table-accuracy", "structured, layer", structured, "cls__accuracy")
     runs += seeds_of("table-accuracy", "single", single, "cls__accuracy")
-    found = [own for own in targets(records_of(*runs)) if "structured, layer" in own.group]
+    found = [own for own in list_targets(records_of(*runs)) if "structured, layer" in own.group]
     assert [own.line[-1] for own in found] == [*verdicts, "not run"]
     assert found[0].line[2] == f"{len(structured)} of 3"
 
 
 def front_run(row: str, accuracy: float, nll: float, ece: float, memory: float = 1.0, **more: float) -> Any:
-    own = runs_of_row(study("front", Part(datasets=("cifar10",))), row)[0]
+    own = list_runs_of_row(study("front", StudyOptions(datasets=("cifar10",))), row)[0]
     quality = {"cal__nll": nll, "cal__nll_t": nll, "cal__ece15": ece, "cal__ece15_t": ece, "cls__accuracy": accuracy}
     return own, {**quality, "size__overhead": memory, "size__members": float(own.members), **more}
 
@@ -183,7 +191,7 @@ def test_targets_of_the_front_are_judged_from_runs() -> None:
         front_run("mc-dropout ×4", 0.944, 0.18, 0.020),  # more accurate: not beaten
     ]
     group = "Front, CIFAR-10, four members in the memory of one, coupled"
-    found = {own.text: own for own in targets(records_of(*runs)) if own.group == group}
+    found = {own.text: own for own in list_targets(records_of(*runs)) if own.group == group}
     met = {text: own.met for text, own in found.items()}
     assert met == {
         "accuracy at least 0.3 points above single": True,
@@ -198,20 +206,20 @@ def test_targets_of_the_front_are_judged_from_runs() -> None:
 
 
 def test_targets_without_runs_take_at_most_one_line() -> None:
-    runs = seeds_of("table-continual", "structured", [0.93, 0.92], "cl__accuracy", Part(datasets=("cifar10",)))
-    found = targets(records_of(*runs))
+    runs = seeds_of("table-continual", "structured", [0.93, 0.92], "cl__accuracy", StudyOptions(datasets=("cifar10",)))
+    found = list_targets(records_of(*runs))
     table = targets_table(found).splitlines()
     assert "| Split-CIFAR-10: accuracy ≥ 92.27 % | 92.50 % | 2 of 3 | met so far |" in table
     assert sum("Front, CIFAR-100" in line for line in table) == 2
     summary = targets_summary(found).splitlines()
     assert summary[2:] == ["| Split-CIFAR-10 | 1 of 1 | – | 2 of 3 |"]
-    assert targets_summary(targets(records_of())) == "None of them yet."
+    assert targets_summary(list_targets(records_of())) == "None of them yet."
     fewest = [Target("group", "a", "1 %", 3, met=True), Target("group", "b", "2 %", 1, met=False)]
     assert targets_summary(fewest).splitlines()[2:] == ["| group | 1 of 2 | b (2 %) | 1 of 3 |"]
 
 
 def test_front_figure_has_whole_ensembles_only() -> None:
-    wanted = study("front", Part(datasets=("cifar10",)))
+    wanted = study("front", StudyOptions(datasets=("cifar10",)))
     runs = [
         front_run("single", 0.940, 0.20, 0.030),
         front_run("deep ×2", 0.945, 0.18, 0.020, 2.0, **{"first__1__accuracy": 0.9}),
@@ -240,8 +248,8 @@ def test_front_figure_has_whole_ensembles_only() -> None:
 
 
 def test_continual_pruning_figure_has_the_shares_that_were_run() -> None:
-    wanted = study("figure-continual-pruning", Part())
-    runs = [(runs_of_row(wanted, row)[0], {"cl__accuracy": value}) for row, value in (("0.1", 0.9), ("0.5", 0.92))]
+    wanted = study("figure-continual-pruning", StudyOptions())
+    runs = [(list_runs_of_row(wanted, row)[0], {"cl__accuracy": value}) for row, value in (("0.1", 0.9), ("0.5", 0.92))]
     assert pruning_figure(records_of(*runs[:1]), wanted) is None
     figure = pruning_figure(records_of(*runs), wanted)
     assert figure is not None
@@ -270,8 +278,8 @@ def test_eager_time_is_steps_times_epochs_of_all_networks(tmp_path: Path) -> Non
     assert first == f"| `{deep.folder}` | 100 | 200 | 3 | graph | 100.0 | 106 | 1.1 |"
     assert second.endswith("| not measured | – | – |")
     # Of 1,000 samples, the last of eight batches is not full; all 50,000 images are 391
-    assert steps_per_epoch(replace(deep, limit=1000)) == 8
-    assert steps_per_epoch(replace(deep, validation=False)) == 391
+    assert count_steps_per_epoch(replace(deep, limit=1000)) == 8
+    assert count_steps_per_epoch(replace(deep, validation=False)) == 391
     other = {("NVIDIA L4", Step("resnet20", 1, 32, "full")): 100.0}
     assert "not measured" in wall_time_table(records, other).splitlines()[2]
 
@@ -298,7 +306,7 @@ def test_fastest_recorded_eager_step_counts_and_own_measurements_come_first(tmp_
 
 def test_step_of_names_the_kind_of_training_step() -> None:
     def kind(method: str, members: int = 5, **arguments: Any) -> str:
-        step = step_of(Experiment("cifar10", "resnet20", method, members=members, method_arguments=arguments))
+        step = describe_step(Experiment("cifar10", "resnet20", method, members=members, method_arguments=arguments))
         assert step is not None
         return step.kind
 
@@ -315,12 +323,12 @@ def test_eager_benchmark_covers_the_steps_of_every_run(monkeypatch: pytest.Monke
 
     import eager
 
-    steps = eager.steps_of_the_queue()
-    assert {step_of(own.experiment) for own in PLANNED} - {None} == set(steps)
+    steps = eager.find_steps()
+    assert {describe_step(own.experiment) for own in PLANNED} - {None} == set(steps)
     images, labels = torch.randn(2, 3, 32, 32), torch.tensor([0, 1])
     sizes = {}
     for kind in ("full", "prune=0.5", "batch-ensemble ×5", "mc-dropout"):
-        network = eager.network_of(steps[Step("resnet20", 1, 32, kind)])
+        network = eager.build_network(steps[Step("resnet20", 1, 32, kind)])
         before = [own.detach().clone() for own in network.parameters()]
         eager.training_step(network.train(), images, labels, halved=False)()
         assert any(not torch.equal(own, old) for own, old in zip(network.parameters(), before, strict=True))
@@ -334,15 +342,15 @@ def test_eager_benchmark_covers_the_steps_of_every_run(monkeypatch: pytest.Monke
 
 def test_filled_replaces_only_the_text_between_marks() -> None:
     text = "a\n<!-- results: one -->\nold 1\n<!-- end -->\nb\n<!-- results: two -->\n<!-- end -->\nc\n"
-    new = filled(text, {"one": "| 1 |", "two": "2", "three": "3"})
+    new = fill_blocks(text, {"one": "| 1 |", "two": "2", "three": "3"})
     assert new == (
         "a\n<!-- results: one -->\n\n| 1 |\n\n<!-- end -->\nb\n<!-- results: two -->\n\n2\n\n<!-- end -->\nc\n"
     )
-    assert filled(new, {"one": "| 1 |", "two": "2"}) == new
+    assert fill_blocks(new, {"one": "| 1 |", "two": "2"}) == new
     with pytest.raises(ValueError, match="no results named two"):
-        filled(text, {"one": ""})
+        fill_blocks(text, {"one": ""})
     with pytest.raises(ValueError, match="closed by"):
-        filled("<!-- results: one -->\n| 1 |\n", {"one": ""})
+        fill_blocks("<!-- results: one -->\n| 1 |\n", {"one": ""})
 
 
 def test_report_docs_repairs_edited_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

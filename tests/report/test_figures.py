@@ -12,7 +12,7 @@ from sklearn.calibration import calibration_curve
 
 from structured_ensembles.methods import METHODS
 from structured_ensembles.report.figures import as_png, as_svg, entropy_histogram, reliability, reliability_of
-from structured_ensembles.report.style import STYLE, styles
+from structured_ensembles.report.style import STYLE, choose_styles
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
 EYES = {
@@ -37,7 +37,7 @@ def test_method_styles_differ_in_colour_vision_deficiency_and_grey(eye: str) -> 
 
 def test_names_have_the_style_of_their_method_and_no_two_are_equal() -> None:
     names = ["deep ensemble of 5", "structured, p=0.5", "structured", "deeper", "one network", "mc_dropout"]
-    found = styles(names)
+    found = choose_styles(names)
     assert list(found) == names
     assert found["structured"] == STYLE["structured"]
     assert found["deep ensemble of 5"] == STYLE["deep"]
@@ -47,9 +47,9 @@ def test_names_have_the_style_of_their_method_and_no_two_are_equal() -> None:
     assert not others & set(STYLE.values())
     assert found["structured, p=0.5"][0] == found["structured"][0]  # a variant has the method's colour
     assert len({colour for colour, _ in found.values()}) == len(names) - 1  # while there are colours left
-    many = styles([*METHODS, *(f"other {index}" for index in range(40))])
+    many = choose_styles([*METHODS, *(f"other {index}" for index in range(40))])
     assert len(set(many.values())) == 49
-    assert styles(["deep", "structured"])["structured"] == styles(["structured"])["structured"]
+    assert choose_styles(["deep", "structured"])["structured"] == choose_styles(["structured"])["structured"]
 
 
 def test_reliability_equals_scikit_learn() -> None:
@@ -88,7 +88,7 @@ def test_reliability_skips_bins_of_fewer_than_five() -> None:
     shown = [text.get_text() for text in figure.legends[0].get_texts()]
     assert shown == ["perfect", "deep", "single (too few samples)"]
     assert as_svg(figure).startswith("<svg")
-    with pytest.raises(ValueError, match="curves holds no value to draw"):
+    with pytest.raises(ValueError, match="curves must hold a value to draw"):
         reliability_of([])
 
 

@@ -70,9 +70,9 @@ def test_memory_axis_has_plain_numbers_and_marks_one_network(sizes: list[float],
 def test_panel_without_values_has_a_note() -> None:
     figure = front([FrontPoint("deep", "N=3", 3, [0.9], [], [math.nan])])
     assert [[text.get_text() for text in axis.texts] for axis in figure.axes] == [["N=3"], ["not known"], ["not known"]]
-    with pytest.raises(ValueError, match="points holds no value to draw"):
+    with pytest.raises(ValueError, match="points must hold a value to draw"):
         front([])
-    with pytest.raises(ValueError, match="points holds no value to draw"):
+    with pytest.raises(ValueError, match="points must hold a value to draw"):
         front([FrontPoint("deep", "N=3", 3, [], [], [])])
     with pytest.raises(ValueError, match="memory of deep N=3 is 0; it must be a positive number"):
         FrontPoint("deep", "N=3", 0, [0.9], [0.3], [0.02])

@@ -20,7 +20,7 @@ from structured_ensembles.report.run_figures import (
     learning_curves,
     overhead_bars,
 )
-from structured_ensembles.report.style import STYLE, wrapped
+from structured_ensembles.report.style import STYLE, wrap_name
 
 LONG = "structured ensemble of five members with the modern recipe, p=0.8, stored as int8"
 
@@ -147,7 +147,7 @@ def test_variants_of_a_method_have_distinct_lines() -> None:
     names = ["structured", "structured, scope=network", "structured, scope=network, rescale=True", "deep"]
     figure = corruption_curves({name: {0: [0.9], 3: [0.5]} for name in names})
     lines = {own.get_label(): own.lines[0] for own in figure.axes[0].containers}
-    drawn = {name: (lines[wrapped(name)].get_linestyle(), lines[wrapped(name)].get_color()) for name in names}
+    drawn = {name: (lines[wrap_name(name)].get_linestyle(), lines[wrap_name(name)].get_color()) for name in names}
     assert drawn["structured"][0] == drawn["deep"][0] == "-"
     assert len(set(drawn.values())) == 4
     assert len({colour for _, colour in drawn.values()}) == 2
@@ -195,7 +195,7 @@ def test_learning_curves_work_without_validation_and_for_one_epoch() -> None:
     ],
 )
 def test_empty_values_are_an_error(draw, argument: str) -> None:
-    with pytest.raises(ValueError, match=f"{argument} holds no value to draw"):
+    with pytest.raises(ValueError, match=f"{argument} must hold a value to draw"):
         draw()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from structured_ensembles.runs import folder as runs
-from structured_ensembles.runs.folder import opened_run, read_config
+from structured_ensembles.runs.folder import open_run, read_config
 from structured_ensembles.storage import run_lock as locks
 from structured_ensembles.storage.run_files import write_json
 from structured_ensembles.storage.run_lock import LOCK, run_lock
@@ -38,12 +38,12 @@ def killed() -> None:
 
 
 def begin(folder: Path) -> None:
-    with opened_run(folder, CONFIG):
+    with open_run(folder, CONFIG):
         (folder / "checkpoint.safetensors").write_text("some epochs")
 
 
 def fail_at_once(folder: Path, **changes: object) -> None:
-    with opened_run(folder, {**CONFIG, **changes}):
+    with open_run(folder, {**CONFIG, **changes}):
         raise ValueError("a mistake")
 
 
@@ -78,7 +78,7 @@ def test_temporary_files_of_any_machine_do_not_block_a_folder(tmp_path: Path) ->
 
 def test_folder_with_other_files_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.part").write_text("do not touch")
-    with pytest.raises(ValueError, match="not empty, and not a run folder"):
+    with pytest.raises(ValueError, match="not empty and not a run folder"):
         begin(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.part"]
     with pytest.raises(ValueError, match="is a file, not a folder"):
@@ -87,7 +87,7 @@ def test_folder_with_other_files_is_refused_and_kept(tmp_path: Path) -> None:
 
 def test_second_process_is_refused_and_deletes_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with opened_run(folder, CONFIG):
+    with open_run(folder, CONFIG):
         assert in_another_process(lambda: fail_at_once(folder)) == 1
         assert in_another_process(lambda: fail_at_once(folder, seed=1)) == 1
         with pytest.raises(ValueError, match=rf"is in use by process {os.getpid()} on .*choose another"):
@@ -109,7 +109,7 @@ def test_run_finished_by_another_process_meanwhile_is_not_repeated(
         yield
 
     monkeypatch.setattr(runs, "run_lock", lambda path: monkeypatch.undo() or slow_lock(path))  # `begin` has a lock too
-    with opened_run(folder, CONFIG) as done:
+    with open_run(folder, CONFIG) as done:
         assert done == result
 
 
@@ -125,7 +125,7 @@ def test_error_before_any_work_removes_the_folder_and_later_errors_keep_it(tmp_p
 
 def test_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
     def run() -> None:
-        with opened_run(tmp_path / "run", CONFIG):
+        with open_run(tmp_path / "run", CONFIG):
             killed()
 
     assert in_another_process(run) == -signal.SIGKILL

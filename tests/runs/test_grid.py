@@ -15,8 +15,8 @@ import joblib
 import pytest
 import torch
 
-from structured_ensembles.runs.grid import Job, Outcome, _time_left, run_grid
-from structured_ensembles.runs.workers import Backend, _one_call_each, environment
+from structured_ensembles.runs.grid import Job, Outcome, _format_time_left, run_grid
+from structured_ensembles.runs.workers import Backend, _submit_one_each, worker_environment
 from tests.support.grid_jobs import (
     die,
     fail,
@@ -122,7 +122,7 @@ def test_jobs_run_concurrently_with_shared_cores_and_gpus(grid: Grid) -> None:
 def test_dying_worker_fails_only_its_own_job(grid: Grid) -> None:
     if grid.backend in PROCESSES:
         error = grid["dies"].error
-        assert error.startswith("its worker did not survive it:")
+        assert error.startswith("its worker died:")
         assert {"loky": "EXIT(3)", "dask": "KilledWorker"}[grid.backend] in error
 
 
@@ -153,7 +153,7 @@ def test_dask_workers_get_one_call_at_a_time() -> None:
             return Future()
 
     first, second = Slow(), Slow()
-    submit = _one_call_each([first, second])
+    submit = _submit_one_each([first, second])
     a = submit(square, "a")
     b = submit(square, "b")
     assert (first.name, second.name) == ("a", "b")
@@ -200,15 +200,15 @@ def test_unpicklable_job_or_result_fails_that_job(grid: Grid) -> None:
 
 def test_workers_share_cores_and_have_one_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joblib, "cpu_count", lambda: 7)
-    assert environment(0, 2)["OMP_NUM_THREADS"] == "3"
-    assert environment(0, 9)["OMP_NUM_THREADS"] == "1"
+    assert worker_environment(0, 2)["OMP_NUM_THREADS"] == "3"
+    assert worker_environment(0, 9)["OMP_NUM_THREADS"] == "1"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [environment(number, 3)["CUDA_VISIBLE_DEVICES"] for number in range(3)] == ["0", "1", "0"]
+    assert [worker_environment(number, 3)["CUDA_VISIBLE_DEVICES"] for number in range(3)] == ["0", "1", "0"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-77,2")  # of which CUDA found the first two
-    assert [environment(number, 3)["CUDA_VISIBLE_DEVICES"] for number in range(3)] == ["5", "GPU-77", "5"]
+    assert [worker_environment(number, 3)["CUDA_VISIBLE_DEVICES"] for number in range(3)] == ["5", "GPU-77", "5"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert "CUDA_VISIBLE_DEVICES" not in environment(0, 3)
+    assert "CUDA_VISIBLE_DEVICES" not in worker_environment(0, 3)
 
 
 def test_current_dask_client_is_used_and_left_open() -> None:
@@ -281,8 +281,8 @@ def test_progress_bar_counts_failures_only_on_a_terminal(
 
 def test_time_left_is_estimated_from_jobs_that_ran() -> None:
     outcomes = [Outcome("a", "done", 0.01), Outcome("b", "done", 3000.0), Outcome("c", "failed", 1000.0)]
-    assert _time_left(outcomes, 8, 2) == "1:23:20"  # 5 jobs of 2000 s, 2 at a time: 5000 s
-    assert _time_left(outcomes[:1], 3, 8) == "0:00:00"
+    assert _format_time_left(outcomes, 8, 2) == "1:23:20"  # 5 jobs of 2000 s, 2 at a time: 5000 s
+    assert _format_time_left(outcomes[:1], 3, 8) == "0:00:00"
 
 
 @pytest.mark.parametrize(("backend", "package"), [("dask", "distributed"), ("ray", "ray")])

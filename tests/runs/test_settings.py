@@ -12,7 +12,7 @@ from structured_ensembles.cli.main import main
 from structured_ensembles.continual.experiment import ContinualExperiment, prepare_continual
 from structured_ensembles.methods import METHODS
 from structured_ensembles.runs.experiment import Experiment, prepare_experiment
-from structured_ensembles.runs.settings import USUAL_PRUNE, folder_name
+from structured_ensembles.runs.settings import USUAL_PRUNE, make_folder_name
 
 TRAIN = ["train", "--model", "mlp", "--method", "random", "--members", "2", "--quiet", "true"]
 
@@ -83,8 +83,10 @@ def test_explicit_default_is_the_same_run() -> None:
 
 
 def test_unprintable_and_long_values_give_distinct_folder_names() -> None:
-    names = [folder_name(["digits", "mlp"], {"a": value}, 0) for value in ("x/y", "x.y", "x y", "../x", "é", "z" * 300)]
-    names.append(folder_name(["digits", "mlp"], {"a": "z" * 301}, 0))
+    names = [
+        make_folder_name(["digits", "mlp"], {"a": value}, 0) for value in ("x/y", "x.y", "x y", "../x", "é", "z" * 300)
+    ]
+    names.append(make_folder_name(["digits", "mlp"], {"a": "z" * 301}, 0))
     assert len(set(names)) == len(names)
     assert all(len(name) < 200 and "/" not in name for name in names)
 
@@ -124,7 +126,7 @@ def test_arguments_are_checked_before_folders_are_made(tmp_path: Path, capsys: p
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
     for wrong, message in (
         (["--prune", "1.5"], "prune must be at least 0 and less than 1, not 1.5"),
-        (["--prune", "0.5", "--memory", "1"], "give either prune or memory"),
+        (["--prune", "0.5", "--memory", "1"], "prune and memory exclude each other"),
         (["--method_arguments", '{"placement": "nowhere"}'], "placement must be one of 'output', 'norm'"),
         (["--method_arguments", '{"pune": 0.5}'], "method 'random' does not take these arguments"),
         (["--method_arguments", '{"members": 3}'], "method 'random' does not take these arguments: members"),

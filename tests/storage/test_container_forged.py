@@ -187,7 +187,7 @@ def test_large_inputs_are_accepted_if_the_caller_gives_the_backbone(
     originals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = forged(originals, "naive", lambda *_: None, tmp_path / "file")
-    monkeypatch.setattr(storage, "MOST_VALUES", 63)
+    monkeypatch.setattr(storage, "MAX_VALUES", 63)
     with pytest.raises(se.ArtifactError, match="64 values each; pass the backbone as backbone="):
         load(tmp_path / "file", form)
     assert load(tmp_path / "file", form, backbone=se.zoo.lenet5_backbone()).learned[0].shape == (1, 8, 8)

@@ -453,7 +453,7 @@ def test_image_only_features_are_refused_for_several_inputs() -> None:
     data, ids = data_for(Masked), sentences()[0]
     ensemble = TRAINED[Masked]()
     for request in ({"fgsm": [0.1]}, {"corruptions": True}):
-        with pytest.raises(ValueError, match="for images alone, not for data of several inputs"):
+        with pytest.raises(ValueError, match="must be left out for data of several inputs"):
             se.evaluate(ensemble, data, **request)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="several inputs"):
         se.train(ensemble, data, se.Recipe(epochs=1, augmentation="crop"), quiet=True)

@@ -1,4 +1,4 @@
-"""NaiveLearner: one backbone, trained on every task in turn; the lower line, which forgets."""
+"""NaiveLearner: one backbone, trained on every task in turn; the lower bound, which forgets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from structured_ensembles.networks.copying import clone_of
 
 
 class NaiveLearner(Learner):
-    """All tasks share all weights of the backbone."""
+    """Learner whose tasks share all weights of the backbone."""
 
     method = "naive"
 

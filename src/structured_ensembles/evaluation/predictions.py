@@ -1,4 +1,4 @@
-"""An ensemble's outputs and the truth, in one pass over a split."""
+"""predictions(): an ensemble's outputs and the targets of a split, in one pass."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from structured_ensembles.data.dataset import as_floats
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.prediction.held_out import gather_outputs
 
-# Inputs (batch, …) as floats on the ensemble's device, targets, and the number of the first sample, to other inputs.
+# Inputs (batch, …) as floats on the ensemble's device, targets, the index of the first sample → changed inputs.
 Change = Callable[[Tensor, Tensor, int], Tensor]
 
 
@@ -20,7 +20,7 @@ def predictions(
 ) -> tuple[Tensor, Tensor]:
     """Gather logits (members, samples, classes) and targets (samples, …), in the same order, on the CPU.
 
-    change: what happens to the inputs on their way, such as an attack.
+    change: applied to the inputs first, such as an attack.
     """
     device = device_of(ensemble)
 

@@ -1,4 +1,4 @@
-"""Structured ensembles whose neurons are chosen without learning: what the learned selection has to be better than."""
+"""Controls for the learned selection: structured ensembles of random or large-weight neurons."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from structured_ensembles.training.recipe import recipe_for
 
 
 def random_ensemble(model: nn.Module, data: Data, members: int = 5, **settings: Any) -> Ensemble:
-    """As many neurons of each layer, drawn at random; the other arguments are those of `structured_ensemble`."""
+    """Train a structured ensemble of randomly drawn neurons; the other arguments are those of `structured_ensemble`."""
     return structured_ensemble(model, data, members, **{"selection": "random", **settings})
 
 
@@ -52,10 +52,10 @@ def magnitude_ensemble(
     round_to: int = 1,
     rescale: bool = False,
 ) -> Ensemble:
-    """The neurons with the largest weights, which a member inherits.
+    """Train a structured ensemble of the neurons with the largest weights.
 
-    In one network these are the same for all members. So each is cut out of a network of its own: the model, and copies
-    whose weights are drawn anew, as in a deep ensemble. The arguments are those of `select` and `extract`.
+    In one network these are the same for all members. So each member is cut out of a network of its own: the model,
+    and copies with reinitialised weights, as in a deep ensemble. The arguments are those of `select` and `extract`.
     """
     check_whole("members", members)
     check_rescale(rescale, reinit=False)
@@ -63,7 +63,7 @@ def magnitude_ensemble(
         prune = 0.5
     seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examined(model, data, device)
-    what = {"members": members, "prune": prune, "memory": memory, "scope": scope, "coupled": coupled}
+    settings = {"members": members, "prune": prune, "memory": memory, "scope": scope, "coupled": coupled}
     run = open_folder(
         folder,
         "magnitude",
@@ -76,20 +76,20 @@ def magnitude_ensemble(
         seed=seed,
         round_to=round_to,
         rescale=rescale,
-        **what,
+        **settings,
     )
     networks, subnets = [], []
     for number in range(members):
-        whole = clone_of(model)
+        network = clone_of(model)
         if number > 0:
-            draw_weights(whole, derive_seed(seed, "weights", number))
-        graph = trace(whole, data.example(dtype=dtype_of(whole)), coupled=coupled)
+            draw_weights(network, derive_seed(seed, "weights", number))
+        graph = trace(network, data.example(dtype=dtype_of(network)), coupled=coupled)
         share = None if memory is None else memory / members
-        chosen = select(
+        selected = select(
             graph, prune=prune, memory=share, scope=scope, selection="magnitude", members=1, round_to=round_to
         )
-        networks.append(extract(whole, graph, chosen[0], rescale=rescale))
-        subnets += chosen
+        networks.append(extract(network, graph, selected[0], rescale=rescale))
+        subnets += selected
     if not rescale:
         warn_of_small_outputs(model, graph, subnets)
     ensemble = Ensemble(networks, subnets=subnets)

@@ -36,13 +36,13 @@ def deep_ensemble(
     loss: Loss | None = None,
     loss_name: str | None = None,
 ) -> Ensemble:
-    """The first member starts from the model's own weights, the others from weights drawn anew with other seeds."""
+    """Train a deep ensemble: the first member starts from the model's weights, the others are reinitialised."""
     check_whole("members", members)
     seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examined(model, data, device)
-    what = {"members": members, "seed": seed}
+    settings = {"members": members, "seed": seed}
     run = open_folder(
-        folder, "deep", model, data, recipe=recipe, execution=execution, loss=loss, loss_name=loss_name, **what
+        folder, "deep", model, data, recipe=recipe, execution=execution, loss=loss, loss_name=loss_name, **settings
     )
     networks = [clone_of(model) for _ in range(members)]
     for number, network in enumerate(networks[1:], start=1):

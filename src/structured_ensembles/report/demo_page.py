@@ -1,4 +1,4 @@
-"""The page that `sens demo` ends with."""
+"""The HTML page of `sens demo`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from structured_ensembles.storage.files import write_text
 
 @dataclass(frozen=True)
 class Outcome:
-    """A trained ensemble and what is known of it."""
+    """Trained ensemble with its figures, its file and its training time."""
 
     title: str
     ensemble: Ensemble
@@ -36,7 +36,7 @@ class Outcome:
 
 
 def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[Outcome]) -> Path:
-    """Write a self-contained HTML file: comparison, kept channels, calibration, and the digits it is unsure of.
+    """Write a self-contained HTML file: comparison, kept channels, calibration, and the most uncertain digits.
 
     outcomes: ensembles with a temperature, a threshold and conformal sets.
     """
@@ -45,7 +45,7 @@ def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[O
     structured = next(outcome.ensemble for outcome in outcomes if outcome.ensemble.subnets is not None)
     logits, targets = predictions(structured, test)
     probabilities = combine_logits(logits, "mean", structured.temperature)
-    unsure = uncertainty_of(logits, structured.temperature)
+    uncertainty = uncertainty_of(logits, structured.temperature)
     correct = probabilities.argmax(-1) == targets
     trained = [outcome for outcome in outcomes if outcome.seconds]
     curves = [(outcome.title, outcome.ensemble.predict_proba(test), targets) for outcome in trained]
@@ -60,17 +60,17 @@ def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[O
         base=graph.num_parameters(),
         kept=as_svg(kept_neurons(structured.subnets or ())),
         reliability=as_svg(reliability(curves)),
-        histogram=as_svg(entropy_histogram(unsure.entropy, correct, structured.threshold)),
+        histogram=as_svg(entropy_histogram(uncertainty.entropy, correct, structured.threshold)),
         unsure=[
             {
-                "picture": _picture(inputs[index]),
+                "picture": _encode_png(inputs[index]),
                 "truth": data.classes[int(targets[index])],
                 "guess": data.classes[int(probabilities[index].argmax())],
                 "probability": float(probabilities[index].max()),
-                "set": ", ".join(data.classes[own] for own in sets[index].nonzero().flatten().tolist()),
-                "entropy": float(unsure.entropy[index]),
+                "set": ", ".join(data.classes[label] for label in sets[index].nonzero().flatten().tolist()),
+                "entropy": float(uncertainty.entropy[index]),
             }
-            for index in unsure.entropy.argsort(descending=True)[:12].tolist()
+            for index in uncertainty.entropy.argsort(descending=True)[:12].tolist()
         ],
         figures=figures,
         conformal=structured.calibration.conformal,
@@ -81,8 +81,8 @@ def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[O
     return path
 
 
-def _picture(pixels: Tensor) -> str:
-    """A PNG as a data URL, of grey uint8 pixels (1, height, width)."""
+def _encode_png(pixels: Tensor) -> str:
+    """Encode grey uint8 pixels (1, height, width) as a PNG in a data URL."""
     stream = io.BytesIO()
     Image.fromarray(255 - pixels[0].cpu().numpy()).resize((64, 64), Image.Resampling.NEAREST).save(stream, "PNG")
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()

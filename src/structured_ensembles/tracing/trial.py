@@ -112,9 +112,7 @@ def blame_step(walk: Walk, steps: Sequence[Step], step: Step, candidates: Sequen
     readers = [other for other in steps if any(value is result for value in other.values for result in step.results)]
     where = step.module or "the model"
     for involved in ([step], readers):
-        values = [
-            value for other in involved for value in (*other.values, *other.results) if value is not None
-        ]
+        values = [value for other in involved for value in (*other.values, *other.results) if value is not None]
         layouts = [dim for value in values for dim in value.dims]
         if _fix_candidates(layouts, candidates, f"{ASSUMES}: {step.name} in {where}"):
             return
