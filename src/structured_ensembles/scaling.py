@@ -150,7 +150,7 @@ def can_share_batches(model: nn.Module, graph: ChannelGraph, placement: Placemen
                     raise
                 return False
     difference, size = (outputs[0] - outputs[1]).abs().max(), outputs[1].abs().max()
-    return bool(difference <= 0.03 * size)  # rounding, in whatever precision; the vectors differ by half
+    return bool(difference <= 0.03 * size)  # rounding is below that in any precision; mixed-up members differ by half
 
 
 def _run_model(model: nn.Module, rows: Inputs) -> Tensor:

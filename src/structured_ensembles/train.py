@@ -27,7 +27,7 @@ from structured_ensembles.training.history import History, OnEpoch, check_on_epo
 from structured_ensembles.training.optimizers import check_rules
 from structured_ensembles.training.recipe import Recipe, recipe_for
 
-SAMPLES = 512  # of the validation split on which an untrained ensemble is noticed
+SAMPLES = 512  # of the validation split on which `warn_of_one_class` looks at predictions
 MAX_SURPRISE = 0.95  # cross-entropy relative to that of the class frequencies, below which a network has learned
 MIN_EPOCHS = 5  # after which a network should tell classes apart
 

@@ -33,8 +33,8 @@ def shuffle(index: Tensor, seed: Seed) -> Tensor:
 def derive_seed(seed: int, purpose: str, *numbers: int) -> int:
     """Derive a seed of 63 bits from a run's seed, a purpose and numbers such as a member's and an epoch's.
 
-    `stream(0, "order", member, epoch)`: no two runs, members, epochs or purposes share one. `seed + member` would let
-    member 1 of seed 0 draw what member 0 of seed 1 draws.
+    `derive_seed(0, "order", member, epoch)`: no two runs, members, epochs or purposes share one. `seed + member` would
+    let member 1 of seed 0 draw what member 0 of seed 1 draws.
     """
     return fold((seed, zlib.crc32(purpose.encode()), *numbers))
 

@@ -109,7 +109,7 @@ class OptimizerState:
         tensors = self.tensors()
         if not tensors:
             return
-        rates = [group["lr"] for group in optimizer.param_groups]  # loading would replace the tensors of a CUDA graph
+        rates = [group["lr"] for group in optimizer.param_groups]  # tensors of a CUDA graph, which loading replaces
         restore_optimizer("", optimizer, tensors)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate

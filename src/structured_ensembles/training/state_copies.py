@@ -25,7 +25,7 @@ def restore_state(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def update_copy(copy: dict[str, Tensor], network: nn.Module) -> None:
-    """Overwrite a copy with the network's tensors, in one kernel per dtype, whatever the number of tensors."""
+    """Overwrite a copy with the network's tensors, in a few kernels, whatever the number of tensors."""
     state = all_tensors(network)
     for name in copy.keys() - state.keys():  # a buffer that is not set any more
         del copy[name]
