@@ -295,11 +295,11 @@ def test_calibrate_fits_each_rule_and_predict_proba_applies_it() -> None:
     logits = ensemble.logits(x).double()
     before = ensemble.predict_proba(x)
     assert ensemble.temperature == 1
-    fitted = ensemble.calibrate(data)
-    assert fitted == ensemble.temperature == fit_temperature(logits.softmax(-1).mean(0).log(), y)
+    returned = ensemble.calibrate(data)
+    assert returned == ensemble.temperature == fit_temperature(logits.softmax(-1).mean(0).log(), y)
     fitted = {rule: ensemble.calibration.temperature(rule) for rule in ("mean", "logits", "vote")}
     assert fitted == {
-        "mean": fitted,
+        "mean": returned,
         "logits": pytest.approx(fit_temperature(logits.mean(0), y)),
         "vote": 1,
     }
@@ -313,7 +313,7 @@ def test_calibrate_fits_each_rule_and_predict_proba_applies_it() -> None:
             assert negative_log_likelihood(on, y) < negative_log_likelihood(off, y) - 0.01
             assert expected_calibration_error(on, y) < expected_calibration_error(off, y) - 0.03
     assert torch.equal(ensemble.predict_proba(x, temperature=1.0), before)
-    assert torch.equal(ensemble.uncertainty(x).entropy, uncertainty_of(ensemble.logits(x), fitted).entropy)
+    assert torch.equal(ensemble.uncertainty(x).entropy, uncertainty_of(ensemble.logits(x), returned).entropy)
     assert torch.equal(ensemble.uncertainty(x, temperature=1.0).entropy, uncertainty_of(ensemble.logits(x)).entropy)
     with pytest.raises(ValueError, match="must be left out for combine='vote'"):
         ensemble.predict_proba(x, "vote", temperature=2.0)

@@ -284,7 +284,7 @@ def test_kind_of_each_input_follows_its_dtype() -> None:
     example = data.example(4)
     assert [own.dtype for own in example.values()] == [torch.float32, torch.int64, torch.bool, torch.float32]
     assert isinstance(data.normalization, Normalizations)
-    assert data.normalization.parts["picture"] == Normalization.of(torch.from_numpy(pictures))  # type: ignore[call-overload]
+    assert data.normalization.by_input["picture"] == Normalization.of(torch.from_numpy(pictures))  # type: ignore[call-overload]
     flat = example["picture"].transpose(0, 1).flatten(1)
     torch.testing.assert_close(flat.mean(1), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(flat.std(1, correction=0), torch.ones(2))
@@ -303,7 +303,7 @@ def test_each_input_has_its_own_normalization() -> None:
     torch.testing.assert_close(example["b"], expected, rtol=1e-3, atol=1e-3)
     kept = normalization_from_json(json.loads(json.dumps(data.normalization.to_json())))  # type: ignore[union-attr]
     assert kept == data.normalization
-    assert kept.parts["a"] == Normalization((0.0,), (1 / 255,))  # type: ignore[union-attr, call-overload, index]
+    assert kept.by_input["a"] == Normalization((0.0,), (1 / 255,))  # type: ignore[union-attr, call-overload, index]
     plain = se.Data.from_arrays((pictures, columns), labels, validation=0, standardize=False, normalization="unit")
     assert plain.normalization is None
     assert torch.equal(plain.example(8)[0], pictures / 255)
@@ -394,7 +394,7 @@ def test_invalid_data_of_several_inputs_are_errors() -> None:
     ids, labels = sentences()
     with pytest.raises(ValueError, match=r"each of inputs must have the shape .* as targets \(60\), not \(59, 6\)"):
         se.Data.from_arrays((ids, ids[:59]), labels)
-    with pytest.raises(ValueError, match=r"test inputs are .*int64.* but the training inputs .*bool"):
+    with pytest.raises(ValueError, match=r"test inputs must be .*bool.* not .*int64"):
         se.Data.from_arrays((ids, ids != 0), labels, test=((ids, ids), labels))
     with pytest.raises(ValueError, match="inputs must hold at least one"):
         se.Data.from_arrays({}, labels)
