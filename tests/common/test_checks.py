@@ -18,7 +18,7 @@ Call = Callable[["Things"], Any]
 
 
 class Things:
-    """Hold valid arguments for the calls below, which get one invalid argument each."""
+    """Valid arguments for the calls below, which get one invalid argument each."""
 
     def __init__(self) -> None:
         self.data = se.load_data("digits")
@@ -81,11 +81,13 @@ def test_numpy_numbers_equal_python_numbers(things: Things) -> None:
     assert recipe == se.Recipe(rate=0.5, patience=3, warmup=1.0, momentum=np.array(0.9).item())
     json.dumps(recipe.to_dict())
     plain, other = (
-        se.evaluate(things.ensemble, things.data, fgsm=own) for own in ([0.125, 0.25], np.float32([0.125, 0.25]))
+        se.evaluate(things.ensemble, things.data, fgsm=sizes) for sizes in ([0.125, 0.25], np.float32([0.125, 0.25]))
     )
     assert plain == other
     assert len(se.Ensemble(se.zoo.mlp(64) for _ in range(3))) == 3  # type: ignore[arg-type]
-    subnets = [se.select(things.graph, prune=own, members=1, selection="random")[0] for own in (0.5, np.float32(0.5))]
+    subnets = [
+        se.select(things.graph, prune=share, members=1, selection="random")[0] for share in (0.5, np.float32(0.5))
+    ]
     assert subnets[0] == subnets[1]
 
 

@@ -40,4 +40,5 @@ def progress(
 
 
 def _format(value: float | str) -> str:
+    """Write a float with three decimals, anything else as it is."""
     return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -48,7 +48,7 @@ class Call:
         return shape
 
     def dim(self, argument: str = "dim", tensor: str = "self") -> int:
-        """Return an argument that counts dimensions of a tensor, from 0 on."""
+        """Return a dimension argument as an index from 0 on, even if it counts from the end."""
         rank = len(self[tensor].shape)
         return int(self[argument]) % max(rank, 1)
 
