@@ -29,24 +29,24 @@ def test_method_styles_differ_in_colour_vision_deficiency_and_grey(eye: str) -> 
     assert set(STYLE) == set(METHODS)
     assert len({marker for _, marker in STYLE.values()}) == len(STYLE)
     seen = {name: lab(np.array(EYES[eye]) @ linear(colour)) for name, (colour, _) in STYLE.items()}
-    for one, other in combinations(seen, 2):
-        assert np.linalg.norm(seen[one] - seen[other]) > 15, (one, other)  # about 2 can just be noticed
+    for first, second in combinations(seen, 2):
+        assert np.linalg.norm(seen[first] - seen[second]) > 15, (first, second)  # about 2 can just be noticed
     for name, colour in seen.items():
         assert colour[0] < 80, name  # lightness; thin lines of Okabe and Ito's yellow (90) are lost on white
 
 
 def test_names_have_the_style_of_their_method_and_no_two_are_equal() -> None:
     names = ["deep ensemble of 5", "structured, p=0.5", "structured", "deeper", "one network", "mc_dropout"]
-    found = choose_styles(names)
-    assert list(found) == names
-    assert found["structured"] == STYLE["structured"]
-    assert found["deep ensemble of 5"] == STYLE["deep"]
-    assert found["mc_dropout"] == STYLE["mc-dropout"]
-    assert len(set(found.values())) == len(names)
-    others = {found[name] for name in ("structured, p=0.5", "deeper", "one network")}
+    styles = choose_styles(names)
+    assert list(styles) == names
+    assert styles["structured"] == STYLE["structured"]
+    assert styles["deep ensemble of 5"] == STYLE["deep"]
+    assert styles["mc_dropout"] == STYLE["mc-dropout"]
+    assert len(set(styles.values())) == len(names)
+    others = {styles[name] for name in ("structured, p=0.5", "deeper", "one network")}
     assert not others & set(STYLE.values())
-    assert found["structured, p=0.5"][0] == found["structured"][0]  # a variant has the method's colour
-    assert len({colour for colour, _ in found.values()}) == len(names) - 1  # while there are colours left
+    assert styles["structured, p=0.5"][0] == styles["structured"][0]  # a variant has the method's colour
+    assert len({colour for colour, _ in styles.values()}) == len(names) - 1  # while there are colours left
     many = choose_styles([*METHODS, *(f"other {index}" for index in range(40))])
     assert len(set(many.values())) == 49
     assert choose_styles(["deep", "structured"])["structured"] == choose_styles(["structured"])["structured"]
@@ -72,10 +72,10 @@ def test_reliability_of_probabilities_uses_their_maximum() -> None:
     probabilities = torch.rand(500, 4).softmax(-1)
     targets = torch.randint(4, (500,))
     confidence, labels = probabilities.max(-1)
-    one = reliability([("deep", probabilities, targets)]).axes[0].lines[1]
+    line = reliability([("deep", probabilities, targets)]).axes[0].lines[1]
     other = reliability_of([("deep", confidence, labels == targets)]).axes[0].lines[1]
-    assert one.get_xydata() == pytest.approx(other.get_xydata())
-    assert len(one.get_xydata()) > 0
+    assert line.get_xydata() == pytest.approx(other.get_xydata())
+    assert len(line.get_xydata()) > 0
 
 
 def test_reliability_skips_bins_of_fewer_than_five() -> None:

@@ -94,7 +94,7 @@ def test_labels_of_a_front_do_not_overlap() -> None:
     for axis in figure.axes:
         boxes = [text.get_window_extent() for text in axis.texts if text.get_text()]
         assert len(boxes) == 7
-        assert not any(one.overlaps(other) for index, one in enumerate(boxes) for other in boxes[:index])
+        assert not any(box.overlaps(other) for index, box in enumerate(boxes) for other in boxes[:index])
         frame = axis.get_window_extent()
         for box in boxes:
             assert frame.x0 <= box.x0 <= box.x1 <= frame.x1

@@ -57,14 +57,14 @@ def test_histograms_share_bins_and_integrate_to_one() -> None:
     assert edges[-1] == pytest.approx(float(entropies["wrong"].max()))
     for outline, values in zip(outlines, entropies.values(), strict=True):
         known = values[values.isfinite()].double()
-        density, own, _ = outline.get_data()
-        assert (own == edges).all()
+        density, outline_edges, _ = outline.get_data()
+        assert (outline_edges == edges).all()
         assert (density * np.diff(edges)).sum() == pytest.approx(1)
         counts = [
             int(((known >= low) & (known < high)).sum()) for low, high in zip(edges[:-2], edges[1:-1], strict=True)
         ]
         assert density[:-1] == pytest.approx(np.array(counts) / len(known) / (edges[1] - edges[0]))
-    assert len({(to_hex(one.get_edgecolor()), one.get_linestyle()) for one in outlines}) == 3
+    assert len({(to_hex(patch.get_edgecolor()), patch.get_linestyle()) for patch in outlines}) == 3
     assert shown(figure) == ["right (399)", "wrong (30)", "corrupted (200)", "discard above"]
     assert list(figure.axes[0].lines[0].get_xdata()) == [0.4, 0.4]
 
@@ -146,7 +146,7 @@ def test_corruption_curves_show_means_and_ranges() -> None:
 def test_variants_of_a_method_have_distinct_lines() -> None:
     names = ["structured", "structured, scope=network", "structured, scope=network, rescale=True", "deep"]
     figure = corruption_curves({name: {0: [0.9], 3: [0.5]} for name in names})
-    lines = {own.get_label(): own.lines[0] for own in figure.axes[0].containers}
+    lines = {container.get_label(): container.lines[0] for container in figure.axes[0].containers}
     drawn = {name: (lines[wrap_name(name)].get_linestyle(), lines[wrap_name(name)].get_color()) for name in names}
     assert drawn["structured"][0] == drawn["deep"][0] == "-"
     assert len(set(drawn.values())) == 4
@@ -212,11 +212,11 @@ def test_figures_are_not_clipped_and_are_deterministic(names: list[str]) -> None
     for figure, again in zip(draw(), draw(), strict=True):
         assert as_svg(figure) == as_svg(again)
         assert as_png(figure) == as_png(again)
-        whole, inches = figure.get_tightbbox(), figure.get_size_inches()
-        assert whole.x0 >= 0
-        assert whole.y0 >= 0
-        assert whole.x1 <= inches[0]
-        assert whole.y1 <= inches[1]
+        tight_box, inches = figure.get_tightbbox(), figure.get_size_inches()
+        assert tight_box.x0 >= 0
+        assert tight_box.y0 >= 0
+        assert tight_box.x1 <= inches[0]
+        assert tight_box.y1 <= inches[1]
         (axis,) = figure.axes
         size = axis.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
         assert size.width > 2.5  # long names do not squeeze the picture

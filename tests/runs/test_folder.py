@@ -49,11 +49,11 @@ def fail_at_once(folder: Path, **changes: object) -> None:
 
 @pytest.mark.parametrize("moment", ["replace", "fsync", "open"])
 def test_kill_during_the_first_write_leaves_a_usable_folder(tmp_path: Path, moment: str) -> None:
-    folder, whole = tmp_path / "run", getattr(os, moment)
+    folder, original = tmp_path / "run", getattr(os, moment)
 
-    def killing(*arguments: object, **named: object) -> object:
+    def killing(*arguments: object, **keywords: object) -> object:
         if moment == "open":  # of the lock file: it is there, and locked by nobody
-            whole(*arguments, **named)
+            original(*arguments, **keywords)
         killed()
         return None
 

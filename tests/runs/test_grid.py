@@ -34,7 +34,7 @@ BACKENDS = ("sequential", *PROCESSES)
 
 def children() -> set[int]:
     """List the child processes of this one, except for Python's resource tracker."""
-    found = set()
+    pids = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
@@ -42,8 +42,8 @@ def children() -> set[int]:
         except (OSError, ValueError):
             continue
         if parent == os.getpid() and "resource_tracker" not in command:
-            found.add(int(folder.name))
-    return found
+            pids.add(int(folder.name))
+    return pids
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if backend == "dask":
         pytest.importorskip("distributed")
     folder = tmp_path_factory.mktemp("meeting")
-    one, two = folder / "one", folder / "two"
+    first, second = folder / "one", folder / "two"
     jobs = [
         Job("two", square, {"number": 2}),
         Job("bad", fail, {"reason": "no such thing"}),
@@ -72,7 +72,7 @@ def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         Job("script", lambda number: number + 1, {"number": 6}),
     ]
     if backend != "sequential":
-        jobs += [Job("one", meet, {"own": one, "other": two}), Job("other", meet, {"own": two, "other": one})]
+        jobs += [Job("one", meet, {"own": first, "other": second}), Job("other", meet, {"own": second, "other": first})]
     if backend in PROCESSES:
         jobs += [
             Job("dies", die),
@@ -133,10 +133,10 @@ def test_result_in_transfer_survives_the_next_job(
     """The next jobs kill their workers while the large result is still being fetched."""
     if backend == "dask":
         pytest.importorskip("distributed")
-    one, two = tmp_path / "one", tmp_path / "two"
+    first, second = tmp_path / "one", tmp_path / "two"
     jobs = [
-        Job("much", meet_and_return_much, {"own": one, "other": two}),
-        Job("little", meet, {"own": two, "other": one}),
+        Job("much", meet_and_return_much, {"own": first, "other": second}),
+        Job("little", meet, {"own": second, "other": first}),
         Job("dies", die),
         Job("dies too", die),
     ]
@@ -186,8 +186,8 @@ def test_lost_dask_worker_fails_one_more_job(tmp_path: Path) -> None:
         "    jobs += [Job(str(n), grid_jobs.rest, {}) for n in range(6)]\n"
         "    print([outcome.state for outcome in run_grid(jobs, 'dask', workers=2)])\n"
     )
-    found = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True, timeout=100)
-    states = ast.literal_eval(found.stdout)
+    completed = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True, timeout=100)
+    states = ast.literal_eval(completed.stdout)
     assert states[0] == "failed"
     assert sorted(states[1:]) == ["done"] * 5 + ["failed"]
 

@@ -121,6 +121,7 @@ class OwningLearner(Learner):
         return Forgotten(freed, in_use, tuple(changed.learned))
 
     def memory(self) -> Memory:
+        """Count what it stores, with the bits of the masks."""
         masks = self.shared.owners.neurons * len(self.learned)
         stored = self.shared.owners.neurons * min(self.next_stage, count_owner_digits(self.next_stage))
         return replace(super().memory(), masks=masks, stored_masks=stored)

@@ -141,11 +141,13 @@ class StreamedClasses:
         return self.samples
 
     def num_batches(self, size: int) -> int:
+        """Return the number of batches of this size."""
         return -(-self.samples // size)
 
     def batches(
         self, size: int, seed: int | tuple[int, ...] | None = None, device: torch.device | str = "cpu"
     ) -> Iterator[Batch]:
+        """Yield batches of this size, the last one with the rest."""
         pending: list[Batch] = []
         for inputs, targets in self.split.batches(size, seed):
             chosen = torch.isin(targets, self.classes)
@@ -162,4 +164,5 @@ class StreamedClasses:
             yield moved(x, device), y.to(device)
 
     def to(self, device: torch.device | str) -> StreamedClasses:
+        """Return itself: batches are moved one by one."""
         return self

@@ -145,9 +145,9 @@ class BatchEnsembleNetwork(nn.Module):
         """Return the names of the tensors that hold a vector for each member."""
         return {f"network.{layer}.{vector}" for layer in self.layers for vector in VECTORS}
 
-    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
+    def forward(self, *x: Tensor, **named_inputs: Tensor) -> Tensor:
         """Map (batch, …) to (members, batch, classes), or (1, batch, classes) in training if rows are split."""
-        inputs = batch_from(x, named)
+        inputs = batch_from(x, named_inputs)
         members, batch = self.num_members, batch_size(inputs)
         if not (self.training and self.repeat == "split"):
             return one_tensor(call(self.network, joined([inputs] * members))).unflatten(0, (members, -1))

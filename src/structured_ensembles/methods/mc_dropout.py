@@ -115,9 +115,9 @@ class DropoutNetwork(nn.Module):
         arguments = {"members": self.num_members, "probability": self.probability, "seed": self.seed}
         return {"method": "mc_dropout", **arguments, "layers": list(self.layers)}
 
-    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
+    def forward(self, *x: Tensor, **named_inputs: Tensor) -> Tensor:
         """Map (batch, …) to (members, batch, classes); in training with one dropout mask, (1, batch, classes)."""
-        inputs = batch_from(x, named)
+        inputs = batch_from(x, named_inputs)
         if self.training:
             return one_tensor(call(self.network, inputs))[None]
         members = self.num_members
