@@ -208,7 +208,7 @@ def test_code_in_the_current_folder_is_imported_and_printed_commands_run(
     assert "report" in report
     source = Path(command.__file__).parents[2]
     assert report == evaluate.replace("evaluate", "report")
-    # In the tests the package need not be installed. One process is slow enough: the other is the same, but a word
+    # The package need not be installed for tests. One process is enough: the other command differs in one word only
     line = evaluate.replace("PYTHONPATH=.", f"PYTHONPATH=.:{source}")
     completed = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr

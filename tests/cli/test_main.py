@@ -105,7 +105,7 @@ def test_run_interrupted_in_its_search_resumes_the_search(
     command = ["train", "--out", str(tmp_path / "broken"), *QUICK]
     assert main(command) == 130
     assert main(command) == 0
-    assert len(epochs) == 9 + 2  # of the ten, the eight that were done are not done again
+    assert len(epochs) == 9 + 2  # eight of the ten epochs were done before
     files = [{path.name for path in folder.iterdir()} for folder in (run, tmp_path / "broken")]
     assert files[0] == files[1]
     assert (tmp_path / "broken" / "ensemble.safetensors").read_bytes() == (run / "ensemble.safetensors").read_bytes()
@@ -142,7 +142,7 @@ def test_evaluations_of_one_run_merge_into_one_record(run: Path, capsys: pytest.
     assert found()["size/overhead"] == pytest.approx(ensemble.overhead(se.zoo.mlp(64)))
     assert main(["evaluate", str(run), "--corruptions"]) == 0
     assert len([name for name in found() if name.startswith("cor/") and name.endswith("@5")]) == 18 + 2
-    assert "photographs" in capsys.readouterr().out  # that frost's are not ours to ship
+    assert "photographs" in capsys.readouterr().out  # frost's photographs may not be shipped
     mean = found()["cor/mean@5"]
     accuracies = [found()[f"cor/{name}@5"] for name in se.evaluation.CORRUPTIONS if f"cor/{name}@5" in found()]
     assert mean == pytest.approx(sum(accuracies[:15]) / 15)  # the standard ones
@@ -150,7 +150,7 @@ def test_evaluations_of_one_run_merge_into_one_record(run: Path, capsys: pytest.
     assert main(["evaluate", str(run), "--corruptions", "spatter", "--severities", "5"]) == 0
     assert found()["cor/extra_mean@5"] == pytest.approx(sum(accuracies[15:]) / 3)
     assert main(["evaluate", str(run), "--corruptions", "fog", "--severities", "5"]) == 0
-    assert found()["cor/mean@5"] == mean  # over all that are listed, as before
+    assert found()["cor/mean@5"] == mean  # over all listed corruptions, as before
     assert main(["evaluate", str(run), "--corruptions", "fog", "snow", "--severities", "4"]) == 0
     assert main(["evaluate", str(run), "--corruptions", "brightness", "--severities", "4"]) == 0
     assert "cor/snow@4" in found()

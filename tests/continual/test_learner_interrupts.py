@@ -69,11 +69,11 @@ def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 @contextmanager
 def interrupted_at(line: int) -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt before line number `line` of the package runs; give the number of lines so far."""
+    """Raise KeyboardInterrupt before line number `line` of the package runs; yield the number of lines so far."""
     passed = [0]
 
     def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        generator = frame.f_code.co_flags & inspect.CO_GENERATOR  # which may end where nobody sees the interrupt
+        generator = frame.f_code.co_flags & inspect.CO_GENERATOR  # it may be closed where the interrupt is swallowed
         if generator or not frame.f_code.co_filename.startswith(OURS):
             return None
         if event in ("line", "return"):

@@ -113,7 +113,7 @@ def test_pruning_learns_later_tasks_and_cuts_connections_to_new_neurons() -> Non
         still_free = torch.nonzero(owners.groups["backbone.conv2"] == -1).flatten()
         if len(still_free):
             assert not torch.equal(before["conv2.weight"][still_free], learner.backbone.conv2.weight[still_free])
-        # From neurons outside the task's mask into its own: nothing.
+        # No connections from neurons outside the task's mask into its own.
         used = set(owners.used(task.number)["backbone.conv1"])
         for neuron in torch.nonzero(owners.groups["backbone.conv2"] == task.number).flatten():
             for other in set(range(8)) - used:
@@ -166,7 +166,7 @@ def test_memory_equals_the_papers_tables(backbone: str, shape: tuple[int, ...], 
         assert (table[method].factors, table[method].masks) == (0, floats * tasks)
     assert (table["batch-ensemble"].factors, table["batch-ensemble"].masks) == (factors * tasks, 0)
     assert (table["structured"].factors, table["structured"].masks) == (0, neurons * tasks)
-    # And what the learners themselves say.
+    # And by the learners' own count.
     images = torch.zeros(8, *shape, dtype=torch.uint8)
     images[:, :, 0, 0] = torch.arange(0, 256, 32, dtype=torch.uint8)[:, None]
     sequence = se.continual.split_tasks(se.Data.from_arrays(images, torch.arange(8) % 4, validation=0.0), tasks)

@@ -104,7 +104,9 @@ def test_tasks_beyond_capacity_train_their_heads_only_and_warn() -> None:
     capacity = learner.capacity()
     assert capacity.sizes == {"backbone.conv1": 6, "backbone.conv2": 16, "backbone.conv3": 120}
     owned = torch.cat(list(learner.shared.owners.groups.values()))
-    assert sorted({int(owner) for owner in owned}) == [stage for stage in range(12) if not warned[stage]]  # nobody else
+    assert sorted({int(owner) for owner in owned}) == [
+        stage for stage in range(12) if not warned[stage]
+    ]  # no other owners
     assert all(sum(capacity.taken[name]) == size for name, size in capacity.sizes.items())
     assert set(capacity.free.values()) == {0}
     assert "task 11" in str(capacity)

@@ -47,7 +47,7 @@ def test_accuracy_matrix_figure_shows_every_number() -> None:
 
 @pytest.mark.parametrize("method", LEARNERS)
 def test_matrix_rows_are_the_accuracies_after_each_task(method: str) -> None:
-    """Compared with a loop over samples; without task identity, with an argmin over entropies."""
+    """Compare with a loop over samples; without task identity, with an argmin over entropies."""
     learner, again = (LEARNERS[method](make_backbone(), seed=1, **SHORT) for _ in range(2))
     matrix = run_sequence(learner, TASKS[:3])
     for index, task in enumerate(TASKS[:3]):
@@ -108,7 +108,7 @@ def test_learner_file_is_compact_and_refuses_wrong_methods_and_damage(tmp_path: 
         learner.learn(task)
     learner.save(path)
     with safe_open(path, framework="pt") as file:
-        assert file.get_tensor("own.owners").shape == (3, 18)  # 3 binary digits for 5 owners and nobody, 142 neurons
+        assert file.get_tensor("own.owners").shape == (3, 18)  # 3 binary digits for 5 owners and free, 142 neurons
         floats = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118
     assert sum(t.numel() for t in floats if t.is_floating_point()) == 50550 + learner.memory().heads
     loaded = Learner.load(path)  # the zoo's backbone needs no help

@@ -15,7 +15,7 @@ SETTING = {"epochs": 20, "batch_size": 32, "rate": 3e-3, "quiet": True}
 IMAGE = 1 / 72 * 5 / 15 / 3
 
 
-@pytest.mark.filterwarnings("ignore:task . gets no neuron")  # Pruning may have given all away
+@pytest.mark.filterwarnings("ignore:task . gets no neuron")  # Pruning may run out of neurons
 def test_structured_learner_matches_single_and_supsup_on_split_digits(
     record_property: Callable[[str, object], None],
 ) -> None:

@@ -89,7 +89,7 @@ def test_draws_of_samples_streams_seeds_and_purposes_are_independent() -> None:
     assert between.abs().max() < 5 / np.sqrt(2000)
 
 
-# What holds for all --------------------------------------------------------------------------------------------------
+# Properties of all corruptions ---------------------------------------------------------------------------------------
 
 SETS = {"digits": digits, "grey 28": lambda: grey(28), "32": lambda: photographs(32), "64": lambda: photographs(64)}
 
@@ -116,7 +116,7 @@ def test_distance_from_the_original_grows_with_severity(name: str, images: str) 
     if name in NOT_GROWING:
         return
     assert distances[-1] > 1.2 * distances[0]
-    # Of 8 pixels, 6 happen to fit a digit worse than 5 do.
+    # Digits of 8 pixels happen to lose more when averaged to 6 pixels than to 5.
     slack = 0.85 if (name, images) == ("pixelate", "digits") else 0.99
     assert all(after >= slack * earlier for earlier, after in zip(distances, distances[1:], strict=False)), distances
 
@@ -184,7 +184,7 @@ def test_invalid_corruption_arguments_are_errors(images: Tensor, name: str, seve
         corrupt(images, name, severity)
 
 
-# Each against another route ------------------------------------------------------------------------------------------
+# Each against an independent implementation -------------------------------------------------------------------------
 
 
 def test_noise_has_the_published_deviation() -> None:
@@ -325,7 +325,7 @@ def test_jpeg_equals_pillow(quality: int, size: int, channels: int) -> None:
         expected = np.asarray(Image.open(stream)).reshape(size, size, channels).transpose(2, 0, 1)
         difference.append(squared_error(ours, expected))
         damage.append(squared_error(ours, image))
-    # libjpeg counts in integers, so that here and there a coefficient falls to the other side of a step.
+    # libjpeg computes in integers, so that a few coefficients are rounded to the other side of a step.
     assert 10 * np.log10(255**2 / np.mean(difference)) > (44 if channels == 3 else 50)
     assert np.mean(difference) < np.mean(damage) / (5 if quality == 95 else 20)
 

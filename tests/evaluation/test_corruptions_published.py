@@ -46,8 +46,8 @@ def test_corrupt_equals_the_published_formula(name: str) -> None:
             [reference.published(image, name, severity, Shared(name, number)) for number, image in enumerate(pixels)]
         )
         apart = np.abs(corrupted.astype(int) - expected)
-        if name != "jpeg_compression":  # libjpeg counts in integers; see test_jpeg_is_pillows
-            assert apart.max() <= 1  # level of 255, where float32 and float64 fall to two sides of a cut
+        if name != "jpeg_compression":  # libjpeg computes in integers; see test_jpeg_equals_pillow
+            assert apart.max() <= 1  # level of 255, where float32 and float64 round differently
             assert (apart > 0).mean() < (0.15 if (name, severity) == ("defocus_blur", 4) else 0.03)
         assert reference.rmse(corrupted, pixels) == pytest.approx(reference.rmse(expected, pixels), rel=0.01)
 
@@ -107,7 +107,7 @@ def test_recorded_distances_match_the_published_corruptions() -> None:
     for name, row in rows.items():
         for ours, published in zip(row["ours"], row["published"], strict=True):
             assert ours == pytest.approx(published, rel=0.03), name
-    # What the published generator itself was seen to give, on some hundred images of CIFAR-10.
+    # Recorded from the published generator, on some hundred images of CIFAR-10.
     assert rows["glass_blur"]["ours"] == pytest.approx([0.089, 0.088, 0.081, 0.127, 0.118], abs=0.002)
     assert rows["zoom_blur"]["ours"] == pytest.approx([0.058, 0.067, 0.079, 0.091, 0.101], abs=0.002)
     assert rows["elastic_transform"]["ours"][2] == pytest.approx(0.116, abs=0.002)

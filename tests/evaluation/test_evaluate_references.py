@@ -25,7 +25,7 @@ from structured_ensembles.evaluation.ranking import false_acceptance, false_alar
 SAMPLES, CLASSES = 120, 4
 LOGITS = [[3 * math.sin(1.7 * i + 2.3 * k * k) for k in range(CLASSES)] for i in range(SAMPLES)]
 PROBABILITIES = torch.tensor(LOGITS, dtype=torch.float64).softmax(-1)
-# Wrong now and then, and more often where the confidence is low.
+# Some are wrong, more often where the confidence is low.
 TARGETS = torch.tensor(
     [
         (int(row.argmax()) + (i % 17 == 0 or (float(row.max()) < 0.6 and i % 3 == 0))) % CLASSES
@@ -69,10 +69,10 @@ def test_false_alarms_equal_torchmetrics() -> None:
     pytest.importorskip("torchmetrics")
     from torchmetrics.functional.classification import binary_specificity_at_sensitivity
 
-    # Sensitivity: foreign samples that are rejected. Specificity: own ones that are not.
+    # Sensitivity: foreign samples that are rejected. Specificity: known ones that are accepted.
     known, foreign = ENTROPY[:80], ENTROPY[80:] + 0.2
     foreign_ones = torch.cat((torch.zeros(80), torch.ones(40))).long()
-    scores = torch.cat((known, foreign)) / 2  # it takes what is beyond [0,1] for logits
+    scores = torch.cat((known, foreign)) / 2  # it takes values beyond [0,1] for logits
     specificity, _ = binary_specificity_at_sensitivity(scores, foreign_ones, min_sensitivity=0.95)
     assert false_alarms(known, foreign) == pytest.approx(1 - float(specificity))
 

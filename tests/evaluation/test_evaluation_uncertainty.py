@@ -64,7 +64,7 @@ def test_disagreement_matrix_equals_a_loop_over_pairs() -> None:
 def test_discarding_equals_a_hand_computation() -> None:
     entropy = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])
     correct = torch.tensor([True, True, False, True, False])
-    discarded = discarding(entropy, correct, float(entropy[2]))  # what is on the threshold is kept
+    discarded = discarding(entropy, correct, float(entropy[2]))  # a sample on the threshold is kept
     assert discarded.accuracy == pytest.approx(3 / 5)
     assert discarded.filtered_accuracy == pytest.approx(2 / 3)
     assert discarded.discarded == pytest.approx(2 / 5)
@@ -108,7 +108,7 @@ def test_fpr95_equals_scikit_learns_roc_curve(samples: list[tuple[int, bool]]) -
     if len(known) == 0 or len(foreign) == 0:
         assert math.isnan(false_acceptance(known, foreign))
         return
-    # Its positives are one's own samples, whose scores are low.
+    # Its positives are the known samples, whose scores are low.
     rates, kept, _ = roc_curve(
         [1] * len(known) + [0] * len(foreign), [-s for s in [*known.tolist(), *foreign.tolist()]]
     )

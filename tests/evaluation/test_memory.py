@@ -20,7 +20,7 @@ def test_peak_memory_equals_a_hand_computation(capfd: pytest.CaptureFixture[str]
 
     assert measure_peak_memory(run) == 4 * (1000 + 500) * 1000
     assert measure_peak_memory(lambda: None) == 0
-    assert capfd.readouterr().err == ""  # the profiler would tell the terminal that it starts
+    assert capfd.readouterr().err == ""  # the profiler's own messages are silenced
     with pytest.raises(ZeroDivisionError):
         measure_peak_memory(lambda: 1 // 0)
     assert measure_peak_memory(run) == 6_000_000

@@ -98,7 +98,7 @@ def test_one_pass_equals_a_loop_over_members(name: str, training: bool) -> None:
         network_or_base.train(training)
         for module in network_or_base.modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.eval()  # its statistics in training are those of all rows: there is a test of their own below
+                module.eval()  # its statistics in training are those of all rows, see the test below
     parameters = [parameter for key, parameter in network.named_parameters() if "unused" not in key]
     together, one_by_one = network(x), looped(network, base, x)
     assert together.shape == (3, 4, 5)
@@ -160,7 +160,7 @@ def test_rows_are_dealt_evenly(batch: int, members: int) -> None:
     filled_rows, row_positions = _assign_rows(batch, members, torch.device("cpu"))
     share = math.ceil(batch / members)
     assert len(filled_rows) == members * share
-    assert filled_rows[row_positions].tolist() == list(range(batch))  # every row stands where it is looked for
+    assert filled_rows[row_positions].tolist() == list(range(batch))  # every row is at its position
     counts = torch.bincount(row_positions // share, minlength=members)
     assert int(counts.max() - counts.min()) <= 1
 

@@ -71,7 +71,7 @@ def test_masks_have_the_rate_and_are_independent(probability: float) -> None:
         each = number / len(rates)
         statistic = float((((rates - rate) / (spread / each**0.5)) ** 2).sum())
         assert 1e-4 < chi2.sf(statistic, len(rates)) < 1 - 1e-4
-    flat = kept.flatten(0, 1)  # every two masks, of two samples or two rows, agree as often as chance has it
+    flat = kept.flatten(0, 1)  # any two masks, of samples or rows, agree as often as independent ones
     centred = (flat - rate) / spread
     correlation = (centred @ centred.T / flat.shape[1])[~torch.eye(len(flat), dtype=torch.bool)]
     assert float(correlation.abs().max()) < 6 / flat.shape[1] ** 0.5
@@ -81,7 +81,7 @@ def test_masks_have_the_rate_and_are_independent(probability: float) -> None:
 
 
 def test_hash_equals_lowbias32() -> None:
-    """Computed in plain Python integers."""
+    """Compare with plain Python integers."""
     numbers = [0, 1, 2, 12345, 2**31 - 1, 2**31, 2**32 - 1]
     hashes = mix_bits(torch.tensor(np.array(numbers, dtype=np.uint32).view(np.int32)))
     for number, hashed in zip(numbers, hashes.numpy().view(np.uint32).tolist(), strict=True):

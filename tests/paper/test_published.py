@@ -35,7 +35,7 @@ def test_every_published_cell_is_present_and_in_our_unit(table: Table) -> None:
         metric = METRICS[table.metrics[column]]
         assert math.isfinite(cell.value)
         assert cell.deviation is None or cell.deviation >= 0
-        if metric.percent:  # nobody forgot to divide, nor did it twice
+        if metric.percent:  # divided by 100 exactly once
             assert 0.01 < cell.value < 1
         if cell.deviation is not None:
             assert cell.deviation < 0.2 * cell.value + 0.01
@@ -125,7 +125,7 @@ def test_cells_marked_as_repeats_are_repeats() -> None:
     for metric in ("size/overhead", "div/cc", "div/wc"):
         assert initial["N(0,1)", metric] == initial["N(0,2)", metric]
     pruning = published("pruning")
-    for metric in pruning.columns:  # the 60 % row: not the same digits, but nothing that deviations do not explain
+    for metric in pruning.columns:  # the 60 % row: other digits, but within the deviations
         half, more = pruning["0.5", metric], pruning["0.6", metric]
         assert abs(half.value - more.value) <= max(half.deviation, more.deviation) + 1e-9
     settings = [

@@ -34,7 +34,7 @@ def test_grid_starts_only_jobs_that_fit_its_time(monkeypatch: pytest.MonkeyPatch
 
     @contextmanager
     def endless(workers: int | None, jobs: int) -> Iterator[Pool]:
-        """Give two workers whose first job never ends; leaving the pool by an exception ends them."""
+        """Yield two workers whose first job never ends; leaving the pool by an exception stops them."""
 
         def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
             future: Future[Any] = Future()

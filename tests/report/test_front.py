@@ -104,7 +104,7 @@ def test_labels_of_a_front_do_not_overlap() -> None:
 
 
 def test_labels_avoid_each_other() -> None:
-    """To the right of the point if that is free, else away from lines, labels and the frame."""
+    """A label is right of its point if there is room, else away from lines, labels and the frame."""
     right = placed([Label(5, 5, "one")])[0]
     assert right.xyann[0] > 0
     assert right.xyann[1] == 0

@@ -72,7 +72,7 @@ def test_histograms_share_bins_and_integrate_to_one() -> None:
 def test_histogram_limits_include_the_threshold() -> None:
     kinds = {name: torch.rand(50) for name in ("right", "wrong", "corrupted", "SVHN", "noise")}
     figure = entropy_histograms({**kinds, "none": torch.zeros(0)}, threshold=3.0)
-    assert len(figure.axes[0].patches) == 5  # outlines alone, and nothing of what is not there
+    assert len(figure.axes[0].patches) == 5  # outlines only, and none for the empty kind
     assert len({to_hex(patch.get_edgecolor()) for patch in figure.axes[0].patches}) == 5
     assert figure.axes[0].get_xlim()[1] > 3
     certain = entropy_histograms({"right": torch.zeros(9)}, None)

@@ -164,7 +164,9 @@ def test_dask_workers_get_one_call_at_a_time() -> None:
     a.set_result("done")
     d = submit(square, "d")
     assert (first.name, second.name) == ("d", "c")
-    d.set_exception(type("NoValidWorkerError", (Exception,), {})())  # and so is the first: it tells of every job
+    d.set_exception(
+        type("NoValidWorkerError", (Exception,), {})()
+    )  # so is the first, which still gets the remaining jobs, to report their failure
     submit(square, "e")
     assert first.name == "e"
 
@@ -220,13 +222,13 @@ def test_current_dask_client_is_used_and_left_open() -> None:
 
 
 def test_interrupted_grid_ends_at_once_and_resumes(tmp_path: Path) -> None:
-    # What a shell starts in the background ignores the signal, and so would all that these tests start.
+    # Processes that a shell starts in the background ignore SIGINT, and so would all children of these tests.
     script = (
         "import pathlib, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from structured_ensembles.runs.grid import run_grid; from tests.support.grid_jobs import short_and_long_jobs; "
         "run_grid(short_and_long_jobs(pathlib.Path(sys.argv[1]), 100), workers=2)"
     )
-    # A session of its own, and the signal to all of it: that is what Ctrl-C in a terminal does.
+    # A new session, and the signal to all of it, as Ctrl-C in a terminal does.
     grid = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)],
         cwd=ROOT,

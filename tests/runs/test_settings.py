@@ -79,7 +79,7 @@ def test_explicit_default_is_the_same_run() -> None:
     explicit = {"prune": 0.5, "epochs": 30, "rate": 1e-3, "head": "linear", "batch_size": 128, "search_epochs": 10}
     assert continual_folder_of(method_arguments=explicit, tasks=5) == continual_folder_of()
     assert folder_of(method_arguments={"round_to": 1}) == folder_of()
-    assert folder_of(method_arguments={"coupled": 0}) != folder_of()  # nobody knows whether a method takes it for False
+    assert folder_of(method_arguments={"coupled": 0}) != folder_of()  # a method need not treat 0 as False
 
 
 def test_unprintable_and_long_values_give_distinct_folder_names() -> None:
