@@ -112,7 +112,7 @@ def group_runs(runs: Sequence[Finished]) -> dict[str, dict[str, list[Finished]]]
     """Group runs by data set and network, then by label; one run per seed."""
     groups: dict[str, dict[str, list[Finished]]] = {}
     for run in runs:
-        groups.setdefault(run.place, {}).setdefault(run.label, []).append(run)
+        groups.setdefault(run.setup, {}).setdefault(run.label, []).append(run)
     return {setup: _distinguish_labels(labelled) for setup, labelled in groups.items()}
 
 
