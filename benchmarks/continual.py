@@ -24,7 +24,7 @@ import structured_ensembles as se
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.continual import StructuredLearner
 from structured_ensembles.continual.freezing import freeze
-from structured_ensembles.continual.heads import TaskNetwork, count_features, new_head
+from structured_ensembles.continual.heads import TaskNetwork, count_features, create_head
 from structured_ensembles.networks.copying import clone_of
 from structured_ensembles.runs.folder import describe_machine
 
@@ -96,7 +96,7 @@ def work(arguments: argparse.Namespace) -> dict[str, Callable[[], object]]:
     learner = new_learner(arguments.epochs)
     first = sequence[0].data.to(learner.device)
     features = count_features(learner.backbone, first.example().to(learner.device))
-    head = new_head("linear", features, 2, seed=0).to(learner.device)
+    head = create_head("linear", features, 2, seed=0).to(learner.device)
 
     def plain() -> None:
         learner._fit(TaskNetwork(clone_of(learner.backbone), clone_of(head)), first, 0)

@@ -16,7 +16,7 @@ from torch import Tensor
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS, SEVERITIES, blur, corrupt, digital, filters
 from structured_ensembles.evaluation.corruptions.jpeg import jpeg
 from structured_ensembles.evaluation.corruptions.randomness import Draws
-from structured_ensembles.report.corruption_sheet import corruption_sheet
+from structured_ensembles.report.corruption_sheet import draw_corruption_sheet
 from tests.support.published_corruptions import clipped_zoom
 from tests.support.real_data import photographs
 
@@ -332,7 +332,7 @@ def test_jpeg_equals_pillow(quality: int, size: int, channels: int) -> None:
 
 def test_corruption_sheet_shows_corrupted_images() -> None:
     image = photographs(32)[0]
-    figure = corruption_sheet(image, ["fog", "pixelate"], seed=3)
+    figure = draw_corruption_sheet(image, ["fog", "pixelate"], seed=3)
     shown = torch.from_numpy(np.asarray(figure.axes[0].images[0].get_array())).permute(2, 0, 1)
     assert torch.equal(shown[:, :32, :32], image)
     for row, name in enumerate(("fog", "pixelate")):

@@ -13,7 +13,7 @@ from scipy.special import log_softmax, logsumexp
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.evaluation import deep_ensemble_equivalent
-from structured_ensembles.report.deep_equivalents import deep_equivalents
+from structured_ensembles.report.deep_equivalents import compute_deep_equivalents
 from structured_ensembles.runs.experiment import Request, measure_experiment
 from structured_ensembles.runs.finished import Finished
 
@@ -126,8 +126,8 @@ def test_deep_equivalents_compare_means_over_seeds_of_one_recipe() -> None:
         "other recipe": [run("structured", 0, [0.6, 0.35], recipe="paper")],
         "not measured": [Finished(Path(), deep[0].config, {}, {"size/members": 3.0})],
     }
-    assert deep_equivalents(runs) == pytest.approx({"deep": 3, "structured": 2.5, "single": 1})
-    assert deep_equivalents({name: seed_runs for name, seed_runs in runs.items() if name != "deep"}) == {}
+    assert compute_deep_equivalents(runs) == pytest.approx({"deep": 3, "structured": 2.5, "single": 1})
+    assert compute_deep_equivalents({name: seed_runs for name, seed_runs in runs.items() if name != "deep"}) == {}
 
 
 def test_report_shows_deep_ensemble_equivalents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,9 @@ from scipy.stats import entropy as scipy_entropy
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from structured_ensembles.ensemble import Uncertainty, uncertainty_of
-from structured_ensembles.evaluation.discarding import discarding, discarding_curve
-from structured_ensembles.evaluation.diversity import disagreement_matrix, diversity, diversity_by_outcome
-from structured_ensembles.evaluation.ood import detection_figures
+from structured_ensembles.evaluation.discarding import discarding_curve, measure_discarding
+from structured_ensembles.evaluation.diversity import compute_diversity, disagreement_matrix, diversity_by_outcome
+from structured_ensembles.evaluation.ood import compute_detection_figures
 from structured_ensembles.evaluation.ranking import auroc, false_acceptance
 
 SCORES = st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=2, max_size=60)  # few values: many ties
@@ -29,7 +29,7 @@ def test_diversity_equals_the_entropy_of_mean_logits() -> None:
     expected = [
         scipy_entropy(softmax(logits[:, sample].double().mean(0).numpy())) / np.log(5) * 100 for sample in range(60)
     ]
-    np.testing.assert_allclose(diversity(logits).numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(compute_diversity(logits).numpy(), expected, rtol=1e-6)
     correct = torch.arange(60) % 3 == 0
     cc, wc = diversity_by_outcome(logits, correct)
     assert cc == pytest.approx(np.mean(expected[::3]))
@@ -37,11 +37,11 @@ def test_diversity_equals_the_entropy_of_mean_logits() -> None:
 
 
 def test_diversity_of_edge_cases() -> None:
-    assert diversity(torch.zeros(3, 2, 7)).tolist() == pytest.approx([100, 100])  # knows nothing
-    assert diversity(torch.tensor([[[1e4, 0.0]]])).tolist() == [0]  # knows everything
-    assert diversity(torch.randn(3, 2, 1)).tolist() == [0, 0]  # one class: nothing to know
+    assert compute_diversity(torch.zeros(3, 2, 7)).tolist() == pytest.approx([100, 100])  # knows nothing
+    assert compute_diversity(torch.tensor([[[1e4, 0.0]]])).tolist() == [0]  # knows everything
+    assert compute_diversity(torch.randn(3, 2, 1)).tolist() == [0, 0]  # one class: nothing to know
     opposed = torch.tensor([[[5.0, -5.0]], [[-5.0, 5.0]]])  # members that contradict each other cancel out
-    assert diversity(opposed).tolist() == pytest.approx([100])
+    assert compute_diversity(opposed).tolist() == pytest.approx([100])
     all_right = torch.ones(60, dtype=torch.bool)
     assert not math.isnan(diversity_by_outcome(random_logits(), all_right)[0])
     assert math.isnan(diversity_by_outcome(random_logits(), all_right)[1])
@@ -64,14 +64,14 @@ def test_disagreement_matrix_equals_a_loop_over_pairs() -> None:
 def test_discarding_equals_a_hand_computation() -> None:
     entropy = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])
     correct = torch.tensor([True, True, False, True, False])
-    discarded = discarding(entropy, correct, float(entropy[2]))  # a sample on the threshold is kept
+    discarded = measure_discarding(entropy, correct, float(entropy[2]))  # a sample on the threshold is kept
     assert discarded.accuracy == pytest.approx(3 / 5)
     assert discarded.filtered_accuracy == pytest.approx(2 / 3)
     assert discarded.discarded == pytest.approx(2 / 5)
-    everything = discarding(entropy, correct, -1.0)
+    everything = measure_discarding(entropy, correct, -1.0)
     assert everything.discarded == 1
     assert math.isnan(everything.filtered_accuracy)
-    nothing = discarding(entropy, correct, 9.0)
+    nothing = measure_discarding(entropy, correct, 9.0)
     assert (nothing.discarded, nothing.filtered_accuracy) == (0, nothing.accuracy)
 
 
@@ -86,7 +86,7 @@ def test_discarding_curve_tries_every_threshold(samples: list[tuple[int, bool]])
         kept = [c for s, c in samples if s <= threshold]
         assert share == pytest.approx(1 - len(kept) / len(samples))
         assert accuracy == pytest.approx(sum(kept) / len(kept))
-        point = discarding(entropy, correct, threshold)
+        point = measure_discarding(entropy, correct, threshold)
         assert (point.discarded, point.filtered_accuracy) == pytest.approx((share, accuracy))
 
 
@@ -129,7 +129,7 @@ def test_detection_figures_equal_scikit_learn() -> None:
         Uncertainty(*(torch.rand(count, generator=generator) + shift for shift in (0.1 * distance, distance, 0.0)))
         for count, distance in ((80, 0), (50, 1))
     )
-    figures = detection_figures(known, foreign)
+    figures = compute_detection_figures(known, foreign)
     truth = [0] * 80 + [1] * 50
     scores = torch.cat((known.entropy, foreign.entropy)).numpy()
     assert figures["entropy_auroc"] == pytest.approx(roc_auc_score(truth, scores))

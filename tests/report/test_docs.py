@@ -18,7 +18,7 @@ from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK, Planned, plan_runs
 from structured_ensembles.paper.studies import StudyOptions
 from structured_ensembles.report.docs.differences import list_runs_of_row, subtract_rows
-from structured_ensembles.report.docs.pictures import front_figure, pruning_figure
+from structured_ensembles.report.docs.pictures import draw_front_of_study, draw_pruning
 from structured_ensembles.report.docs.records import Records, format_provenance
 from structured_ensembles.report.docs.targets import Target, list_targets, targets_summary, targets_table
 from structured_ensembles.report.docs.topics import list_topics, render_topic
@@ -227,8 +227,8 @@ def test_front_figure_has_whole_ensembles_only() -> None:
         front_run("structured ×4, 0.5", 0.935, 0.19, 0.011, 0.5, cal__ece15_t=0.005),
         front_run("structured ×4, 2", 0.944, 0.17, 0.010, 2.0),
     ]
-    assert front_figure(records_of(*runs[:1]), wanted) is None
-    figure = front_figure(records_of(*runs), wanted)
+    assert draw_front_of_study(records_of(*runs[:1]), wanted) is None
+    figure = draw_front_of_study(records_of(*runs), wanted)
     assert figure is not None
     points = {  # what matplotlib drew, by the label of the line
         container.get_label(): [(float(x), round(float(y), 6)) for x, y in container.lines[0].get_xydata()]
@@ -239,10 +239,10 @@ def test_front_figure_has_whole_ensembles_only() -> None:
         "deep": [(2.0, 94.5), (4.0, 94.8)],
         "structured ×4": [(0.5, 93.5), (2.0, 94.4)],
     }
-    after = front_figure(records_of(*runs), wanted, temperature=True)
+    after = draw_front_of_study(records_of(*runs), wanted, temperature=True)
     assert after is not None
     assert after.axes[2].containers[-1].lines[0].get_ydata()[0] == pytest.approx(0.5)
-    again = front_figure(records_of(*runs), wanted)
+    again = draw_front_of_study(records_of(*runs), wanted)
     assert again is not None
     assert as_svg(figure) == as_svg(again)
 
@@ -250,8 +250,8 @@ def test_front_figure_has_whole_ensembles_only() -> None:
 def test_continual_pruning_figure_has_the_shares_that_were_run() -> None:
     wanted = study("figure-continual-pruning", StudyOptions())
     runs = [(list_runs_of_row(wanted, row)[0], {"cl__accuracy": value}) for row, value in (("0.1", 0.9), ("0.5", 0.92))]
-    assert pruning_figure(records_of(*runs[:1]), wanted) is None
-    figure = pruning_figure(records_of(*runs), wanted)
+    assert draw_pruning(records_of(*runs[:1]), wanted) is None
+    figure = draw_pruning(records_of(*runs), wanted)
     assert figure is not None
     assert figure.axes[0].containers[0].lines[0].get_xdata() == pytest.approx([10, 50])
 

@@ -16,7 +16,7 @@ from structured_ensembles.paper.carry_out import is_complete
 from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.studies import StudyOptions, figure_of
 from structured_ensembles.report.page import group_runs
-from structured_ensembles.report.pictures import _draw_all, list_front_points, pictures
+from structured_ensembles.report.pictures import _draw_all, draw_pictures, list_front_points
 from structured_ensembles.runs.evaluations import read_figures
 from structured_ensembles.runs.experiment import Experiment, Request, measure_experiment
 from structured_ensembles.runs.finished import Finished, read_run
@@ -139,7 +139,7 @@ def test_corruption_figure_shows_means_over_corruptions(reproduced: Path) -> Non
     drawn = [
         {
             picture.name
-            for picture in pictures({"deep": [Finished(run, run_with_all.config, run_with_all.result, figures)]})
+            for picture in draw_pictures({"deep": [Finished(run, run_with_all.config, run_with_all.result, figures)]})
         }
         for figures in (run_with_all.figures, some)
     ]

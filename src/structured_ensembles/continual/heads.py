@@ -51,7 +51,7 @@ class PaperHead(nn.Module):
         return self.layers(features[:, :, None].repeat(1, 1, 49).flatten(1))
 
 
-def new_head(head: HeadKind, features: int, classes: int, seed: int) -> nn.Module:
+def create_head(head: HeadKind, features: int, classes: int, seed: int) -> nn.Module:
     """Create a head whose weights depend only on `seed`."""
     check_choice("head", head, get_args(HeadKind))
     with torch.random.fork_rng(devices=[]):

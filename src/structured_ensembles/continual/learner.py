@@ -16,7 +16,7 @@ from structured_ensembles.common.checks import check_choice, check_type, checked
 from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.inputs import is_several
 from structured_ensembles.continual.fitting import derive_seed, fit
-from structured_ensembles.continual.heads import HeadKind, count_features, new_head
+from structured_ensembles.continual.heads import HeadKind, count_features, create_head
 from structured_ensembles.continual.learned import Learned
 from structured_ensembles.continual.memory import Memory, count_floats
 from structured_ensembles.continual.storage import load, save
@@ -122,7 +122,7 @@ class Learner(ABC):
         data = task.data.to(self.device)
         example = self._example(data.shape)
         features = count_features(self.backbone, example)
-        head = new_head(self.head, features, data.num_classes, derive_seed(self.seed, task.number, 1)).to(example)
+        head = create_head(self.head, features, data.num_classes, derive_seed(self.seed, task.number, 1)).to(example)
         head, losses = changed._learn(task.number, data, head)
         changed.heads[task.number] = head.eval()
         normalization: Any = data.normalization

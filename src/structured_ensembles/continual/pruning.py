@@ -24,7 +24,7 @@ from structured_ensembles.continual.owning import NONE_FREE, OwningLearner
 from structured_ensembles.continual.shared import TaskSubnetwork
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.evaluation.predictions import gather_predictions
 from structured_ensembles.networks.copying import clone_of
 
 # Thresholds of the sweep, as shares of the activity of a layer's most active neuron.
@@ -98,7 +98,7 @@ class PruningLearner(OwningLearner):
     def _accuracy(self, subnetwork: TaskSubnetwork, data: Data) -> float:
         """Measure the accuracy on the validation split, or on the training split if there is none."""
         split = data.train if data.validation is None else data.validation
-        logits, targets = predictions(Ensemble([subnetwork.network], normalization=data.normalization), split)
+        logits, targets = gather_predictions(Ensemble([subnetwork.network], normalization=data.normalization), split)
         return float((logits[0].argmax(-1) == targets).double().mean())
 
 

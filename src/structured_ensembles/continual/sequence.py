@@ -12,7 +12,7 @@ from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.storage import resume
 from structured_ensembles.continual.tasks import Task
 from structured_ensembles.data.splits import digest
-from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.evaluation.predictions import gather_predictions
 from structured_ensembles.storage.fingerprints import digest_of, module_parts
 from structured_ensembles.storage.run_files import damaged, read_json, write_json
 
@@ -53,7 +53,7 @@ def run_sequence(learner: Learner, tasks: Sequence[Task], folder: str | Path | N
 
 def measure_accuracy(learner: Learner, task: Task) -> float:
     """Measure the accuracy on the task's test split, given the task."""
-    logits, targets = predictions(learner.ensemble(task.number), task.data.split("test"))
+    logits, targets = gather_predictions(learner.ensemble(task.number), task.data.split("test"))
     return float((logits[0].argmax(-1) == targets).double().mean())
 
 
@@ -64,7 +64,9 @@ def measure_without_identity(learner: Learner, tasks: Sequence[Task]) -> tuple[f
     """
     right = inferred = samples = 0
     for task in tasks:
-        pairs = {number: predictions(learner.ensemble(number), task.data.split("test")) for number in learner.learned}
+        pairs = {
+            number: gather_predictions(learner.ensemble(number), task.data.split("test")) for number in learner.learned
+        }
         is_inferred = find_surest_task({number: logits[0] for number, (logits, _) in pairs.items()}) == task.number
         logits, targets = pairs[task.number]
         right += int((is_inferred & (logits[0].argmax(-1) == targets)).sum())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph, trace
-from structured_ensembles.continual.freezing import past_entries, write_back
+from structured_ensembles.continual.freezing import find_past_entries, write_back
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.masks import Owners
 from structured_ensembles.extraction import extract
@@ -79,7 +79,7 @@ class SharedBackbone:
         kept = {name: tuple(sorted({*self._past(name), *chosen.get(name, ())})) for name in graph.prunable}
         extracted = extract(network, graph, Subnet(tuple((name, graph.prunable[name], kept[name]) for name in kept)))
         assert isinstance(extracted, TaskNetwork)
-        return TaskSubnetwork(extracted, kept, past_entries(extracted.backbone, self.axes, self.owners, kept))
+        return TaskSubnetwork(extracted, kept, find_past_entries(extracted.backbone, self.axes, self.owners, kept))
 
     def copy_into(self, backbone: nn.Module, subnetwork: TaskSubnetwork) -> None:
         """Write the trained new neurons of a subnetwork into a full backbone."""
@@ -97,7 +97,7 @@ class SharedBackbone:
         fresh = clone_of(self.backbone)
         draw_weights(fresh, seed)
         all_neurons = {name: tuple(range(len(owners))) for name, owners in self.owners.groups.items()}
-        past = past_entries(fresh, self.axes, self.owners, all_neurons)
+        past = find_past_entries(fresh, self.axes, self.owners, all_neurons)
         write_back(self.backbone, fresh, self.axes, self.owners, all_neurons, past, seal=False)
 
     def _past(self, group: str) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import Device
-from structured_ensembles.continual.heads import HeadKind, count_features, new_head
+from structured_ensembles.continual.heads import HeadKind, count_features, create_head
 from structured_ensembles.continual.learned import Learned
 from structured_ensembles.data import Normalization
 from structured_ensembles.networks.copying import all_tensors, check_fits, copy_with, fill, unsaved_buffers
@@ -181,7 +181,7 @@ def _check_runs(network: nn.Module, known: Learned, example: Tensor) -> None:
 def _head(learner: StoredLearner, classes: int, tensors: Mapping[str, Tensor]) -> nn.Module:
     """Build a head from its tensors; it may be narrower than the backbone."""
     with torch.device("meta"):
-        outline = new_head(learner.head, 1, classes, seed=0)
+        outline = create_head(learner.head, 1, classes, seed=0)
     expected = {name: tensor.dim() for name, tensor in all_tensors(outline).items()}
     if expected != {name: tensor.dim() for name, tensor in tensors.items()}:
         raise ValueError(f"a head has the tensors {', '.join(tensors)[:200]}, not {', '.join(expected)}")

@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from structured_ensembles.common.markdown import literal
 from structured_ensembles.continual.results import is_continual, read_continual_run
 from structured_ensembles.paper.layout import TableData, html_table, markdown_table
-from structured_ensembles.report.continual_pictures import continual_pictures
-from structured_ensembles.report.deep_equivalents import EXPLANATION, deep_equivalents
+from structured_ensembles.report.continual_pictures import draw_continual_pictures
+from structured_ensembles.report.deep_equivalents import EXPLANATION, compute_deep_equivalents
 from structured_ensembles.report.figures import as_svg
-from structured_ensembles.report.pictures import Picture, pictures
+from structured_ensembles.report.pictures import Picture, draw_pictures
 from structured_ensembles.runs.finished import Finished, read_run
 from structured_ensembles.storage.files import write_atomically, write_text
 
@@ -44,7 +44,7 @@ def write_report(
     intro: Sequence[str],
     tables: Sequence[TableData],
     runs: Sequence[Finished],
-    draw: Draw = pictures,
+    draw: Draw = draw_pictures,
 ) -> Path:
     """Write `report.md`, `figures/` and `report.html`; return the path of the page.
 
@@ -74,9 +74,9 @@ def report_runs(folders: Sequence[Path], out: Path) -> Path:
     if len(are_continual) != 1:
         raise ValueError("runs must be all of sens train or all of sens continual, not of both: report them apart")
     summary, read, draw = (
-        (CONTINUAL_SUMMARY, read_continual_run, continual_pictures)
+        (CONTINUAL_SUMMARY, read_continual_run, draw_continual_pictures)
         if are_continual.pop()
-        else (SUMMARY, read_run, pictures)
+        else (SUMMARY, read_run, draw_pictures)
     )
     runs = [read(folder) for folder in folders]
     tables, number, explained = [], 0, False
@@ -87,7 +87,7 @@ def report_runs(folders: Sequence[Path], out: Path) -> Path:
             for label, seed_runs in labelled.items()
             for name in summary
         }
-        if equivalents := deep_equivalents(labelled):
+        if equivalents := compute_deep_equivalents(labelled):
             ours |= {(label, "cal/deep_equivalent"): [value] for label, value in equivalents.items()}
             explained = True
         columns = [name for name in summary if any(ours[label, name] for label in labelled)]
