@@ -24,8 +24,8 @@ import structured_ensembles as se
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.continual import StructuredLearner
 from structured_ensembles.continual.freezing import freeze
-from structured_ensembles.continual.heads import TaskNetwork, count_features, new_head
-from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.continual.heads import TaskNetwork, count_features, create_head
+from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.runs.folder import describe_machine
 
 LIMIT = 1.15  # of issue 6
@@ -96,10 +96,10 @@ def work(arguments: argparse.Namespace) -> dict[str, Callable[[], object]]:
     learner = new_learner(arguments.epochs)
     first = sequence[0].data.to(learner.device)
     features = count_features(learner.backbone, first.example().to(learner.device))
-    head = new_head("linear", features, 2, seed=0).to(learner.device)
+    head = create_head("linear", features, 2, seed=0).to(learner.device)
 
     def plain() -> None:
-        learner._fit(TaskNetwork(clone_of(learner.backbone), clone_of(head)), first, 0)
+        learner._fit(TaskNetwork(clone_model(learner.backbone), clone_model(head)), first, 0)
 
     rows: dict[str, Callable[[], object]] = {"plain training": plain}
     for number in range(arguments.tasks):
@@ -119,7 +119,7 @@ def training(learner: StructuredLearner, task: se.continual.Task, head: nn.Modul
     graph = learner.shared.graph(head, 2, data.example().to(learner.device))
     network = TaskNetwork(learner.backbone, head)
     chosen = learner._choose(network, graph, data, learner.shared.owners.free(), seed=0)
-    target = clone_of(learner.backbone)
+    target = clone_model(learner.backbone)
 
     def run() -> None:
         subnetwork = learner.shared.cut(network, graph, chosen)

@@ -26,7 +26,7 @@ from structured_ensembles.data.dataset import Task
 from structured_ensembles.data.kinds import Kinds, Normalizations, normalization_from_json
 from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.data.target_scaling import Units
-from structured_ensembles.networks.conversions import rebuilder
+from structured_ensembles.networks.conversions import find_rebuilder
 from structured_ensembles.networks.copying import all_tensors, copy_with, unsaved_buffers
 from structured_ensembles.networks.provenance import (
     check_shapes,
@@ -38,13 +38,13 @@ from structured_ensembles.networks.provenance import (
 from structured_ensembles.networks.resizing import set_sizes
 from structured_ensembles.selection import Subnet
 from structured_ensembles.storage.container import (
-    build_named,
-    checked,
-    checked_leaves,
-    checked_list,
-    named_network,
+    build_from_json,
+    check_field,
+    check_leaves,
+    check_list_field,
+    origin_to_json,
+    raise_as_artifact_error,
     read_container,
-    refused,
     write_container,
 )
 from structured_ensembles.tracing.walk import LAYERS
@@ -105,7 +105,7 @@ def save(contents: Contents, path: str | Path, dtype: Storage = "float32") -> in
     normalization = contents.normalization
     structure = {
         "members": len(contents.networks),
-        "model": named_network(contents.networks[0]),
+        "model": origin_to_json(contents.networks[0]),
         "task": contents.task,
         "classes": list(contents.classes),
         "normalization": None if normalization is None else normalization.to_json(),
@@ -148,16 +148,16 @@ def load(
     """
     path = Path(path)
     structure, stored = read_container(path, FORMAT, VERSION, "an ensemble")
-    with refused(f"{path} has an invalid calibration"):
+    with raise_as_artifact_error(f"{path} has an invalid calibration"):
         calibration = _parse_calibration(structure)
-    with refused(f"{path} is not an ensemble that this version can read"):
+    with raise_as_artifact_error(f"{path} is not an ensemble that this version can read"):
         for name in ("storage", "torch"):
-            checked(structure.get(name, ""), str, name)
-        checked_leaves(structure.get("threshold"), (int, float), "threshold")
+            check_field(structure.get(name, ""), str, name)
+        check_leaves(structure.get("threshold"), (int, float), "threshold")
         tensors = _decode_tensors(stored)
         members, conversions = _split_by_member(structure, tensors)
     base = model if model is not None else _build_base(path, structure, trust_code, tensors)
-    with refused(f"{path} does not fit the base network"):
+    with raise_as_artifact_error(f"{path} does not fit the base network"):
         converted = [
             _convert_base(base, conversion, tensors) for conversion, tensors in zip(conversions, members, strict=True)
         ]
@@ -170,7 +170,9 @@ def load(
         contents = Contents(networks, calibration=calibration, **_parse_attributes(structure))
         ensemble = make(contents)
     if model is None and ":" not in structure["model"]["name"]:
-        with refused(f"{path} holds networks that do not run on its inputs (model= would load it as it is)"):
+        with raise_as_artifact_error(
+            f"{path} holds networks that do not run on its inputs (model= would load it as it is)"
+        ):
             _check_runs(ensemble, contents)
     return ensemble.eval()
 
@@ -200,7 +202,7 @@ def _check_runs(ensemble: nn.Module, contents: Contents) -> None:
 
 def _check_nested(value: Any, leaf_type: type, name: str) -> Any:
     """Return a list, dict or None whose leaves are of this type; raise an error if it is anything else."""
-    return checked_leaves(checked(value, (list, dict, type(None)), name), leaf_type, name)
+    return check_leaves(check_field(value, (list, dict, type(None)), name), leaf_type, name)
 
 
 def _parse_attributes(structure: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,17 +210,17 @@ def _parse_attributes(structure: Mapping[str, Any]) -> dict[str, Any]:
     subnets = structure["subnets"]
     check_choice("task", structure["task"], get_args(Task))
     for name in ("normalization", "units"):
-        checked_leaves(structure.get(name), (int, float), name)
+        check_leaves(structure.get(name), (int, float), name)
     return {
         "subnets": None if subnets is None else [Subnet.from_json(json.dumps(subnet)) for subnet in subnets],
-        "classes": tuple(checked_list(structure["classes"], str, "classes")),
+        "classes": tuple(check_list_field(structure["classes"], str, "classes")),
         "task": structure["task"],
         "normalization": normalization_from_json(structure["normalization"]),
         "units": Units.from_json(structure.get("units")),
-        "gaussian": checked(structure.get("gaussian", False), bool, "gaussian"),
-        "ids": checked(structure.get("ids", False), bool, "ids"),
-        "id_limit": checked_leaves(structure.get("id_limit"), int, "id_limit"),
-        "pixels": checked(structure.get("pixels", False), bool, "pixels"),  # files of earlier versions lack it
+        "gaussian": check_field(structure.get("gaussian", False), bool, "gaussian"),
+        "ids": check_field(structure.get("ids", False), bool, "ids"),
+        "id_limit": check_leaves(structure.get("id_limit"), int, "id_limit"),
+        "pixels": check_field(structure.get("pixels", False), bool, "pixels"),  # files of earlier versions lack it
         "input_shape": _check_nested(structure["input_shape"], int, "input_shape"),
         "input_kinds": _check_nested(structure.get("input_kinds"), str, "input_kinds"),
         "target_shape": _check_nested(structure.get("target_shape"), int, "target_shape"),  # not in earlier ones
@@ -229,7 +231,7 @@ def _split_by_member(
     structure: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[list[dict[str, Tensor]], list[dict[str, Any] | None]]:
     """Sort the tensors by member; return them and the conversion of each member, or None."""
-    count = checked(structure["members"], int, "members")
+    count = check_field(structure["members"], int, "members")
     if not 0 < count <= max(len(tensors), MAX_EMPTY_MEMBERS):
         raise ValueError(f"it claims {count} members, but holds {len(tensors)} tensors")
     members: list[dict[str, Tensor]] = [{} for _ in range(count)]
@@ -239,7 +241,7 @@ def _split_by_member(
             raise ValueError(f"{name} belongs to none of its {count} members")
         members[int(index)][tensor_name] = tensor
     conversions = structure.get("conversions") or [None] * count
-    return members, checked_list(conversions, (dict, type(None)), "conversions")
+    return members, check_list_field(conversions, (dict, type(None)), "conversions")
 
 
 def _parse_calibration(structure: Mapping[str, Any]) -> Calibration:
@@ -257,7 +259,7 @@ def _build_base(path: Path, structure: Mapping[str, Any], trust_code: bool, tens
 
     def build() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            return build_named(path, model_entry, trust_code, tensors=len(tensors))
+            return build_from_json(path, model_entry, trust_code, tensors=len(tensors))
 
     if isinstance(model_entry, Mapping) and ":" in str(
         model_entry.get("name")
@@ -276,9 +278,12 @@ def _convert_base(base: nn.Module, conversion: Mapping[str, Any] | None, tensors
     if conversion is None or getattr(base, "conversion", None) == conversion:
         return base
     arguments = dict(conversion)
-    rebuild = rebuilder(arguments.pop("method"))
-    members, layers = checked(arguments["members"], int, "members"), checked_list(arguments["layers"], str, "layers")
-    checked(arguments.get("seed", 0), int, "seed")
+    rebuild = find_rebuilder(arguments.pop("method"))
+    members, layers = (
+        check_field(arguments["members"], int, "members"),
+        check_list_field(arguments["layers"], str, "layers"),
+    )
+    check_field(arguments.get("seed", 0), int, "seed")
     if not len(set(layers)) == len(layers) <= len(tensors) or members > MAX_SAMPLES:
         raise ValueError(f"it is converted to {members} members in {len(layers)} layers, which its tensors do not have")
     return rebuild(base, arguments, tensors)

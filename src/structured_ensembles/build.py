@@ -11,7 +11,7 @@ from torch import nn
 
 from structured_ensembles.calibration import check_temperature
 from structured_ensembles.channels import trace
-from structured_ensembles.common.checks import check_type, checked_seed
+from structured_ensembles.common.checks import check_seed, check_type
 from structured_ensembles.common.devices import Device
 from structured_ensembles.common.processes import rank
 from structured_ensembles.data import Data
@@ -20,7 +20,7 @@ from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examined
+from structured_ensembles.examination.examine import examine
 from structured_ensembles.extraction import check_rescale, extract, warn_of_small_outputs
 from structured_ensembles.networks.copying import dtype_of
 from structured_ensembles.resuming.identity import RunFolder, open_folder
@@ -85,7 +85,7 @@ def structured_ensemble(
         prune = 0.5
     check_type("model", model, nn.Module)
     check_data(data)
-    seed = checked_seed(seed)
+    seed = check_seed(seed)
     if temperature is not None:
         temperature = check_temperature(temperature)
         if data.task != "classification":
@@ -95,7 +95,7 @@ def structured_ensemble(
     recipe, execution = recipe_for(data.task, recipe), execution_or_default(execution)
     check_on_epoch(on_epoch)
     check_rescale(rescale, reinit)
-    data = examined(model, data, device)
+    data = examine(model, data, device)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     choose = partial(
         select, graph, prune=prune, memory=memory, scope=scope, members=members, seed=seed, round_to=round_to

@@ -22,7 +22,7 @@ from structured_ensembles.calibration import (
 from structured_ensembles.calibration.conformal import ConformalIntervals, ConformalSets, Method, check_conformal
 from structured_ensembles.common.checks import check_choice, check_type
 from structured_ensembles.common.gaussian import Gaussians, gaussian_nll, mean_and_spread
-from structured_ensembles.common.inputs import Inputs, batch_from, cloned, is_several
+from structured_ensembles.common.inputs import Inputs, batch_from, clone_inputs, is_several
 from structured_ensembles.cuda.prediction_graphs import Replays
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.conversion import check_bytes
@@ -122,7 +122,7 @@ class Ensemble(nn.Module):
         outputs = self.replays.outputs(self, inputs)
         if outputs is None:
             batch = self.prepare(inputs)
-            outputs = torch.cat([member_outputs(member, cloned(batch)) for member in self.members])
+            outputs = torch.cat([member_outputs(member, clone_inputs(batch)) for member in self.members])
         return restore_outputs(outputs, self.units, self.gaussian)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

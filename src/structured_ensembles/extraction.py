@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.common.checks import check_type, checked_seed
+from structured_ensembles.common.checks import check_seed, check_type
 from structured_ensembles.networks.initialization import draw_weights
 from structured_ensembles.networks.resizing import kept_size, shrink
 from structured_ensembles.selection import Subnet
@@ -41,7 +41,7 @@ def extract(
     """
     check_type("model", model, nn.Module)
     check_type("graph", graph, ChannelGraph, "trace(model, example) gives one")
-    seed = checked_seed(seed)
+    seed = check_seed(seed)
     check_rescale(rescale, reinit)
     check_type("subnet", subnet, Subnet, "select(graph, …) gives a list of them")
     for name, size, kept in subnet.groups:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.common.checks import check_type
 from structured_ensembles.common.devices import Device, pick_device
-from structured_ensembles.common.inputs import Inputs, each, moved, pieces
-from structured_ensembles.common.processes import add_up, rank, world
+from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, split_batch
+from structured_ensembles.common.processes import rank, sum_over_processes, world_size
 from structured_ensembles.common.progress import progress
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.cuda.capture import Step, captured_if_possible
@@ -24,8 +24,8 @@ from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.data.losses import Loss, choose_units, loss_for, member_losses
-from structured_ensembles.examination.pretrained import fitted_normalization
-from structured_ensembles.networks.copying import dtype_of, shadow_of
+from structured_ensembles.examination.pretrained import find_normalization
+from structured_ensembles.networks.copying import copy_frozen, dtype_of
 from structured_ensembles.scaling import Scales, apply_scales, can_share_batches
 from structured_ensembles.search import check_task, check_walk
 
@@ -69,12 +69,12 @@ def saliency(
         collected. A group that no gradient reaches is scored by the magnitude of its weights.
     """
     check_walk(model, graph, data)
-    data = fitted_normalization(model, data, device)
+    data = find_normalization(model, data, device)
     check_type("scales", scales, Scales, "learn_scales gives them")
     check_task(graph, data)
     device = pick_device(device, model)
     members = scales.members
-    frozen = shadow_of(model).to(device).eval()
+    frozen = copy_frozen(model).to(device).eval()
     task_loss = loss_for(data, loss, choose_units([frozen], data, loss))
     for name, buffer in frozen.named_buffers():
         if name in scales.statistics:
@@ -83,7 +83,7 @@ def saliency(
     vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
     feed = feed_for(data.train, data, batch_size, device, dtype=dtype)
     num_batches = data.num_batches("train", batch_size)
-    together = can_share_batches(frozen, graph, scales.placement, moved(data.example(dtype=dtype), device))
+    together = can_share_batches(frozen, graph, scales.placement, move_inputs(data.example(dtype=dtype), device))
     scoring = _Scoring(frozen, list(vectors.values()), task_loss, members)
     with (
         apply_scales(frozen, graph, vectors, scales.placement, together) as scoring.run,
@@ -95,12 +95,12 @@ def saliency(
             if size not in steps and not feed.irregular:
                 state = partial(tensors_of, scoring.totals, feed.step)
                 steps[size] = captured_if_possible(step, device, state, "the saliency", modules=[frozen])
-            if batch % world() == rank():  # processes take turns
+            if batch % world_size() == rank():  # processes take turns
                 (step if feed.irregular else steps[size])()
             else:
                 feed.step.add_(1)
             advance()
-    add_up(scoring.totals)
+    sum_over_processes(scoring.totals)
     means = {name: (total / num_batches).cpu() for name, total in zip(vectors, scoring.totals, strict=True)}
     if not all(bool(mean.isfinite().all()) for mean in means.values()):
         raise FloatingPointError(
@@ -127,7 +127,7 @@ class _Scoring:
         inputs, targets = feed.batch(size)
         chunk_size = -(-size // self.members)
         gradients = [torch.zeros_like(leaf, requires_grad=False) for leaf in self.leaves]
-        for chunk, chunk_targets in zip(pieces(inputs, chunk_size), targets.split(chunk_size), strict=True):
+        for chunk, chunk_targets in zip(split_batch(inputs, chunk_size), targets.split(chunk_size), strict=True):
             outputs = self.run(_repeat(chunk, self.members))
             losses = member_losses(self.loss, outputs, _repeat(chunk_targets, self.members), self.members)
             cost = losses.sum() * (len(chunk_targets) / size)
@@ -139,4 +139,4 @@ class _Scoring:
 
 def _repeat(batch: Any, members: int) -> Any:
     """Repeat a batch for every member: (rows, …) gives (members * rows, …)."""
-    return each(lambda tensor: tensor.repeat(members, *[1] * (tensor.dim() - 1)), batch)
+    return map_inputs(lambda tensor: tensor.repeat(members, *[1] * (tensor.dim() - 1)), batch)

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph, Output
 from structured_ensembles.common.checks import check_choice, check_whole
-from structured_ensembles.common.inputs import Inputs, batch_size, call, joined, one_tensor, pieces, tensors_in
+from structured_ensembles.common.inputs import (
+    Inputs,
+    batch_size,
+    call,
+    check_one_tensor,
+    join_batches,
+    split_batch,
+    tensors_in,
+)
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.networks.copying import dtype_of
@@ -114,7 +122,7 @@ def apply_scales(
         if together:
             return _run_model(model, rows)
         outputs = []
-        for member, member_rows in enumerate(pieces(rows, batch_size(rows) // members)):
+        for member, member_rows in enumerate(split_batch(rows, batch_size(rows) // members)):
             active = slice(member, member + 1)
             outputs.append(_run_model(model, member_rows))
         active = slice(None)
@@ -144,7 +152,7 @@ def can_share_batches(model: nn.Module, graph: ChannelGraph, placement: Placemen
     for together in (True, False):
         with apply_scales(model, graph, vectors, placement, together) as run:
             try:
-                outputs.append(run(joined([example, example])))
+                outputs.append(run(join_batches([example, example])))
             except RuntimeError:
                 if not together:
                     raise
@@ -155,7 +163,7 @@ def can_share_batches(model: nn.Module, graph: ChannelGraph, placement: Placemen
 
 def _run_model(model: nn.Module, rows: Inputs) -> Tensor:
     """Return the output of the model, which must be one tensor."""
-    return one_tensor(call(model, rows))
+    return check_one_tensor(call(model, rows))
 
 
 def scale_rows(result: Tensor, factors: Tensor, dim: int) -> Tensor:

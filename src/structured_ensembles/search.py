@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.common.checks import check_choice, check_number, check_type, check_whole, checked_seed
+from structured_ensembles.common.checks import check_choice, check_number, check_seed, check_type, check_whole
 from structured_ensembles.common.devices import Device, pick_device, seed_generators
-from structured_ensembles.common.inputs import Inputs, moved, rows_of
-from structured_ensembles.common.processes import add_up, average_buffers, rank, world
+from structured_ensembles.common.inputs import Inputs, move_inputs, select_rows
+from structured_ensembles.common.processes import average_buffers, rank, sum_over_processes, world_size
 from structured_ensembles.common.progress import progress
 from structured_ensembles.cuda.capture import Step, captured_if_possible
 from structured_ensembles.cuda.state import tensors_of
@@ -25,18 +25,18 @@ from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.data.losses import Loss, choose_units, loss_for, member_losses
 from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penalty, terms_for
-from structured_ensembles.examination.pretrained import fitted_normalization
-from structured_ensembles.networks.copying import dtype_of, shadow_of
+from structured_ensembles.examination.pretrained import find_normalization
+from structured_ensembles.networks.copying import copy_frozen, dtype_of
 from structured_ensembles.resuming.identity import RunFile
 from structured_ensembles.resuming.search_checkpoint import (
     SearchState,
+    gather_random_states,
     load_search,
-    random_states,
     save_search,
     set_random_state,
 )
 from structured_ensembles.scaling import Initial, Placement, Scales, apply_scales, can_share_batches
-from structured_ensembles.storage.container import refused
+from structured_ensembles.storage.container import raise_as_artifact_error
 
 
 def learn_scales(
@@ -72,8 +72,8 @@ def learn_scales(
         vectors.
     """
     check_walk(model, graph, data)
-    data = fitted_normalization(model, data, device)
-    seed = checked_seed(seed)
+    data = find_normalization(model, data, device)
+    seed = check_seed(seed)
     scales = Scales.draw(graph, members, initial, placement, seed)
     check_choice("diversity", diversity, (*get_args(Diversity), None))
     for name, value, least in (("epochs", epochs, 0), ("batch_size", batch_size, 1)):
@@ -83,7 +83,7 @@ def learn_scales(
     check_task(graph, data)
 
     device = pick_device(device, model)
-    frozen = shadow_of(model).to(device)
+    frozen = copy_frozen(model).to(device)
     dtype = dtype_of(frozen)
     vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
     steps = data.num_batches("train", batch_size)
@@ -94,7 +94,7 @@ def learn_scales(
         for name, value in vectors.items()
     }
     penalty = diversity if members > 1 else None
-    together = can_share_batches(frozen, graph, placement, moved(data.example(dtype=dtype), device))
+    together = can_share_batches(frozen, graph, placement, move_inputs(data.example(dtype=dtype), device))
     units = choose_units([frozen], data, loss)
     search = _Search(frozen, vectors, loss_for(data, loss, units), members, strength, penalty, terms, rate)
     training = feed_for(data.train, data, batch_size, device, dtype=dtype)
@@ -111,7 +111,7 @@ def learn_scales(
     ):
         seed_generators(fold((seed, 3)), device)  # for dropout
         if checkpoint is not None and (earlier := load_search(checkpoint)):
-            with refused(f"{checkpoint.path} does not fit this search; delete it to start anew"):
+            with raise_as_artifact_error(f"{checkpoint.path} does not fit this search; delete it to start anew"):
                 best_snapshot = _split_snapshot(earlier.kept, best_snapshot)
                 search.restore(earlier)
             best, history = earlier.best, list(map(dict, earlier.history))
@@ -131,7 +131,7 @@ def learn_scales(
                 best, best_snapshot = figures.get("validation_loss", best), _snapshot(vectors, frozen)
             if checkpoint is not None:
                 state = SearchState(
-                    search.copy_state(), _join_snapshot(best_snapshot), best, random_states(device), history
+                    search.copy_state(), _join_snapshot(best_snapshot), best, gather_random_states(device), history
                 )
                 save_search(checkpoint, state)
     learned, statistics = best_snapshot
@@ -172,7 +172,7 @@ class _Search:
         for size in feed.epoch(seed):
             step: Step = partial(self._learn if learn else self._measure, feed, size)
             if (learn, size) not in self.steps and not feed.irregular:
-                alone = world() == 1  # a CUDA graph cannot exchange gradients between processes
+                alone = world_size() == 1  # a CUDA graph cannot exchange gradients between processes
                 capture = partial(captured_if_possible, step, self.device, partial(self._state, feed), "the search")
                 self.steps[learn, size] = capture(modules=[self.frozen]) if alone else step
             (step if feed.irregular else self.steps[learn, size])()
@@ -233,7 +233,7 @@ class _Search:
         """Add the mean loss over the members, each on its share of the batch."""
         inputs, targets = feed.batch(size)
         rows = assign_samples(size, self.members, feed.step, self.device).flatten()
-        self.total.add_(self._losses(rows_of(inputs, rows), targets[rows]).mean() * size)
+        self.total.add_(self._losses(select_rows(inputs, rows), targets[rows]).mean() * size)
         feed.step.add_(1)
 
     def _compute_gradients(self, inputs: Inputs, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -243,13 +243,13 @@ class _Search:
         penalty "overlap" is then a mean over processes, each of which sees the saliencies on its own samples.)
         """
         shares = assign_samples(len(targets), self.members, self.steps_done, self.device)  # (members, share)
-        local = shares[:, rank() :: world()]
+        local = shares[:, rank() :: world_size()]
         gradient_share = local.shape[1] / shares.shape[1]
         leaves = list(self.vectors.values())
-        cost = self._penalty() / world()
+        cost = self._penalty() / world_size()
         if local.shape[1]:
             rows = local.flatten()
-            losses = self._losses(rows_of(inputs, rows), targets[rows])
+            losses = self._losses(select_rows(inputs, rows), targets[rows])
             if self.diversity == "overlap" and self.strength:
                 member_gradients = torch.autograd.grad(losses.sum(), leaves, create_graph=True)
                 overlap = overlap_penalty([gradient.abs() for gradient in member_gradients])
@@ -257,7 +257,7 @@ class _Search:
             cost = cost + gradient_share * losses.mean()
         gradients = [gradient.contiguous() for gradient in torch.autograd.grad(cost, leaves)]
         cost = cost.detach()
-        add_up([cost, *gradients])
+        sum_over_processes([cost, *gradients])
         return cost, gradients
 
     def _losses(self, inputs: Inputs, targets: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.common.checks import check_choice, check_share, check_type, check_whole, checked_seed
+from structured_ensembles.common.checks import check_choice, check_seed, check_share, check_type, check_whole
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.saliency import Scores
@@ -110,7 +110,7 @@ def select(
     check_choice("scope", scope, get_args(Scope))
     check_choice("selection", selection, get_args(Selection))
     check_whole("round_to", round_to)
-    seed = checked_seed(seed)
+    seed = check_seed(seed)
     if (prune is None) == (memory is None):
         raise ValueError("give either prune= or memory=, the one or the other")
     if prune is not None:

@@ -16,7 +16,7 @@ from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.splits import take_samples
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examined
+from structured_ensembles.examination.examine import examine
 from structured_ensembles.prediction.calibration_fit import fit_all
 from structured_ensembles.prediction.combination import combine_logs, entropy_of
 from structured_ensembles.prediction.held_out import gather_outputs
@@ -94,7 +94,7 @@ def train(
         units=ensemble.units,
         gaussian=ensemble.gaussian,
     )
-    data = examined(ensemble.members[0], data, run.device)
+    data = examine(ensemble.members[0], data, run.device)
     loss = ensemble.adopt(data, loss)
     ensemble.to(run.device)
     ensemble.units = run.units(ensemble.members, data, loss, ensemble.units)

@@ -97,7 +97,7 @@ EXPECTED = [
 ]
 
 
-@pytest.mark.parametrize(("error", "sentence"), EXPECTED, ids=lambda own: type(own).__name__)
+@pytest.mark.parametrize(("error", "sentence"), EXPECTED, ids=lambda value: type(value).__name__)
 def test_expected_errors_are_one_line(
     error: Exception, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,9 +207,9 @@ def test_log_records_are_shown_as_escaped_lines(
 
     monkeypatch.setattr(LISTS, lists)
     assert main(["datasets"]) == 0
-    told = capsys.readouterr().err
-    assert told.startswith("sens: training goes on, ")
-    assert "\x1b" not in told
+    printed = capsys.readouterr().err
+    assert printed.startswith("sens: training goes on, ")
+    assert "\x1b" not in printed
 
 
 def test_terminal_that_cannot_encode_a_character_gets_a_replacement(
@@ -235,12 +235,12 @@ def damaged_pictures(folder: Path) -> list[Path]:
     """Write image files that make Pillow's readers fail in different ways."""
     good = folder / "good.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(good)
-    whole = good.read_bytes()
+    good_bytes = good.read_bytes()
     contents = {
         "empty.png": b"",
-        "cut.png": whole[: len(whole) // 2],
-        "chunk.png": whole[:60] + b"\xff" * 40 + whole[100:],
-        "header.png": whole[:18] + b"\xff" + whole[19:],  # millions of rows
+        "cut.png": good_bytes[: len(good_bytes) // 2],
+        "chunk.png": good_bytes[:60] + b"\xff" * 40 + good_bytes[100:],
+        "header.png": good_bytes[:18] + b"\xff" + good_bytes[19:],  # millions of rows
         "text.jpg": b"not a picture",
         "tiff.tif": b"II*\x00\xff\xff\xff\x7f",
         "program.eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n",
@@ -275,12 +275,12 @@ def test_any_error_of_the_image_reader_names_the_image(
 ) -> None:
     damaged_pictures(tmp_path)
     (tmp_path / "odd.png").write_bytes((tmp_path / "good.png").read_bytes())
-    whole = Image.open
+    original = Image.open
 
     def opened(path: Path, **settings: Any) -> Image.Image:
         if path.name == "odd.png":
             raise SyntaxError("broken PNG file")
-        return whole(path, **settings)
+        return original(path, **settings)
 
     monkeypatch.setattr(Image, "open", opened)
     assert main(["predict", str(ensemble), str(tmp_path / "odd.png"), str(tmp_path / "good.png")]) == 1

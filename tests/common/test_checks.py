@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import structured_ensembles as se
-from structured_ensembles.common.checks import check_number, check_type, check_whole, checked_seed
+from structured_ensembles.common.checks import check_number, check_seed, check_type, check_whole
 from structured_ensembles.methods import METHODS
 
 Call = Callable[["Things"], Any]
@@ -75,7 +75,7 @@ def test_invalid_argument_error_names_the_argument(things: Things, call: Call, m
 
 
 def test_numpy_numbers_equal_python_numbers(things: Things) -> None:
-    assert type(checked_seed(np.int64(3))) is int
+    assert type(check_seed(np.int64(3))) is int
     check_number("rate", np.float32(0.5))
     recipe = se.Recipe(rate=np.float32(0.5), patience=np.int64(3), warmup=torch.tensor(1.0), momentum=np.array(0.9))
     assert recipe == se.Recipe(rate=0.5, patience=3, warmup=1.0, momentum=np.array(0.9).item())

@@ -14,7 +14,7 @@ from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.examination.pretrained import fitted_normalization
+from structured_ensembles.examination.pretrained import find_normalization
 from structured_ensembles.methods import METHODS
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -157,7 +157,7 @@ def test_normalization_of_a_trained_network_is_detected(choice: str) -> None:
     right = (model(data.test.inputs * scale + shift).argmax(-1) == data.test.targets).double().mean()
     assert right > 0.9
     with pytest.warns(UserWarning, match=f"trained on inputs as {choice.replace('(', '.').replace(')', '.')} gives"):
-        fitted = fitted_normalization(model, data, "cpu")
+        fitted = find_normalization(model, data, "cpu")
     assert fitted.normalization == expected
     accuracy = (model(fitted.prepare(data.test.inputs)).argmax(-1) == data.test.targets).double().mean()
     assert accuracy == pytest.approx(float(right), abs=0.01)
@@ -207,12 +207,12 @@ def test_untrained_network_keeps_the_default_normalization_quickly() -> None:
         model = Counted(*untrained(seed))
         Counted.samples = 0
         before, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
-        fitted = fitted_normalization(model, data, "cpu")
+        fitted = find_normalization(model, data, "cpu")
         assert fitted.normalization == data.normalization
         assert Counted.samples <= 4 * 512
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert torch.equal(torch.get_rng_state(), state)
-        assert fitted_normalization(model, fitted, "cpu") is fitted  # no second look
+        assert find_normalization(model, fitted, "cpu") is fitted  # no second look
 
 
 def test_random_features_are_not_taken_for_a_trained_network() -> None:
@@ -224,7 +224,7 @@ def test_random_features_are_not_taken_for_a_trained_network() -> None:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 2))
         lucky += float((model(data.train.inputs / 255).argmax(-1) == data.train.targets).double().mean()) > 0.9
-        assert fitted_normalization(model, data, "cpu").normalization == data.normalization
+        assert find_normalization(model, data, "cpu").normalization == data.normalization
     assert lucky
 
 
@@ -302,7 +302,7 @@ def test_classifier_trained_on_raw_columns_gets_raw_columns() -> None:
         model.weight.copy_(torch.tensor([[1.0, 0, 0, 0], [-1, 0, 0, 0]]))
         model.bias.copy_(torch.tensor([-60.0, 60]))
     with pytest.warns(UserWarning, match="trained on inputs as standardize=False gives them"):
-        assert fitted_normalization(model, data, "cpu").normalization is None
+        assert find_normalization(model, data, "cpu").normalization is None
     assert data.normalization is not None
 
 
@@ -320,12 +320,12 @@ def test_regression_network_trained_on_raw_columns_gets_raw_columns() -> None:
             return torch.sin(self.rate(x))
 
     model = Sine()
-    fitted_normalization(model, data, "cpu")  # untrained: no warning, which would be an error
+    find_normalization(model, data, "cpu")  # untrained: no warning, which would be an error
     with torch.no_grad():
         model.rate.weight.copy_(torch.tensor([[1 / 3, 0, 0]]))
         model.rate.bias.zero_()
     with pytest.warns(UserWarning, match="variance explained"):
-        assert fitted_normalization(model, data, "cpu").normalization is None
+        assert find_normalization(model, data, "cpu").normalization is None
 
 
 def test_members_that_always_predict_one_class_warn() -> None:

@@ -20,7 +20,7 @@ def test_peak_memory_equals_a_hand_computation(capfd: pytest.CaptureFixture[str]
 
     assert measure_peak_memory(run) == 4 * (1000 + 500) * 1000
     assert measure_peak_memory(lambda: None) == 0
-    assert capfd.readouterr().err == ""  # the profiler would tell the terminal that it starts
+    assert capfd.readouterr().err == ""  # the profiler's own messages are silenced
     with pytest.raises(ZeroDivisionError):
         measure_peak_memory(lambda: 1 // 0)
     assert measure_peak_memory(run) == 6_000_000
@@ -29,8 +29,8 @@ def test_peak_memory_equals_a_hand_computation(capfd: pytest.CaptureFixture[str]
 def test_prediction_memory_is_that_of_the_largest_layers_of_one_member() -> None:
     ensemble = se.Ensemble([nn.Sequential(nn.Linear(10, 1000), nn.Linear(1000, 3)) for _ in range(4)])
     hidden = 4 * 200 * 1000
-    found = measure_prediction_bytes(ensemble, torch.rand(200, 10))
-    assert hidden < found < 1.2 * hidden
+    peak_bytes = measure_prediction_bytes(ensemble, torch.rand(200, 10))
+    assert hidden < peak_bytes < 1.2 * hidden
 
 
 def test_file_bytes_equals_the_size_of_the_file(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from structured_ensembles import build
 from structured_ensembles.data.splits import TensorSplit, fingerprint_split
 from structured_ensembles.methods import METHODS
 from structured_ensembles.resuming import identity
-from structured_ensembles.storage.fingerprints import UnidentifiedError, described, digest_of_tensors, module_parts
+from structured_ensembles.storage.fingerprints import UnidentifiedError, describe, digest_module, digest_tensors
 
 RECIPE = se.Recipe(epochs=1, batch_size=32)
 GENERATOR = torch.Generator().manual_seed(0)
@@ -375,7 +375,7 @@ def test_equal_losses_have_equal_fingerprints(monkeypatch: pytest.MonkeyPatch) -
         (nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(label_smoothing=0.1)),
     ]
     for one, other in same:
-        assert described(one) == described(other)
+        assert describe(one) == describe(other)
     different = [
         (powered, scaled_loss),
         (partial(powered, power=2.0), partial(powered, power=3.0)),
@@ -389,10 +389,10 @@ def test_equal_losses_have_equal_fingerprints(monkeypatch: pytest.MonkeyPatch) -
         (F.cross_entropy, F.nll_loss),
     ]
     for one, other in different:
-        assert described(one) != described(other)
-    before = described(scaled_loss)
+        assert describe(one) != describe(other)
+    before = describe(scaled_loss)
     monkeypatch.setitem(globals(), "SCALE", 3.0)
-    assert described(scaled_loss) != before
+    assert describe(scaled_loss) != before
     json.dumps(before)
 
 
@@ -400,7 +400,7 @@ def test_functions_of_one_name_differ_by_their_code() -> None:
     def defined(body: str) -> Any:
         space: dict[str, Any] = {"F": F, "__name__": "mine"}
         exec(f"def helper(x):\n    return x\ndef loss(outputs, targets):\n    {body}", space)
-        return described(space["loss"])
+        return describe(space["loss"])
 
     plain = "return helper(F.mse_loss(outputs, targets))"
     assert defined(plain) == defined(f"'''A docstring.'''\n    # a comment\n    {plain}")
@@ -412,19 +412,19 @@ def test_network_fingerprint_covers_its_code() -> None:
     def architecture(body: str, slope: float = 0.1) -> str:
         space: dict[str, Any] = {"nn": nn, "F": F, "__name__": "mine"}
         exec(f"class Net(nn.Module):\n    slope = {slope}\n    def forward(self, x):\n        return {body}", space)
-        return module_parts(space["Net"]())["architecture"]
+        return digest_module(space["Net"]())["architecture"]
 
     assert architecture("F.relu(x)") == architecture("F.relu(x)")
     assert architecture("F.relu(x)") != architecture("F.gelu(x)")
     assert architecture("F.relu(x)") != architecture("F.relu(x)", slope=0.2)
     nets = [nn.Sequential(nn.Linear(2, 2), nn.Dropout(share)) for share in (0.1, 0.2)]
-    assert module_parts(nets[0])["architecture"] != module_parts(nets[1])["architecture"]
+    assert digest_module(nets[0])["architecture"] != digest_module(nets[1])["architecture"]
     knot = nn.Sequential(nn.Linear(2, 2))
     knot[0].parents = [knot]  # a way to keep a module without owning it
     knot[0].act = lambda x: x.relu()
-    assert module_parts(knot) == module_parts(copy.deepcopy(knot))
+    assert digest_module(knot) == digest_module(copy.deepcopy(knot))
     with pytest.raises(UnidentifiedError, match="lambda"):
-        described(knot)
+        describe(knot)
 
 
 # Data ---------------------------------------------------------------------------------------------------------------
@@ -433,21 +433,21 @@ def test_network_fingerprint_covers_its_code() -> None:
 def test_tensor_fingerprint_covers_values_not_storage() -> None:
     values = torch.tensor([1 + 2j, 3 - 4j])
     for lazy in (values.conj(), values.conj().imag):  # views that torch conjugates or negates when they are read
-        assert digest_of_tensors([("", lazy)]) == digest_of_tensors([("", torch.tensor(lazy.tolist()))])
-    assert digest_of_tensors([("", values)]) != digest_of_tensors([("", values.conj())])
-    assert digest_of_tensors([("", torch.zeros(0, 2))]) != digest_of_tensors([("", torch.zeros(0, 3))])
+        assert digest_tensors([("", lazy)]) == digest_tensors([("", torch.tensor(lazy.tolist()))])
+    assert digest_tensors([("", values)]) != digest_tensors([("", values.conj())])
+    assert digest_tensors([("", torch.zeros(0, 2))]) != digest_tensors([("", torch.zeros(0, 3))])
 
 
 def test_identity_covers_the_recipe_and_the_precision_only() -> None:
-    entries = identity.identity_of(net(), data(), RECIPE, se.Execution(), None, None, "folder=")
+    entries = identity.compute_identity(net(), data(), RECIPE, se.Execution(), None, None, "folder=")
     assert {f"recipe.{name}" for name in RECIPE.to_dict()} <= entries.keys()
     assert {name for name in entries if name.startswith("execution.")} == {"execution.precision"}
 
 
 def test_data_fingerprint_covers_preparation() -> None:
-    before = identity.data_parts(data())
+    before = identity.digest_data(data())
     for name, value in (("normalization_settled", not data().normalization_settled), ("ids", not data().ids)):
-        assert identity.data_parts(replace(data(), **{name: value})) != before, name
+        assert identity.digest_data(replace(data(), **{name: value})) != before, name
 
 
 def test_split_fingerprint_covers_samples_not_storage() -> None:

@@ -49,11 +49,11 @@ def fail_at_once(folder: Path, **changes: object) -> None:
 
 @pytest.mark.parametrize("moment", ["replace", "fsync", "open"])
 def test_kill_during_the_first_write_leaves_a_usable_folder(tmp_path: Path, moment: str) -> None:
-    folder, whole = tmp_path / "run", getattr(os, moment)
+    folder, original = tmp_path / "run", getattr(os, moment)
 
-    def killing(*arguments: object, **named: object) -> object:
-        if moment == "open":  # of the lock file: it is there, and locked by nobody
-            whole(*arguments, **named)
+    def killing(*arguments: object, **keywords: object) -> object:
+        if moment == "open":  # of the lock file: it exists, and is not locked
+            original(*arguments, **keywords)
         killed()
         return None
 
@@ -108,7 +108,9 @@ def test_run_finished_by_another_process_meanwhile_is_not_repeated(
         write_json(folder / "result.json", result)
         yield
 
-    monkeypatch.setattr(runs, "run_lock", lambda path: monkeypatch.undo() or slow_lock(path))  # `begin` has a lock too
+    monkeypatch.setattr(
+        runs, "run_lock", lambda path: monkeypatch.undo() or slow_lock(path)
+    )  # `_begin_run` runs under a lock too
     with open_run(folder, CONFIG) as done:
         assert done == result
 
@@ -135,7 +137,7 @@ def test_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
 
 
 def test_locks_exclude_each_other_while_folders_are_removed(tmp_path: Path) -> None:
-    """Each holder removes lock and folder at its end; nobody may hold a lock on a removed file."""
+    """Each holder removes lock and folder at its end; a lock on a removed file must not count."""
     counter, folder, rounds = tmp_path / "counter", tmp_path / "run", 60
     counter.write_text("0")
 

@@ -34,7 +34,7 @@ BACKENDS = ("sequential", *PROCESSES)
 
 def children() -> set[int]:
     """List the child processes of this one, except for Python's resource tracker."""
-    found = set()
+    pids = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
@@ -42,8 +42,8 @@ def children() -> set[int]:
         except (OSError, ValueError):
             continue
         if parent == os.getpid() and "resource_tracker" not in command:
-            found.add(int(folder.name))
-    return found
+            pids.add(int(folder.name))
+    return pids
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if backend == "dask":
         pytest.importorskip("distributed")
     folder = tmp_path_factory.mktemp("meeting")
-    one, two = folder / "one", folder / "two"
+    first, second = folder / "one", folder / "two"
     jobs = [
         Job("two", square, {"number": 2}),
         Job("bad", fail, {"reason": "no such thing"}),
@@ -72,7 +72,7 @@ def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         Job("script", lambda number: number + 1, {"number": 6}),
     ]
     if backend != "sequential":
-        jobs += [Job("one", meet, {"own": one, "other": two}), Job("other", meet, {"own": two, "other": one})]
+        jobs += [Job("one", meet, {"own": first, "other": second}), Job("other", meet, {"own": second, "other": first})]
     if backend in PROCESSES:
         jobs += [
             Job("dies", die),
@@ -133,10 +133,10 @@ def test_result_in_transfer_survives_the_next_job(
     """The next jobs kill their workers while the large result is still being fetched."""
     if backend == "dask":
         pytest.importorskip("distributed")
-    one, two = tmp_path / "one", tmp_path / "two"
+    first, second = tmp_path / "one", tmp_path / "two"
     jobs = [
-        Job("much", meet_and_return_much, {"own": one, "other": two}),
-        Job("little", meet, {"own": two, "other": one}),
+        Job("much", meet_and_return_much, {"own": first, "other": second}),
+        Job("little", meet, {"own": second, "other": first}),
         Job("dies", die),
         Job("dies too", die),
     ]
@@ -164,7 +164,9 @@ def test_dask_workers_get_one_call_at_a_time() -> None:
     a.set_result("done")
     d = submit(square, "d")
     assert (first.name, second.name) == ("d", "c")
-    d.set_exception(type("NoValidWorkerError", (Exception,), {})())  # and so is the first: it tells of every job
+    d.set_exception(
+        type("NoValidWorkerError", (Exception,), {})()
+    )  # so is the first, which still gets the remaining jobs, to report their failure
     submit(square, "e")
     assert first.name == "e"
 
@@ -186,8 +188,8 @@ def test_lost_dask_worker_fails_one_more_job(tmp_path: Path) -> None:
         "    jobs += [Job(str(n), grid_jobs.rest, {}) for n in range(6)]\n"
         "    print([outcome.state for outcome in run_grid(jobs, 'dask', workers=2)])\n"
     )
-    found = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True, timeout=100)
-    states = ast.literal_eval(found.stdout)
+    completed = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True, timeout=100)
+    states = ast.literal_eval(completed.stdout)
     assert states[0] == "failed"
     assert sorted(states[1:]) == ["done"] * 5 + ["failed"]
 
@@ -220,13 +222,13 @@ def test_current_dask_client_is_used_and_left_open() -> None:
 
 
 def test_interrupted_grid_ends_at_once_and_resumes(tmp_path: Path) -> None:
-    # What a shell starts in the background ignores the signal, and so would all that these tests start.
+    # Processes that a shell starts in the background ignore SIGINT, and so would all children of these tests.
     script = (
         "import pathlib, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from structured_ensembles.runs.grid import run_grid; from tests.support.grid_jobs import short_and_long_jobs; "
         "run_grid(short_and_long_jobs(pathlib.Path(sys.argv[1]), 100), workers=2)"
     )
-    # A session of its own, and the signal to all of it: that is what Ctrl-C in a terminal does.
+    # A new session, and the signal to all of it, as Ctrl-C in a terminal does.
     grid = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)],
         cwd=ROOT,

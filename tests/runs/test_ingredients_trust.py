@@ -84,7 +84,7 @@ def test_untrusted_functions_of_a_run_folder_are_not_imported(
         assert main([command, str(folder)]) == 2
         message = capsys.readouterr().err
     assert not stranger()
-    wanted = [f"{changes[kind]!r} for its {kind}" for kind in ("dataset", "model") if kind in changes]
+    wanted = [f"{changes[argument]!r} for its {argument}" for argument in ("dataset", "model") if argument in changes]
     assert f"config.yaml asks to import {' and '.join(wanted)}:" in message
     assert "--trust-code" in message
 

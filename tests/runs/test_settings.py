@@ -76,10 +76,10 @@ def test_explicit_default_is_the_same_run() -> None:
         assert folder_of(recipe=recipe, changes={"epochs": 60, "milestones": []}) == folder_of()
     assert folder_of(model_arguments={"num_classes": 10, "in_features": 64}) == folder_of()
     assert folder_of("batch_ensemble") == folder_of("batch-ensemble")
-    given = {"prune": 0.5, "epochs": 30, "rate": 1e-3, "head": "linear", "batch_size": 128, "search_epochs": 10}
-    assert continual_folder_of(method_arguments=given, tasks=5) == continual_folder_of()
+    explicit = {"prune": 0.5, "epochs": 30, "rate": 1e-3, "head": "linear", "batch_size": 128, "search_epochs": 10}
+    assert continual_folder_of(method_arguments=explicit, tasks=5) == continual_folder_of()
     assert folder_of(method_arguments={"round_to": 1}) == folder_of()
-    assert folder_of(method_arguments={"coupled": 0}) != folder_of()  # nobody knows whether a method takes it for False
+    assert folder_of(method_arguments={"coupled": 0}) != folder_of()  # a method need not treat 0 as False
 
 
 def test_unprintable_and_long_values_give_distinct_folder_names() -> None:
@@ -95,13 +95,13 @@ def test_unprintable_and_long_values_give_distinct_folder_names() -> None:
 def test_usual_prune_is_the_default_of_the_methods(method: str) -> None:
     data = se.load_data("digits")
     sizes = []
-    for given in ({}, {"prune": USUAL_PRUNE}):
+    for arguments in ({}, {"prune": USUAL_PRUNE}):
         torch.manual_seed(0)
         search = {"selection": "random"} if method == "structured" else {}
         recipe = se.Recipe(epochs=0)
-        made = METHODS[method](se.zoo.mlp(64), data, members=1, recipe=recipe, quiet=True, **search, **given)
-        sizes.append([tuple(own.shape) for own in made.members[0].parameters()])
-    assert sizes[0] == sizes[1] != [tuple(own.shape) for own in se.zoo.mlp(64).parameters()]
+        made = METHODS[method](se.zoo.mlp(64), data, members=1, recipe=recipe, quiet=True, **search, **arguments)
+        sizes.append([tuple(parameter.shape) for parameter in made.members[0].parameters()])
+    assert sizes[0] == sizes[1] != [tuple(parameter.shape) for parameter in se.zoo.mlp(64).parameters()]
 
 
 def test_commands_with_other_options_use_other_folders(

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.continual.results import read_continual_result
-from structured_ensembles.report.pictures import front_points
+from structured_ensembles.report.pictures import list_front_points
 from structured_ensembles.runs.evaluations import evaluation_path, merge_figures, read_figures
 from structured_ensembles.runs.experiment import Request, measure_experiment
 from structured_ensembles.runs.finished import read_run
@@ -125,7 +125,7 @@ def test_forged_values_are_refused_or_shown(run: Path, name: str) -> None:
                 assert name in str(error)
             else:
                 assert all(isinstance(value, float) for value in finished.figures.values())
-                outcome(lambda result: front_points({"a": [result]}, "parameters"), finished)
+                outcome(lambda result: list_front_points({"a": [result]}, "parameters"), finished)
                 page.render(title="", intro=[], tables=[], places={}, runs=[finished])
             forge(run / name, lambda content: content.update(original))
 

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 
 import structured_ensembles as se
 from structured_ensembles.artifact import FORMAT, VERSION
-from structured_ensembles.common.inputs import arguments, batch_from, call, each, pieces, rows_of
+from structured_ensembles.common.inputs import batch_from, call, call_arguments, map_inputs, select_rows, split_batch
 from structured_ensembles.data.kinds import Normalizations, normalization_from_json
 from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.methods import METHODS
-from structured_ensembles.networks.copying import shadow_of
+from structured_ensembles.networks.copying import copy_frozen
 from structured_ensembles.scaling import can_share_batches
 from structured_ensembles.storage.container import read_container
 from tests.support.engines import use_engine
@@ -131,7 +131,7 @@ def test_walk_accepts_several_inputs_and_leaves_the_model_unchanged(kind: type[T
     alone = torch.stack([call(member, x) for member in ensemble.members])
     torch.testing.assert_close(logits, alone)
     torch.testing.assert_close(ensemble(x), alone)
-    positional, named = arguments(x)
+    positional, named = call_arguments(x)
     torch.testing.assert_close(ensemble(*positional, **named), alone)
     torch.testing.assert_close(ensemble.predict_proba(x, temperature=1.0), alone.softmax(-1).mean(0))
     assert ensemble.uncertainty(x).entropy.shape == (7,)
@@ -158,7 +158,7 @@ def test_search_is_equal_with_and_without_nested_tensors() -> None:
         graph = se.trace(model, data.example())
         found.append(se.learn_scales(model, graph, data, members=2, epochs=2, batch_size=16, quiet=True))
         assert model.encoder.use_nested_tensor is nested
-        assert can_share_batches(shadow_of(model), graph, "output", data.example())  # all members in one pass
+        assert can_share_batches(copy_frozen(model), graph, "output", data.example())  # all members in one pass
     for name, vectors in found[0].vectors.items():
         assert torch.equal(vectors, found[1].vectors[name])
     assert found[0].history == found[1].history
@@ -191,7 +191,7 @@ def test_every_method_trains_saves_and_loads_several_inputs(method: str, kind: t
     x = inputs_for(kind, sentences(5, seed=4)[0])
     logits = ensemble.logits(x)
     assert logits.shape == (1 if method == "single" else 2, 5, CLASSES)
-    torch.testing.assert_close(logits[:, 3:], ensemble.logits(rows_of(x, slice(3, None))))  # rows stay apart
+    torch.testing.assert_close(logits[:, 3:], ensemble.logits(select_rows(x, slice(3, None))))  # rows stay apart
     ensemble.save(tmp_path / "text.safetensors")
     assert torch.equal(se.Ensemble.load(tmp_path / "text.safetensors", model=kind()).logits(x), logits)
 
@@ -321,7 +321,7 @@ def test_tuple_of_numbers_is_one_array() -> None:
 def samples(kind: type[Text], labelled: bool = False) -> list[Any]:
     ids, labels = sentences()
     x = inputs_for(kind, ids)
-    pairs = [(each(lambda own, row=row: own[row], x), int(label)) for row, label in enumerate(labels)]
+    pairs = [(map_inputs(lambda own, row=row: own[row], x), int(label)) for row, label in enumerate(labels)]
     return [{**own, "labels": label} for own, label in pairs] if labelled else pairs
 
 
@@ -476,9 +476,9 @@ def test_file_of_one_input_keeps_its_format(tmp_path: Path) -> None:
 
 def test_batch_helpers_split_and_call_tuples_and_dicts() -> None:
     batch = {"a": torch.arange(5), "b": torch.arange(10).view(5, 2)}
-    assert [own["b"].tolist() for own in pieces(batch, 2)] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
-    assert [own.tolist() for own in pieces(torch.arange(3), 2)] == [[0, 1], [2]]
-    assert batch_from(*arguments(batch)) == batch
+    assert [own["b"].tolist() for own in split_batch(batch, 2)] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
+    assert [own.tolist() for own in split_batch(torch.arange(3), 2)] == [[0, 1], [2]]
+    assert batch_from(*call_arguments(batch)) == batch
     pair = (batch["a"], batch["b"])
-    assert batch_from(*arguments(pair)) == pair
+    assert batch_from(*call_arguments(pair)) == pair
     assert call(lambda a, b: a.sum() + b.sum(), pair) == call(lambda *, b, a: a.sum() + b.sum(), batch) == 55

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.checks import is_finite_number, plain_number
+from structured_ensembles.common.checks import is_finite_number, to_python_number
 
 LOWEST, HIGHEST = 0.01, 100.0  # bounds of a fitted temperature
 RULES: tuple[Literal["mean", "logits"], ...] = ("mean", "logits")  # combination rules with a temperature
@@ -29,7 +29,7 @@ PRIOR, FEW_ERRORS = 8.0, 3
 
 def check_temperature(value: Any) -> float:
     """Return a temperature as a float; raise a ValueError unless it is a finite number above 0."""
-    number = plain_number(value)
+    number = to_python_number(value)
     if not is_finite_number(number) or number <= 0:
         raise ValueError(f"temperature must be a finite number above 0 (1.0 turns it off), not {value!r}")
     return float(number)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.checks import check_choice, is_finite_number, plain_number
+from structured_ensembles.common.checks import check_choice, is_finite_number, to_python_number
 
 KEEP = 0.95  # share of the right predictions that the default threshold keeps
 KEEPS_NOTHING = -1.0  # a threshold below any entropy
@@ -35,7 +35,7 @@ def choose_threshold_rule(keep: float | None, risk: float | None) -> ThresholdRu
 
 def check_threshold(value: Any, argument: str = "threshold") -> float | None:
     """Return a threshold as a float, or None; raise a ValueError unless it is a finite number."""
-    number = plain_number(value)
+    number = to_python_number(value)
     if number is not None and not is_finite_number(number):
         raise ValueError(f"{argument} must be a finite number, or None, not {value!r}")
     return None if number is None else float(number)

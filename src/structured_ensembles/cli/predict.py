@@ -12,7 +12,7 @@ from torch import Tensor
 
 from structured_ensembles.calibration.conformal import ConformalSets
 from structured_ensembles.common.inputs import is_several
-from structured_ensembles.common.tables import printable, text_table
+from structured_ensembles.common.tables import escape_control_characters, text_table
 from structured_ensembles.data.arrays import convert_image
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.prediction.combination import combine_logits, exact_probabilities, uncertainty_of
@@ -40,10 +40,13 @@ def predict(run: Path, images: list[Path], trust_code: bool = False) -> int:
         try:
             pixels, note = read_picture(path, shape)
         except OSError as error:
-            print(f"sens: {printable(str(path))} cannot be read: {printable(str(error))}", file=sys.stderr)
+            print(
+                f"sens: {escape_control_characters(str(path))} cannot be read: {escape_control_characters(str(error))}",
+                file=sys.stderr,
+            )
             unreadable += 1
             continue
-        rows.append((printable(str(path)), *_cells(ensemble, ensemble.logits(pixels[None])), note))
+        rows.append((escape_control_characters(str(path)), *_cells(ensemble, ensemble.logits(pixels[None])), note))
     if rows:
         sets = ("set",) if _conformal_sets(ensemble) else ()
         columns = ("class", "probability", "entropy", "mutual information", "disagreement", *sets, "verdict")
@@ -100,7 +103,7 @@ def _conformal_sets(ensemble: Ensemble) -> ConformalSets | None:
 
 def _name(ensemble: Ensemble, label: int) -> str:
     """Return the printable name of a class."""
-    return printable(ensemble.classes[label]) if ensemble.classes else str(label)
+    return escape_control_characters(ensemble.classes[label]) if ensemble.classes else str(label)
 
 
 def read_picture(path: Path, shape: tuple[int, ...]) -> tuple[Tensor, str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from structured_ensembles.common.tables import printable, text_table
+from structured_ensembles.common.tables import escape_control_characters, text_table
 
 PERCENT = ("accuracy", "ece", "disagreement", "discarded", "auroc", "aurc", "fpr95", "kept", "coverage", "@")
 
@@ -11,9 +11,10 @@ def format_figures(columns: Mapping[str, Mapping[str, float]]) -> str:
     """Format a table with one row per figure and one column per method."""
     names = list(dict.fromkeys(name for figures in columns.values() for name in figures))
     rows = [
-        (printable(name), *(format_figure(name, figures.get(name)) for figures in columns.values())) for name in names
+        (escape_control_characters(name), *(format_figure(name, figures.get(name)) for figures in columns.values()))
+        for name in names
     ]
-    return text_table(("", *map(printable, columns)), rows)
+    return text_table(("", *map(escape_control_characters, columns)), rows)
 
 
 def format_figure(name: str, value: float | None) -> str:
@@ -27,5 +28,5 @@ def format_figure(name: str, value: float | None) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Escape a message of several lines, as `printable` does one line."""
-    return "\n".join(map(printable, text.splitlines()))
+    """Escape a message of several lines, as `escape_control_characters` does one line."""
+    return "\n".join(map(escape_control_characters, text.splitlines()))

@@ -17,12 +17,12 @@ def check_type(argument: str, value: Any, expected: type, hint: str = "") -> Non
         )
 
 
-def plain_number(value: Any) -> Any:
+def to_python_number(value: Any) -> Any:
     """Convert a number of NumPy or torch to Python's; return anything else unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
-def checked_seed(seed: Any) -> int:
+def check_seed(seed: Any) -> int:
     """Return a seed as a Python int; raise an error unless it is a whole number that torch accepts."""
     if not isinstance(seed, Integral):
         raise TypeError(f"seed must be a whole number, not {seed!r}")

@@ -8,7 +8,7 @@ Device = str | torch.device
 _constants: dict[tuple[tuple[float, ...], torch.device, torch.dtype], Tensor] = {}
 
 
-def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+def make_constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return these values as a tensor, shape (values,), which is made once per device and dtype.
 
     A copy from the host would make the GPU wait, and a CUDA graph can hold neither the copy nor a tensor that is freed.

@@ -16,11 +16,11 @@ def call(network: nn.Module | Callable[..., Any], inputs: Inputs) -> Any:
     """Run a network on a batch."""
     if isinstance(inputs, Tensor):
         return network(inputs)
-    positional, keywords = arguments(inputs)
+    positional, keywords = call_arguments(inputs)
     return network(*positional, **keywords)
 
 
-def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and the keyword arguments that a network gets for a batch."""
     if isinstance(inputs, dict):
         return (), inputs
@@ -28,7 +28,7 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def batch_from(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    """Return the batch that a network was called with: the inverse of `arguments`."""
+    """Return the batch that a network was called with: the inverse of `call_arguments`."""
     if positional and keywords:
         raise TypeError("several inputs must be all positional or all keyword arguments")
     if keywords:
@@ -36,7 +36,7 @@ def batch_from(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     return positional[0] if len(positional) == 1 else positional
 
 
-def each(function: Callable[..., Any], inputs: Any, *others: Any) -> Any:
+def map_inputs(function: Callable[..., Any], inputs: Any, *others: Any) -> Any:
     """Apply a function to each input of a batch (and the same one of `others`); return the same structure."""
     if isinstance(inputs, dict):
         return {name: function(value, *(other[name] for other in others)) for name, value in inputs.items()}
@@ -57,31 +57,31 @@ def batch_size(inputs: Inputs) -> int:
     return len(tensors_in(inputs)[0])
 
 
-def rows_of(inputs: Inputs, rows: Any) -> Any:
+def select_rows(inputs: Inputs, rows: Any) -> Any:
     """Select samples of a batch: `rows` is a slice or a tensor of indices."""
-    return inputs[rows] if isinstance(inputs, Tensor) else each(lambda tensor: tensor[rows], inputs)
+    return inputs[rows] if isinstance(inputs, Tensor) else map_inputs(lambda tensor: tensor[rows], inputs)
 
 
-def joined(batches: Sequence[Inputs]) -> Any:
+def join_batches(batches: Sequence[Inputs]) -> Any:
     """Concatenate batches along the batch dimension."""
-    return each(lambda *tensors: torch.cat(tensors), *batches)
+    return map_inputs(lambda *tensors: torch.cat(tensors), *batches)
 
 
-def moved(inputs: Inputs, device: torch.device | str) -> Any:
+def move_inputs(inputs: Inputs, device: torch.device | str) -> Any:
     """Move inputs to a device."""
-    return inputs.to(device) if isinstance(inputs, Tensor) else each(lambda tensor: tensor.to(device), inputs)
+    return inputs.to(device) if isinstance(inputs, Tensor) else map_inputs(lambda tensor: tensor.to(device), inputs)
 
 
-def cloned(inputs: Inputs) -> Any:
+def clone_inputs(inputs: Inputs) -> Any:
     """Copy inputs for one network, which may change them in place while others, or the caller, still need them."""
-    return each(Tensor.clone, inputs)
+    return map_inputs(Tensor.clone, inputs)
 
 
-def pieces(inputs: Inputs, size: int) -> list[Any]:
+def split_batch(inputs: Inputs, size: int) -> list[Any]:
     """Split a batch into batches of `size` samples; the last one may be smaller."""
     if isinstance(inputs, Tensor):
         return list(inputs.split(size))
-    return [rows_of(inputs, slice(start, start + size)) for start in range(0, batch_size(inputs), size)]
+    return [select_rows(inputs, slice(start, start + size)) for start in range(0, batch_size(inputs), size)]
 
 
 def is_several(shape: Any) -> bool:
@@ -89,7 +89,7 @@ def is_several(shape: Any) -> bool:
     return isinstance(shape, dict) or (isinstance(shape, tuple) and any(isinstance(size, tuple) for size in shape))
 
 
-def one_tensor(outputs: Any) -> Tensor:
+def check_one_tensor(outputs: Any) -> Tensor:
     """Return a model's outputs; raise a TypeError unless they are one tensor."""
     if not isinstance(outputs, Tensor):
         name = type(outputs).__name__

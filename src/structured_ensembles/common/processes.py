@@ -12,26 +12,26 @@ from torch import Tensor
 Decision = TypeVar("Decision")
 
 
-def world() -> int:
+def world_size() -> int:
     """Return the number of processes that work together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
     """Return this process's rank, from 0."""
-    return dist.get_rank() if world() > 1 else 0
+    return dist.get_rank() if world_size() > 1 else 0
 
 
 def gather(value: Any) -> list[Any]:
     """Collect one value from every process, in the order of their ranks; every process gets the list."""
-    values: list[Any] = [None] * world()
-    if world() == 1:
+    values: list[Any] = [None] * world_size()
+    if world_size() == 1:
         return [value]
     dist.all_gather_object(values, value)
     return values
 
 
-def decided_by_first(decide: Callable[[], Decision]) -> Decision:
+def decide_in_first_process(decide: Callable[[], Decision]) -> Decision:
     """Return in every process what `decide` returns in the first one; its error is raised in all of them."""
     outcome: Decision | Exception | None = None
     if rank() == 0:
@@ -46,9 +46,9 @@ def decided_by_first(decide: Callable[[], Decision]) -> Decision:
 
 
 @torch.no_grad()
-def add_up(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+def sum_over_processes(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
     """Replace each tensor by its sum over the processes of a group (by default all), with one all-reduce."""
-    if world() == 1 or not tensors:
+    if world_size() == 1 or not tensors:
         return
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat, group=group)
@@ -60,9 +60,9 @@ def add_up(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) ->
 def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
     """Replace statistics that each process collected on its share of the data by their mean."""
     floats = [buffer for buffer in buffers if buffer.is_floating_point()]
-    if world() == 1 or not floats:
+    if world_size() == 1 or not floats:
         return
     size = dist.get_world_size(group)
     for buffer in floats:
         buffer.div_(size)
-    add_up(floats, group)
+    sum_over_processes(floats, group)

@@ -20,7 +20,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), "  ".join("─" * width for width in widths_shown), *map(line, rows)])
 
 
-def printable(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Write out control characters: a name from a file must not move the cursor, colour the terminal or add lines."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 

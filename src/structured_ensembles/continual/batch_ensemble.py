@@ -74,6 +74,7 @@ class BatchEnsembleLearner(ReweightingLearner):
         return shapes
 
     def memory(self) -> Memory:
+        """Count what it stores, with the tensors of each task."""
         tensors = [tensor for kept in self.task_tensors.values() for tensor in kept.values()]
         floats = sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
         return replace(super().memory(), factors=floats)

@@ -168,13 +168,13 @@ def find_backbone_name(model: str) -> str:
 
 def _close_run(folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: float) -> dict[str, Any]:
     """Write the figures and the results; `result.json` comes last and says that the run is done."""
-    from structured_ensembles.continual.figures import capacity_used  # matplotlib takes long to import
+    from structured_ensembles.continual.figures import draw_capacity  # matplotlib takes long to import
 
     charts = {"accuracy.png": matrix.figure()}
     capacity = None
     if isinstance(learner, OwningLearner):
         capacity_now = learner.capacity()
-        charts["capacity.png"] = capacity_used(capacity_now)
+        charts["capacity.png"] = draw_capacity(capacity_now)
         taken = {name: list(counts) for name, counts in capacity_now.taken.items()}
         capacity = {
             "sizes": dict(capacity_now.sizes),

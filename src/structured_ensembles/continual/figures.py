@@ -11,7 +11,7 @@ from structured_ensembles.common.colours import GREY, SHADES
 from structured_ensembles.continual.owning import Capacity
 
 
-def accuracy_matrix(rows: Sequence[Sequence[float]], title: str) -> Figure:
+def draw_accuracy_matrix(rows: Sequence[Sequence[float]], title: str) -> Figure:
     """Draw R as a heat map: a row per task learned, a column per task tested, in per cent.
 
     rows: of a lower triangle: row i has the accuracies on the tasks 0 … i after learning task i.
@@ -36,7 +36,7 @@ def accuracy_matrix(rows: Sequence[Sequence[float]], title: str) -> Figure:
     return figure
 
 
-def capacity_used(capacity: Capacity) -> Figure:
+def draw_capacity(capacity: Capacity) -> Figure:
     """Draw the share of every layer's neurons that each task took, as stacked bars; free neurons are white."""
     groups = list(capacity.sizes)
     figure = Figure(figsize=(7.2, 1.2 + 0.3 * len(groups)), layout="constrained")

@@ -19,7 +19,7 @@ from structured_ensembles.networks.resizing import Axis, Kept, kept_positions
 Axes = Mapping[str, Sequence[Axis]]
 
 
-def past_entries(backbone: nn.Module, axes: Axes, owners: Owners, kept: Kept) -> dict[str, Tensor]:
+def find_past_entries(backbone: nn.Module, axes: Axes, owners: Owners, kept: Kept) -> dict[str, Tensor]:
     """Find the entries of past neurons in each tensor of an extracted backbone, as masks that broadcast to its shape.
 
     axes, owners: of the full backbone. kept: the extracted neurons.
@@ -27,7 +27,7 @@ def past_entries(backbone: nn.Module, axes: Axes, owners: Owners, kept: Kept) ->
     past = {}
     for name, tensor in _tensors(backbone).items():
         owned = [_kept_owners(axis, owners, kept) != FREE for axis in axes[name]]
-        row = row_axis(backbone, name, axes[name])
+        row = find_row_axis(backbone, name, axes[name])
         if not owned:
             past[name] = torch.tensor(owners.rest != FREE)
         elif row is not None:
@@ -89,7 +89,7 @@ def write_back(
         if not tensor.is_floating_point():
             continue
         positions = [_positions(axis, kept) for axis in axes[name]]
-        row = row_axis(backbone, name, axes[name])
+        row = find_row_axis(backbone, name, axes[name])
         others = [axis for dim, axis in enumerate(axes[name]) if dim != row]
         if seal and row is not None and any(span.group in kept for axis in others for span in axis):
             new_rows = positions[row][owners.along(axes[name][row])[positions[row]] == FREE]
@@ -99,7 +99,7 @@ def write_back(
         tensor[mesh] = torch.where(mask, tensor[mesh], learned[name])
 
 
-def row_axis(backbone: nn.Module, name: str, axes: Sequence[Axis]) -> int | None:
+def find_row_axis(backbone: nn.Module, name: str, axes: Sequence[Axis]) -> int | None:
     """Return the axis that indexes the neurons owning a tensor's entries; None if no single axis does."""
     parent, _, attribute = name.rpartition(".")
     module = backbone.get_submodule(parent)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_choice
 from structured_ensembles.common.devices import seed_generators
-from structured_ensembles.networks.copying import shadow_of
+from structured_ensembles.networks.copying import copy_frozen
 
 HeadKind = Literal["linear", "paper"]
 
@@ -51,7 +51,7 @@ class PaperHead(nn.Module):
         return self.layers(features[:, :, None].repeat(1, 1, 49).flatten(1))
 
 
-def new_head(head: HeadKind, features: int, classes: int, seed: int) -> nn.Module:
+def create_head(head: HeadKind, features: int, classes: int, seed: int) -> nn.Module:
     """Create a head whose weights depend only on `seed`."""
     check_choice("head", head, get_args(HeadKind))
     with torch.random.fork_rng(devices=[]):
@@ -63,7 +63,7 @@ def count_features(backbone: nn.Module, example: Tensor) -> int:
     """Count the features that the backbone returns for a batch such as `example`; the backbone is not changed."""
     try:
         with torch.no_grad():
-            features = shadow_of(backbone).eval()(example)
+            features = copy_frozen(backbone).eval()(example)
     except RuntimeError as error:
         raise ValueError(f"backbone cannot take inputs of shape {tuple(example.shape[1:])}: {error}") from error
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(example):

@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Self, TypedDict, get_args
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.checks import check_choice, check_type, checked_seed
+from structured_ensembles.common.checks import check_choice, check_seed, check_type
 from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.inputs import is_several
 from structured_ensembles.continual.fitting import derive_seed, fit
-from structured_ensembles.continual.heads import HeadKind, count_features, new_head
+from structured_ensembles.continual.heads import HeadKind, count_features, create_head
 from structured_ensembles.continual.learned import Learned
 from structured_ensembles.continual.memory import Memory, count_floats
 from structured_ensembles.continual.storage import load, save
@@ -26,7 +26,7 @@ from structured_ensembles.data.arrays import check_labels
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.prediction.combination import entropy_of
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.recipe import Optimizer
@@ -81,7 +81,7 @@ class Learner(ABC):
         quiet: bool = False,
     ) -> None:
         check_type("backbone", backbone, nn.Module)
-        seed = checked_seed(seed)
+        seed = check_seed(seed)
         if not any(parameter.is_floating_point() for parameter in backbone.parameters()):
             raise ValueError("backbone has no parameters to learn")
         check_choice("head", head, get_args(HeadKind))
@@ -102,7 +102,7 @@ class Learner(ABC):
         self.seed = seed
         self.quiet = quiet
         self.device = pick_device(device, backbone)
-        self.backbone = clone_of(backbone).to(self.device)
+        self.backbone = clone_model(backbone).to(self.device)
         self.heads: dict[int, nn.Module] = {}
         self.learned: dict[int, Learned] = {}  # in the order of learning
         self.settings: dict[str, Any] = {
@@ -123,7 +123,7 @@ class Learner(ABC):
         data = task.data.to(self.device)
         example = self._example(data.shape)
         features = count_features(self.backbone, example)
-        head = new_head(self.head, features, data.num_classes, derive_seed(self.seed, task.number, 1)).to(example)
+        head = create_head(self.head, features, data.num_classes, derive_seed(self.seed, task.number, 1)).to(example)
         head, losses = changed._learn(task.number, data, head)
         changed.heads[task.number] = head.eval()
         normalization: Any = data.normalization
@@ -190,7 +190,7 @@ class Learner(ABC):
         Changes of the copy do not affect the learner.
         """
         self._check_known(task)
-        return clone_of(self._network(task)).eval()
+        return clone_model(self._network(task)).eval()
 
     def ensemble(self, task: int) -> Ensemble:
         """Return a copy of a task's network as an ensemble of one, such as `se.evaluate` takes."""

@@ -91,10 +91,10 @@ class AccuracyMatrix:
 
     def figure(self) -> Figure:
         """Draw R as a heat map."""
-        from structured_ensembles.continual.figures import accuracy_matrix  # matplotlib takes long to import
+        from structured_ensembles.continual.figures import draw_accuracy_matrix  # matplotlib takes long to import
 
         title = f"accuracy {100 * self.accuracy:.2f} %, forgetting {100 * self.forgetting:.2f} %"
-        return accuracy_matrix(self.rows, title)
+        return draw_accuracy_matrix(self.rows, title)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the matrix as JSON has it."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.continual.fitting import derive_seed
-from structured_ensembles.continual.heads import count_features, new_head
+from structured_ensembles.continual.heads import count_features, create_head
 from structured_ensembles.continual.learner import Common, Learner
 from structured_ensembles.continual.masks import Owners, count_owner_digits
 from structured_ensembles.continual.memory import Memory
@@ -121,6 +121,7 @@ class OwningLearner(Learner):
         return Forgotten(freed, in_use, tuple(changed.learned))
 
     def memory(self) -> Memory:
+        """Count what it stores, with the bits of the masks."""
         masks = self.shared.owners.neurons * len(self.learned)
         stored = self.shared.owners.neurons * min(self.next_stage, count_owner_digits(self.next_stage))
         return replace(super().memory(), masks=masks, stored_masks=stored)
@@ -140,7 +141,7 @@ class OwningLearner(Learner):
         if not self.learned:
             return
         example = self._example(next(iter(self.learned.values())).shape)
-        probe = new_head("linear", count_features(self.backbone, example), 1, seed=0).to(example)
+        probe = create_head("linear", count_features(self.backbone, example), 1, seed=0).to(example)
         graph = self.shared.graph(probe, 0, example)  # any head will do
         if graph.prunable != details["groups"]:
             raise ValueError("its neurons are not those of the backbone")

@@ -24,8 +24,8 @@ from structured_ensembles.continual.owning import NONE_FREE, OwningLearner
 from structured_ensembles.continual.shared import TaskSubnetwork
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.evaluation.predictions import predictions
-from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.evaluation.predictions import gather_predictions
+from structured_ensembles.networks.copying import clone_model
 
 # Thresholds of the sweep, as shares of the activity of a layer's most active neuron.
 THRESHOLDS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, *(step / 20 for step in range(2, 20)))
@@ -71,7 +71,7 @@ class PruningLearner(OwningLearner):
             subnetwork.network, data, number, after_step=restore, penalty=penalty if weights and self.strength else None
         )
         trained = TaskNetwork(
-            clone_of(self.backbone), subnetwork.network.head
+            clone_model(self.backbone), subnetwork.network.head
         )  # it has all neurons, so its head is complete
         self.shared.copy_into(trained.backbone, subnetwork)
         chosen, subnetwork = self._prune(trained, graph, data, free)
@@ -98,7 +98,7 @@ class PruningLearner(OwningLearner):
     def _accuracy(self, subnetwork: TaskSubnetwork, data: Data) -> float:
         """Measure the accuracy on the validation split, or on the training split if there is none."""
         split = data.train if data.validation is None else data.validation
-        logits, targets = predictions(Ensemble([subnetwork.network], normalization=data.normalization), split)
+        logits, targets = gather_predictions(Ensemble([subnetwork.network], normalization=data.normalization), split)
         return float((logits[0].argmax(-1) == targets).double().mean())
 
 

@@ -12,7 +12,7 @@ from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.owning import Capacity
 from structured_ensembles.runs.finished import Finished
 from structured_ensembles.runs.folder import RESULT_REMEDY, read_config, read_result
-from structured_ensembles.storage.run_files import damaged
+from structured_ensembles.storage.run_files import damaged_file_error
 
 MEMORY = ("backbone", "factors", "masks", "heads", "stored_masks")
 FIGURES = ("accuracy", "final_accuracy")
@@ -47,9 +47,9 @@ def check_continual_result(folder: Path, result: Mapping[str, Any]) -> None:
         rebuild_capacity(result)
         check_whole("file_bytes", result["file_bytes"], 0)
     except KeyError as error:
-        raise damaged(folder / "result.json", ValueError(f"it has no {error}"), RESULT_REMEDY) from error
+        raise damaged_file_error(folder / "result.json", ValueError(f"it has no {error}"), RESULT_REMEDY) from error
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise damaged(folder / "result.json", error, RESULT_REMEDY) from error
+        raise damaged_file_error(folder / "result.json", error, RESULT_REMEDY) from error
 
 
 def rebuild_matrix(result: Mapping[str, Any]) -> AccuracyMatrix:

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Common, Learner
 from structured_ensembles.data import Data
-from structured_ensembles.networks.copying import clone_of, copy_with, unsaved_buffers
+from structured_ensembles.networks.copying import clone_model, copy_with, unsaved_buffers
 
 TaskTensors = dict[str, Tensor]  # the tensors that a task does not share, by name
 
@@ -56,7 +56,7 @@ class ReweightingLearner(Learner):
         """Return the task's weight."""
 
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
-        backbone = clone_of(self.backbone)
+        backbone = clone_model(self.backbone)
         weights = list_weights(backbone)
         self._freeze(backbone, weights)
         factors = {}

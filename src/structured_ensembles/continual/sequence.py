@@ -12,9 +12,9 @@ from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.storage import resume
 from structured_ensembles.continual.tasks import Task
 from structured_ensembles.data.splits import fingerprint_split
-from structured_ensembles.evaluation.predictions import predictions
-from structured_ensembles.storage.fingerprints import digest_of, module_parts
-from structured_ensembles.storage.run_files import damaged, read_json, write_json
+from structured_ensembles.evaluation.predictions import gather_predictions
+from structured_ensembles.storage.fingerprints import digest_json, digest_module
+from structured_ensembles.storage.run_files import damaged_file_error, read_json, write_json
 
 LEARNER, PROGRESS = "learner.safetensors", "matrix.json"
 
@@ -53,7 +53,7 @@ def run_sequence(learner: Learner, tasks: Sequence[Task], folder: str | Path | N
 
 def measure_accuracy(learner: Learner, task: Task) -> float:
     """Measure the accuracy on the task's test split, given the task."""
-    logits, targets = predictions(learner.ensemble(task.number), task.data.split("test"))
+    logits, targets = gather_predictions(learner.ensemble(task.number), task.data.split("test"))
     return float((logits[0].argmax(-1) == targets).double().mean())
 
 
@@ -64,7 +64,9 @@ def measure_without_identity(learner: Learner, tasks: Sequence[Task]) -> tuple[f
     """
     right = inferred = samples = 0
     for task in tasks:
-        pairs = {number: predictions(learner.ensemble(number), task.data.split("test")) for number in learner.learned}
+        pairs = {
+            number: gather_predictions(learner.ensemble(number), task.data.split("test")) for number in learner.learned
+        }
         is_inferred = find_surest_task({number: logits[0] for number, (logits, _) in pairs.items()}) == task.number
         logits, targets = pairs[task.number]
         right += int((is_inferred & (logits[0].argmax(-1) == targets)).sum())
@@ -88,13 +90,15 @@ def _resume(learner: Learner, tasks: Sequence[Task], folder: Path, identity: str
         if any(len(row) != number for number, row in enumerate(rows, start=1)):
             raise ValueError("its rows are not a lower triangle")
     except KeyError as error:
-        raise damaged(path, ValueError(f"it has no {error}"), remedy) from error
+        raise damaged_file_error(path, ValueError(f"it has no {error}"), remedy) from error
     except (ValueError, TypeError) as error:
-        raise damaged(path, error, remedy) from error
+        raise damaged_file_error(path, error, remedy) from error
     if (folder / LEARNER).exists():
         resume(learner, folder / LEARNER, max(math.prod(task.data.shape) for task in tasks))
     if len(learner.learned) - len(rows) not in (0, 1):
-        raise damaged(path, ValueError(f"it is of {len(rows)} tasks, the learner of {len(learner.learned)}"), remedy)
+        raise damaged_file_error(
+            path, ValueError(f"it is of {len(rows)} tasks, the learner of {len(learner.learned)}"), remedy
+        )
     return rows
 
 
@@ -121,4 +125,4 @@ def _fingerprint(learner: Learner, tasks: Sequence[Task]) -> str:
         ]
         for task in tasks
     ]
-    return digest_of([learner.method, learner.settings, descriptions, module_parts(learner.backbone)])
+    return digest_json([learner.method, learner.settings, descriptions, digest_module(learner.backbone)])

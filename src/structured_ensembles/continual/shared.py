@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph, trace
-from structured_ensembles.continual.freezing import past_entries, write_back
+from structured_ensembles.continual.freezing import find_past_entries, write_back
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.masks import Owners
 from structured_ensembles.extraction import extract
-from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.networks.initialization import draw_weights
 from structured_ensembles.networks.resizing import Axis, Kept, shrink
 from structured_ensembles.scaling import check_prunable
@@ -49,7 +49,7 @@ class SharedBackbone:
 
     def copy(self) -> SharedBackbone:
         """Copy it, tensors included."""
-        copied = SharedBackbone(clone_of(self.backbone), self.seal)
+        copied = SharedBackbone(clone_model(self.backbone), self.seal)
         copied.owners, copied._graphs = self.owners, dict(self._graphs)  # shared: they are never changed in place
         return copied
 
@@ -79,7 +79,7 @@ class SharedBackbone:
         kept = {name: tuple(sorted({*self._past(name), *chosen.get(name, ())})) for name in graph.prunable}
         extracted = extract(network, graph, Subnet(tuple((name, graph.prunable[name], kept[name]) for name in kept)))
         assert isinstance(extracted, TaskNetwork)
-        return TaskSubnetwork(extracted, kept, past_entries(extracted.backbone, self.axes, self.owners, kept))
+        return TaskSubnetwork(extracted, kept, find_past_entries(extracted.backbone, self.axes, self.owners, kept))
 
     def copy_into(self, backbone: nn.Module, subnetwork: TaskSubnetwork) -> None:
         """Write the trained new neurons of a subnetwork into a full backbone."""
@@ -94,10 +94,10 @@ class SharedBackbone:
 
     def redraw(self, seed: int) -> None:
         """Reinitialise the weights of the free neurons."""
-        fresh = clone_of(self.backbone)
+        fresh = clone_model(self.backbone)
         draw_weights(fresh, seed)
         all_neurons = {name: tuple(range(len(owners))) for name, owners in self.owners.groups.items()}
-        past = past_entries(fresh, self.axes, self.owners, all_neurons)
+        past = find_past_entries(fresh, self.axes, self.owners, all_neurons)
         write_back(self.backbone, fresh, self.axes, self.owners, all_neurons, past, seal=False)
 
     def _past(self, group: str) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Common, Learner
 from structured_ensembles.continual.memory import Memory, count_floats
 from structured_ensembles.data import Data
-from structured_ensembles.networks.copying import all_tensors, clone_of, fill
+from structured_ensembles.networks.copying import all_tensors, clone_model, fill
 
 
 class SingleModelLearner(Learner):
@@ -25,7 +25,7 @@ class SingleModelLearner(Learner):
         self.backbones: dict[int, nn.Module] = {}
 
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
-        network = TaskNetwork(clone_of(self.backbone), head)
+        network = TaskNetwork(clone_model(self.backbone), head)
         losses = self._fit(network, data, number)
         self.backbones[number] = network.backbone
         return head, losses
@@ -51,7 +51,7 @@ class SingleModelLearner(Learner):
 
     def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
         for number in self.learned:
-            backbone, prefix = clone_of(self.backbone), f"{number}."
+            backbone, prefix = clone_model(self.backbone), f"{number}."
             weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             fill(backbone, weights)
             self.backbones[number] = backbone

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import Device
-from structured_ensembles.continual.heads import HeadKind, count_features, new_head
+from structured_ensembles.continual.heads import HeadKind, count_features, create_head
 from structured_ensembles.continual.learned import Learned
 from structured_ensembles.data import Normalization
 from structured_ensembles.networks.copying import all_tensors, check_fits, copy_with, fill, unsaved_buffers
@@ -20,13 +20,13 @@ from structured_ensembles.networks.provenance import warn_if_unnamed
 from structured_ensembles.networks.resizing import set_sizes
 from structured_ensembles.storage.container import (
     ArtifactError,
-    build_named,
-    checked,
-    checked_leaves,
-    checked_list,
-    named_network,
+    build_from_json,
+    check_field,
+    check_leaves,
+    check_list_field,
+    origin_to_json,
+    raise_as_artifact_error,
     read_container,
-    refused,
     write_container,
 )
 
@@ -68,7 +68,7 @@ def save(learner: StoredLearner, path: str | Path) -> int:
     structure = {
         "method": learner.method,
         "settings": learner.settings,
-        "model": named_network(learner.backbone),
+        "model": origin_to_json(learner.backbone),
         "tasks": [_describe(number, known) for number, known in learner.learned.items()],
         "details": details,
         "torch": torch.__version__,
@@ -95,14 +95,14 @@ def load(
     """
     path = Path(path)
     structure, tensors = read_container(path, FORMAT, VERSION, "a continual learner")
-    with refused(f"{path} does not say what learner it holds"):
-        name = checked(structure["method"], str, "method")
-        settings = checked(structure["settings"], dict, "settings")
+    with raise_as_artifact_error(f"{path} does not say what learner it holds"):
+        name = check_field(structure["method"], str, "method")
+        settings = check_field(structure["settings"], dict, "settings")
     method = methods.get(name)
     if method is None:
         raise ArtifactError(f"{path} holds a learner of the method {name!r}, not a {expected}")
     base = _backbone(path, structure, tensors, trust_code) if backbone is None else backbone
-    with refused(f"{path} has settings that are not of a learner"):
+    with raise_as_artifact_error(f"{path} has settings that are not of a learner"):
         learner = method(base, device=device, **settings)
     _fill(path, learner, structure, tensors, math.inf if backbone is not None else MAX_VALUES)
     return learner
@@ -125,17 +125,17 @@ def _backbone(path: Path, structure: Mapping[str, Any], tensors: Mapping[str, Te
     with torch.random.fork_rng(devices=[]):
         if isinstance(model, dict) and ":" not in str(model.get("name")):
             with torch.device("meta"):
-                outline = build_named(path, model, trust_code, "backbone", tensors=len(tensors))
-            with refused(f"{path} does not fit the backbone"):
+                outline = build_from_json(path, model, trust_code, "backbone", tensors=len(tensors))
+            with raise_as_artifact_error(f"{path} does not fit the backbone"):
                 check_fits(outline, _with_prefix(tensors, "backbone."))
-        return build_named(path, model, trust_code, "backbone", tensors=len(tensors))
+        return build_from_json(path, model, trust_code, "backbone", tensors=len(tensors))
 
 
 def _fill(
     path: Path, learner: StoredLearner, structure: Mapping[str, Any], tensors: Mapping[str, Tensor], max_values: float
 ) -> None:
     """Restore tensors and tasks of the file in a learner. max_values: how many values one input may have."""
-    with refused(f"{path} does not fit the backbone"):
+    with raise_as_artifact_error(f"{path} does not fit the backbone"):
         weights = _with_prefix(tensors, "backbone.")
         learner.backbone.to(next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point()))
         if broken := sorted(name for name, tensor in tensors.items() if tensor.isnan().any()):
@@ -148,7 +148,7 @@ def _fill(
                 stacklevel=4,
             )
         fill(learner.backbone, weights)
-        tasks = [_read_task(row) for row in checked_list(structure["tasks"], dict, "tasks")]
+        tasks = [_read_task(row) for row in check_list_field(structure["tasks"], dict, "tasks")]
         if len(dict(tasks)) != len(tasks):
             raise ValueError("it has two tasks of the same number")
         unknown = {name for name in tensors if not _belongs(name, dict(tasks))}
@@ -164,7 +164,7 @@ def _fill(
                 count_features(learner.backbone, learner._example(known.shape))  # raises unless it takes such inputs
             learner.heads[number] = _head(learner, len(known.names), _with_prefix(tensors, f"heads.{number}."))
             learner.learned[number] = known
-        learner._restore(_with_prefix(tensors, "own."), checked(structure["details"], dict, "details"))
+        learner._restore(_with_prefix(tensors, "own."), check_field(structure["details"], dict, "details"))
         for number, known in tasks:
             _check_runs(learner.network(number), known, learner._example(known.shape))
 
@@ -181,7 +181,7 @@ def _check_runs(network: nn.Module, known: Learned, example: Tensor) -> None:
 def _head(learner: StoredLearner, classes: int, tensors: Mapping[str, Tensor]) -> nn.Module:
     """Build a head from its tensors; it may be narrower than the backbone."""
     with torch.device("meta"):
-        outline = new_head(learner.head, 1, classes, seed=0)
+        outline = create_head(learner.head, 1, classes, seed=0)
     expected = {name: tensor.dim() for name, tensor in all_tensors(outline).items()}
     if expected != {name: tensor.dim() for name, tensor in tensors.items()}:
         raise ValueError(f"a head has the tensors {', '.join(tensors)[:200]}, not {', '.join(expected)}")
@@ -218,16 +218,16 @@ def _describe(number: int, known: Learned) -> dict[str, Any]:
 
 def _read_task(row: Mapping[str, Any]) -> tuple[int, Learned]:
     """Read the number and the description of a task from JSON."""
-    classes, names = checked_list(row["classes"], int, "classes"), checked_list(row["names"], str, "names")
-    shape, number = checked_list(row["shape"], int, "shape"), checked(row["number"], int, "number")
+    classes, names = check_list_field(row["classes"], int, "classes"), check_list_field(row["names"], str, "names")
+    shape, number = check_list_field(row["shape"], int, "shape"), check_field(row["number"], int, "number")
     if len(classes) != len(names) or not names or not shape or min(*shape, 1) < 1 or number < 0:
         raise ValueError(f"a task has {len(classes)} classes, {len(names)} names, inputs of {shape}, number {number}")
-    checked_leaves(row["normalization"], (int, float), "normalization")
+    check_leaves(row["normalization"], (int, float), "normalization")
     return number, Learned(
         classes=tuple(classes),
         names=tuple(names),
         shape=tuple(shape),
         normalization=Normalization.from_json(row["normalization"]),
-        losses=tuple(checked_list(row["losses"], (int, float), "losses")),
-        pixels=checked(row.get("pixels", False), bool, "pixels"),  # files of earlier versions do not say
+        losses=tuple(check_list_field(row["losses"], (int, float), "losses")),
+        pixels=check_field(row.get("pixels", False), bool, "pixels"),  # files of earlier versions do not say
     )

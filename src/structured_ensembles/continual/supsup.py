@@ -71,6 +71,7 @@ class SupSupLearner(ReweightingLearner):
         return shapes | {name: self.backbone.get_parameter(name).shape for name in list_weights(self.backbone)}
 
     def memory(self) -> Memory:
+        """Count what it stores, with the masks and the statistics of norms."""
         tensors = [tensor for kept in self.task_tensors.values() for tensor in kept.values()]
         masks = sum(tensor.numel() for tensor in tensors if tensor.dtype == torch.bool)
         floats = sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())

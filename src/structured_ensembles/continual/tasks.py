@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.checks import checked_seed
-from structured_ensembles.common.inputs import joined, moved, rows_of
+from structured_ensembles.common.checks import check_seed
+from structured_ensembles.common.inputs import join_batches, move_inputs, select_rows
 from structured_ensembles.data import Data, Split, load_data
 from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.data.splits import Batch, TensorSplit
@@ -66,7 +66,7 @@ def split_tasks(data: Data, tasks: int, shuffle_labels: bool = False, seed: int 
         raise ValueError(f"tasks must divide the {data.num_classes} classes: one of {fitting}, not {tasks!r}")
     labels = torch.arange(data.num_classes)
     if shuffle_labels:
-        labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(checked_seed(seed)))]
+        labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(check_seed(seed)))]
     groups = labels.view(tasks, -1)
     within = torch.empty_like(labels)  # the label of every class within its task
     within[groups] = torch.arange(groups.shape[1]).expand_as(groups)
@@ -117,7 +117,7 @@ def _select_classes_if_any(split: Split | None, classes: Tensor, within: Tensor)
 
 
 def _join_batches(batches: Sequence[Batch]) -> Batch:
-    return joined([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
+    return join_batches([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
 
 
 @dataclass(frozen=True)
@@ -141,25 +141,28 @@ class StreamedClasses:
         return self.samples
 
     def num_batches(self, size: int) -> int:
+        """Return the number of batches of this size."""
         return -(-self.samples // size)
 
     def batches(
         self, size: int, seed: int | tuple[int, ...] | None = None, device: torch.device | str = "cpu"
     ) -> Iterator[Batch]:
+        """Yield batches of this size, the last one with the rest."""
         pending: list[Batch] = []
         for inputs, targets in self.split.batches(size, seed):
             chosen = torch.isin(targets, self.classes)
-            pending.append((rows_of(inputs, chosen), self.within[targets[chosen]]))
+            pending.append((select_rows(inputs, chosen), self.within[targets[chosen]]))
             if sum(len(labels) for _, labels in pending) >= size:
                 x, y = _join_batches(pending)
                 complete = len(y) - len(y) % size
                 for start in range(0, complete, size):
                     rows = slice(start, start + size)
-                    yield moved(rows_of(x, rows), device), y[rows].to(device)
-                pending = [(rows_of(x, slice(complete, None)), y[complete:])]
+                    yield move_inputs(select_rows(x, rows), device), y[rows].to(device)
+                pending = [(select_rows(x, slice(complete, None)), y[complete:])]
         x, y = _join_batches(pending)
         if len(y):
-            yield moved(x, device), y.to(device)
+            yield move_inputs(x, device), y.to(device)
 
     def to(self, device: torch.device | str) -> StreamedClasses:
+        """Return itself: batches are moved one by one."""
         return self

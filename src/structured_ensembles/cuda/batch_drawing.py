@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.devices import constant
+from structured_ensembles.common.devices import make_constant
 from structured_ensembles.cuda.launch_grid import divided
 from structured_ensembles.data.augmentation import padding
 from structured_ensembles.data.feeds import TableFeed
@@ -58,7 +58,7 @@ def drawn_batch(feed: TableFeed, size: int) -> Batch:
         feed.order if feed.crops is None else feed.crops,
         feed.starts,
         feed.step,
-        *(constant(values, stored.device, torch.float32) for values in (mean, deviation)),
+        *(make_constant(values, stored.device, torch.float32) for values in (mean, deviation)),
         images,
         labels,
         channels,

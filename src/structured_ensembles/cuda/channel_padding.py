@@ -16,10 +16,10 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from structured_ensembles.channels import trace
 from structured_ensembles.common.devices import device_of
-from structured_ensembles.common.inputs import Inputs, arguments, each
+from structured_ensembles.common.inputs import Inputs, call_arguments, map_inputs
 from structured_ensembles.cuda.bf16_copies import padded, part
 from structured_ensembles.cuda.faster import faster, hooked
-from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.networks.resizing import kept_size
 from structured_ensembles.tracing.fake_model import first_line
 
@@ -82,17 +82,19 @@ def check_padding(network: nn.Module, example: Inputs, shapes: Shapes, norms: Co
     names = [name for name, layer in network.named_modules() if isinstance(layer, nn.BatchNorm2d) and layer in norms]
     results = []
     try:
-        trial = clone_of(network).double().train()
+        trial = clone_model(network).double().train()
         for layer in trial.modules():
             if isinstance(layer, _DropoutNd):
                 layer.eval()
         device = device_of(trial)
-        inputs = each(lambda own: own.to(device, torch.float64 if own.is_floating_point() else own.dtype), example)
+        inputs = map_inputs(
+            lambda own: own.to(device, torch.float64 if own.is_floating_point() else own.dtype), example
+        )
         for wide in ({}, shapes):
             values = {name: padded(own.detach(), wide.get(name)) for name, own in trial.named_parameters()}
             leaves = [value.requires_grad_() for value in values.values()]
             with faster([trial.get_submodule(name) for name in names], padded=True):
-                outputs = functional_call(trial, values, *arguments(inputs), tie_weights=False)
+                outputs = functional_call(trial, values, *call_arguments(inputs), tie_weights=False)
             gradients = torch.autograd.grad(outputs.square().sum(), leaves, allow_unused=True, materialize_grads=True)
             sizes = [own.shape for own in trial.parameters()]
             results.append([outputs, *map(part, gradients, sizes)])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from structured_ensembles.common.inputs import Inputs, call
-from structured_ensembles.networks.copying import clear_hooks, clone_of
+from structured_ensembles.networks.copying import clear_hooks, clone_model
 from structured_ensembles.tracing.fake_model import first_line
 
 
@@ -33,7 +33,7 @@ def _can(network: nn.Module, example: Inputs, tell: Callable[[str], None]) -> bo
     if not _weights(network):
         return False
     try:
-        trial = clone_of(network)
+        trial = clone_model(network)
         _store(_weights(trial), torch.channels_last)
         clear_hooks(trial)
         with torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from structured_ensembles.common.inputs import Inputs, each, tensors_in
+from structured_ensembles.common.inputs import Inputs, map_inputs, tensors_in
 from structured_ensembles.data.conversion import as_float32, as_tensor
 from structured_ensembles.data.kinds import cast_for_storage
 from structured_ensembles.data.random_states import preserve_random_states
@@ -135,7 +135,7 @@ def stack_samples(argument: str, dataset: Any) -> tuple[Inputs, Tensor]:
         pairs = [_convert_pair(argument, index, dataset[index]) for index in range(len(dataset))]
     inputs, targets = zip(*pairs, strict=True)
     try:
-        return each(lambda *samples: _stack(argument, samples), *inputs), torch.stack(targets)
+        return map_inputs(lambda *samples: _stack(argument, samples), *inputs), torch.stack(targets)
     except (KeyError, AttributeError, TypeError) as error:
         raise TypeError(f"{argument} has inputs of different structures: {error}") from error
 
@@ -144,7 +144,7 @@ def _convert_pair(argument: str, index: int, item: Any) -> tuple[Inputs, Tensor]
     """Convert one item of a dataset to an input and a target."""
     try:
         sample, target = split_labels(item) if isinstance(item, Mapping) else item
-        return each(_convert_sample, _as_structure(sample)), _convert_array(target)
+        return map_inputs(_convert_sample, _as_structure(sample)), _convert_array(target)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{argument}[{index}] must be a pair (input, target) of numbers, arrays or images, the input possibly "

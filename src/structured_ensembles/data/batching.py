@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from structured_ensembles.common.inputs import Shape, batch_size, is_several, pieces, tensors_in
+from structured_ensembles.common.inputs import Shape, batch_size, is_several, split_batch, tensors_in
 from structured_ensembles.data.arrays import as_inputs, stack_samples
 from structured_ensembles.data.conversion import check_bytes
 from structured_ensembles.data.random_states import iterate_isolated
@@ -33,7 +33,7 @@ def batches_of(x: Any, size: int, ids: bool = False, shape: Shape | None = None,
         inputs = as_inputs("x", stack_samples("x", x)[0] if isinstance(x, Dataset) else x, ids, check)
         if tensors_in(inputs)[0].dim() == 0 or batch_size(inputs) == 0:
             raise ValueError("x has no samples")
-        yield from pieces(inputs, size)
+        yield from split_batch(inputs, size)
 
 
 def _without_targets(batch: Any, shape: Shape | None) -> Any:

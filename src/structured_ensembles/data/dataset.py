@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from structured_ensembles.common.checks import check_choice, check_type
-from structured_ensembles.common.inputs import Inputs, Shape, batch_size, each, rows_of
+from structured_ensembles.common.inputs import Inputs, Shape, batch_size, map_inputs, select_rows
 from structured_ensembles.data.arrays import (
     Check,
     as_inputs,
@@ -52,8 +52,8 @@ class Data:
 
     normalization: applied to inputs on their way to a network; None: pixels in [0,1], floats as they are.
     normalization_settled: whether the user chose it, or it was fitted to a network; else a network that was trained on
-        inputs of another normalisation gets that one, see `fitted_normalization`.
-    examined: whether a network was examined with these data already, see `examined`.
+        inputs of another normalisation gets that one, see `find_normalization`.
+    examined: whether a network was examined with these data already, see `examine`.
     """
 
     task: Task
@@ -238,7 +238,7 @@ class Data:
     @property
     def shape(self) -> Any:
         """Return the shape of one input; of several, a tuple or dict of shapes."""
-        shape: Shape = each(lambda tensor: tuple(tensor.shape[1:]), self.example(1))
+        shape: Shape = map_inputs(lambda tensor: tuple(tensor.shape[1:]), self.example(1))
         return shape
 
     @property
@@ -265,7 +265,7 @@ class Data:
     def example(self, batch: int = 2, dtype: torch.dtype = torch.float32) -> Any:
         """Return a batch as a network gets it, (batch, …), such as for `trace`; a tuple or dict of several inputs."""
         inputs, _ = next(iter(self.train.batches(batch)))
-        return self.prepare(rows_of(inputs, torch.arange(batch) % batch_size(inputs)), dtype)
+        return self.prepare(select_rows(inputs, torch.arange(batch) % batch_size(inputs)), dtype)
 
     def split(self, name: SplitName) -> Split:
         """Return a split by name; raise a ValueError if there is none."""
@@ -318,7 +318,9 @@ def prepare_inputs(
         def prepare_one(tensor: Tensor, kind: Kind, moments: Normalization | None) -> Any:
             return tensor.bool() if kind == "mask" else prepare_inputs(tensor, dtype, moments, kind == "whole numbers")
 
-        return each(prepare_one, inputs, kinds or kinds_of(inputs, ids), normalization_of_each(normalization, inputs))
+        return map_inputs(
+            prepare_one, inputs, kinds or kinds_of(inputs, ids), normalization_of_each(normalization, inputs)
+        )
     assert not isinstance(normalization, Normalizations)
     if ids:
         return inputs.long()
@@ -356,7 +358,7 @@ def _make_split(
     x, y = as_inputs(f"{label} inputs", inputs, ids, check), as_targets(f"{label} targets", targets, task)
     check_pair(f"{label} inputs", x, f"{label} targets", y)
     described, expected = (
-        each(lambda tensor: f"{tensor.dtype} of shape {tuple(tensor.shape[1:])}", values) for values in (x, like)
+        map_inputs(lambda tensor: f"{tensor.dtype} of shape {tuple(tensor.shape[1:])}", values) for values in (x, like)
     )
     if described != expected:
         raise ValueError(f"{label} inputs must be {expected} each, as those of training, not {described}")

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.inputs import Inputs, each, moved, rows_of, tensors_in
+from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, select_rows, tensors_in
 from structured_ensembles.data.augmentation import Augmentation, augment, draw_crops
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.drawing import Seed, shuffle
@@ -84,13 +84,13 @@ class TableFeed:
     def batch(self, size: int) -> Batch:
         positions = self.starts[self.step] + torch.arange(size, device=self.step.device)
         rows = self.order[positions]
-        inputs = rows_of(self.split.inputs, rows)
+        inputs = select_rows(self.split.inputs, rows)
         if self.crops is not None:
             inputs = augment(inputs, self.crops[positions])
         return _prepare(self.data, inputs, self.split.targets[rows], self.dtype)
 
     def _crops(self, seed: Seed) -> Tensor | None:
-        shape = each(lambda tensor: tuple(tensor.shape[1:]), self.split.inputs)
+        shape = map_inputs(lambda tensor: tuple(tensor.shape[1:]), self.split.inputs)
         return draw_crops(self.augmentation, shape, len(self.split), seed, self.step.device)
 
 
@@ -130,13 +130,13 @@ class StreamFeed:
         """Copy a batch to the buffer of its size; the first of a size becomes the buffer."""
         size, self.irregular_batch = len(targets), None
         if size not in self.buffers:
-            copied = each(lambda tensor: tensor.to(self.device, copy=True), inputs)
+            copied = map_inputs(lambda tensor: tensor.to(self.device, copy=True), inputs)
             self.buffers[size] = (copied, targets.to(self.device, copy=True))
             return
         buffer_inputs, buffer_targets = self.buffers[size]
         buffers, tensors = [*tensors_in(buffer_inputs), buffer_targets], [*tensors_in(inputs), targets]
         if [buffer.shape for buffer in buffers] != [tensor.shape for tensor in tensors]:
-            self.irregular_batch = moved(inputs, self.device), targets.to(self.device)
+            self.irregular_batch = move_inputs(inputs, self.device), targets.to(self.device)
             return
         for buffer, tensor in zip(buffers, tensors, strict=True):
             buffer.copy_(tensor, non_blocking=True)

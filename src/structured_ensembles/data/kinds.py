@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.inputs import Inputs, each
+from structured_ensembles.common.inputs import Inputs, map_inputs
 from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
 
 Kind = Literal["pixels", "whole numbers", "mask", "floats"]
@@ -27,7 +27,7 @@ def kind_of(tensor: Tensor, ids: bool = False) -> Kind:
 
 def kinds_of(inputs: Inputs, ids: bool = False) -> Kinds | None:
     """Return the kind of each of several inputs; None for a single input."""
-    return None if isinstance(inputs, Tensor) else each(partial(kind_of, ids=ids), inputs)
+    return None if isinstance(inputs, Tensor) else map_inputs(partial(kind_of, ids=ids), inputs)
 
 
 def cast_for_storage(tensor: Tensor, ids: bool = False) -> Tensor:
@@ -44,7 +44,7 @@ class Normalizations:
 
     def to_json(self) -> dict[str, Any]:
         """Encode as a dict for JSON."""
-        return {"several": each(lambda one: None if one is None else one.to_json(), self.by_input)}
+        return {"several": map_inputs(lambda one: None if one is None else one.to_json(), self.by_input)}
 
 
 def normalization_from_json(value: Any) -> Normalization | Normalizations | None:
@@ -52,7 +52,9 @@ def normalization_from_json(value: Any) -> Normalization | Normalizations | None
     if not isinstance(value, dict):
         return Normalization.from_json(value)
     by_input = value["several"]
-    return Normalizations(each(Normalization.from_json, tuple(by_input) if isinstance(by_input, list) else by_input))
+    return Normalizations(
+        map_inputs(Normalization.from_json, tuple(by_input) if isinstance(by_input, list) else by_input)
+    )
 
 
 def normalizations_for(
@@ -67,14 +69,14 @@ def normalizations_for(
             return None
         return normalization_for(choice, tensor[:, None] if tensor.dim() == 1 else tensor, rows, standardize)
 
-    normalizations = each(resolve_one, inputs, _choices(choice, inputs))
+    normalizations = map_inputs(resolve_one, inputs, _choices(choice, inputs))
     return None if all(one is None for one in _by_name(normalizations).values()) else Normalizations(normalizations)
 
 
 def _choices(choice: Choice, inputs: Any) -> Any:
     """Return the choice for each of several inputs."""
     if choice is None or isinstance(choice, str):
-        return each(lambda _: choice, inputs)
+        return map_inputs(lambda _: choice, inputs)
     if isinstance(choice, dict) and isinstance(inputs, dict) and choice.keys() <= inputs.keys():
         return {name: choice.get(name, "auto") for name in inputs}
     if isinstance(choice, list) and isinstance(inputs, tuple) and len(choice) == len(inputs):
@@ -90,7 +92,7 @@ def normalization_of_each(normalization: Any, inputs: Any) -> Any:
     """Return the normalisation of each of several inputs; None where there is none."""
     if isinstance(normalization, Normalizations):
         return normalization.by_input
-    return each(lambda _: None, inputs)
+    return map_inputs(lambda _: None, inputs)
 
 
 def _by_name(several: Any) -> dict[Any, Any]:

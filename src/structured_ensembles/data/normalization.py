@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.devices import constant
+from structured_ensembles.common.devices import make_constant
 
 CHOICES = ("auto", "none", "unit", "standard", "imagenet")
 NOTICEABLE = 4  # squared distance of a column from mean 0 and log deviation 0 above which columns are standardised
@@ -34,7 +34,7 @@ class Normalization:
         """Normalise inputs (batch, channels or columns, …): floats, or pixels in [0,1]."""
         shape = (-1, *[1] * (inputs.dim() - 2))
         mean, deviation = (
-            constant(values, inputs.device, inputs.dtype).view(shape) for values in (self.mean, self.deviation)
+            make_constant(values, inputs.device, inputs.dtype).view(shape) for values in (self.mean, self.deviation)
         )
         return (inputs - mean) / deviation
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from structured_ensembles.common.checks import checked_seed
-from structured_ensembles.common.inputs import Inputs, each, joined, moved, rows_of, tensors_in
+from structured_ensembles.common.checks import check_seed
+from structured_ensembles.common.inputs import Inputs, join_batches, map_inputs, move_inputs, select_rows, tensors_in
 from structured_ensembles.data.arrays import check_labels, split_labels
 from structured_ensembles.data.drawing import Seed, shuffle
 from structured_ensembles.data.random_states import iterate_isolated
-from structured_ensembles.storage.fingerprints import add_tensor, described, digest_of
+from structured_ensembles.storage.fingerprints import add_tensor, describe, digest_json
 
 Batch = tuple[Inputs, Tensor]
 
@@ -57,7 +57,7 @@ class TensorSplit:
     index: Tensor
 
     def __repr__(self) -> str:
-        shapes = each(
+        shapes = map_inputs(
             lambda tensor: f"{tensor.dtype} of shape {tuple(tensor.shape[1:])}".removeprefix("torch."), self.inputs
         )
         lines = [f"{name}: {shape}" for name, shape in shapes.items()] if isinstance(shapes, dict) else shapes
@@ -74,11 +74,11 @@ class TensorSplit:
         if seed is not None:
             order = shuffle(order, seed)
         for rows in order.split(batch_sizes(len(self), size)):
-            yield moved(rows_of(self.inputs, rows), device), self.targets[rows].to(device)
+            yield move_inputs(select_rows(self.inputs, rows), device), self.targets[rows].to(device)
 
     def to(self, device: torch.device | str) -> TensorSplit:
         return replace(
-            self, inputs=moved(self.inputs, device), targets=self.targets.to(device), index=self.index.to(device)
+            self, inputs=move_inputs(self.inputs, device), targets=self.targets.to(device), index=self.index.to(device)
         )
 
 
@@ -101,7 +101,7 @@ class StreamedSplit:
     def batches(self, size: int, seed: Seed | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
         for batch in iterate_isolated(self.loader, seed):
             inputs, targets = parse_batch(batch)
-            yield moved(inputs, device), self._check_labels(targets).to(device)
+            yield move_inputs(inputs, device), self._check_labels(targets).to(device)
 
     def _check_labels(self, targets: Tensor) -> Tensor:
         """Check a batch's labels before they reach a loss, which on a GPU would abort the whole process."""
@@ -149,7 +149,7 @@ def fingerprint_split(split: Split) -> str:
     hashed.update(f"{split.num_batches(1)} batches".encode())
     if isinstance(split, StreamedSplit):
         loader = split.loader
-        hashed.update(digest_of(described([loader.dataset, loader.sampler], loose=True)).encode())
+        hashed.update(digest_json(describe([loader.dataset, loader.sampler], loose=True)).encode())
     first, second = hashlib.sha256(), hashlib.sha256()
     for hash_of_batch in (first, second):
         for batch in islice(split.batches(1, seed=(0,)), 1):
@@ -172,7 +172,7 @@ def hold_out(strata: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
 
     strata: shape (samples,), such as the labels. Every stratum keeps at least one sample.
     """
-    generator = torch.Generator().manual_seed(checked_seed(seed))
+    generator = torch.Generator().manual_seed(check_seed(seed))
     order = torch.randperm(len(strata), generator=generator)
     held_out = torch.zeros(len(strata), dtype=torch.bool)
     for stratum in strata.unique():
@@ -186,7 +186,7 @@ def take_samples(split: Split, count: int) -> Batch:
     if isinstance(split, TensorSplit):
         positions = torch.linspace(0, len(split) - 1, min(count, len(split)), dtype=torch.float64).round().long()
         rows = split.index[positions.to(split.index.device)]
-        return rows_of(split.inputs, rows), split.targets[rows]
+        return select_rows(split.inputs, rows), split.targets[rows]
     batches: list[Batch] = []
     for batch in split.batches(count, seed=(0,)):
         if batches and _shapes(batch) != _shapes(batches[0]):  # such as sentences padded to another length
@@ -195,7 +195,7 @@ def take_samples(split: Split, count: int) -> Batch:
         if sum(len(targets) for _, targets in batches) >= count:
             break
     inputs, targets = zip(*batches, strict=True)
-    return rows_of(joined(inputs), slice(count)), torch.cat(targets)[:count]
+    return select_rows(join_batches(inputs), slice(count)), torch.cat(targets)[:count]
 
 
 def _shapes(batch: Batch) -> list[torch.Size]:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.devices import constant, device_of
+from structured_ensembles.common.devices import device_of, make_constant
 from structured_ensembles.common.gaussian import moments
-from structured_ensembles.common.inputs import Inputs, call, cloned, moved, rows_of
+from structured_ensembles.common.inputs import Inputs, call, clone_inputs, move_inputs, select_rows
 from structured_ensembles.common.processes import gather
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import Batch, Split, TensorSplit
@@ -50,7 +50,7 @@ class Units:
 
     def _mean(self, like: Tensor) -> Tensor | float:
         """Return the mean in a form that broadcasts against a tensor."""
-        return self.mean[0] if len(self.mean) == 1 else constant(self.mean, like.device, like.dtype)
+        return self.mean[0] if len(self.mean) == 1 else make_constant(self.mean, like.device, like.dtype)
 
     def to_json(self) -> list[Any]:
         """Encode as a list for JSON."""
@@ -106,13 +106,13 @@ def _choose_units(networks: Sequence[nn.Module], data: Data, gaussian: bool) -> 
 def _read_samples(split: Split) -> tuple[Inputs, Tensor]:
     """Return the inputs of a few samples, and the targets of all samples in memory, or of a loader's first ones."""
     if isinstance(split, TensorSplit):
-        return rows_of(split.inputs, split.index[:OUTPUT_SAMPLES]), split.targets[split.index].double()
+        return select_rows(split.inputs, split.index[:OUTPUT_SAMPLES]), split.targets[split.index].double()
     batches: list[Batch] = []
     for batch in split.batches(TARGET_SAMPLES, seed=(0,)):
         batches.append(batch)
         if sum(len(targets) for _, targets in batches) >= TARGET_SAMPLES:
             break
-    return rows_of(batches[0][0], slice(OUTPUT_SAMPLES)), torch.cat([targets for _, targets in batches]).double()
+    return select_rows(batches[0][0], slice(OUTPUT_SAMPLES)), torch.cat([targets for _, targets in batches]).double()
 
 
 def _distance(values: Tensor) -> float:
@@ -129,8 +129,8 @@ def _outputs(networks: Sequence[nn.Module], data: Data, inputs: Inputs) -> Tenso
     all_outputs = []
     for network in networks:
         with evaluation_mode(network):
-            batch = data.prepare(moved(inputs, device_of(network)), dtype_of(network))
-            outputs = call(network, cloned(batch))
+            batch = data.prepare(move_inputs(inputs, device_of(network)), dtype_of(network))
+            outputs = call(network, clone_inputs(batch))
         if isinstance(outputs, Tensor):
             all_outputs.append(outputs.flatten(0, 1) if hasattr(network, "num_members") else outputs)
     return torch.cat(all_outputs).double() if all_outputs else torch.zeros(0)

@@ -13,7 +13,9 @@ from structured_ensembles.evaluation.calibration import expected_calibration_err
 from structured_ensembles.prediction.combination import Combine, combine_logits, entropy_of, exact_probabilities
 
 
-def calibrated_figures(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine) -> dict[str, float]:
+def compute_calibrated_figures(
+    ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine
+) -> dict[str, float]:
     """Compute the figures of whatever was fitted: logits (members, samples, classes), targets (samples,).
 
     The temperature is that of `combine`; threshold and conformal sets are of the rule "mean", as `keep` and
@@ -37,7 +39,7 @@ def calibrated_figures(ensemble: Ensemble, logits: Tensor, targets: Tensor, comb
     return figures
 
 
-def interval_figures(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+def compute_interval_figures(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> dict[str, float]:
     """Compute coverage and mean width of a regression's intervals: outputs (members, samples, …), targets (samples, …).
 
     Each value of a target with several values counts by itself.

@@ -13,7 +13,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import SplitName
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.calibration import negative_log_likelihood
-from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.evaluation.predictions import gather_predictions
 from structured_ensembles.prediction.combination import Combine, combine_logs
 
 Predicted = tuple[Tensor, Tensor]  # logits (members, samples, classes), targets (samples,)
@@ -38,7 +38,7 @@ def deep_ensemble_equivalent(nll: float, deep_nlls: Sequence[float]) -> float:
     return math.inf
 
 
-def calibrated_nlls(validation: Predicted, test: Predicted, combine: Combine = "mean") -> list[float]:
+def compute_calibrated_nlls(validation: Predicted, test: Predicted, combine: Combine = "mean") -> list[float]:
     """Compute the test NLL of the first 1, 2, … members, each with a temperature from the validation split.
 
     The paper has no validation split: it fits each half of the test split's temperature on the other half.
@@ -57,9 +57,9 @@ def compute_deep_equivalent(
 ) -> float:
     """Compute the deep-ensemble equivalent of `ensemble` on a split; `data` must have a validation split too."""
     nlls, deep_nlls = (
-        calibrated_nlls(
-            predictions(compared, data.split("validation"), batch_size),
-            predictions(compared, data.split(split), batch_size),
+        compute_calibrated_nlls(
+            gather_predictions(compared, data.split("validation"), batch_size),
+            gather_predictions(compared, data.split(split), batch_size),
             combine,
         )
         for compared in (ensemble, deep)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.evaluation.predictions import gather_predictions
 from structured_ensembles.evaluation.ranking import mean_over_ties
 from structured_ensembles.prediction.calibration_fit import percentile_of_right
 from structured_ensembles.prediction.combination import Combine
@@ -21,7 +21,7 @@ def fit_discard_threshold(ensemble: Ensemble, data: Data, percentile: float = 75
     It discards a quarter of the correct predictions of any network; `Ensemble.keep` has another threshold, see
     `Ensemble.threshold_for`.
     """
-    return percentile_of_right(*predictions(ensemble, data.split("validation")), percentile, combine)
+    return percentile_of_right(*gather_predictions(ensemble, data.split("validation")), percentile, combine)
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Discarding:
     discarded: float
 
 
-def discarding(entropy: Tensor, correct: Tensor, threshold: float) -> Discarding:
+def measure_discarding(entropy: Tensor, correct: Tensor, threshold: float) -> Discarding:
     """Discard the samples whose entropy (samples,) is above the threshold; correct: booleans (samples,)."""
     kept = entropy.double() <= threshold
     right = correct.double()

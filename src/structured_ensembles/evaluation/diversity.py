@@ -8,7 +8,7 @@ from torch import Tensor
 from structured_ensembles.prediction.combination import entropy_of
 
 
-def diversity(logits: Tensor) -> Tensor:
+def compute_diversity(logits: Tensor) -> Tensor:
     """Compute the paper's diversity per sample, (samples,) from 0 to 100: entropy of softmax(mean logits) over log C.
 
     logits: (members, samples, classes). As the entropy of the prediction it is also large where all members agree on
@@ -25,7 +25,7 @@ def diversity_by_outcome(logits: Tensor, correct: Tensor) -> tuple[float, float]
 
     logits: (members, samples, classes). correct: booleans (samples,).
     """
-    values = diversity(logits)
+    values = compute_diversity(logits)
     return float(values[correct].mean()), float(values[~correct].mean())
 
 

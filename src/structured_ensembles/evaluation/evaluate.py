@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from structured_ensembles.common.checks import check_list, check_type, plain_number
+from structured_ensembles.common.checks import check_list, check_type, to_python_number
 from structured_ensembles.common.gaussian import Gaussians
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.evaluation.calibrated import calibrated_figures, interval_figures
+from structured_ensembles.evaluation.calibrated import compute_calibrated_figures, compute_interval_figures
 from structured_ensembles.evaluation.calibration import (
     adaptive_calibration_error,
     brier_score,
@@ -24,14 +24,18 @@ from structured_ensembles.evaluation.calibration import (
 )
 from structured_ensembles.evaluation.checks import check_deep, check_request
 from structured_ensembles.evaluation.deep_equivalent import compute_deep_equivalent
-from structured_ensembles.evaluation.discarding import coverage_at_risk, discarding, risk_coverage_area
+from structured_ensembles.evaluation.discarding import coverage_at_risk, measure_discarding, risk_coverage_area
 from structured_ensembles.evaluation.diversity import diversity_by_outcome
 from structured_ensembles.evaluation.memory import measure_file_bytes, measure_prediction_bytes
-from structured_ensembles.evaluation.ood import ood_figures
-from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.evaluation.ood import measure_ood
+from structured_ensembles.evaluation.predictions import gather_predictions
 from structured_ensembles.evaluation.ranking import auroc, false_acceptance
-from structured_ensembles.evaluation.regression import gaussian_figures, loss_figures, regression_figures
-from structured_ensembles.evaluation.robustness import attack_figures, corruption_figures
+from structured_ensembles.evaluation.regression import (
+    compute_gaussian_figures,
+    compute_loss_figures,
+    compute_regression_figures,
+)
+from structured_ensembles.evaluation.robustness import measure_attacks, measure_corruptions
 from structured_ensembles.evaluation.rules import check_rules, pair_with_thresholds, suffix_of
 from structured_ensembles.prediction.combination import Combine, combine_logits, uncertainty_of
 from structured_ensembles.prediction.input_checks import warn_of_unknown_inputs
@@ -94,17 +98,17 @@ def evaluate(
     check_data(data)
     combination_rules = check_rules(combine)
     check_list("fgsm", fgsm)
-    fgsm = [plain_number(epsilon) for epsilon in fgsm]
+    fgsm = [to_python_number(epsilon) for epsilon in fgsm]
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of (outputs, targets), not {loss!r}")
     if deep is not None:
         check_deep(deep, data, combination_rules[0])
     names = check_request(data, fgsm, corruptions, severities, ood)
     warn_of_unknown_inputs(ensemble, data)
-    logits, targets = predictions(ensemble, data.split(split), batch_size)
+    logits, targets = gather_predictions(ensemble, data.split(split), batch_size)
     rules = pair_with_thresholds(combination_rules, ensemble, data)
     if data.task == "regression":
-        figures = _regression_figures(ensemble, logits, targets) | interval_figures(ensemble, logits, targets)
+        figures = _regression_figures(ensemble, logits, targets) | compute_interval_figures(ensemble, logits, targets)
     else:
         figures = {}
         for rule, threshold in rules.items():
@@ -112,21 +116,21 @@ def evaluate(
             figures |= {f"{name}{suffix_of(rule, rules)}": value for name, value in rule_figures.items()}
     if loss is not None:
         family = "reg" if data.task == "regression" else "cls"
-        losses = loss_figures(ensemble, loss, logits, targets)
+        losses = compute_loss_figures(ensemble, loss, logits, targets)
         figures |= {f"{family}/{name}": value for name, value in losses.items()}
     if deep is not None:
         figures["cal/deep_equivalent"] = compute_deep_equivalent(
             ensemble, deep, data, split, combination_rules[0], batch_size
         )
     if fgsm:
-        figures |= _family("adv", attack_figures(ensemble, data.split(split), fgsm, rules, batch_size))
+        figures |= _family("adv", measure_attacks(ensemble, data.split(split), fgsm, rules, batch_size))
     if names:
         official = corruptions if isinstance(corruptions, CorruptedData) else None
         source = official or data.split(split)
-        corrupted = corruption_figures(ensemble, source, names, severities, rules, batch_size, seed)
+        corrupted = measure_corruptions(ensemble, source, names, severities, rules, batch_size, seed)
         figures |= _family("official" if official else "cor", corrupted)
     if ood is not None:
-        figures |= _family("ood", ood_figures(ensemble, uncertainty_of(logits), ood.split("test"), batch_size))
+        figures |= _family("ood", measure_ood(ensemble, uncertainty_of(logits), ood.split("test"), batch_size))
     figures |= {"size/members": float(len(ensemble)), "size/parameters": float(ensemble.num_parameters)}
     if base is not None:
         batch, _ = next(iter(data.split(split).batches(batch_size)))
@@ -138,9 +142,9 @@ def evaluate(
 
 def _regression_figures(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> dict[str, float]:
     if ensemble.gaussian:
-        figures = gaussian_figures(Gaussians.from_outputs(outputs), targets)
+        figures = compute_gaussian_figures(Gaussians.from_outputs(outputs), targets)
     else:
-        figures = regression_figures(outputs, targets)
+        figures = compute_regression_figures(outputs, targets)
     return {f"reg/{name}": value for name, value in figures.items()}  # NaN stays: a diverged network should show
 
 
@@ -160,7 +164,7 @@ def _classification_figures(
         "coverage_at_5_risk": coverage_at_risk(unconfidence, correct, 0.05),
     }
     if threshold is not None:
-        discarding_figures |= vars(discarding(uncertainty.entropy, correct, threshold))
+        discarding_figures |= vars(measure_discarding(uncertainty.entropy, correct, threshold))
     return {
         "cls/accuracy": float(correct.double().mean()),
         "cls/member_accuracy": float((logits.argmax(-1) == targets).double().mean()),
@@ -175,7 +179,7 @@ def _classification_figures(
         "div/disagreement": float(uncertainty.disagreement.mean()),
         **_family("div", {"cc": cc, "wc": wc}),
         **_family("unc", discarding_figures),
-        **calibrated_figures(ensemble, logits, targets, combine),
+        **compute_calibrated_figures(ensemble, logits, targets, combine),
     }
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from structured_ensembles.common.devices import device_of
-from structured_ensembles.common.inputs import Inputs, batch_size, moved, rows_of
+from structured_ensembles.common.inputs import Inputs, batch_size, move_inputs, select_rows
 from structured_ensembles.ensemble import Ensemble
 
 
@@ -27,8 +27,8 @@ def measure_file_bytes(ensemble: Ensemble) -> int:
 def measure_prediction_bytes(ensemble: Ensemble, inputs: Inputs) -> int:
     """Measure the peak bytes of predicting a batch (batch, …), beyond weights and the batch itself."""
     device = device_of(ensemble)
-    batch = moved(inputs, device)
-    ensemble.logits(rows_of(batch, slice(1)))  # sets up what stays, such as a library's workspace
+    batch = move_inputs(inputs, device)
+    ensemble.logits(select_rows(batch, slice(1)))  # sets up what stays, such as a library's workspace
     return measure_peak_memory(lambda: ensemble.logits(batch, batch_size(batch)), device)
 
 

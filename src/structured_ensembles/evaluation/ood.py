@@ -4,14 +4,14 @@ import torch
 
 from structured_ensembles.data import Split
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.evaluation.predictions import gather_predictions
 from structured_ensembles.evaluation.ranking import auroc, false_acceptance, false_alarms
 from structured_ensembles.prediction.combination import Uncertainty, uncertainty_of
 
 SCORES = ("entropy", "mutual_information")
 
 
-def detection_figures(known: Uncertainty, foreign: Uncertainty) -> dict[str, float]:
+def compute_detection_figures(known: Uncertainty, foreign: Uncertainty) -> dict[str, float]:
     """Compute AUROC and FPR95, in both conventions, for entropy and mutual information.
 
     known, foreign: the uncertainty on in-distribution and on other samples. fpr95: the foreign share accepted when
@@ -27,7 +27,7 @@ def detection_figures(known: Uncertainty, foreign: Uncertainty) -> dict[str, flo
     return figures
 
 
-def ood_figures(ensemble: Ensemble, known: Uncertainty, foreign: Split, batch_size: int = 512) -> dict[str, float]:
+def measure_ood(ensemble: Ensemble, known: Uncertainty, foreign: Split, batch_size: int = 512) -> dict[str, float]:
     """Predict a split of other data and compare with `known`, the uncertainty on the ensemble's own data."""
-    logits, _ = predictions(ensemble, foreign, batch_size)
-    return detection_figures(known, uncertainty_of(logits))
+    logits, _ = gather_predictions(ensemble, foreign, batch_size)
+    return compute_detection_figures(known, uncertainty_of(logits))

@@ -15,7 +15,7 @@ from structured_ensembles.prediction.held_out import gather_outputs
 Change = Callable[[Tensor, Tensor, int], Tensor]
 
 
-def predictions(
+def gather_predictions(
     ensemble: Ensemble, split: Split, batch_size: int = 512, change: Change | None = None
 ) -> tuple[Tensor, Tensor]:
     """Gather logits (members, samples, classes) and targets (samples, …), in the same order, on the CPU.

@@ -12,7 +12,7 @@ from structured_ensembles.data.losses import LikeTargets, Loss, mean_loss
 from structured_ensembles.ensemble import Ensemble
 
 
-def regression_figures(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+def compute_regression_figures(outputs: Tensor, targets: Tensor) -> dict[str, float]:
     """Compute RMSE, that of the members, and their spread from outputs (members, samples, values).
 
     targets: (samples, values), or (samples,). Returns none if outputs and targets differ in size.
@@ -28,7 +28,7 @@ def regression_figures(outputs: Tensor, targets: Tensor) -> dict[str, float]:
     }
 
 
-def gaussian_figures(gaussians: Gaussians, targets: Tensor, coverage: float = 0.9) -> dict[str, float]:
+def compute_gaussian_figures(gaussians: Gaussians, targets: Tensor, coverage: float = 0.9) -> dict[str, float]:
     """Compute the figures of Gaussian heads: as above with the total deviation as spread, and of the distributions.
 
     nll: of the mixture, in nats for each value; nll_matched: of one Gaussian with its mean and deviation; member_nll.
@@ -39,7 +39,7 @@ def gaussian_figures(gaussians: Gaussians, targets: Tensor, coverage: float = 0.
     low, high = gaussians.interval(coverage)
     suffix = f"at_{100 * coverage:g}"
     return {
-        **regression_figures(gaussians.means, targets),
+        **compute_regression_figures(gaussians.means, targets),
         "spread": float(gaussians.deviation.mean()),
         "aleatoric": float(gaussians.aleatoric.mean()),
         "epistemic": float(gaussians.epistemic.mean()),
@@ -52,14 +52,14 @@ def gaussian_figures(gaussians: Gaussians, targets: Tensor, coverage: float = 0.
 
 
 @torch.no_grad()
-def loss_figures(ensemble: Ensemble, loss: Loss, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+def compute_loss_figures(ensemble: Ensemble, loss: Loss, outputs: Tensor, targets: Tensor) -> dict[str, float]:
     """Compute the user's loss of the members' mean outputs, and the mean of the members' own losses.
 
     outputs: (members, samples, …), as the ensemble returns them; targets: (samples, …). For Gaussian heads and
     `gaussian_nll` it is the likelihood of the mixture.
     """
     if ensemble.gaussian and loss is gaussian_nll:
-        figures = gaussian_figures(Gaussians.from_outputs(outputs), targets)
+        figures = compute_gaussian_figures(Gaussians.from_outputs(outputs), targets)
         return {"loss": figures["nll"], "member_loss": figures["member_nll"]}
     device = device_of(ensemble)  # the loss may hold tensors there, as in training
     outputs, targets = outputs.to(device), targets.to(device)

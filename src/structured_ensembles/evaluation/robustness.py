@@ -15,13 +15,13 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.attacks import fgsm
 from structured_ensembles.evaluation.calibration import expected_calibration_error
 from structured_ensembles.evaluation.corruptions import EXTRA, STANDARD, corrupt
-from structured_ensembles.evaluation.discarding import discarding
-from structured_ensembles.evaluation.predictions import Change, predictions
+from structured_ensembles.evaluation.discarding import measure_discarding
+from structured_ensembles.evaluation.predictions import Change, gather_predictions
 from structured_ensembles.evaluation.rules import Rules, suffix_of
 from structured_ensembles.prediction.combination import combine_logits, uncertainty_of
 
 
-def attack_figures(
+def measure_attacks(
     ensemble: Ensemble, split: Split, epsilons: Sequence[float], rules: Rules, batch_size: int
 ) -> dict[str, float]:
     """Measure attacks: `fgsm@0.02` is an accuracy; below it `/filtered_accuracy`, `/discarded` and `/ece`.
@@ -34,12 +34,12 @@ def attack_figures(
         def attack(images: Tensor, targets: Tensor, _: int, epsilon: float = epsilon) -> Tensor:
             return fgsm(ensemble, images, targets, epsilon)
 
-        attacked = _figures(*predictions(ensemble, split, batch_size, attack), rules)
+        attacked = _figures(*gather_predictions(ensemble, split, batch_size, attack), rules)
         figures |= _name_figures(f"fgsm@{epsilon:g}", attacked)
     return figures
 
 
-def corruption_figures(
+def measure_corruptions(
     ensemble: Ensemble,
     source: Split | CorruptedData,
     names: Sequence[str],
@@ -59,7 +59,7 @@ def corruption_figures(
             rows: dict[str, list[dict[str, float]]] = {}  # by the mean that they count in
             for name in names:
                 split, change = _corrupted_split(source, name, severity, seed)
-                corrupted = _figures(*predictions(ensemble, split, batch_size, change), rules)
+                corrupted = _figures(*gather_predictions(ensemble, split, batch_size, change), rules)
                 rows.setdefault(name_of_mean(name), []).append(corrupted)
                 accuracies = {key: value for key, value in corrupted.items() if key.startswith("accuracy")}
                 figures |= _name_figures(f"{name}@{severity}", accuracies)
@@ -114,7 +114,7 @@ def _figures(logits: Tensor, targets: Tensor, rules: Rules) -> dict[str, float]:
             "ece": expected_calibration_error(probabilities, targets),
         }
         if threshold is not None:
-            kept = discarding(uncertainty_of(logits, combine=rule).entropy, correct, threshold)
+            kept = measure_discarding(uncertainty_of(logits, combine=rule).entropy, correct, threshold)
             rule_figures |= {"filtered_accuracy": kept.filtered_accuracy, "discarded": kept.discarded}
         figures |= {f"{name}{suffix_of(rule, rules)}": value for name, value in rule_figures.items()}
     return figures

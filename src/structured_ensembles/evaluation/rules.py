@@ -45,7 +45,7 @@ def suffix_of(rule: Combine, rules: Rules) -> str:
     return "" if rule == next(iter(rules)) else f"/{rule}"
 
 
-def figures_by_rule(figures: Mapping[str, float], rules: Sequence[Combine]) -> dict[Combine, dict[str, float]]:
+def sort_by_rule(figures: Mapping[str, float], rules: Sequence[Combine]) -> dict[Combine, dict[str, float]]:
     """Sort figures by rule, under their plain names; every rule gets the sizes, which do not depend on it."""
     others = tuple(f"/{rule}" for rule in rules[1:])
     by_rule = {rules[0]: {name: value for name, value in figures.items() if not name.endswith(others)}}

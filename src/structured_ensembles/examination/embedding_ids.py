@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.inputs import call, each, rows_of, tensors_in
+from structured_ensembles.common.inputs import call, map_inputs, select_rows, tensors_in
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import TensorSplit
-from structured_ensembles.networks.copying import bystander_of
+from structured_ensembles.networks.copying import copy_for_trial
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -36,7 +36,7 @@ def check_data_ids(network: nn.Module, data: Data) -> None:
                     f"from {low} to {high}: give the model a larger one"
                 )
 
-        each(check, rows_of(split.inputs, split.index), limits)
+        map_inputs(check, select_rows(split.inputs, split.index), limits)
 
 
 def embedding_size(network: nn.Module, data: Data) -> Any:
@@ -45,7 +45,7 @@ def embedding_size(network: nn.Module, data: Data) -> Any:
     Embeddings that get something else, such as positions, do not count. For several inputs, return a number or None for
     each.
     """
-    inputs = each(Tensor.cpu, data.example())
+    inputs = map_inputs(Tensor.cpu, data.example())
     several = not isinstance(inputs, Tensor)
     if not (data.ids or several):
         return None
@@ -60,10 +60,10 @@ def embedding_size(network: nn.Module, data: Data) -> Any:
                 sizes[number] += [embedding.num_embeddings] * torch.equal(*pair)
 
     with suppress(Exception), torch.no_grad():  # training explains better why a network does not fit the data
-        copied = bystander_of(network).cpu()  # an id out of range would break the CUDA context
+        copied = copy_for_trial(network).cpu()  # an id out of range would break the CUDA context
         for module in copied.modules():
             if isinstance(module, EMBEDDINGS):
                 module.register_forward_pre_hook(record_size)
         call(copied, inputs)
     limits = iter([min(candidates, default=None) for candidates in sizes])
-    return each(lambda _: next(limits), inputs)
+    return map_inputs(lambda _: next(limits), inputs)

@@ -1,4 +1,4 @@
-"""examined(): checks of a network and its data against each other before training."""
+"""examine(): checks of a network and its data against each other before training."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import Device, device_of
-from structured_ensembles.common.inputs import Inputs, call, moved
+from structured_ensembles.common.inputs import Inputs, call, move_inputs
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import take_samples
 from structured_ensembles.examination.embedding_ids import check_data_ids
-from structured_ensembles.examination.pretrained import fitted_normalization
-from structured_ensembles.networks.copying import bystander_of, dtype_of
+from structured_ensembles.examination.pretrained import find_normalization
+from structured_ensembles.networks.copying import copy_for_trial, dtype_of
 
 RESHAPING = ("View", "Reshape", "Squeeze", "Unsqueeze", "Clone", "Copy", "Alias", "Transpose", "Permute", "Slice")
 
 
-def examined(model: nn.Module, data: Data, device: Device = "auto") -> Data:
+def examine(model: nn.Module, data: Data, device: Device = "auto") -> Data:
     """Return the data with the normalisation that the model expects, marked as examined; examined data are unchanged.
 
-    See `fitted_normalization` and `warn_about_probabilities`. Ids outside the model's embedding raise a ValueError.
+    See `find_normalization` and `warn_about_probabilities`. Ids outside the model's embedding raise a ValueError.
     """
     if data.examined:
         return data
     check_data_ids(model, data)
     check_own_parameters(model, data)
-    data = replace(fitted_normalization(model, data, device), examined=True)
+    data = replace(find_normalization(model, data, device), examined=True)
     warn_about_probabilities(model, data)
     return data
 
@@ -44,13 +44,13 @@ def check_own_parameters(network: nn.Module, data: Data) -> None:
     used = True
     with suppress(Exception):  # training explains better why a network does not fit the data
         inputs, _ = take_samples(data.train, 8)
-        copied = bystander_of(network)
+        copied = copy_for_trial(network)
         for parameter in copied.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         device = device_of(copied)
         cuda = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
-            outputs: Tensor = call(copied, data.prepare(moved(inputs, device), dtype_of(copied)))
+            outputs: Tensor = call(copied, data.prepare(move_inputs(inputs, device), dtype_of(copied)))
             parameters = [parameter for parameter in copied.parameters() if parameter.requires_grad]
             gradients = torch.autograd.grad(outputs.sum(), parameters, allow_unused=True)
             used = any(gradient is not None for gradient in gradients)
@@ -68,8 +68,8 @@ def warn_about_probabilities(network: nn.Module, data: Data) -> None:
     ending = None
     with suppress(Exception):  # training explains better why a network does not fit the data
         inputs, _ = take_samples(data.train, 8)
-        inputs = moved(inputs, device_of(network))
-        ending = _final_activation(bystander_of(network), data.prepare(inputs, dtype_of(network)))
+        inputs = move_inputs(inputs, device_of(network))
+        ending = _final_activation(copy_for_trial(network), data.prepare(inputs, dtype_of(network)))
     if ending is not None:
         warnings.warn(
             f"the model ends in a {ending}, but its outputs are used as logits: the loss and `predict_proba` apply a "

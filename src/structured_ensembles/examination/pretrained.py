@@ -1,4 +1,4 @@
-"""fitted_normalization(): the normalisation that a pretrained network expects.
+"""find_normalization(): the normalisation that a pretrained network expects.
 
 A network that was trained on pixels in [0,1] is no better than chance on pixels of mean 0 and deviation 1. So it is
 evaluated on some samples with each of the usual normalisations. An untrained network may beat chance, too: its random
@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import Device, device_of, pick_device
-from structured_ensembles.common.inputs import Inputs, call, cloned, moved, pieces
+from structured_ensembles.common.inputs import Inputs, call, clone_inputs, move_inputs, split_batch
 from structured_ensembles.common.processes import gather, rank
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.normalization import normalization_for
 from structured_ensembles.data.splits import Batch, take_samples
-from structured_ensembles.networks.copying import bystander_of, clone_of, dtype_of
+from structured_ensembles.networks.copying import clone_model, copy_for_trial, dtype_of
 from structured_ensembles.networks.initialization import draw_weights
 
 SAMPLES = 512  # that a network is evaluated on
@@ -35,7 +35,7 @@ MIN_LEAD = 3.0  # ratio of the odds of being right to those of the best copy wit
 REDRAWN_COPIES = 8  # made only if the other conditions hold
 
 
-def fitted_normalization(model: nn.Module, data: Data, device: Device = "auto") -> Data:
+def find_normalization(model: nn.Module, data: Data, device: Device = "auto") -> Data:
     """Return the data with the normalisation that `model` was clearly trained with, or unchanged.
 
     A warning says which. Nothing happens if the user chose a normalisation, or if the inputs are not normalised. Of
@@ -64,7 +64,7 @@ def _find_better(model: nn.Module, data: Data, device: torch.device) -> tuple[st
     inputs, targets = _samples_for_trial(data)
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            network = bystander_of(model).to(device)
+            network = copy_for_trial(model).to(device)
             current, count = _score(_outputs(network, data, inputs), targets), len(targets)
             normalized = {name: replace(data, normalization=candidate) for name, candidate in candidates.items()}
             outputs = {name: _outputs(network, variant, inputs) for name, variant in normalized.items()}
@@ -74,7 +74,7 @@ def _find_better(model: nn.Module, data: Data, device: torch.device) -> tuple[st
             if _odds(best, count) < MIN_GAIN * _odds(current, count) or not _above_chance(outputs[name], targets, best):
                 return None
             for number in range(REDRAWN_COPIES):
-                redrawn = clone_of(network)
+                redrawn = clone_model(network)
                 draw_weights(redrawn, number)
                 untrained = _score(_outputs(redrawn, normalized[name], inputs), targets)
                 if _odds(best, count) < MIN_LEAD * _odds(untrained, count):
@@ -117,7 +117,10 @@ def _candidates(data: Data) -> Iterator[tuple[str, Normalization | None]]:
 def _outputs(network: nn.Module, data: Data, inputs: Inputs) -> Tensor:
     """Run a network on stored inputs (samples, …); return (samples, …) on the CPU, averaged over its members if any."""
     device, dtype = device_of(network), dtype_of(network)
-    batches = [call(network, cloned(data.prepare(moved(batch, device), dtype))) for batch in pieces(inputs, BATCH)]
+    batches = [
+        call(network, clone_inputs(data.prepare(move_inputs(batch, device), dtype)))
+        for batch in split_batch(inputs, BATCH)
+    ]
     outputs = torch.cat(batches, dim=1).mean(0) if hasattr(network, "num_members") else torch.cat(batches)
     return outputs.double().cpu()
 

@@ -14,28 +14,28 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.checks import check_choice, check_whole, checked_seed
+from structured_ensembles.common.checks import check_choice, check_seed, check_whole
 from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.inputs import (
     Inputs,
     batch_from,
     batch_size,
     call,
-    joined,
-    moved,
-    one_tensor,
-    rows_of,
+    check_one_tensor,
+    join_batches,
+    move_inputs,
+    select_rows,
     tensors_in,
 )
 from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examined
+from structured_ensembles.examination.examine import examine
 from structured_ensembles.methods.layers import find_called_layers, get_layer
-from structured_ensembles.networks.conversions import rebuilds
-from structured_ensembles.networks.copying import clone_of, copy_with, dtype_of
-from structured_ensembles.networks.provenance import remember_origin
+from structured_ensembles.networks.conversions import register_rebuilder
+from structured_ensembles.networks.copying import clone_model, copy_with, dtype_of
+from structured_ensembles.networks.provenance import copy_origin
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.scaling import broadcast_per_member
 from structured_ensembles.train import train
@@ -77,8 +77,8 @@ def batch_ensemble(
     repeat: in training every member sees the whole batch ("tile"), or each row goes to one member ("split"), which
         costs no more than to train one network.
     """
-    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examined(model, data, device)
+    seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
+    data = examine(model, data, device)
     example = data.example(dtype=dtype_of(model))
     layers = find_called_layers(model, example).all
     network = BatchEnsembleNetwork(model, layers, members, repeat, seed)
@@ -127,12 +127,12 @@ class BatchEnsembleNetwork(nn.Module):
         check_choice("repeat", repeat, get_args(Repeat))
         if not layers:
             raise ValueError("model has no linear layer or convolution to add factors to: use another method for it")
-        self.network = clone_of(model)
+        self.network = clone_model(model)
         self.num_members, self.repeat, self.layers = members, repeat, tuple(layers)
         generator = torch.Generator().manual_seed(derive_seed(seed, "factors"))
         for name in self.layers:
             _add_factors(get_layer(self.network, name), members, generator)
-        remember_origin(self, model)
+        copy_origin(self, model)
 
     @property
     def conversion(self) -> dict[str, Any]:
@@ -145,22 +145,22 @@ class BatchEnsembleNetwork(nn.Module):
         """Return the names of the tensors that hold a vector for each member."""
         return {f"network.{layer}.{vector}" for layer in self.layers for vector in VECTORS}
 
-    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
+    def forward(self, *x: Tensor, **named_inputs: Tensor) -> Tensor:
         """Map (batch, …) to (members, batch, classes), or (1, batch, classes) in training if rows are split."""
-        inputs = batch_from(x, named)
+        inputs = batch_from(x, named_inputs)
         members, batch = self.num_members, batch_size(inputs)
         if not (self.training and self.repeat == "split"):
-            return one_tensor(call(self.network, joined([inputs] * members))).unflatten(0, (members, -1))
+            return check_one_tensor(call(self.network, join_batches([inputs] * members))).unflatten(0, (members, -1))
         if batch % members == 0:
-            return one_tensor(call(self.network, inputs))[None]
+            return check_one_tensor(call(self.network, inputs))[None]
         filled_rows, row_positions = _assign_rows(batch, members, tensors_in(inputs)[0].device)
-        return one_tensor(call(self.network, rows_of(inputs, filled_rows)))[row_positions][None]
+        return check_one_tensor(call(self.network, select_rows(inputs, filled_rows)))[row_positions][None]
 
     def extra_repr(self) -> str:
         return f"members={self.num_members}, repeat={self.repeat}"
 
 
-@rebuilds("batch_ensemble")
+@register_rebuilder("batch_ensemble")
 def _rebuild(base: nn.Module, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
     """Rebuild the network of a file from its base; raise a ValueError if its tensors have another number of members."""
     members, layers = arguments["members"], arguments["layers"]
@@ -228,7 +228,7 @@ def _assign_rows(batch: int, members: int, device: torch.device) -> tuple[Tensor
 @torch.no_grad()
 def _check_rows(network: BatchEnsembleNetwork, example: Inputs) -> None:
     """Raise a ValueError unless the model keeps the rows of a batch apart, which members in one pass rely on."""
-    example = moved(example, device_of(network))
+    example = move_inputs(example, device_of(network))
     members_output = call(network.eval(), example)[-1]
 
     def select_last(name: str, tensor: Tensor) -> Tensor:

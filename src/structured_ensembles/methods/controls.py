@@ -7,15 +7,15 @@ from torch import nn
 
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.channels import trace
-from structured_ensembles.common.checks import check_whole, checked_seed
+from structured_ensembles.common.checks import check_seed, check_whole
 from structured_ensembles.common.devices import Device
 from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examined
+from structured_ensembles.examination.examine import examine
 from structured_ensembles.extraction import check_rescale, extract, warn_of_small_outputs
-from structured_ensembles.networks.copying import clone_of, dtype_of
+from structured_ensembles.networks.copying import clone_model, dtype_of
 from structured_ensembles.networks.initialization import draw_weights
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.selection import Scope, select
@@ -61,8 +61,8 @@ def magnitude_ensemble(
     check_rescale(rescale, reinit=False)
     if prune is None and memory is None:
         prune = 0.5
-    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examined(model, data, device)
+    seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
+    data = examine(model, data, device)
     settings = {"members": members, "prune": prune, "memory": memory, "scope": scope, "coupled": coupled}
     run = open_folder(
         folder,
@@ -80,7 +80,7 @@ def magnitude_ensemble(
     )
     networks, subnets = [], []
     for number in range(members):
-        network = clone_of(model)
+        network = clone_model(model)
         if number > 0:
             draw_weights(network, derive_seed(seed, "weights", number))
         graph = trace(network, data.example(dtype=dtype_of(network)), coupled=coupled)

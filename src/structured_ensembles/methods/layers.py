@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from structured_ensembles.common.devices import device_of
-from structured_ensembles.common.inputs import Inputs, call, moved
-from structured_ensembles.networks.copying import shadow_of
+from structured_ensembles.common.inputs import Inputs, call, move_inputs
+from structured_ensembles.networks.copying import copy_frozen
 from structured_ensembles.tracing.walk import LAYERS
 
 
@@ -39,7 +39,7 @@ def find_called_layers(model: nn.Module, example: Inputs) -> Layers:
     Layers that are never called are left out, even if their weights are used in another way, as in
     `nn.MultiheadAttention`.
     """
-    copied = shadow_of(model)
+    copied = copy_frozen(model)
     names = {module: name for name, module in copied.named_modules()}
     first, last = dict[str, None](), set[str]()
     leaves: list[tuple[str, Tensor]] = []
@@ -54,7 +54,7 @@ def find_called_layers(model: nn.Module, example: Inputs) -> Layers:
         if isinstance(module, LAYERS):
             module.register_forward_hook(partial(cut, names[module]))
     device = device_of(model)
-    example = moved(example, device)
+    example = move_inputs(example, device)
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
         for training in (False, True):

@@ -15,17 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.common.checks import check_share, check_whole, checked_seed
+from structured_ensembles.common.checks import check_seed, check_share, check_whole
 from structured_ensembles.common.devices import Device
-from structured_ensembles.common.inputs import Inputs, batch_from, call, joined, one_tensor, tensors_in
+from structured_ensembles.common.inputs import Inputs, batch_from, call, check_one_tensor, join_batches, tensors_in
 from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examined
+from structured_ensembles.examination.examine import examine
 from structured_ensembles.methods.layers import find_called_layers, get_layer
-from structured_ensembles.networks.conversions import rebuilds
-from structured_ensembles.networks.copying import clone_of, dtype_of
-from structured_ensembles.networks.provenance import remember_origin
+from structured_ensembles.networks.conversions import register_rebuilder
+from structured_ensembles.networks.copying import clone_model, dtype_of
+from structured_ensembles.networks.provenance import copy_origin
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.train import train
 from structured_ensembles.training import Execution, Recipe
@@ -55,8 +55,8 @@ def mc_dropout(
     members: how many dropout masks a prediction draws.
     probability: of an element of the output of a hidden linear layer or convolution to be dropped.
     """
-    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examined(model, data, device)
+    seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
+    data = examine(model, data, device)
     layers = find_called_layers(model, data.example(dtype=dtype_of(model))).hidden
     network = DropoutNetwork(model, layers, members, probability, seed)
     settings = {"members": members, "seed": seed, "probability": probability}
@@ -101,13 +101,13 @@ class DropoutNetwork(nn.Module):
             raise ValueError(
                 "model has no hidden linear layer or convolution to add dropout to: use another method for it"
             )
-        self.network = clone_of(model)
+        self.network = clone_model(model)
         self.num_members, self.probability, self.seed, self.layers = members, probability, seed, tuple(layers)
         for number, name in enumerate(self.layers):
             layer = get_layer(self.network, name)
             layer.sampled_dropout = SampledDropout(probability, number)
             layer.register_forward_hook(_drop)
-        remember_origin(self, model)
+        copy_origin(self, model)
 
     @property
     def conversion(self) -> dict[str, Any]:
@@ -115,18 +115,18 @@ class DropoutNetwork(nn.Module):
         arguments = {"members": self.num_members, "probability": self.probability, "seed": self.seed}
         return {"method": "mc_dropout", **arguments, "layers": list(self.layers)}
 
-    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
+    def forward(self, *x: Tensor, **named_inputs: Tensor) -> Tensor:
         """Map (batch, …) to (members, batch, classes); in training with one dropout mask, (1, batch, classes)."""
-        inputs = batch_from(x, named)
+        inputs = batch_from(x, named_inputs)
         if self.training:
-            return one_tensor(call(self.network, inputs))[None]
+            return check_one_tensor(call(self.network, inputs))[None]
         members = self.num_members
         keys = _sample_keys(inputs, members, self.seed)
         dropouts = [module for module in self.network.modules() if isinstance(module, SampledDropout)]
         for dropout in dropouts:
             dropout.keys, dropout.calls = keys, 0
         try:
-            return one_tensor(call(self.network, joined([inputs] * members))).unflatten(0, (members, -1))
+            return check_one_tensor(call(self.network, join_batches([inputs] * members))).unflatten(0, (members, -1))
         finally:
             for dropout in dropouts:
                 dropout.keys, dropout.calls = None, 0
@@ -135,7 +135,7 @@ class DropoutNetwork(nn.Module):
         return f"members={self.num_members}, probability={self.probability}, seed={self.seed}"
 
 
-@rebuilds("mc_dropout")
+@register_rebuilder("mc_dropout")
 def _rebuild(base: nn.Module, arguments: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> nn.Module:
     """Rebuild the network of a file from its base; dropout has no tensors to check."""
     return DropoutNetwork(base, **arguments)

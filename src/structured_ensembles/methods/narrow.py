@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from structured_ensembles.channels import trace
-from structured_ensembles.common.checks import checked_seed
+from structured_ensembles.common.checks import check_seed
 from structured_ensembles.common.devices import Device
 from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import derive_seed
@@ -55,7 +55,7 @@ def narrow_ensemble(
     """
     if prune is None and memory is None:
         prune = 0.5
-    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
+    seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     # Which channels are selected does not matter: only the sizes are used.
     subnets = select(graph, prune=prune, memory=memory, selection="random", members=members, round_to=round_to)

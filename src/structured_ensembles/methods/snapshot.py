@@ -5,14 +5,14 @@ from pathlib import Path
 
 from torch import nn
 
-from structured_ensembles.common.checks import check_whole, checked_seed
+from structured_ensembles.common.checks import check_seed, check_whole
 from structured_ensembles.common.devices import Device
 from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.target_scaling import Units
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examined
-from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.examination.examine import examine
+from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.train import calibrate_trained, train
 from structured_ensembles.training import Execution, Recipe
@@ -47,8 +47,8 @@ def snapshot_ensemble(
     cycle: its epochs; by default 50, or the recipe's epochs divided among the members if that is less.
     """
     check_whole("members", members)
-    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examined(model, data, device)
+    seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
+    data = examine(model, data, device)
     if cycle is None:
         cycle = min(CYCLE, recipe.epochs // members)
     if not isinstance(cycle, int) or cycle < 1:
@@ -65,7 +65,7 @@ def snapshot_ensemble(
     history = History()
     units: Units | None = None
     for number in range(members):
-        network = clone_of(networks[-1] if networks else model)
+        network = clone_model(networks[-1] if networks else model)
         checkpoint = run.file(f"checkpoint-{number + 1}.safetensors")
         member = Ensemble([network], units=units)
         member_history = train(

@@ -18,7 +18,7 @@ Rebuild = Callable[[nn.Module, Mapping[str, Any], Mapping[str, Tensor]], nn.Modu
 _REBUILDERS: dict[str, Rebuild] = {}
 
 
-def rebuilds(name: str) -> Callable[[Rebuild], Rebuild]:
+def register_rebuilder(name: str) -> Callable[[Rebuild], Rebuild]:
     """Register a function as the rebuilder of this name; raise a ValueError if another module has taken the name."""
 
     def register(rebuild: Rebuild) -> Rebuild:
@@ -31,7 +31,7 @@ def rebuilds(name: str) -> Callable[[Rebuild], Rebuild]:
     return register
 
 
-def rebuilder(name: Any) -> Rebuild:
+def find_rebuilder(name: Any) -> Rebuild:
     """Return the rebuilder of this name; raise a ValueError for an unknown name."""
     if not isinstance(name, str) or name not in _REBUILDERS:
         raise ValueError(f"it is converted by {name!r}, which this version does not know")

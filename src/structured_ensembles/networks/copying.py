@@ -145,12 +145,12 @@ def _content(cell: CellType) -> object:
         return None
 
 
-def clone_of(model: nn.Module) -> nn.Module:
+def clone_model(model: nn.Module) -> nn.Module:
     """Copy a model and all its tensors."""
     return copy_with(model, parameter=lambda _, weight: weight.clone(), buffer=lambda _, value: value.clone())
 
 
-def shadow_of(model: nn.Module) -> nn.Module:
+def copy_frozen(model: nn.Module) -> nn.Module:
     """Copy a model to run it unchanged: the weights share their storage and are frozen, the buffers are copies."""
     copied = copy_with(model, parameter=lambda _, weight: weight, buffer=lambda _, value: value.clone())
     for weight in copied.parameters():
@@ -158,12 +158,12 @@ def shadow_of(model: nn.Module) -> nn.Module:
     return copied
 
 
-def bystander_of(model: nn.Module) -> nn.Module:
+def copy_for_trial(model: nn.Module) -> nn.Module:
     """Copy a model frozen, in evaluation mode and without hooks, for a trial run that must leave no trace in the model.
 
     Where a hook changes the model's outputs, those of the copy differ.
     """
-    copied = shadow_of(model).eval()
+    copied = copy_frozen(model).eval()
     clear_hooks(copied)
     return copied
 

@@ -28,7 +28,7 @@ class Origin:
     arguments: Mapping[str, Any]
 
 
-def remembered(function: Callable[Parameters, Network]) -> Callable[Parameters, Network]:
+def record_origin(function: Callable[Parameters, Network]) -> Callable[Parameters, Network]:
     """Decorate a function of the zoo so that its networks carry its name and arguments."""
 
     @functools.wraps(function)
@@ -46,7 +46,7 @@ def origin_of(network: nn.Module) -> Origin | None:
     return getattr(network, ATTRIBUTE, None)
 
 
-def remember_origin(network: nn.Module, model: nn.Module) -> None:
+def copy_origin(network: nn.Module, model: nn.Module) -> None:
     """Record on a network that was made from `model` how `model` was made."""
     setattr(network, ATTRIBUTE, origin_of(model))
 
@@ -61,7 +61,7 @@ def warn_if_unnamed(network: nn.Module, argument: str) -> None:
         )
 
 
-def remember_base(network: nn.Module, model: nn.Module) -> None:
+def record_base_shapes(network: nn.Module, model: nn.Module) -> None:
     """Record on a network that was cut out of `model` the shapes of `model`."""
     setattr(network, SHAPES, base_shapes(model))
 

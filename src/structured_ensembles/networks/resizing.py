@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.networks.copying import Replace, copy_with
-from structured_ensembles.networks.provenance import remember_base
+from structured_ensembles.networks.provenance import record_base_shapes
 
 
 class Span(NamedTuple):
@@ -55,7 +55,7 @@ def shrink(model: nn.Module, axes: Mapping[str, Sequence[Axis]], kept: Kept) -> 
         return result.contiguous(memory_format=_memory_format(tensor))
 
     small = _copy_resized(model, slice_tensor)
-    remember_base(small, model)
+    record_base_shapes(small, model)
     return small
 
 

@@ -29,7 +29,7 @@ CONTINUAL = {"structured": 2.0, "supsup": 2.0, "pruning": 3.0}  # passes over th
 CONTINUAL_EPOCH = 1.1  # seconds for one epoch of half-VGG11 over all tasks of CIFAR-10
 
 
-def minutes(experiment: Experiment | ContinualExperiment, request: Request) -> float:
+def estimate_minutes(experiment: Experiment | ContinualExperiment, request: Request) -> float:
     """Estimate the minutes of a run that has the GPU to itself."""
     if isinstance(experiment, ContinualExperiment):
         epochs = experiment.method_arguments.get("epochs", BENCHMARKS[experiment.dataset].epochs)
@@ -58,7 +58,7 @@ def _share(experiment: Experiment) -> float:
     return float(settings.get("memory", experiment.members * (1 - settings.get("prune", 0.0)))) / experiment.members
 
 
-def checkpoint_bytes(experiment: Experiment | ContinualExperiment) -> float:
+def estimate_checkpoint_bytes(experiment: Experiment | ContinualExperiment) -> float:
     """Estimate the size of the checkpoint that an unfinished run leaves."""
     if isinstance(experiment, ContinualExperiment):
         return 4 * 2.4e6 * 2  # the learner after a task, from which it resumes

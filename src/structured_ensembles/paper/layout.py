@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from statistics import fmean, stdev
 
-from structured_ensembles.common.markdown import literal
+from structured_ensembles.common.markdown import escape_markdown
 from structured_ensembles.paper.metrics import Metric, metric_of
 from structured_ensembles.paper.published import Cell
 
@@ -78,8 +78,8 @@ def markdown_table(
     For a published table: `markdown_table(table.rows, table.columns, table.metrics, ours, table.cells)`.
     """
     layout = _lay_out(rows, columns, metrics, ours, paper or {}, titles or {}, blank, missing)
-    lines = [tuple(map(literal, layout.header)), ("---", *("---:" for _ in columns))]
-    lines += [(literal(title), *map(_markdown_cell, cells)) for title, cells in layout.lines]
+    lines = [tuple(map(escape_markdown, layout.header)), ("---", *("---:" for _ in columns))]
+    lines += [(escape_markdown(title), *map(_markdown_cell, cells)) for title, cells in layout.lines]
     if seeds:
         counts_by_row = {
             row: [len(ours.get((row, column), ())) for column in columns if (row, column) not in blank] for row in rows

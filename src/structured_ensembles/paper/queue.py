@@ -17,7 +17,7 @@ import yaml
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.data import load_data
 from structured_ensembles.paper.carry_out import carry_out
-from structured_ensembles.paper.estimates import checkpoint_bytes
+from structured_ensembles.paper.estimates import estimate_checkpoint_bytes
 from structured_ensembles.paper.sections import Planned
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
 from structured_ensembles.runs.experiment import NOTHING
@@ -117,7 +117,7 @@ def find_missing_data(datasets: Collection[str], root: Path | None) -> dict[str,
 
 def _seconds_needed(planned: Planned, workers: int) -> float:
     """Return how many seconds must be left to start a run."""
-    if checkpoint_bytes(planned.experiment) <= PORTABLE:
+    if estimate_checkpoint_bytes(planned.experiment) <= PORTABLE:
         return WORTH_STARTING
     return 60 * planned.minutes * (1 + SHARED_GPU_COST * (workers - 1))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.paper.catalogue import study
-from structured_ensembles.paper.estimates import minutes
+from structured_ensembles.paper.estimates import estimate_minutes
 from structured_ensembles.paper.studies import EVERYTHING, NOTHING_MORE, RIVALS, SEEDS, StudyOptions
 from structured_ensembles.runs.experiment import Experiment, Request
 
@@ -30,7 +30,7 @@ class Planned:
     @property
     def minutes(self) -> float:
         """Return the estimated minutes."""
-        return minutes(self.experiment, self.request)
+        return estimate_minutes(self.experiment, self.request)
 
 
 def plan_runs(seeds: tuple[int, ...] = SEEDS, smoke: bool = False) -> list[Planned]:

@@ -21,7 +21,7 @@ RULE_TITLES: dict[Combine, str] = {
 }
 
 
-def study_table(wanted: Study, done: Mapping[str, Finished], rule: Combine) -> TableData:
+def fill_study_table(wanted: Study, done: Mapping[str, Finished], rule: Combine) -> TableData:
     """Build the table of one combination rule.
 
     done: finished runs by the name of their folder. A cell of which no run is done has no entry in `ours`; one whose
@@ -42,7 +42,7 @@ def study_table(wanted: Study, done: Mapping[str, Finished], rule: Combine) -> T
     return TableData(title, wanted.rows, wanted.columns, wanted.metrics, ours, wanted.paper, blank)
 
 
-def study_notes(wanted: Study, options: StudyOptions) -> list[str]:
+def write_study_notes(wanted: Study, options: StudyOptions) -> list[str]:
     """Return sentences on how to read the tables of a study."""
     if wanted.counted:
         lines = ["Counted for the paper's backbones; in brackets what the paper printed."]
@@ -89,7 +89,7 @@ def _recipe(wanted: Study) -> str:
     return next((run.recipe for run in wanted.experiments if isinstance(run, Experiment)), "paper")
 
 
-def corruption_notes(wanted: Study, done: Mapping[str, Finished]) -> list[str]:
+def write_corruption_notes(wanted: Study, done: Mapping[str, Finished]) -> list[str]:
     """Return sentences on the corrupted images of the figures, and on their mean."""
     if not wanted.request.corruptions:
         return []

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.inputs import Inputs, call, one_tensor
+from structured_ensembles.common.inputs import Inputs, call, check_one_tensor
 
 Combine = Literal["mean", "logits", "vote"]
 COMBINE = ("mean", "logits", "vote")
@@ -45,7 +45,7 @@ def member_outputs(network: nn.Module, inputs: Inputs) -> Tensor:
     Most networks are one member. A network with the attribute `num_members` returns the outputs of so many, stacked;
     in training it may return fewer.
     """
-    outputs = one_tensor(call(network, inputs))
+    outputs = check_one_tensor(call(network, inputs))
     return outputs if hasattr(network, "num_members") else outputs[None]
 
 

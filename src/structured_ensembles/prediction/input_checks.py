@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.inputs import Inputs, each, is_several, tensors_in
+from structured_ensembles.common.inputs import Inputs, is_several, map_inputs, tensors_in
 from structured_ensembles.data import Data
 from structured_ensembles.data.conversion import IN_UNIT_RANGE, check_bytes
 from structured_ensembles.data.kinds import Kinds, Normalizations, normalization_of_each
@@ -87,7 +87,7 @@ def cast_as_trained(x: Any, normalization: Any, kinds: Kinds | None) -> Any:
 
     if isinstance(x, Tensor):
         return x if isinstance(normalization, Normalizations) else cast(x, normalization)
-    return x if kinds is None else each(cast, x, normalization_of_each(normalization, x), kinds)
+    return x if kinds is None else map_inputs(cast, x, normalization_of_each(normalization, x), kinds)
 
 
 def check_shape(x: Tensor, shape: tuple[int, ...] | None, ids: bool) -> None:
@@ -158,7 +158,7 @@ def explain_shape_errors(x: Inputs, shape: Any, ids: bool) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, IndexError) as error:
-        shapes = each(lambda tensor: tuple(tensor.shape[1:]), x)
+        shapes = map_inputs(lambda tensor: tuple(tensor.shape[1:]), x)
         if shape is None or shapes == shape or isinstance(error, torch.OutOfMemoryError):
             raise
         raise ValueError(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.common.devices import device_of
-from structured_ensembles.common.inputs import Inputs, moved
+from structured_ensembles.common.inputs import Inputs, move_inputs
 from structured_ensembles.data.batching import batches_of
 from structured_ensembles.networks.copying import dtype_of, evaluation_mode
 from structured_ensembles.prediction.input_checks import check_batch, explain_shape_errors
@@ -26,4 +26,4 @@ def _batch_outputs(ensemble: Any, batch: Inputs) -> Tensor:
     """Check a batch (samples, …) and return its outputs (members, samples, …), on the CPU."""
     check_batch(ensemble, batch, dtype_of(ensemble))
     with explain_shape_errors(batch, ensemble.input_shape, ensemble.ids):
-        return ensemble(moved(batch, device_of(ensemble))).cpu()  # type: ignore[no-any-return]
+        return ensemble(move_inputs(batch, device_of(ensemble))).cpu()  # type: ignore[no-any-return]

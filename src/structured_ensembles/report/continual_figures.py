@@ -10,7 +10,7 @@ from structured_ensembles.common.colours import BLUE, GREY, ORANGE, PALE
 from structured_ensembles.continual.memory import Memory
 
 
-def accuracy_against_memory(
+def draw_accuracy_against_memory(
     methods: Mapping[str, tuple[Sequence[float], Memory]], baseline: str = "naive", highlight: str = "structured"
 ) -> Figure:
     """Draw accuracy (mean and range over seeds) against memory besides one backbone and the heads.
@@ -35,7 +35,7 @@ def accuracy_against_memory(
     return figure
 
 
-def accuracy_by_prune(accuracies: Mapping[float, Sequence[float]]) -> Figure:
+def draw_accuracy_by_prune(accuracies: Mapping[float, Sequence[float]]) -> Figure:
     """Draw accuracy (mean and range over seeds) against the share of neurons that a task leaves to others."""
     figure = Figure(figsize=(4.6, 3.4), layout="constrained")
     axis = figure.subplots()

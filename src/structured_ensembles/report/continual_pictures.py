@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from structured_ensembles.continual.figures import capacity_used
+from structured_ensembles.continual.figures import draw_capacity
 from structured_ensembles.continual.results import rebuild_capacity, rebuild_matrix, rebuild_memory
-from structured_ensembles.report.continual_figures import accuracy_against_memory, accuracy_by_prune
+from structured_ensembles.report.continual_figures import draw_accuracy_against_memory, draw_accuracy_by_prune
 from structured_ensembles.report.pictures import Picture
 from structured_ensembles.runs.finished import Finished
 
 
-def continual_pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
+def draw_continual_pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
     """Draw the runs on one data set and backbone, by label; one run per seed."""
     pictures = []
     methods = {seed_runs[0].config["method"] for seed_runs in runs.values()}
@@ -21,14 +21,16 @@ def continual_pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
             for label, seed_runs in runs.items()
         }
         text = "Accuracy against what a method stores besides one backbone and the heads; mean and range over seeds."
-        pictures.append(Picture("memory", accuracy_against_memory(known), text))
+        pictures.append(Picture("memory", draw_accuracy_against_memory(known), text))
     shares = {
         float(prune): [run.figures["cl/accuracy"] for run in seed_runs]
         for seed_runs in runs.values()
         if isinstance(prune := seed_runs[0].config["method_arguments"].get("prune"), int | float)
     }
     if len(shares) > 1:
-        pictures.append(Picture("prune", accuracy_by_prune(shares), "Accuracy against the share of pruned neurons."))
+        pictures.append(
+            Picture("prune", draw_accuracy_by_prune(shares), "Accuracy against the share of pruned neurons.")
+        )
     for label, seed_runs in runs.items():
         matrix = rebuild_matrix(seed_runs[0].result)
         text = f"{label}: accuracy on every task after every task, first seed."
@@ -38,5 +40,5 @@ def continual_pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
     )
     capacity = None if structured is None else rebuild_capacity(structured.result)
     if capacity is not None:
-        pictures.append(Picture("capacity", capacity_used(capacity), "Neurons that each task took, first seed."))
+        pictures.append(Picture("capacity", draw_capacity(capacity), "Neurons that each task took, first seed."))
     return pictures

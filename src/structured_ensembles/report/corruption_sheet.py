@@ -15,7 +15,7 @@ GAP = 1 / 16  # of an image
 LABELS, HEADER, FOOTER = 1.5, 0.3, 0.6  # inches
 
 
-def corruption_sheet(image: Tensor, names: Sequence[str] = tuple(CORRUPTIONS), seed: int = 0) -> Figure:
+def draw_corruption_sheet(image: Tensor, names: Sequence[str] = tuple(CORRUPTIONS), seed: int = 0) -> Figure:
     """Draw a row per corruption and a column per severity, the original first; below, their origin.
 
     image: (1 or 3 channels, height, width), pixels as floats in [0,1].

@@ -16,7 +16,7 @@ EXPLANATION = (
 )
 
 
-def deep_equivalents(labelled: Mapping[str, Sequence[Finished]]) -> dict[str, float]:
+def compute_deep_equivalents(labelled: Mapping[str, Sequence[Finished]]) -> dict[str, float]:
     """Compute the equivalents by label, for runs on one data set and network, against a deep ensemble trained alike."""
     equivalents = {}
     for label, runs in labelled.items():

@@ -14,12 +14,12 @@ from PIL import Image
 from torch import Tensor
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.common.inputs import joined
+from structured_ensembles.common.inputs import join_batches
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.evaluation.predictions import gather_predictions
 from structured_ensembles.prediction.combination import combine_logits, uncertainty_of
-from structured_ensembles.report.figures import as_svg, entropy_histogram, kept_neurons, reliability
+from structured_ensembles.report.figures import as_svg, draw_entropy_histogram, draw_kept_neurons, draw_reliability
 from structured_ensembles.storage.files import write_text
 
 
@@ -41,9 +41,9 @@ def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[O
     outcomes: ensembles with a temperature, a threshold and conformal sets.
     """
     test = data.split("test")
-    inputs = joined([inputs for inputs, _ in test.batches(512)])
+    inputs = join_batches([inputs for inputs, _ in test.batches(512)])
     structured = next(outcome.ensemble for outcome in outcomes if outcome.ensemble.subnets is not None)
-    logits, targets = predictions(structured, test)
+    logits, targets = gather_predictions(structured, test)
     probabilities = combine_logits(logits, "mean", structured.temperature)
     uncertainty = uncertainty_of(logits, structured.temperature)
     correct = probabilities.argmax(-1) == targets
@@ -58,9 +58,9 @@ def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[O
         data=data,
         outcomes=outcomes,
         base=graph.num_parameters(),
-        kept=as_svg(kept_neurons(structured.subnets or ())),
-        reliability=as_svg(reliability(curves)),
-        histogram=as_svg(entropy_histogram(uncertainty.entropy, correct, structured.threshold)),
+        kept=as_svg(draw_kept_neurons(structured.subnets or ())),
+        reliability=as_svg(draw_reliability(curves)),
+        histogram=as_svg(draw_entropy_histogram(uncertainty.entropy, correct, structured.threshold)),
         unsure=[
             {
                 "picture": _encode_png(inputs[index]),

@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from structured_ensembles.common.colours import BLUE, GREY, PALE
-from structured_ensembles.report.run_figures import entropy_histograms
-from structured_ensembles.report.style import choose_styles, legend_below, require, tidy_axis, wrap_name
+from structured_ensembles.report.run_figures import draw_entropy_histograms
+from structured_ensembles.report.style import add_legend_below, choose_styles, require, tidy_axis, wrap_name
 from structured_ensembles.selection import Subnet
 
 
-def kept_neurons(subnets: Sequence[Subnet]) -> Figure:
+def draw_kept_neurons(subnets: Sequence[Subnet]) -> Figure:
     """Draw the kept channels: a row per member, a panel per group, dark where a channel is kept."""
     groups = [(name, size) for name, size, _ in subnets[0].groups]
     total = sum(size for _, size in groups)
@@ -46,16 +46,16 @@ def kept_neurons(subnets: Sequence[Subnet]) -> Figure:
     return figure
 
 
-def reliability(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10) -> Figure:
+def draw_reliability(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10) -> Figure:
     """Draw accuracy against confidence: (name, probabilities (samples, classes), targets (samples,)) per curve."""
     confidences = []
     for name, probabilities, targets in curves:
         confidence, labels = probabilities.max(-1)
         confidences.append((name, confidence, labels == targets))
-    return reliability_of(confidences, bins)
+    return draw_reliability_of_confidence(confidences, bins)
 
 
-def reliability_of(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10) -> Figure:
+def draw_reliability_of_confidence(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10) -> Figure:
     """Draw accuracy against confidence, in bins of at least five samples.
 
     curves: (name, confidence (samples,), correct (samples,)). A name that is, or begins with, a method has its style.
@@ -78,13 +78,13 @@ def reliability_of(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10)
         axis.plot(across, up, marker=marker, color=colour, label=label, markersize=5)
     axis.set(xlabel="confidence", ylabel="accuracy", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     tidy_axis(axis)
-    legend_below(figure, axis)
+    add_legend_below(figure, axis)
     return figure
 
 
-def entropy_histogram(entropy: Tensor, correct: Tensor, threshold: float | None) -> Figure:
+def draw_entropy_histogram(entropy: Tensor, correct: Tensor, threshold: float | None) -> Figure:
     """Draw the entropy of right and wrong predictions, shapes (samples,), with the discard threshold."""
-    return entropy_histograms({"right": entropy[correct], "wrong": entropy[~correct]}, threshold)
+    return draw_entropy_histograms({"right": entropy[correct], "wrong": entropy[~correct]}, threshold)
 
 
 def as_svg(figure: Figure) -> str:

@@ -14,12 +14,12 @@ from structured_ensembles.common.colours import GREY
 from structured_ensembles.report.labels import Label, Point, place_labels
 from structured_ensembles.report.style import (
     Seeds,
+    add_legend_below,
     choose_styles,
-    darker,
-    legend_below,
+    darken,
+    describe_bars,
     plot_seeds,
     require,
-    seeds_note,
     summarise_seeds,
     tidy_axis,
 )
@@ -41,7 +41,7 @@ class FrontPoint:
             raise ValueError(f"memory of {self.method} {self.label} is {self.memory}; it must be a positive number")
 
 
-def front(points: Sequence[FrontPoint], memory: str = "parameters") -> Figure:
+def draw_front(points: Sequence[FrontPoint], memory: str = "parameters") -> Figure:
     """Draw accuracy, NLL and ECE against `memory`, the points of a method joined from small to large."""
     panels = {
         "accuracy (%)": [summarise_seeds(point.accuracy, 100) for point in points],
@@ -75,12 +75,12 @@ def front(points: Sequence[FrontPoint], memory: str = "parameters") -> Figure:
             )
         _memory_axis(axis, [point.memory for point in points])
         tidy_axis(axis, "both")
-    legend_below(figure, axes["accuracy (%)"], seeds_note(all_seeds))
+    add_legend_below(figure, axes["accuracy (%)"], describe_bars(all_seeds))
     figure.draw_without_rendering()  # lays out everything, so that labels find free room
     for title, axis in axes.items():
         known = [(point, seeds) for point, seeds in zip(points, panels[title], strict=True) if seeds is not None]
         labels = [
-            Label(point.memory, seeds.mean, point.label, darker(style[point.method][0])) for point, seeds in known
+            Label(point.memory, seeds.mean, point.label, darken(style[point.method][0])) for point, seeds in known
         ]
         place_labels(axis, labels, _list_lines(known))
     return figure

@@ -14,13 +14,13 @@ from typing import Any
 from jinja2 import Environment
 from matplotlib.figure import Figure
 
-from structured_ensembles.common.markdown import literal
+from structured_ensembles.common.markdown import escape_markdown
 from structured_ensembles.continual.results import is_continual, read_continual_run
 from structured_ensembles.paper.layout import TableData, html_table, markdown_table
-from structured_ensembles.report.continual_pictures import continual_pictures
-from structured_ensembles.report.deep_equivalents import EXPLANATION, deep_equivalents
+from structured_ensembles.report.continual_pictures import draw_continual_pictures
+from structured_ensembles.report.deep_equivalents import EXPLANATION, compute_deep_equivalents
 from structured_ensembles.report.figures import as_svg
-from structured_ensembles.report.pictures import Picture, pictures
+from structured_ensembles.report.pictures import Picture, draw_pictures
 from structured_ensembles.runs.finished import Finished, read_run
 from structured_ensembles.storage.files import write_atomically, write_text
 
@@ -44,7 +44,7 @@ def write_report(
     intro: Sequence[str],
     tables: Sequence[TableData],
     runs: Sequence[Finished],
-    draw: Draw = pictures,
+    draw: Draw = draw_pictures,
 ) -> Path:
     """Write `report.md`, `figures/` and `report.html`; return the path of the page.
 
@@ -74,9 +74,9 @@ def report_runs(folders: Sequence[Path], out: Path) -> Path:
     if len(are_continual) != 1:
         raise ValueError("runs must be all of sens train or all of sens continual, not of both: report them apart")
     summary, read, draw = (
-        (CONTINUAL_SUMMARY, read_continual_run, continual_pictures)
+        (CONTINUAL_SUMMARY, read_continual_run, draw_continual_pictures)
         if are_continual.pop()
-        else (SUMMARY, read_run, pictures)
+        else (SUMMARY, read_run, draw_pictures)
     )
     runs = [read(folder) for folder in folders]
     tables, number, explained = [], 0, False
@@ -87,7 +87,7 @@ def report_runs(folders: Sequence[Path], out: Path) -> Path:
             for label, seed_runs in labelled.items()
             for name in summary
         }
-        if equivalents := deep_equivalents(labelled):
+        if equivalents := compute_deep_equivalents(labelled):
             ours |= {(label, "cal/deep_equivalent"): [value] for label, value in equivalents.items()}
             explained = True
         columns = [name for name in summary if any(ours[label, name] for label in labelled)]
@@ -112,7 +112,7 @@ def group_runs(runs: Sequence[Finished]) -> dict[str, dict[str, list[Finished]]]
     """Group runs by data set and network, then by label; one run per seed."""
     groups: dict[str, dict[str, list[Finished]]] = {}
     for run in runs:
-        groups.setdefault(run.place, {}).setdefault(run.label, []).append(run)
+        groups.setdefault(run.setup, {}).setdefault(run.label, []).append(run)
     return {setup: _distinguish_labels(labelled) for setup, labelled in groups.items()}
 
 
@@ -149,14 +149,15 @@ def _markdown(
     title: str, intro: Sequence[str], tables: Sequence[TableData], by_setup: Mapping[str, Sequence[Picture]]
 ) -> str:
     """Write the report as Markdown."""
-    blocks = [f"# {literal(title)}", *map(literal, intro)]
+    blocks = [f"# {escape_markdown(title)}", *map(escape_markdown, intro)]
     for data in tables:
-        blocks += [f"## {literal(data.title)}"] if data.title else []
+        blocks += [f"## {escape_markdown(data.title)}"] if data.title else []
         blocks.append(markdown_table(*_cells(data)).rstrip())
     for setup, setup_pictures in by_setup.items():
-        blocks.append(f"{FIGURES} {literal(setup)}")
+        blocks.append(f"{FIGURES} {escape_markdown(setup)}")
         blocks += [
-            f"![{literal(picture.caption)}](figures/{_file_name(setup, picture)}.svg)" for picture in setup_pictures
+            f"![{escape_markdown(picture.caption)}](figures/{_file_name(setup, picture)}.svg)"
+            for picture in setup_pictures
         ]
     return "\n\n".join(blocks) + "\n"
 

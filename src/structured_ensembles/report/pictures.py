@@ -10,16 +10,15 @@ from matplotlib.figure import Figure
 from structured_ensembles.evaluation.corruptions import ORIGIN, SEVERITIES
 from structured_ensembles.evaluation.discarding import discarding_curve
 from structured_ensembles.evaluation.robustness import best_source, is_over_all
-from structured_ensembles.report.figures import kept_neurons, reliability_of
+from structured_ensembles.report.figures import draw_kept_neurons, draw_reliability_of_confidence
+from structured_ensembles.report.front import FrontPoint, draw_front
 from structured_ensembles.report.run_figures import (
-    FrontPoint,
-    corruption_curves,
-    disagreement,
-    discarding_curves,
-    entropy_histograms,
-    front,
-    learning_curves,
-    overhead_bars,
+    draw_corruption_curves,
+    draw_disagreement,
+    draw_discarding_curves,
+    draw_entropy_histograms,
+    draw_learning_curves,
+    draw_overheads,
 )
 from structured_ensembles.runs.finished import Finished
 from structured_ensembles.runs.folder import read_history, read_subnets
@@ -34,7 +33,7 @@ class Picture:
     caption: str
 
 
-def pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
+def draw_pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
     """Draw the runs on one data set and network, by label; one run per seed."""
     drawn = [*_draw_all(runs), *_draw_samples(runs)]
     structured = next(
@@ -51,19 +50,19 @@ def _draw_all(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
     overheads = {label: _values(seed_runs, "size/overhead") for label, seed_runs in runs.items()}
     if known := {label: values for label, values in overheads.items() if values}:
         drawn.append(
-            Picture("overhead", overhead_bars(known), "Parameters of the whole ensemble over those of one network.")
+            Picture("overhead", draw_overheads(known), "Parameters of the whole ensemble over those of one network.")
         )
     for memory, caption in (("parameters", "float32 parameters"), ("file", "bytes of the saved file")):
         if points := list_front_points(runs, memory):
             text = f"Quality against memory ({caption}, one network is 1): the first 1, 2, … members of every ensemble."
-            drawn.append(Picture(f"front-{memory}", front(points, memory), text))
+            drawn.append(Picture(f"front-{memory}", draw_front(points, memory), text))
     all_figures = [run.figures for seed_runs in runs.values() for run in seed_runs]
     family = "official" if any(best_source(all_figures, severity) == "official" for severity in SEVERITIES) else "cor"
     curves = {label: _accuracies_by_severity(seed_runs, family) for label, seed_runs in runs.items()}
     if known_curves := {label: curve for label, curve in curves.items() if len(curve) > 1}:
         origin = "The official corrupted images." if family == "official" else ORIGIN
         text = f"Mean accuracy over the 15 standard corruptions; 0 is clean. {origin}"
-        drawn.append(Picture("corruptions", corruption_curves(known_curves), text))
+        drawn.append(Picture("corruptions", draw_corruption_curves(known_curves), text))
     return drawn
 
 
@@ -75,8 +74,10 @@ def _draw_samples(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
     reliable = [(label, samples["confidence"], samples["correct"]) for label, samples in first.items()]
     curves = {label: discarding_curve(samples["entropy"], samples["correct"]) for label, samples in first.items()}
     return [
-        Picture("reliability", reliability_of(reliable), "Accuracy against confidence, first seed."),
-        Picture("discarding", discarding_curves(curves), "Accuracy of what is kept when the least sure are discarded."),
+        Picture("reliability", draw_reliability_of_confidence(reliable), "Accuracy against confidence, first seed."),
+        Picture(
+            "discarding", draw_discarding_curves(curves), "Accuracy of what is kept when the least sure are discarded."
+        ),
     ]
 
 
@@ -89,20 +90,22 @@ def _draw_one(run: Finished) -> list[Picture]:
         entropies |= {"corrupted": samples["noisy"]} if "noisy" in samples else {}
         shown = {name: values for name, values in entropies.items() if len(values)}
         text = "Entropy of predictions; corrupted: under strong Gaussian noise (severity 5)."
-        drawn.append(Picture("entropy", entropy_histograms(shown, None), text))
+        drawn.append(Picture("entropy", draw_entropy_histograms(shown, None), text))
         if len(samples["disagreement"]) > 1:
             drawn.append(
                 Picture(
                     "disagreement",
-                    disagreement(samples["disagreement"]),
+                    draw_disagreement(samples["disagreement"]),
                     "Share of samples that two members see differently.",
                 )
             )
     if subnets := read_subnets(run.folder, run.result):
-        drawn.append(Picture("kept", kept_neurons(subnets), "What each member keeps, layer by layer; dark: kept."))
+        drawn.append(Picture("kept", draw_kept_neurons(subnets), "What each member keeps, layer by layer; dark: kept."))
     rows = read_history(run.folder, run.result)
     if len({row["epoch"] for row in rows}) > 1:
-        drawn.append(Picture("learning", learning_curves(rows), "Training of the structured ensemble, first seed."))
+        drawn.append(
+            Picture("learning", draw_learning_curves(rows), "Training of the structured ensemble, first seed.")
+        )
     return drawn
 
 

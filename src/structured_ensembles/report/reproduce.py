@@ -11,10 +11,10 @@ from structured_ensembles.continual.results import read_continual_run
 from structured_ensembles.paper.carry_out import carry_out, check_names, is_complete
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.studies import StudyOptions
-from structured_ensembles.paper.tables import corruption_notes, study_notes, study_table
-from structured_ensembles.report.continual_pictures import continual_pictures
+from structured_ensembles.paper.tables import fill_study_table, write_corruption_notes, write_study_notes
+from structured_ensembles.report.continual_pictures import draw_continual_pictures
 from structured_ensembles.report.page import write_report
-from structured_ensembles.report.pictures import pictures
+from structured_ensembles.report.pictures import draw_pictures
 from structured_ensembles.runs.experiment import Experiment
 from structured_ensembles.runs.finished import Finished, read_run
 from structured_ensembles.runs.grid import Job, run_grid
@@ -63,9 +63,9 @@ def reproduce(
         if run.folder not in failed and (folder / run.folder / "result.json").exists()
     }
     report_folder = out / name
-    draw = continual_pictures if "continual" in name else pictures
-    lines = [study_table(wanted, done, rule) for rule in wanted.rules]
-    intro = study_notes(wanted, options) + corruption_notes(wanted, done)
+    draw = draw_continual_pictures if "continual" in name else draw_pictures
+    lines = [fill_study_table(wanted, done, rule) for rule in wanted.rules]
+    intro = write_study_notes(wanted, options) + write_corruption_notes(wanted, done)
     page = write_report(report_folder, wanted.title, intro, lines, list(done.values()), draw)
     return Reproduced(page, len(wanted.experiments) - len(jobs), len(jobs) - len(failed), failed)
 

@@ -17,36 +17,24 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from structured_ensembles.common.colours import GREY, SHADES
-from structured_ensembles.report.front import FrontPoint, front
 from structured_ensembles.report.style import (
     LINES,
     STYLE,
+    add_legend_below,
     choose_styles,
-    legend_below,
+    describe_bars,
     plot_seeds,
     require,
-    seeds_note,
     summarise_seeds,
     tidy_axis,
     wrap_name,
 )
 
-__all__ = [
-    "FrontPoint",
-    "corruption_curves",
-    "disagreement",
-    "discarding_curves",
-    "entropy_histograms",
-    "front",
-    "learning_curves",
-    "overhead_bars",
-]
-
 OUTCOMES = {"right": "#0072B2", "wrong": "#D55E00", "corrupted": "#CC79A7"}
 OTHER_COLOURS = [colour for colour, _ in STYLE.values() if colour not in OUTCOMES.values()]
 
 
-def overhead_bars(overheads: Mapping[str, Sequence[float]]) -> Figure:
+def draw_overheads(overheads: Mapping[str, Sequence[float]]) -> Figure:
     """Draw the memory of each method in networks: the mean over seeds as a bar, with their range."""
     seeds = {name: summarise_seeds(values) for name, values in overheads.items()}
     require(any(seeds.values()), "overheads", overheads)
@@ -71,13 +59,13 @@ def overhead_bars(overheads: Mapping[str, Sequence[float]]) -> Figure:
     axis.set_yticks(range(len(seeds)), [wrap_name(name, 28) for name in seeds])
     axis.set_ylim(len(seeds) - 0.45, -0.55)  # the first method on top
     axis.set_xlim(0, 1.15 * max(1.0, *(overhead.high for overhead in seeds.values() if overhead is not None)))
-    axis.set_xlabel("parameters, in networks" + _in_brackets(seeds_note(seeds.values())))
+    axis.set_xlabel("parameters, in networks" + _in_brackets(describe_bars(seeds.values())))
     axis.tick_params(axis="y", length=0)
     tidy_axis(axis, "x")
     return figure
 
 
-def entropy_histograms(entropies: Mapping[str, Tensor], threshold: float | None) -> Figure:
+def draw_entropy_histograms(entropies: Mapping[str, Tensor], threshold: float | None) -> Figure:
     """Draw the entropy (samples,) in nats of several kinds of samples, as densities over the same bins.
 
     entropies: "right", "wrong" and "corrupted" have their colours, other names get the next ones.
@@ -101,11 +89,11 @@ def entropy_histograms(entropies: Mapping[str, Tensor], threshold: float | None)
         xlabel="entropy of the prediction (nats)", ylabel="density", xlim=(0, max(edges[-1], threshold or 0) * 1.02)
     )
     tidy_axis(axis)
-    legend_below(figure, axis)
+    add_legend_below(figure, axis)
     return figure
 
 
-def discarding_curves(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
+def draw_discarding_curves(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
     """Draw the accuracy of the kept samples against the share discarded, the least certain first.
 
     curves: the result of `discarding_curve` by method. The limits are those of the first 90 %, as one mistake among the
@@ -138,7 +126,7 @@ def discarding_curves(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
     room = max(0.5, 0.06 * (high - low))
     axis.set(xlabel="discarded (%)", ylabel="accuracy of the rest (%)", xlim=(0, 100), ylim=(low - room, high + room))
     tidy_axis(axis)
-    legend_below(figure, axis)
+    add_legend_below(figure, axis)
     return figure
 
 
@@ -157,7 +145,7 @@ def _curve(curve: tuple[Tensor, Tensor], max_points: int = 200) -> tuple[list[fl
     return (100 * shares).tolist(), (100 * accuracy).tolist()
 
 
-def disagreement(matrix: Tensor, title: str = "") -> Figure:
+def draw_disagreement(matrix: Tensor, title: str = "") -> Figure:
     """Draw the share of samples that two members classify differently, (members, members), in per cent."""
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
         raise ValueError(f"matrix must have the shape (members, members), not {tuple(matrix.shape)}")
@@ -183,7 +171,7 @@ def disagreement(matrix: Tensor, title: str = "") -> Figure:
     return figure
 
 
-def corruption_curves(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
+def draw_corruption_curves(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
     """Draw the accuracy under corruptions by severity, where 0 is clean; one share per seed for each."""
     known = {
         name: [
@@ -205,11 +193,11 @@ def corruption_curves(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> Fi
     axis.set_xlim(severities[0] - 0.25, severities[-1] + 0.25)
     axis.set(xlabel="severity", ylabel="accuracy (%)")
     tidy_axis(axis)
-    legend_below(figure, axis, seeds_note(seeds for points in known.values() for _, seeds in points))
+    add_legend_below(figure, axis, describe_bars(seeds for points in known.values() for _, seeds in points))
     return figure
 
 
-def learning_curves(rows: Sequence[Mapping[str, float | int | None]]) -> Figure:
+def draw_learning_curves(rows: Sequence[Mapping[str, float | int | None]]) -> Figure:
     """Draw training loss and validation accuracy of every member, from the rows of history.csv."""
     panels = {"loss": ("training loss", 1), "validation_accuracy": ("validation accuracy (%)", 100)}
     members = sorted({int(row.get("member") or 0) for row in rows})
@@ -245,7 +233,7 @@ def learning_curves(rows: Sequence[Mapping[str, float | int | None]]) -> Figure:
         axis.set(xlabel="epoch", ylabel=panels[column][0], xlim=(min(epochs) - 0.5, max(epochs) + 0.5))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
         tidy_axis(axis)
-    legend_below(figure, figure.axes[0])
+    add_legend_below(figure, figure.axes[0])
     return figure
 
 

@@ -98,13 +98,13 @@ def plot_seeds(axis: Axes, name: str, style: Style, points: Sequence[tuple[float
     )
 
 
-def seeds_note(summaries: Iterable[Seeds | None]) -> str:
+def describe_bars(summaries: Iterable[Seeds | None]) -> str:
     """Return the note on bars, if any value has several seeds."""
     several = any(seeds is not None and seeds.number > 1 for seeds in summaries)
     return "mean and range over seeds" if several else ""
 
 
-def legend_below(figure: Figure, axis: Axes, title: str = "") -> None:
+def add_legend_below(figure: Figure, axis: Axes, title: str = "") -> None:
     """Add the legend of an axis below the figure, which grows by its height."""
     handles, labels = axis.get_legend_handles_labels()
     longest = max((len(line) for label in labels for line in label.splitlines()), default=0)
@@ -120,7 +120,7 @@ def legend_below(figure: Figure, axis: Axes, title: str = "") -> None:
     legend.get_title().set(fontsize=8, color=GREY)
 
 
-def darker(colour: str) -> str:
+def darken(colour: str) -> str:
     """Return a darker colour for text, which is thinner than a marker."""
     red, green, blue = mpl.colors.to_rgb(colour)
     return mpl.colors.to_hex((0.7 * red, 0.7 * green, 0.7 * blue))

@@ -19,12 +19,12 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from structured_ensembles.common.processes import decided_by_first, rank
+from structured_ensembles.common.processes import decide_in_first_process, rank
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import fingerprint_split
 from structured_ensembles.storage.files import read_text, write_text
-from structured_ensembles.storage.fingerprints import UnidentifiedError, described, digest_of, module_parts
-from structured_ensembles.storage.run_files import damaged, read_json, text_checksum, write_json
+from structured_ensembles.storage.fingerprints import UnidentifiedError, describe, digest_json, digest_module
+from structured_ensembles.storage.run_files import damaged_file_error, read_json, text_checksum, write_json
 
 FILE = "identity.json"
 CHECKPOINTS = "checkpoint*.safetensors"  # deleted when a run is finished
@@ -84,7 +84,7 @@ class RunFolder:
             if text_checksum(text) != self.files[name]:
                 raise ValueError(f"its contents do not match its checksum in {FILE}")
         except (OSError, ValueError) as error:
-            raise damaged(path, error, REMEDY) from error
+            raise damaged_file_error(path, error, REMEDY) from error
         return text
 
     def write(self, name: str, text: str) -> RunFolder:
@@ -116,8 +116,8 @@ def open_folder(
     if folder is None:
         return RunFolder(None, {}, {})
     path, settings = Path(folder), {"method": method, **arguments}
-    return decided_by_first(
-        lambda: _claim(path, identity_of(model, data, recipe, execution, loss, loss_name, "folder=", **settings))
+    return decide_in_first_process(
+        lambda: _claim(path, compute_identity(model, data, recipe, execution, loss, loss_name, "folder=", **settings))
     )
 
 
@@ -136,8 +136,8 @@ def _claim(folder: Path, identity: Identity) -> RunFolder:
     content = read_json(path, REMEDY)
     known, files = content.get("parts"), content.get("files")
     if not isinstance(known, dict) or not isinstance(files, dict):
-        raise damaged(path, ValueError("it does not say of what run it is"), REMEDY)
-    known = with_new_names(known)
+        raise damaged_file_error(path, ValueError("it does not say of what run it is"), REMEDY)
+    known = rename_old_entries(known)
     if known != identity:
         if has_checkpoint or files:
             check_same(known, identity, f"folder {folder}")
@@ -154,7 +154,7 @@ def check_same(known: Any, identity: Identity, where: str) -> None:
     """Raise a ValueError that names the differences if a file or folder is of another run. where: which one it is."""
     if not isinstance(known, Mapping):
         raise ValueError(f"{where} is of another run, of an older version: delete it, or choose another")
-    known = with_new_names(known)
+    known = rename_old_entries(known)
     if known == identity:
         return
     names = [name for name in {**identity, **known} if known.get(name) != identity.get(name)]
@@ -166,7 +166,7 @@ def check_same(known: Any, identity: Identity, where: str) -> None:
     )
 
 
-def with_new_names(identity: Identity) -> dict[str, Any]:
+def rename_old_entries(identity: Identity) -> dict[str, Any]:
     """Return an identity of any version with the current names of its entries."""
     return {RENAMED.get(name, name): value for name, value in identity.items()}
 
@@ -180,7 +180,7 @@ def _difference(name: str, known: Any, current: Any) -> str:
 # Entries ------------------------------------------------------------------------------------------------------------
 
 
-def identity_of(
+def compute_identity(
     model: nn.Module,
     data: Data,
     recipe: Settings,
@@ -190,27 +190,27 @@ def identity_of(
     argument: str,
     **arguments: Any,
 ) -> Identity:
-    """Compute the identity of a run. argument: the argument that needs it, see `identified_loss`."""
+    """Compute the identity of a run. argument: the argument that needs it, see `identify_loss`."""
     settings = {f"recipe.{name}": value for name, value in recipe.to_dict().items()}
     settings |= {f"execution.{name}": value for name, value in execution.identity().items()}
-    loss_identity = identified_loss(loss, loss_name, argument)
-    return {**_to_json({**arguments, **settings}), "loss": loss_identity, **module_parts(model), **data_parts(data)}
+    loss_identity = identify_loss(loss, loss_name, argument)
+    return {**_to_json({**arguments, **settings}), "loss": loss_identity, **digest_module(model), **digest_data(data)}
 
 
-def data_parts(data: Data) -> dict[str, Any]:
+def digest_data(data: Data) -> dict[str, Any]:
     """Compute digests of the training and validation splits, and of how networks get their samples."""
     normalization = None if data.normalization is None else data.normalization.to_json()
     return {
         "training data": fingerprint_split(data.train),
         "validation data": None if data.validation is None else fingerprint_split(data.validation),
         "task": data.task,
-        "classes": digest_of(data.classes),
-        "normalization": digest_of([normalization, data.normalization_settled]),
+        "classes": digest_json(data.classes),
+        "normalization": digest_json([normalization, data.normalization_settled]),
         "ids": data.ids,
     }
 
 
-def identified_loss(loss: Any, name: str | None, argument: str) -> Any:
+def identify_loss(loss: Any, name: str | None, argument: str) -> Any:
     """Return what identifies a loss: the name that the caller gives it, or a digest of the loss.
 
     argument: the argument that needs it, for the error message if the loss cannot be identified.
@@ -224,7 +224,7 @@ def identified_loss(loss: Any, name: str | None, argument: str) -> Any:
     if loss is None:
         return None
     try:
-        return digest_of(described(loss))
+        return digest_json(describe(loss))
     except UnidentifiedError as error:
         raise ValueError(
             f"{argument} needs a loss that can be told from others, so that a run never resumes with another loss, but "

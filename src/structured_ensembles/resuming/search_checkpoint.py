@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.processes import decided_by_first, gather, rank
+from structured_ensembles.common.processes import decide_in_first_process, gather, rank
 from structured_ensembles.resuming.identity import RunFile, check_same
 from structured_ensembles.storage.container import ArtifactError, read_container, write_container
 
@@ -46,7 +46,7 @@ def save_search(file: RunFile, state: SearchState) -> None:
 
 def load_search(file: RunFile) -> SearchState | None:
     """Read the checkpoint of this search in the first process; None in all of them if there is none."""
-    return decided_by_first(lambda: _read(file) if file.path.exists() else None)
+    return decide_in_first_process(lambda: _read(file) if file.path.exists() else None)
 
 
 def _read(file: RunFile) -> SearchState:
@@ -71,7 +71,7 @@ def _section(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor.clone() for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def random_states(device: torch.device) -> list[Tensor]:
+def gather_random_states(device: torch.device) -> list[Tensor]:
     """Collect the states of the device's random generator in all processes."""
     state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
     states: list[Tensor] = gather(state)

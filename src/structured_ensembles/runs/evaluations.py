@@ -9,7 +9,7 @@ from typing import Any
 
 from structured_ensembles.evaluation.robustness import name_of_mean
 from structured_ensembles.prediction.combination import Combine
-from structured_ensembles.storage.run_files import checked_figures, damaged, read_json, write_json
+from structured_ensembles.storage.run_files import check_figures, damaged_file_error, read_json, write_json
 
 RULES: tuple[Combine, ...] = ("mean", "logits")  # combination rules: ours, and the one of the published figures
 
@@ -39,9 +39,9 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
     remedy = "delete it and evaluate again"
     record = read_json(path, remedy)
     try:
-        return {**record, "figures": checked_figures(record.get("figures"))}
+        return {**record, "figures": check_figures(record.get("figures"))}
     except ValueError as error:
-        raise damaged(path, error, remedy) from error
+        raise damaged_file_error(path, error, remedy) from error
 
 
 def _drop_partial_means(

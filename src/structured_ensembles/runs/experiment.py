@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.artifact import Storage
-from structured_ensembles.common.checks import check_whole, checked_seed
+from structured_ensembles.common.checks import check_seed, check_whole
 from structured_ensembles.common.devices import pick_device
 from structured_ensembles.common.processes import gather, rank
 from structured_ensembles.data import Data, load_corrupted
@@ -22,11 +22,11 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import corrupt, evaluate
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
 from structured_ensembles.evaluation.corruptions import STANDARD
-from structured_ensembles.evaluation.deep_equivalent import calibrated_nlls
+from structured_ensembles.evaluation.deep_equivalent import compute_calibrated_nlls
 from structured_ensembles.evaluation.diversity import disagreement_matrix
-from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.evaluation.predictions import gather_predictions
 from structured_ensembles.evaluation.robustness import is_over_all
-from structured_ensembles.evaluation.rules import figures_by_rule
+from structured_ensembles.evaluation.rules import sort_by_rule
 from structured_ensembles.methods import METHODS
 from structured_ensembles.prediction.combination import combine_logits, uncertainty_of
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, merge_figures, read_figures
@@ -169,7 +169,7 @@ def prepare_experiment(experiment: Experiment, *, root: Path | None = None, devi
     automatic = experiment.recipe == "auto"
     Recipe.named("modern" if automatic else experiment.recipe, **experiment.changes)  # raises if it is wrong
     check_whole("members", experiment.members)
-    checked_seed(experiment.seed)
+    check_seed(experiment.seed)
     make = find_function("method", experiment.method, METHODS)
     check_method_arguments(experiment.method, make, experiment.method_arguments)
     if experiment.execution != Execution() and not takes_execution(make):
@@ -276,10 +276,10 @@ def measure_experiment(
         base=build_base_network(config, data, trust_code),
     )
     if data.task == "classification":
-        logits, targets = predictions(ensemble, data.split("test"))
+        logits, targets = gather_predictions(ensemble, data.split("test"))
         figures |= _figures_of_first_members(logits, targets)
         if data.validation is not None:
-            nlls = calibrated_nlls(predictions(ensemble, data.validation), (logits, targets))
+            nlls = compute_calibrated_nlls(gather_predictions(ensemble, data.validation), (logits, targets))
             figures |= {f"first/{number}/nll_t": nll for number, nll in enumerate(nlls, start=1)}
         _write_samples(folder, ensemble, data, logits, targets, noisy=request.corruptions)
     figures["size/file_bytes"] = float((folder / "ensemble.safetensors").stat().st_size)
@@ -288,7 +288,7 @@ def measure_experiment(
         rule: merge_figures(
             evaluation_path(folder, rule), rule_figures, {"split": "test", "combine": rule, **describe_machine()}
         )
-        for rule, rule_figures in figures_by_rule(figures, rules).items()
+        for rule, rule_figures in sort_by_rule(figures, rules).items()
     }
     return by_rule["mean"], True
 
@@ -341,6 +341,6 @@ def _write_samples(folder: Path, ensemble: Ensemble, data: Data, logits: Tensor,
         def noise(images: Tensor, _: Tensor, first: int) -> Tensor:
             return corrupt(images, "gaussian_noise", 5, first=first)
 
-        outputs, _ = predictions(ensemble, data.split("test"), change=noise)
+        outputs, _ = gather_predictions(ensemble, data.split("test"), change=noise)
         tensors["noisy"] = uncertainty_of(outputs).entropy.float()
     write_samples(folder, tensors)

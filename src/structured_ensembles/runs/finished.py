@@ -54,8 +54,8 @@ class Finished:
         return str(self.result.get("precision", "a precision that was not recorded"))
 
     @property
-    def place(self) -> str:
-        """Return "dataset/model", the column that its figures belong to."""
+    def setup(self) -> str:
+        """Return "dataset/model", the setup that it belongs to."""
         return f"{self.config['dataset']}/{self.config['model']}"
 
 

@@ -33,8 +33,8 @@ from structured_ensembles.selection import Subnet
 from structured_ensembles.storage.container import read_container, write_container
 from structured_ensembles.storage.files import check_regular, read_text, write_text
 from structured_ensembles.storage.run_files import (
-    checked_figures,
-    damaged,
+    check_figures,
+    damaged_file_error,
     read_json,
     read_table,
     read_yaml,
@@ -148,12 +148,12 @@ def read_result(folder: Path) -> dict[str, Any]:
     try:
         for name in ("figures", "figures_in_float32"):
             if name == "figures" or name in result:
-                result[name] = checked_figures(result.get(name))
+                result[name] = check_figures(result.get(name))
         check_number("seconds", result.get("seconds"))
         for name, expected in (("date", str), ("device", str), ("versions", dict)):
             check_type(name, result.get(name), expected)
     except (ValueError, TypeError, OverflowError) as error:
-        raise damaged(path, error, RESULT_REMEDY) from error
+        raise damaged_file_error(path, error, RESULT_REMEDY) from error
     return result
 
 
@@ -210,7 +210,7 @@ def read_history(folder: Path, result: Mapping[str, Any]) -> list[dict[str, floa
     rows = read_table(path, COLUMNS, HISTORY_REMEDY)
     counts = [row[name] for row in rows for name in ("epoch", "member")]
     if not all(count is not None and count.is_integer() for count in counts):
-        raise damaged(path, ValueError("its epochs and members are not whole numbers"), HISTORY_REMEDY)
+        raise damaged_file_error(path, ValueError("its epochs and members are not whole numbers"), HISTORY_REMEDY)
     return rows
 
 
@@ -227,7 +227,7 @@ def read_subnets(folder: Path, result: Mapping[str, Any]) -> list[Subnet]:
         _check_subnets(subnets)
         return subnets
     except (ValueError, KeyError, TypeError, OSError, OverflowError, RecursionError) as error:
-        raise damaged(path, error, HISTORY_REMEDY) from error
+        raise damaged_file_error(path, error, HISTORY_REMEDY) from error
 
 
 def _check_subnets(subnets: Sequence[Subnet]) -> None:
@@ -250,7 +250,7 @@ def _check_file(path: Path, result: Mapping[str, Any]) -> None:
         if expected is not None and expected != _checksum(path):
             raise ValueError("its contents do not match its checksum in result.json")
     except (ValueError, OSError) as error:
-        raise damaged(path, error, HISTORY_REMEDY) from error
+        raise damaged_file_error(path, error, HISTORY_REMEDY) from error
 
 
 def _checksum(path: Path) -> str:
@@ -327,10 +327,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = read_yaml(path, CONFIG_REMEDY)
     missing = [key for key in KEYS if key not in config]
     if missing:
-        raise damaged(path, ValueError(f"it says nothing of {', '.join(missing)}"), CONFIG_REMEDY)
+        raise damaged_file_error(path, ValueError(f"it says nothing of {', '.join(missing)}"), CONFIG_REMEDY)
     for name, value in config.items():
         expected = TYPES.get(name, object)
         wrong = not isinstance(value, expected) or (isinstance(value, bool) and TYPES.get(name) is not bool)
         if name in TYPES and wrong:
-            raise damaged(path, ValueError(f"its {name} cannot be {value!r:.80}"), CONFIG_REMEDY)
+            raise damaged_file_error(path, ValueError(f"its {name} cannot be {value!r:.80}"), CONFIG_REMEDY)
     return split_config(config)

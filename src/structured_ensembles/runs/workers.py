@@ -102,6 +102,7 @@ class _Worker:
         self.pool = self._new_pool()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in the process; replace the process if it dies."""
         try:
             return self.pool.submit(function, *arguments).result()
         except BrokenProcessPool:
@@ -112,6 +113,7 @@ class _Worker:
             raise
 
     def close(self, kill: bool) -> None:
+        """Stop the process, after its call or at once."""
         with self.lock:
             self.closed = True
             self.pool.shutdown(wait=True, kill_workers=kill)

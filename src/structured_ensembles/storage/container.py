@@ -39,7 +39,7 @@ class ArtifactError(ValueError):
 
 
 @contextmanager
-def refused(reason: str) -> Iterator[None]:
+def raise_as_artifact_error(reason: str) -> Iterator[None]:
     """Raise errors that a damaged or forged field leads to as an ArtifactError that begins with `reason`."""
     try:
         yield
@@ -72,27 +72,27 @@ def read_container(path: Path, form: str, version: int, expected: str) -> tuple[
         raise ArtifactError(f"there is no file {path}") from None
     except OSError as error:
         raise ArtifactError(str(error)) from error
-    with refused(f"{path} is damaged, or not {expected} at all"):
+    with raise_as_artifact_error(f"{path} is damaged, or not {expected} at all"):
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if form not in metadata:
                 raise ArtifactError(f"{path} is not {expected}: it was written by something else")
-            envelope = checked(json.loads(metadata[form]), dict, "its envelope")
-            file_version = checked(envelope["version"], int, "its version")
+            envelope = check_field(json.loads(metadata[form]), dict, "its envelope")
+            file_version = check_field(envelope["version"], int, "its version")
             if file_version > version:
                 raise ArtifactError(
                     f"{path} was written by a newer version (format {file_version}, this is {version}): "
                     "update structured-ensembles"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        text = checked(envelope["structure"], str, "its structure")
+        text = check_field(envelope["structure"], str, "its structure")
         if envelope["sha256"] != checksum(text, tensors):
             raise ArtifactError(f"{path} is damaged: its contents do not match its checksum")
-        structure = checked(json.loads(text), dict, "its structure")
+        structure = check_field(json.loads(text), dict, "its structure")
     return structure, tensors
 
 
-def checked(value: Any, expected: type | tuple[type, ...], name: str) -> Any:
+def check_field(value: Any, expected: type | tuple[type, ...], name: str) -> Any:
     """Return a field of a file; raise a ValueError unless it has an expected type. A bool is no int here."""
     types = expected if isinstance(expected, tuple) else (expected,)
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
@@ -100,40 +100,40 @@ def checked(value: Any, expected: type | tuple[type, ...], name: str) -> Any:
     return value
 
 
-def checked_list(value: Any, expected: type | tuple[type, ...], name: str) -> list[Any]:
+def check_list_field(value: Any, expected: type | tuple[type, ...], name: str) -> list[Any]:
     """Return a field that is a list; raise a ValueError unless it is one and its items have an expected type."""
-    return [checked(item, expected, f"an item of {name}") for item in checked(value, list, name)]
+    return [check_field(item, expected, f"an item of {name}") for item in check_field(value, list, name)]
 
 
-def checked_leaves(value: Any, expected: type | tuple[type, ...], name: str) -> Any:
+def check_leaves(value: Any, expected: type | tuple[type, ...], name: str) -> Any:
     """Return nested lists and dicts, lists as tuples; raise a ValueError unless leaves are None or of expected type."""
     if isinstance(value, dict):
-        return {key: checked_leaves(item, expected, name) for key, item in value.items()}
+        return {key: check_leaves(item, expected, name) for key, item in value.items()}
     if isinstance(value, list):
-        return tuple(checked_leaves(item, expected, name) for item in value)
-    return None if value is None else checked(value, expected, name)
+        return tuple(check_leaves(item, expected, name) for item in value)
+    return None if value is None else check_field(value, expected, name)
 
 
-def named_network(network: nn.Module) -> dict[str, Any] | None:
+def origin_to_json(network: nn.Module) -> dict[str, Any] | None:
     """Return how a network was made, as JSON; None if unknown."""
     origin = origin_of(network)
     return None if origin is None else {"name": origin.name, "arguments": dict(origin.arguments)}
 
 
-def build_named(
+def build_from_json(
     path: Path, description: Mapping[str, Any] | None, trust_code: bool, argument: str = "model", *, tensors: int
 ) -> nn.Module:
-    """Build the network that `named_network` described; one of the zoo on the meta device too, without memory.
+    """Build the network that `origin_to_json` described; one of the zoo on the meta device too, without memory.
 
     argument: the argument by which a caller can pass a network instead, for the error message.
     tensors: number of tensors in the file, which limits how many layers it may ask for.
     """
     if description is None:
         raise ArtifactError(f"{path} does not say how its base network is made: pass one as {argument}=")
-    with refused(f"{path} does not say how its base network is made"):
-        name, arguments = checked(description, dict, "model")["name"], description["arguments"]
-        foreign = ":" in checked(name, str, "its name")
-        checked(arguments, dict, "arguments")
+    with raise_as_artifact_error(f"{path} does not say how its base network is made"):
+        name, arguments = check_field(description, dict, "model")["name"], description["arguments"]
+        foreign = ":" in check_field(name, str, "its name")
+        check_field(arguments, dict, "arguments")
         if not foreign and _count_items(arguments) > tensors + 10:  # every layer that a list asks for has tensors
             raise ValueError("its arguments ask for more layers than the file has tensors for")
         if not foreign and _largest_number(arguments) >= 2**31:
@@ -143,7 +143,7 @@ def build_named(
             f"{path} would call {name} to make its base network, which is not trusted: pass a network as {argument}=, "
             "or trust_code=True (--trust-code on the command line) to allow it"
         )
-    with refused(f"{path} names a base network that cannot be built"):
+    with raise_as_artifact_error(f"{path} names a base network that cannot be built"):
         return build_model(name, **arguments)
 
 

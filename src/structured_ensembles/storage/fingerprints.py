@@ -40,12 +40,12 @@ class UnidentifiedError(TypeError):
     """Raised for a value that cannot be compared with others, such as a lambda; the message says what it is."""
 
 
-def digest_of(value: Any) -> str:
+def digest_json(value: Any) -> str:
     """Compute the SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def digest_of_tensors(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
+def digest_tensors(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
     """Compute the SHA-256 of the names, dtypes, shapes and contents of tensors."""
     digest = hashlib.sha256()
     for name, tensor in named_tensors:
@@ -75,16 +75,16 @@ def add_tensor(digest: Any, tensor: Tensor, rows: Tensor | None = None) -> None:
 # Modules ------------------------------------------------------------------------------------------------------------
 
 
-def module_parts(module: nn.Module) -> dict[str, str]:
+def digest_module(module: nn.Module) -> dict[str, str]:
     """Compute digests of a network: of its weights, its buffers (non-persistent ones too), and its architecture.
 
     The architecture is the class of every layer, with its code where that is not torch's or ours, and its attributes,
     as far as they can be compared.
     """
     return {
-        "weights": digest_of_tensors(module.named_parameters(remove_duplicate=False)),
-        "buffers": digest_of_tensors(module.named_buffers(remove_duplicate=False)),
-        "architecture": digest_of(list(_architecture(module))),
+        "weights": digest_tensors(module.named_parameters(remove_duplicate=False)),
+        "buffers": digest_tensors(module.named_buffers(remove_duplicate=False)),
+        "architecture": digest_json(list(_architecture(module))),
     }
 
 
@@ -95,7 +95,7 @@ def _architecture(module: nn.Module) -> Iterator[Any]:
     for name, layer in layers:
         trained = [key for key, parameter in layer.named_parameters(recurse=False) if parameter.requires_grad]
         hooks = [list(vars(layer)[attribute].values()) for attribute in HOOKS]
-        yield [name, classes[type(layer)], trained, described([hooks, _attributes(layer)], loose=True)]
+        yield [name, classes[type(layer)], trained, describe([hooks, _attributes(layer)], loose=True)]
 
 
 def _attributes(layer: nn.Module) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _attributes(layer: nn.Module) -> dict[str, Any]:
 # Values -------------------------------------------------------------------------------------------------------------
 
 
-def described(value: Any, path: tuple[int, ...] = (), loose: bool = False) -> Any:
+def describe(value: Any, path: tuple[int, ...] = (), loose: bool = False) -> Any:
     """Describe a value, such as a loss, by JSON that is equal only for equal values.
 
     A function must be defined at the top level of a module: lambdas and nested functions raise an UnidentifiedError. An
@@ -129,10 +129,10 @@ def described(value: Any, path: tuple[int, ...] = (), loose: bool = False) -> An
         return _describe_object(value, inside)
     if isinstance(value, nn.Module):
         attributes = [_attributes(layer) for layer in value.modules()]
-        return ["module", module_parts(value), described(attributes, inside)]
+        return ["module", digest_module(value), describe(attributes, inside)]
     if not hasattr(value, "__dict__") or _package(type(value)) in (*KNOWN_PACKAGES, "builtins", "_thread"):
         raise UnidentifiedError(f"a {type(value).__module__}.{type(value).__qualname__}")
-    return [_describe_class(type(value)), described(dict(vars(value)), inside)]
+    return [_describe_class(type(value)), describe(dict(vars(value)), inside)]
 
 
 def _describe_object(value: Any, path: tuple[int, ...]) -> Any:
@@ -143,11 +143,11 @@ def _describe_object(value: Any, path: tuple[int, ...]) -> Any:
     if known or len(path) > MAX_DEPTH:
         return _name(cls)
     if isinstance(value, nn.Module):
-        digests = [digest_of_tensors(tensors) for tensors in (value.named_parameters(), value.named_buffers())]
-        return [_describe_class(cls), digests, described(_attributes(value), path, loose=True)]
+        digests = [digest_tensors(tensors) for tensors in (value.named_parameters(), value.named_buffers())]
+        return [_describe_class(cls), digests, describe(_attributes(value), path, loose=True)]
     slots = [slot for base in cls.__mro__ for slot in getattr(base, "__slots__", ()) if isinstance(slot, str)]
     attributes = {**{slot: getattr(value, slot, None) for slot in slots}, **getattr(value, "__dict__", {})}
-    return [_describe_class(cls), described(attributes, path, loose=True)]
+    return [_describe_class(cls), describe(attributes, path, loose=True)]
 
 
 def _describe_datum(value: Any) -> Any:
@@ -162,7 +162,7 @@ def _describe_datum(value: Any) -> Any:
         case np.generic():
             return ["number", str(value.dtype), repr(value.item())]
         case Tensor():
-            return ["tensor", digest_of_tensors([("", value)])]
+            return ["tensor", digest_tensors([("", value)])]
         case np.ndarray() if value.dtype != object:
             contents = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
             return ["array", str(value.dtype), list(value.shape), contents]
@@ -175,7 +175,7 @@ def _describe_container(value: Any, path: tuple[int, ...], loose: bool) -> Any:
     """Describe a container, partial function, method or dataclass; NotImplemented for any other object."""
 
     def describe_all(*values: Any) -> list[Any]:
-        return [described(item, path, loose) for item in values]
+        return [describe(item, path, loose) for item in values]
 
     match value:
         case list() | tuple():
@@ -212,9 +212,9 @@ def _describe_function(function: FunctionType, path: tuple[int, ...], loose: boo
     for global_name in sorted(_global_names(function.__code__) & function.__globals__.keys()):
         value = function.__globals__[global_name]
         elsewhere = isinstance(value, FunctionType) and value.__module__ != function.__module__
-        global_values.append([global_name, _name(value) if elsewhere else described(value, path, loose=True)])
-    closure = [described(value, path, loose) for value in _closure_values(function) if not isinstance(value, type)]
-    defaults = described([function.__defaults__, function.__kwdefaults__], path, loose=True)
+        global_values.append([global_name, _name(value) if elsewhere else describe(value, path, loose=True)])
+    closure = [describe(value, path, loose) for value in _closure_values(function) if not isinstance(value, type)]
+    defaults = describe([function.__defaults__, function.__kwdefaults__], path, loose=True)
     return [name, _describe_code(function.__code__, function.__doc__), global_values, closure, defaults]
 
 
@@ -231,7 +231,7 @@ def _describe_code(code: CodeType, docstring: str | None = None) -> Any:
     """Describe bytecode with its names and constants, without its docstring."""
     constants = [constant for constant in code.co_consts if constant is not None and constant != docstring]
     descriptions = [
-        _describe_code(constant) if isinstance(constant, CodeType) else described(constant, loose=True)
+        _describe_code(constant) if isinstance(constant, CodeType) else describe(constant, loose=True)
         for constant in constants
     ]
     return [hashlib.sha256(code.co_code).hexdigest(), list(code.co_names), descriptions]
@@ -254,7 +254,7 @@ def _describe_class(cls: type) -> Any:
             if isinstance(function, FunctionType):
                 code.append([name, _describe_function(function, (id(function),), loose=True)])
             elif isinstance(value, int | float | str | tuple) and not name.startswith("__"):
-                code.append([name, described(value, loose=True)])
+                code.append([name, describe(value, loose=True)])
     return [_name(cls), code]
 
 

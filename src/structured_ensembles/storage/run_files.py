@@ -37,7 +37,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
         if expected is not None and expected != json_checksum(content):
             raise ValueError("its contents do not match its checksum")
     except (ValueError, OSError, RecursionError) as error:
-        raise damaged(path, error, remedy) from error
+        raise damaged_file_error(path, error, remedy) from error
     return content
 
 
@@ -68,11 +68,11 @@ def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
         content = parse_yaml(text)
         json.dumps(content)  # raises a TypeError for dates, sets and bytes, which we never write
     except (ValueError, TypeError, OSError, RecursionError) as error:
-        raise damaged(path, error, remedy) from error
+        raise damaged_file_error(path, error, remedy) from error
     if not isinstance(content, dict):
         return {}
     if not all(isinstance(name, str) for name in content):
-        raise damaged(path, ValueError("its names must be text"), remedy)
+        raise damaged_file_error(path, ValueError("its names must be text"), remedy)
     return content
 
 
@@ -89,10 +89,10 @@ def read_table(path: Path, columns: Sequence[str], remedy: str) -> list[dict[str
             {name: float(cell) if cell else None for name, cell in zip(columns, row, strict=True)} for row in rows[1:]
         ]
     except (ValueError, OSError, csv.Error) as error:
-        raise damaged(path, error, remedy) from error
+        raise damaged_file_error(path, error, remedy) from error
 
 
-def damaged(path: Path, error: BaseException, remedy: str) -> ValueError:
+def damaged_file_error(path: Path, error: BaseException, remedy: str) -> ValueError:
     """Return the error to raise for a damaged file: which one, why, and what to do."""
     reason = " ".join(str(error).split()) or type(error).__name__
     if reason.startswith(f"{path} "):
@@ -100,7 +100,7 @@ def damaged(path: Path, error: BaseException, remedy: str) -> ValueError:
     return ValueError(f"{path} is damaged: {reason}; {remedy}")
 
 
-def checked_figures(value: Any) -> dict[str, float]:
+def check_figures(value: Any) -> dict[str, float]:
     """Return the figures of a file by name, as floats; raise a ValueError unless they are numbers."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ValueError("it has no figures")

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from structured_ensembles.common.devices import device_of
-from structured_ensembles.common.inputs import arguments, call
+from structured_ensembles.common.inputs import call, call_arguments
 from structured_ensembles.networks.copying import copy_with
 
 FAKE_TENSOR_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
@@ -47,7 +47,7 @@ class FakeModel:
     def export(self, model: nn.Module, training: bool = False) -> ExportedProgram:
         """Export `model`, which is this copy or a smaller one."""
         with self._running(model, training) as inputs:
-            program = torch.export.export(model, *arguments(inputs), strict=False)
+            program = torch.export.export(model, *call_arguments(inputs), strict=False)
         _check_ids(program)
         return program
 

@@ -16,7 +16,13 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from structured_ensembles.networks.copying import check_fits, unsaved_buffers
-from structured_ensembles.storage.container import ArtifactError, checked, read_container, refused, write_container
+from structured_ensembles.storage.container import (
+    ArtifactError,
+    check_field,
+    raise_as_artifact_error,
+    read_container,
+    write_container,
+)
 from structured_ensembles.storage.files import check_regular
 
 FORMAT = "structured-ensembles-checkpoint"
@@ -36,12 +42,12 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | No
     if not path.exists():
         return None
     try:
-        with refused(f"{path} is damaged"):
+        with raise_as_artifact_error(f"{path} is damaged"):
             check_regular(path)
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 if LEGACY_ENTRY in metadata:
-                    state = checked(json.loads(metadata[LEGACY_ENTRY]), dict, "its state")
+                    state = check_field(json.loads(metadata[LEGACY_ENTRY]), dict, "its state")
                     tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
                     return tensors, {**state, "earlier_version": True}
         state, tensors = read_container(path, FORMAT, VERSION, "a checkpoint")

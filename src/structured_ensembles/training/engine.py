@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.inputs import is_several, moved
+from structured_ensembles.common.inputs import is_several, move_inputs
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.drawing import derive_seed
@@ -56,7 +56,7 @@ class Plan:
         Where inputs are ids, or several, they are samples of the data, since drawn ones could be invalid.
         """
         if self.data.ids or is_several(self.shape):
-            return moved(self.data.example(dtype=self.dtype), self.device)
+            return move_inputs(self.data.example(dtype=self.dtype), self.device)
         return draw(2, *self.shape, dtype=self.dtype, device=self.device)
 
     def member_seed(self, purpose: str, member: Member, *numbers: int) -> int:

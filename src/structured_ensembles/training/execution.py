@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from structured_ensembles.common.checks import check_choice, check_whole, plain_number
+from structured_ensembles.common.checks import check_choice, check_whole, to_python_number
 
 EngineName = Literal["auto", "loop", "graph"]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -41,7 +41,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
-            object.__setattr__(self, name, plain_number(value))
+            object.__setattr__(self, name, to_python_number(value))
         check_choice("engine", self.engine, get_args(EngineName))
         check_choice("precision", self.precision, get_args(Precision))
         check_whole("streams", self.streams, or_none=True)

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from structured_ensembles.common.checks import check_list, check_whole, checked_seed
+from structured_ensembles.common.checks import check_list, check_seed, check_whole
 from structured_ensembles.common.devices import Device, pick_device
-from structured_ensembles.common.processes import decided_by_first, gather, rank
+from structured_ensembles.common.processes import decide_in_first_process, gather, rank
 from structured_ensembles.cuda.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.cuda.channels_last import channels_last
 from structured_ensembles.data import Data
@@ -31,8 +31,8 @@ from structured_ensembles.data.losses import Loss, choose_units, loss_for
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.data.target_scaling import Units
 from structured_ensembles.networks.copying import dtype_of, without_nested_tensors
-from structured_ensembles.resuming.identity import Identity, RunFile, identity_of
-from structured_ensembles.storage.container import checked_leaves, refused
+from structured_ensembles.resuming.identity import Identity, RunFile, compute_identity
+from structured_ensembles.storage.container import check_leaves, raise_as_artifact_error
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.engine import Engine, Member, Plan, Result
 from structured_ensembles.training.execution import Execution
@@ -76,8 +76,8 @@ class PreparedTraining:
     def units(self, members: nn.ModuleList, data: Data, loss: Loss | None, known: Units | None) -> Units | None:
         """Return the units in which members learn a regression's targets: the checkpoint's, the known, or new ones."""
         if self.earlier is not None:
-            with refused(f"checkpoint {self.path} is damaged; delete it to start anew"):
-                return Units.from_json(checked_leaves(self.earlier[1].get("units"), (int, float), "units"))
+            with raise_as_artifact_error(f"checkpoint {self.path} is damaged; delete it to start anew"):
+                return Units.from_json(check_leaves(self.earlier[1].get("units"), (int, float), "units"))
         return choose_units(list(members), data, loss) if known is None else known
 
 
@@ -100,7 +100,7 @@ def prepare_training(
 
     units, gaussian: those of the ensemble before this run.
     """
-    seed = checked_seed(seed)
+    seed = check_seed(seed)
     numbers = _check_numbers(numbers, len(members))
     run_device = pick_device(device, members)
     mesh = mesh_for(len(members), run_device)
@@ -228,7 +228,7 @@ def _call_on_epoch(on_epoch: OnEpoch | None, history: History, epoch: int) -> No
         if on_epoch is not None:
             on_epoch(history.epoch(epoch))
 
-    decided_by_first(call)  # a collective call: every process takes part, with or without a function
+    decide_in_first_process(call)  # a collective call: every process takes part, with or without a function
 
 
 def _captured(execution: Execution, device: torch.device, mesh: Mesh) -> bool:
@@ -325,5 +325,5 @@ def _identify(
         return (None, {}) if checkpoint is None else (checkpoint.path, checkpoint.identity)
     # Processes may have drawn different weights: the identity of the first one counts.
     return Path(checkpoint), gather(
-        identity_of(members, data, recipe, execution, loss, loss_name, "checkpoint=", method="train", **settings)
+        compute_identity(members, data, recipe, execution, loss, loss_name, "checkpoint=", method="train", **settings)
     )[0]

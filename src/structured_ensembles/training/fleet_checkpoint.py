@@ -11,7 +11,7 @@ from torch import Tensor
 
 from structured_ensembles.common.processes import rank
 from structured_ensembles.resuming.identity import Identity, check_same
-from structured_ensembles.storage.container import checked, checked_list, refused
+from structured_ensembles.storage.container import check_field, check_list_field, raise_as_artifact_error
 from structured_ensembles.training.checkpoint import (
     check_complete,
     is_member_tensor,
@@ -61,10 +61,10 @@ def resume_fleet(checkpoint: Checkpoint | None, fleet: Sequence[Member], path: P
     if checkpoint is None:
         return History(), 0
     tensors, state = checkpoint
-    with refused(f"checkpoint {path} does not fit the networks (delete it to start anew)"):
+    with raise_as_artifact_error(f"checkpoint {path} does not fit the networks (delete it to start anew)"):
         history = History.restore(state["rows"], state.get("engines", []), state.get("fallbacks", []))
-        epoch = checked(state["epoch"], int, "epoch")
-        standings = checked_list(state["members"], dict, "members")
+        epoch = check_field(state["epoch"], int, "epoch")
+        standings = check_list_field(state["members"], dict, "members")
         if epoch != history.epochs or epoch < 1:
             raise ValueError(f"it goes on with epoch {epoch}, which does not follow the last one of its history")
         unknown = {name for name in tensors if not is_member_tensor(name, len(fleet))}
@@ -96,10 +96,10 @@ def standing_of(member: Member) -> dict[str, Any]:
 
 def set_standing(member: Member, standing: Mapping[str, Any]) -> None:
     """Set what `standing_of` returned; raise an error if a checkpoint has another type."""
-    member.best_score = float(checked(standing["score"], (int, float), "a member's score"))
-    member.best_epoch = checked(standing["epoch"], int, "a member's best epoch")
-    member.last_improvement = checked(standing["rise"], int, "a member's last epoch that was better")
-    member.stopped = checked(standing["stopped"], (str, type(None)), "why a member stopped")
+    member.best_score = float(check_field(standing["score"], (int, float), "a member's score"))
+    member.best_epoch = check_field(standing["epoch"], int, "a member's best epoch")
+    member.last_improvement = check_field(standing["rise"], int, "a member's last epoch that was better")
+    member.stopped = check_field(standing["stopped"], (str, type(None)), "why a member stopped")
 
 
 def _select(tensors: Mapping[str, Tensor], prefix: str, device: torch.device) -> dict[str, Tensor]:

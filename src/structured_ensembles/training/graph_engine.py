@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from structured_ensembles.common.inputs import Inputs, arguments, cloned
+from structured_ensembles.common.inputs import Inputs, call_arguments, clone_inputs
 from structured_ensembles.cuda import batch_drawing as fused_batch
 from structured_ensembles.cuda.bf16_copies import Halves, castable, copy_all, part
 from structured_ensembles.cuda.capture import CaptureError, Step, all_captured, side_by_side, side_streams
@@ -302,7 +302,7 @@ class Runner:
 
     def train_step(self, size: int, shared: Batch | None, compiled: bool) -> None:
         """Take one step on a batch of `size` samples: the member's own, or the one that all share."""
-        batch = self._batch(size) if shared is None else (cloned(shared[0]), shared[1])
+        batch = self._batch(size) if shared is None else (clone_inputs(shared[0]), shared[1])
         cost, derivatives = self._derived(batch, compiled)
         if any(own is not None for own in derivatives[len(self.leaves) :]):
             raise CaptureError("it reaches a layer's weights by another way than through the layer")
@@ -338,7 +338,9 @@ class Runner:
         self.member.network.train()
         with _drawing_from(self.generator), self.plan.autocast():
             outputs = (
-                self.compiled(*arguments(inputs)) if compiled else self._forward(inputs, self.halves.whole, waiting)
+                self.compiled(*call_arguments(inputs))
+                if compiled
+                else self._forward(inputs, self.halves.whole, waiting)
             )
         cost = mean_loss(self.plan.loss, self._stacked(outputs), targets)
         return cost, torch.autograd.grad(cost, [*self.leaves, *self.copied], allow_unused=True)
@@ -367,14 +369,14 @@ class Runner:
         inputs, targets = batch
         self.member.network.eval()
         with self.plan.autocast():
-            outputs = self._stacked(self._forward(cloned(inputs), self.halves.parts))
+            outputs = self._stacked(self._forward(clone_inputs(inputs), self.halves.parts))
         self.totals[0] += mean_loss(self.plan.loss, outputs, targets) * len(targets)
         if self.plan.data.task == "classification":
             self.totals[1] += (combine_logits(outputs).argmax(-1) == targets).sum()
 
     def _forward(self, inputs: Inputs, weights: dict[str, Tensor], waiting: Waiting | None = None) -> Tensor:
         with faster(self.faster, self.padded, waiting):
-            outputs: Tensor = functional_call(self.member.network, weights, *arguments(inputs), tie_weights=False)
+            outputs: Tensor = functional_call(self.member.network, weights, *call_arguments(inputs), tie_weights=False)
             return outputs.value() if isinstance(outputs, Pending) else outputs
 
     def _stacked(self, outputs: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import seed_generators
-from structured_ensembles.common.inputs import Inputs, cloned, rows_of
-from structured_ensembles.common.processes import add_up, average_buffers
+from structured_ensembles.common.inputs import Inputs, clone_inputs, select_rows
+from structured_ensembles.common.processes import average_buffers, sum_over_processes
 from structured_ensembles.data.augmentation import augment, draw_crops
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import mean_loss
@@ -55,11 +55,11 @@ class LoopEngine:
                     cost.backward()
                     losses[index] += cost.detach()
                 if plan.mesh.data_size > 1:
-                    add_up(_gradients(member.network), plan.mesh.group)
+                    sum_over_processes(_gradients(member.network), plan.mesh.group)
                 optimizer.step()
             advance()
         if plan.mesh.data_size > 1:
-            add_up([losses], plan.mesh.group)
+            sum_over_processes([losses], plan.mesh.group)
             for member in active:
                 average_buffers(list(member.network.buffers()), plan.mesh.group)
         return (losses / plan.steps).tolist()
@@ -76,7 +76,7 @@ class LoopEngine:
         order = derive_seed(plan.seed, "order", epoch)
         for stored, targets in split.batches(plan.recipe.batch_size, order, plan.device):
             prepared = plan.data.prepare(stored, plan.dtype)
-            yield ((cloned(prepared), targets) for _ in active)
+            yield ((clone_inputs(prepared), targets) for _ in active)
 
     def _member_batches(self, split: TensorSplit, member: Member, epoch: int) -> Iterator[Batch]:
         """Yield the batches that a member draws, augmented and normalised."""
@@ -102,10 +102,10 @@ class LoopEngine:
             return inputs, targets, 1.0
         if batch_size < 2 * mesh.data_size:  # batch norm needs two samples in each process: the first one takes all
             count = batch_size if mesh.data_rank == 0 else 0
-            return rows_of(inputs, slice(count)), targets[:count], float(count > 0)
+            return select_rows(inputs, slice(count)), targets[:count], float(count > 0)
         rows = slice(mesh.data_rank, None, mesh.data_size)
         targets = targets[rows]
-        return rows_of(inputs, rows), targets, len(targets) / batch_size
+        return select_rows(inputs, rows), targets, len(targets) / batch_size
 
     @torch.no_grad()
     def validate(self, active: Sequence[Member]) -> list[Result]:
@@ -120,7 +120,7 @@ class LoopEngine:
         for inputs, targets in plan.data.batches("validation", 512, device=plan.device, dtype=plan.dtype):
             for index, member in enumerate(active):
                 with plan.autocast():
-                    outputs = member_outputs(member.network, cloned(inputs)).to(plan.loss_dtype)
+                    outputs = member_outputs(member.network, clone_inputs(inputs)).to(plan.loss_dtype)
                 totals[index, 0] += mean_loss(plan.loss, outputs, self._cast_targets(targets)) * len(targets)
                 if classifying:
                     totals[index, 1] += (combine_logits(outputs).argmax(-1) == targets).sum()

@@ -29,7 +29,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from structured_ensembles.common.processes import rank, world
+from structured_ensembles.common.processes import rank, world_size
 
 if dist.is_available() and not dist.is_initialized():
     import torch.distributed.nn  # loaded later, its functions would hold the group as their default: see _MESHES
@@ -95,7 +95,7 @@ _MESHES: WeakKeyDictionary[Any, dict[tuple[int, str], Mesh]] = WeakKeyDictionary
 
 def mesh_for(members: int, device: torch.device) -> Mesh:
     """Return a mesh whose member axis is the largest divisor of the number of processes that is at most `members`."""
-    processes = world()
+    processes = world_size()
     if processes == 1:
         return Mesh()
     member_size = max(size for size in range(1, processes + 1) if processes % size == 0 and size <= members)
@@ -114,10 +114,10 @@ def _build_mesh(member_size: int, data_size: int, device_type: str) -> Mesh:
 
 def gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """Return the named tensors of all processes, on process 0; None elsewhere."""
-    if world() == 1:
+    if world_size() == 1:
         return dict(tensors)
     packed = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    messages: list[Any] | None = [None] * world() if rank() == 0 else None
+    messages: list[Any] | None = [None] * world_size() if rank() == 0 else None
     dist.gather_object(packed, messages)
     if messages is None:
         return None
@@ -127,7 +127,7 @@ def gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
 @torch.no_grad()
 def broadcast_tensors(tensors: Sequence[Tensor], source: int) -> None:
     """Copy the tensors of process `source` into those of every process, in place; one message per dtype."""
-    if world() == 1:
+    if world_size() == 1:
         return
     for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
         of_dtype = [tensor for tensor in tensors if tensor.dtype == dtype]

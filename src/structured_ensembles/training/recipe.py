@@ -15,7 +15,7 @@ from structured_ensembles.common.checks import (
     check_share,
     check_type,
     check_whole,
-    plain_number,
+    to_python_number,
 )
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.training.execution import check_moved
@@ -90,7 +90,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
-            object.__setattr__(self, name, plain_number(value))
+            object.__setattr__(self, name, to_python_number(value))
         for name, least in (("epochs", 0), ("batch_size", 1)):
             check_whole(name, getattr(self, name), least)
         for name in ("rate", "momentum", "weight_decay", "factor", "warmup"):

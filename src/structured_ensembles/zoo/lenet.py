@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.networks.provenance import remembered
+from structured_ensembles.networks.provenance import record_origin
 from structured_ensembles.zoo.network import Network
 
 
@@ -45,13 +45,13 @@ class LeNet5(Network):
         return self.fc2(F.relu(self.fc1(self.backbone(x))))
 
 
-@remembered
+@record_origin
 def lenet5(num_classes: int = 10, in_channels: int = 1) -> LeNet5:
     """Make a LeNet-5: 61,706 parameters for greyscale images and 10 classes."""
     return LeNet5(num_classes, in_channels)
 
 
-@remembered
+@record_origin
 def lenet5_backbone(in_channels: int = 1) -> Backbone:
     """Make LeNet-5's convolutions without biases: 50,550 parameters and 142 neurons for greyscale images."""
     return Backbone(in_channels, bias=False)

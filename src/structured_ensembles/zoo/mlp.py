@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from structured_ensembles.networks.provenance import remembered
+from structured_ensembles.networks.provenance import record_origin
 from structured_ensembles.zoo.network import Network
 
 
@@ -24,7 +24,7 @@ class MLP(Network):
         return self.layers(x)
 
 
-@remembered
+@record_origin
 def mlp(in_features: int, num_classes: int = 10, hidden: Sequence[int] = (256, 256)) -> MLP:
     """Make a multi-layer perceptron; for a regression, `num_classes` is the number of values to predict."""
     return MLP((in_features, *hidden, num_classes))

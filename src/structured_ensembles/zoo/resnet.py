@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.networks.provenance import remembered
+from structured_ensembles.networks.provenance import record_origin
 from structured_ensembles.zoo.network import Network
 
 
@@ -69,19 +69,19 @@ class ResNet(Network):
         return self.fc(x.mean((2, 3)))
 
 
-@remembered
+@record_origin
 def resnet20(num_classes: int = 10, in_channels: int = 3, width: int = 1) -> ResNet:
     """Make a ResNet20: three blocks each of 16, 32, 64 channels times `width`; 269,722 parameters for 10 classes."""
     return ResNet((3, 3, 3), 16 * width, num_classes, in_channels)
 
 
-@remembered
+@record_origin
 def resnet32(num_classes: int = 10, in_channels: int = 3, width: int = 1) -> ResNet:
     """Make a ResNet32: ResNet20 with five blocks per stage; 476,504 parameters for 200 classes."""
     return ResNet((5, 5, 5), 16 * width, num_classes, in_channels)
 
 
-@remembered
+@record_origin
 def resnet18(num_classes: int = 10, in_channels: int = 3, width: int = 1) -> ResNet:
     """Make the usual ResNet18 for CIFAR: 64 to 512 channels times `width`, a 3×3 stem; 11,173,962 parameters."""
     return ResNet((2, 2, 2, 2), 64 * width, num_classes, in_channels, projection=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from structured_ensembles.networks.provenance import remembered
+from structured_ensembles.networks.provenance import record_origin
 from structured_ensembles.zoo.network import Network, WithHead
 
 POOL = 0  # stands for 2×2 max pooling in a list of channel counts
@@ -63,25 +63,25 @@ class Backbone(Network):
         return self.features(x).mean((2, 3))
 
 
-@remembered
+@record_origin
 def vgg11(num_classes: int = 10, in_channels: int = 3, dropout: float = 0.5) -> VGG:
     """Make a VGG11: 128,796,352 parameters for 10 classes."""
     return VGG(VGG11, num_classes, in_channels, dropout)
 
 
-@remembered
+@record_origin
 def vgg16(num_classes: int = 10, in_channels: int = 3, dropout: float = 0.5) -> VGG:
     """Make a VGG16: 134,289,088 parameters for 10 classes."""
     return VGG(VGG16, num_classes, in_channels, dropout)
 
 
-@remembered
+@record_origin
 def half_vgg11_backbone(in_channels: int = 3) -> Backbone:
     """Make the convolutions of a VGG11 of half the width: 2,304,864 parameters, 1,376 neurons."""
     return Backbone(HALF_VGG11, in_channels)
 
 
-@remembered
+@record_origin
 def half_vgg11(num_classes: int = 10, in_channels: int = 3) -> WithHead:
     """Make the half-VGG11 backbone with one linear layer."""
     backbone = half_vgg11_backbone(in_channels)

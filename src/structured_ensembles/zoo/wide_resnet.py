@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.networks.provenance import remembered
+from structured_ensembles.networks.provenance import record_origin
 from structured_ensembles.zoo.network import Network
 
 
@@ -52,7 +52,7 @@ class WideResNet(Network):
         return self.fc(F.relu(self.bn(x)).mean((2, 3)))
 
 
-@remembered
+@record_origin
 def wrn28_10(num_classes: int = 10, in_channels: int = 3, width: int = 10) -> WideResNet:
     """Make a WRN-28-10: 28 layers, ten times as wide as ResNet20; 36,479,194 parameters for 10 classes."""
     return WideResNet(4, width, num_classes, in_channels)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from structured_ensembles.paper.studies import Study
-from structured_ensembles.report.continual_figures import accuracy_by_prune
+from structured_ensembles.report.continual_figures import draw_accuracy_by_prune
 from structured_ensembles.report.docs.differences import list_runs_of_row
 from structured_ensembles.report.docs.records import Records
-from structured_ensembles.report.run_figures import FrontPoint, front
+from structured_ensembles.report.front import FrontPoint, draw_front
 
 
-def front_figure(records: Records, wanted: Study, temperature: bool = False) -> Figure | None:
+def draw_front_of_study(records: Records, wanted: Study, temperature: bool = False) -> Figure | None:
     """Draw accuracy, NLL and ECE against memory, one point per row; return None for fewer than two.
 
     temperature: NLL and ECE after temperature scaling.
@@ -35,7 +35,7 @@ def front_figure(records: Records, wanted: Study, temperature: bool = False) -> 
                 ),
             )
         )
-    return front(points) if len(points) > 1 else None
+    return draw_front(points) if len(points) > 1 else None
 
 
 def _line_name(row: str) -> str:
@@ -48,11 +48,11 @@ def _line_name(row: str) -> str:
     return f"{method} ×{members}{coupled}" if members else method
 
 
-def pruning_figure(records: Records, wanted: Study) -> Figure | None:
+def draw_pruning(records: Records, wanted: Study) -> Figure | None:
     """Draw accuracy against the share of pruned neurons; return None for fewer than two shares."""
     shares = {
         float(row): list(records.by_seed(list_runs_of_row(wanted, row), "cl/accuracy", "mean").values())
         for row in wanted.rows
     }
     known = {share: values for share, values in shares.items() if values}
-    return accuracy_by_prune(known) if len(known) > 1 else None
+    return draw_accuracy_by_prune(known) if len(known) > 1 else None

@@ -12,10 +12,10 @@ from structured_ensembles.paper.layout import Key, TableData, markdown_table
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.published import Cell
 from structured_ensembles.paper.studies import RIVALS, Study, StudyOptions
-from structured_ensembles.paper.tables import corruption_notes, study_table
+from structured_ensembles.paper.tables import fill_study_table, write_corruption_notes
 from structured_ensembles.paper.wide_studies import wide_front_study, wide_resnet_study
 from structured_ensembles.report.docs.differences import difference_table
-from structured_ensembles.report.docs.pictures import front_figure, pruning_figure
+from structured_ensembles.report.docs.pictures import draw_front_of_study, draw_pruning
 from structured_ensembles.report.docs.records import Records, format_provenance, format_remaining
 
 NOT_RUN = "not run"
@@ -102,7 +102,7 @@ def list_topics() -> dict[str, Topic]:
         by_name[f"split-{dataset}"] = Topic((f"split-{dataset}",), (wanted,), others, ("cl/accuracy",))
     pruning = study("figure-continual-pruning", unrestricted)
     text = "Accuracy against the share of pruned neurons."
-    drawn = {"continual-pruning": (lambda records: pruning_figure(records, pruning), text)}
+    drawn = {"continual-pruning": (lambda records: draw_pruning(records, pruning), text)}
     by_name["continual-pruning"] = Topic(("continual-pruning",), (pruning,), pictures=drawn)
     return by_name
 
@@ -116,8 +116,11 @@ def front_topic(name: str, wanted: Study, pairs: Sequence[tuple[str, str]]) -> T
     """Return the topic of quality against memory: table, charts before and after temperature, differences."""
     text = "Accuracy, NLL and ECE (15 bins) against memory, one point for each whole ensemble, mean of probabilities"
     pictures = {
-        name: (lambda records: front_figure(records, wanted), f"{text}."),
-        f"{name}-temperature": (lambda records: front_figure(records, wanted, True), f"{text}; after temperature."),
+        name: (lambda records: draw_front_of_study(records, wanted), f"{text}."),
+        f"{name}-temperature": (
+            lambda records: draw_front_of_study(records, wanted, True),
+            f"{text}; after temperature.",
+        ),
     }
     return Topic((name,), (wanted,), pairs, FRONT_FIGURES, pictures)
 
@@ -134,7 +137,7 @@ def render_topic(topic: Topic, records: Records, drawn: Collection[str] = ()) ->
     counted = bool(topic.studies[0].counted)
     blocks = [write_table_data(filled, counted=counted) for filled in fill_tables(topic.studies, records)]
     for wanted in topic.studies:
-        blocks += [" ".join(corruption_notes(wanted, records.done))]
+        blocks += [" ".join(write_corruption_notes(wanted, records.done))]
     if runs := records.runs(experiments.values()):
         blocks.append(format_provenance(runs))
     if topic.pairs:
@@ -147,7 +150,9 @@ def render_topic(topic: Topic, records: Records, drawn: Collection[str] = ()) ->
 
 def fill_tables(studies: Sequence[Study], records: Records) -> list[TableData]:
     """Fill the tables of studies of the same rows: side by side if each has one column, else one for each rule."""
-    filled = [(wanted, rule, study_table(wanted, records.done, rule)) for wanted in studies for rule in wanted.rules]
+    filled = [
+        (wanted, rule, fill_study_table(wanted, records.done, rule)) for wanted in studies for rule in wanted.rules
+    ]
     if any(len(wanted.columns) > 1 for wanted in studies):
         return [replace(data, titles=_by_metric(data)) for _, _, data in filled]
     shown = {}
