@@ -126,7 +126,7 @@ def test_forged_values_are_refused_or_shown(run: Path, name: str) -> None:
             else:
                 assert all(isinstance(value, float) for value in finished.figures.values())
                 outcome(lambda result: list_front_points({"a": [result]}, "parameters"), finished)
-                page.render(title="", intro=[], tables=[], places={}, runs=[finished])
+                page.render(title="", intro=[], tables=[], setups={}, runs=[finished])
             forge(run / name, lambda content: content.update(original))
 
 
