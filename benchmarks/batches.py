@@ -1,13 +1,13 @@
-"""What members of an ensemble gain from batches, crops and dropout of their own, against shared ones.
+"""Compare members with their own batches, crops and dropout against members that share them.
 
     python benchmarks/batches.py [--root DATA] [--dataset cifar10] [--model resnet20] [--arms deep-modern deep-paper
                                  structured-modern structured-paper] [--seeds 0 1 2] [--minutes 9] [--json FILE]
 
-deep: four networks from their own initialisations; structured: five half-wide ones, chosen by the paper's search. For
+deep: four networks from different initialisations; structured: five half-wide ones, selected by the paper's search. For
 each seed both ensembles start from the same weights and are trained in one fleet: since a member of a fleet is the
 network trained alone with its number, those with numbers 0, 1, 2, 3 are the ensemble with batches of their own, and
-those with number 0 (the first of them among it) the ensemble with shared ones. Runs that the JSON file holds already
-are not done again, and none is begun that would not end within `--minutes`.
+those with number 0 (including the first) the ensemble with shared ones. Runs that the JSON file already has are
+skipped, and none is started that would not end within `--minutes`.
 """
 
 import json
@@ -21,20 +21,21 @@ from torch import nn
 import structured_ensembles as se
 from recording import arguments_of, record
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 
 MEMBERS = {"deep": 4, "structured": 5}
 FIGURES = ("cls/accuracy", "cls/member_accuracy", "cal/nll", "cal/nll_t", "cal/ece", "cal/ece_t", "div/disagreement")
 
 
 def main() -> None:
+    """Train the missing runs of every arm and print the table."""
     arguments = arguments_of(
         __doc__, root="", dataset="cifar10", model="resnet20",
         arms=["deep-modern", "deep-paper", "structured-modern", "structured-paper"],
         seeds=[0, 1, 2], epochs=0, search=10, minutes=1e9,
     )  # fmt: skip
     start = time.monotonic()
-    rows = earlier_rows(arguments)
+    rows = read_earlier_rows(arguments)
     for arm in arguments.arms:
         for seed in arguments.seeds:
             if any(row["arm"] == arm and row["seed"] == seed for row in rows):
@@ -42,23 +43,23 @@ def main() -> None:
             longest = max((row["seconds"] for row in rows if row["arm"] == arm), default=0.0)
             if time.monotonic() - start + 1.1 * longest > 60 * arguments.minutes:
                 continue
-            rows += compared(arguments, arm, seed)
+            rows += compare(arguments, arm, seed)
             record(arguments, rows)
             print(f"{arm}, seed {seed}: {rows[-1]['seconds']:.0f} s, {rows[-1]['epochs']} epochs", flush=True)
-    print(text_table(("arm", "batches", "seeds", *FIGURES), summary(rows)))
+    print(text_table(("arm", "batches", "seeds", *FIGURES), summarise(rows)))
 
 
-def compared(arguments, arm: str, seed: int) -> list[dict]:
-    """Train both ensembles of one arm and seed; returns a row of figures for each."""
+def compare(arguments, arm: str, seed: int) -> list[dict]:
+    """Train both ensembles of one arm and seed; return a row of figures for each."""
     start = time.monotonic()
     method, recipe_name = arm.split("-")
     data = se.load_data(arguments.dataset, arguments.root or None, seed=seed)
     changes = {"epochs": arguments.epochs} if arguments.epochs else {}
     recipe = se.Recipe.named(recipe_name, **changes)
-    own, shared = networks(arguments, method, data, seed), networks(arguments, method, data, seed)
-    members = len(own)
+    separate, shared = (build_members(arguments, method, data, seed) for _ in range(2))
+    members = len(separate)
     # Both ensembles have the same first member: number 0, from the same weights.
-    fleet = se.Ensemble([*own, *shared[1:]])
+    fleet = se.Ensemble([*separate, *shared[1:]])
     numbers = [*range(members), *[0] * (members - 1)]
     history = se.train(fleet, data, recipe, arguments.device, seed, numbers=numbers, quiet=True)
     trained = list(fleet.members)
@@ -74,36 +75,40 @@ def compared(arguments, arm: str, seed: int) -> list[dict]:
     return rows
 
 
-def networks(arguments, method: str, data: se.Data, seed: int) -> list[nn.Module]:
+def build_members(arguments, method: str, data: se.Data, seed: int) -> list[nn.Module]:
     """Build the untrained members, the same for the same seed."""
     if method == "deep":
-        return [network(arguments, data, stream(seed, "weights", number)) for number in range(MEMBERS[method])]
+        return [
+            build_network(arguments, data, derive_seed(seed, "weights", number)) for number in range(MEMBERS[method])
+        ]
     key = (arguments.dataset, arguments.model, seed)
-    model = network(arguments, data, seed)
+    model = build_network(arguments, data, seed)
     graph = se.trace(model, data.example())
     if key not in SUBNETS:
-        where = {"device": arguments.device, "quiet": True}
-        scales = se.learn_scales(model, graph, data, MEMBERS[method], epochs=arguments.search, seed=seed, **where)
-        SUBNETS[key] = se.select(graph, se.saliency(model, graph, scales, data, **where), prune=0.5)
+        settings = {"device": arguments.device, "quiet": True}
+        scales = se.learn_scales(model, graph, data, MEMBERS[method], epochs=arguments.search, seed=seed, **settings)
+        SUBNETS[key] = se.select(graph, se.saliency(model, graph, scales, data, **settings), prune=0.5)
     return [se.extract(model, graph, subnet) for subnet in SUBNETS[key]]
 
 
 SUBNETS: dict = {}  # by data set, model and seed: both recipes train the same members
 
 
-def network(arguments, data: se.Data, seed: int) -> nn.Module:
+def build_network(arguments, data: se.Data, seed: int) -> nn.Module:
+    """Build a network of the zoo with weights drawn from `seed`."""
     torch.manual_seed(seed)
     return getattr(se.zoo, arguments.model)(num_classes=data.num_classes, in_channels=data.shape[0])
 
 
-def earlier_rows(arguments) -> list[dict]:
+def read_earlier_rows(arguments) -> list[dict]:
+    """Read the rows of the JSON file; empty if there is none."""
     if arguments.json and arguments.json.exists():
         return json.loads(arguments.json.read_text())["rows"]
     return []
 
 
-def summary(rows: list[dict]) -> list[tuple[str, ...]]:
-    """Average over the seeds, with standard errors, each arm and kind of batches, and the paired difference."""
+def summarise(rows: list[dict]) -> list[tuple[str, ...]]:
+    """Average over seeds, with standard errors, by arm and batches, and their paired difference."""
     table = []
     for arm in dict.fromkeys(row["arm"] for row in rows):
         values = {
@@ -124,6 +129,7 @@ def summary(rows: list[dict]) -> list[tuple[str, ...]]:
 
 
 def mean_and_error(values: list[float | None]) -> str:
+    """Format mean ± standard error of the known values."""
     known = [value for value in values if value is not None]
     if not known:
         return "–"

@@ -1,4 +1,4 @@
-"""What a training step of one network costs in a plain eager loop, for every kind of network in the queue of runs.
+"""Measure a training step of one network in a plain eager loop, for every kind of network in the queue of runs.
 
     python benchmarks/eager.py [--models resnet20 resnet18 vgg11 wrn28_10 resnet32 vgg16] [--batch 128] [--steps 20]
                                [--precisions float32 bfloat16] [--json benchmarks/results/eager-h200.json]
@@ -22,10 +22,10 @@ from recording import arguments_of, from_scratch, milliseconds, record
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.sources import data_sets
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
-from structured_ensembles.methods.layers import called_layers
+from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
-from structured_ensembles.paper.sections import planned_runs
-from structured_ensembles.report.docs.wall_time import Step, step_of
+from structured_ensembles.paper.sections import plan_runs
+from structured_ensembles.report.docs.wall_time import Step, describe_step
 from structured_ensembles.runs.experiment import Experiment
 from structured_ensembles.zoo.by_name import build_model
 
@@ -33,17 +33,18 @@ MODELS = ["resnet20", "resnet18", "vgg11", "wrn28_10", "resnet32", "vgg16"]
 
 
 def main() -> None:
+    """Measure the steps of all models and precisions and print the table."""
     arguments = arguments_of(__doc__, models=MODELS, batch=128, steps=0, precisions=["float32", "bfloat16"])
     arguments.steps = arguments.steps or (20 if arguments.device.startswith("cuda") else 1)
     rows = []
-    for step, experiment in steps_of_the_queue().items():
+    for step, experiment in find_steps().items():
         if step.model not in arguments.models:
             continue
         for precision in arguments.precisions:
-            row = {**vars(step), "precision": precision, **measured(experiment, precision, arguments)}
+            row = {**vars(step), "precision": precision, **measure(experiment, precision, arguments)}
             rows.append(row)
             print(f"{step}, {precision}: {row['ms']:.2f} ms", flush=True)
-            record(arguments, rows)  # what there is, should somebody interrupt it
+            record(arguments, rows)  # after every row, in case of an interrupt
     header = ("network", "pixels", "kind", "precision", "parameters", "ms")
     shown = [
         (row["model"], str(row["size"]), row["kind"], row["precision"], f"{row['parameters']:,}", f"{row['ms']:.2f}")
@@ -52,50 +53,52 @@ def main() -> None:
     print(text_table(header, shown))
 
 
-def steps_of_the_queue() -> dict[Step, Experiment]:
+def find_steps() -> dict[Step, Experiment]:
     """Find the different training steps of the queue, each with the first run that has it."""
-    found: dict[Step, Experiment] = {}
-    for planned in planned_runs(seeds=(0,)):
-        step = step_of(planned.experiment)
+    steps: dict[Step, Experiment] = {}
+    for planned in plan_runs(seeds=(0,)):
+        step = describe_step(planned.experiment)
         if step is not None:
-            found.setdefault(step, planned.experiment)
-    return found
+            steps.setdefault(step, planned.experiment)
+    return steps
 
 
-def measured(experiment: Experiment, precision: str, arguments: argparse.Namespace) -> dict:
+def measure(experiment: Experiment, precision: str, arguments: argparse.Namespace) -> dict:
+    """Measure the milliseconds of a step and count the parameters."""
     device = arguments.device
     if device.startswith("cuda"):
         from_scratch()
     torch.manual_seed(0)
     info = data_sets()[experiment.dataset]
-    network = network_of(experiment)
+    network = build_network(experiment)
     x = torch.randn(arguments.batch, *info.shape, device=device)
     y = torch.arange(arguments.batch, device=device) % info.num_classes
     step = training_step(network.to(device).train(), x, y, halved=precision == "bfloat16")
-    parameters = sum(own.numel() for own in network.parameters())
+    parameters = sum(parameter.numel() for parameter in network.parameters())
     return {"ms": milliseconds(step, device, arguments.steps), "parameters": parameters}
 
 
-def network_of(experiment: Experiment) -> nn.Module:
-    """Make one network as the run trains it."""
+def build_network(experiment: Experiment) -> nn.Module:
+    """Build one network as the run trains it."""
     info = data_sets()[experiment.dataset]
     arguments = {"num_classes": info.num_classes, "in_channels": info.shape[0], **experiment.model_arguments}
     base = build_model(experiment.model, **arguments)
     example = torch.zeros(2, *info.shape)
-    own, members = experiment.method_arguments, experiment.members
+    settings, members = experiment.method_arguments, experiment.members
     if experiment.method == "batch-ensemble":
-        return BatchEnsembleNetwork(base, called_layers(base, example).all, members, "tile")
+        return BatchEnsembleNetwork(base, find_called_layers(base, example).all, members, "tile")
     if experiment.method == "mc-dropout":
-        return DropoutNetwork(base, called_layers(base, example).hidden, members)
-    sizes = {name: own[name] for name in ("prune", "memory") if name in own}
+        return DropoutNetwork(base, find_called_layers(base, example).hidden, members)
+    sizes = {name: settings[name] for name in ("prune", "memory") if name in settings}
     if not sizes:
         return base
-    graph = se.trace(base, example, coupled=own.get("coupled", False))
+    graph = se.trace(base, example, coupled=settings.get("coupled", False))
     subnet, *_ = se.select(graph, **sizes, selection="random", members=members)
     return se.extract(base, graph, subnet)
 
 
 def training_step(network: nn.Module, x: Tensor, y: Tensor, halved: bool) -> Callable[[], None]:
+    """Return a training step on x (batch, …) and y (batch,). halved: bfloat16 and channels last."""
     if halved:
         network = network.to(memory_format=torch.channels_last)
         x = x.to(memory_format=torch.channels_last)
@@ -104,7 +107,7 @@ def training_step(network: nn.Module, x: Tensor, y: Tensor, halved: bool) -> Cal
     def step() -> None:
         optimizer.zero_grad()
         with torch.autocast(x.device.type, torch.bfloat16, enabled=halved):
-            logits = network(x)  # (batch, classes), or (members, batch, classes) where one network stands for several
+            logits = network(x)  # (batch, classes), or (members, batch, classes) of a BatchEnsemble
             rows = logits.flatten(0, -2)
             loss = F.cross_entropy(rows, y.repeat(len(rows) // len(y)))
         loss.backward()

@@ -1,4 +1,4 @@
-"""What a training step of N networks costs: ours, and every other way we know.
+"""Measure a training step of N networks: ours, and every other way we know.
 
     python benchmarks/fleet.py [--models resnet20 vgg11 resnet32] [--members 1 5 15] [--compiled 5] [--streams 1 2 3]
                                [--rounds 3] [--skip vmap grouped] [--json FILE]
@@ -21,8 +21,8 @@ rounds all ways take turns, and the median counts: on a machine whose speed chan
     ours, graph, S streams     no more than S members at a time: less memory, more time
 
 The floor is what the bytes take at the bandwidth that a copy reaches in the same run, in bfloat16: the output of every
-convolution is written and read 14 times in a step that fuses no more than what kernels do by themselves (forward:
-convolution, two passes and a write of the normalisation, the next convolution; backward: twice that, and the sums).
+convolution is written and read 14 times in a step without fusion across kernels (forward: convolution, two passes and a
+write of batch norm, the next convolution; backward: twice that, and the sums).
 """
 
 import argparse
@@ -46,36 +46,41 @@ SIZES = {"resnet20": (32, 10), "vgg11": (32, 10), "resnet32": (64, 200)}  # imag
 
 
 def main() -> None:
+    """Compare all ways for every model and number of members, and print the tables."""
     arguments = arguments_of(
         __doc__, models=list(SIZES), members=[1, 5, 15], compiled=[5], streams=[1, 2, 3], batch=128, steps=0, prune=0.5,
         rounds=1, skip=[""],
     )  # fmt: skip
     arguments.steps = arguments.steps or (60 if arguments.device.startswith("cuda") else 3)
-    found = []
-    bandwidth = measured_bandwidth(arguments.device)
+    all_rows = []
+    bandwidth = measure_bandwidth(arguments.device)
     if arguments.device.startswith("cuda"):
-        from_scratch()  # else smaller tensors would lie in what this took
+        from_scratch()  # or smaller tensors would be placed in this memory
     for model in arguments.models:
-        one = None
+        full_ms = None
         for members in arguments.members:
-            rows = compared(arguments, model, members, bandwidth)
-            one = one or {row["name"]: row["ms"] for row in rows}.get("one full network, eager")
+            rows = compare(arguments, model, members, bandwidth)
+            full_ms = full_ms or {row["name"]: row["ms"] for row in rows}.get("one full network, eager")
             for row in rows:
-                row["of_one"] = row["ms"] / one if row.get("ms") and one else None
-            found += rows
+                row["of_one"] = row["ms"] / full_ms if row.get("ms") and full_ms else None
+            all_rows += rows
             print(f"\n{model}, N = {members}, batch {arguments.batch}")
-            print(text_table(("", "ms", "of one", "start s", "peak MiB"), [shown(row) for row in rows]), flush=True)
-            record(arguments, found)  # what there is, should somebody interrupt it
+            print(
+                text_table(("", "ms", "of one", "start s", "peak MiB"), [format_row(row) for row in rows]), flush=True
+            )
+            record(arguments, all_rows)  # after every table, in case of an interrupt
 
 
-def shown(row: dict) -> tuple[str, ...]:
+def format_row(row: dict) -> tuple[str, ...]:
+    """Format a row of the table."""
     if row.get("ms") is None:
         return (row["name"], "–", "–", "–", row.get("error", ""))
     ratio = f"{row['of_one']:.2f}" if row["of_one"] else "–"
     return (row["name"], f"{row['ms']:.2f}", ratio, f"{row.get('start', 0):.1f}", f"{row.get('MiB', 0):.0f}")
 
 
-def compared(arguments: argparse.Namespace, model: str, members: int, bandwidth: float) -> list[dict]:
+def compare(arguments: argparse.Namespace, model: str, members: int, bandwidth: float) -> list[dict]:
+    """Measure all ways to train `members` networks; return a row for each, and for the floor."""
     size, classes = SIZES[model]
     device = arguments.device
     torch.manual_seed(0)
@@ -104,7 +109,7 @@ def compared(arguments: argparse.Namespace, model: str, members: int, bandwidth:
         ways["ours, loop, one by one"] = lambda: separate(halves(), data, arguments)
     if device.startswith("cuda"):
         ways["ours, graph"] = lambda: ours(halves(), data, arguments, engine="graph")
-        for streams in (own for own in arguments.streams if own < members):
+        for streams in (count for count in arguments.streams if count < members):
             ways[f"ours, graph, {streams} stream{'s' * (streams > 1)}"] = lambda streams=streams: ours(
                 halves(), data, arguments, engine="graph", streams=streams
             )
@@ -112,21 +117,23 @@ def compared(arguments: argparse.Namespace, model: str, members: int, bandwidth:
             ways["ours, graph, compiled"] = lambda: ours(halves(), data, arguments, engine="graph", compile=True)
     if members > 1:
         del ways["Lightning, one network"]
-    ways = {name: way for name, way in ways.items() if name not in arguments.skip}  # some need very much memory
+    ways = {name: way for name, way in ways.items() if name not in arguments.skip}  # some need too much memory
     rounds = [{name: attempt(way, device) for name, way in ways.items()} for _ in range(arguments.rounds)]
     rows = [
-        {"model": model, "members": members, "name": name, **usual([figures[name] for figures in rounds])}
+        {"model": model, "members": members, "name": name, **median_round([figures[name] for figures in rounds])}
         for name in ways
     ]
-    floor = PASSES * 2 * members * activations(halves()[0], batch[0][:1].cpu()) * arguments.batch / bandwidth * 1000
+    floor = (
+        PASSES * 2 * members * count_activations(halves()[0], batch[0][:1].cpu()) * arguments.batch / bandwidth * 1000
+    )
     rows.append({"model": model, "members": members, "name": "floor: bytes / bandwidth", "ms": floor})
     return rows
 
 
 def attempt(way: Callable[[], dict], device: str) -> dict:
-    """A way's figures, or why it has none; with the memory that it took from the GPU at its peak.
+    """Measure one way, with its peak reserved GPU memory; on an error, return the error.
 
-    What is allocated, which is recorded too, is less: streams do not share memory, so that what one has freed is taken.
+    Allocated memory, also recorded, is less: streams do not share memory, so that memory freed by one stays reserved.
     """
     cuda = device.startswith("cuda")
     before = from_scratch() if cuda else 0
@@ -140,20 +147,21 @@ def attempt(way: Callable[[], dict], device: str) -> dict:
     return figures
 
 
-def usual(rounds: list[dict]) -> dict:
-    """The round of median time."""
+def median_round(rounds: list[dict]) -> dict:
+    """Return the round of median time."""
     return sorted(rounds, key=lambda figures: figures["ms"] or math.inf)[len(rounds) // 2]
 
 
 def synthetic(samples: int, size: int, classes: int) -> se.Data:
+    """Make a data set of random images."""
     images = torch.randint(0, 256, (samples, 3, size, size), dtype=torch.uint8)
     return se.Data.from_arrays(images, torch.arange(samples) % classes, validation=0.0, classes=classes)
 
 
-def ours(networks: list[nn.Module], data: se.Data, arguments: argparse.Namespace, **how: object) -> dict:
-    """Whole epochs of `train`; the first, with what happens once, apart."""
-    epochs = 3 if how.get("engine") == "loop" else 4
-    recipe, execution = se.Recipe(epochs=epochs, batch_size=arguments.batch, warmup=0), se.Execution(**how)
+def ours(networks: list[nn.Module], data: se.Data, arguments: argparse.Namespace, **settings: object) -> dict:
+    """Time full epochs of `train`; the first one, with the one-time set-up, gives `start`."""
+    epochs = 3 if settings.get("engine") == "loop" else 4
+    recipe, execution = se.Recipe(epochs=epochs, batch_size=arguments.batch, warmup=0), se.Execution(**settings)
     history = se.train(se.Ensemble(networks), data, recipe, arguments.device, execution=execution, quiet=True)
     seconds = [row["seconds"] for row in history.of(0)]
     usual = statistics.median(seconds[1:])
@@ -161,12 +169,13 @@ def ours(networks: list[nn.Module], data: se.Data, arguments: argparse.Namespace
 
 
 def separate(networks: list[nn.Module], data: se.Data, arguments: argparse.Namespace) -> dict:
-    """A run for each network: what a fleet saves is all that is done once for a batch."""
+    """Train each network in a separate run: a fleet saves the work done once per batch."""
     runs = [ours([network], data, arguments, engine="loop") for network in networks]
     return {name: sum(run[name] for run in runs) for name in runs[0]}
 
 
 def plain(networks: list[nn.Module], batch: tuple, arguments: argparse.Namespace, halved: bool = False) -> dict:
+    """Time an eager loop over the networks. halved: bfloat16 and channels last."""
     device, (x, y) = arguments.device, batch
     networks = [network.to(device) for network in networks]
     if halved:
@@ -186,6 +195,7 @@ def plain(networks: list[nn.Module], batch: tuple, arguments: argparse.Namespace
 
 
 def vectorized(networks: list[nn.Module], batch: tuple, arguments: argparse.Namespace) -> dict:
+    """Time torch.func's vmap over the stacked networks."""
     device, (x, y) = arguments.device, batch
     networks = [network.to(device) for network in networks]
     parameters, buffers = stack_module_state(networks)
@@ -193,22 +203,22 @@ def vectorized(networks: list[nn.Module], batch: tuple, arguments: argparse.Name
     leaves = list(parameters.values())
     optimizer = torch.optim.SGD(leaves, 0.01, 0.9)
 
-    def cost(own: dict, kept: dict) -> Tensor:
-        return F.cross_entropy(functional_call(skeleton, (own, kept), (x,)), y)
+    def loss(weights: dict, statistics: dict) -> Tensor:
+        return F.cross_entropy(functional_call(skeleton, (weights, statistics), (x,)), y)
 
-    together = vmap(grad_and_value(cost), randomness="different")
+    all_gradients = vmap(grad_and_value(loss), randomness="different")
 
     def step() -> None:
-        derivatives, _ = together({name: leaf.detach() for name, leaf in parameters.items()}, buffers)
+        gradients, _ = all_gradients({name: leaf.detach() for name, leaf in parameters.items()}, buffers)
         for name, leaf in parameters.items():
-            leaf.grad = derivatives[name]
+            leaf.grad = gradients[name]
         optimizer.step()
 
     return {"ms": milliseconds(step, device, max(arguments.steps // 4, 1))}
 
 
 class GroupedLinear(nn.Module):
-    """N linear layers side by side: (batch, N * inputs) to (batch, N * outputs)."""
+    """N linear layers side by side, from (batch, N * inputs) to (batch, N * outputs)."""
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         super().__init__()
@@ -223,34 +233,36 @@ class GroupedLinear(nn.Module):
 
 
 def grouped(networks: list[nn.Module], batch: tuple, arguments: argparse.Namespace) -> dict:
+    """Time one network with grouped convolutions that holds all networks."""
     (x, y), number = batch, len(networks)
-    whole = copy.deepcopy(networks[0])
-    for name, module in list(whole.named_modules()):
+    grouped_network = copy.deepcopy(networks[0])
+    for name, module in list(grouped_network.named_modules()):
         if isinstance(module, nn.Conv2d):
-            wide = nn.Conv2d(
+            layer = nn.Conv2d(
                 number * module.in_channels, number * module.out_channels, module.kernel_size, module.stride,
                 module.padding, groups=number, bias=module.bias is not None,
             )  # fmt: skip
         elif isinstance(module, nn.BatchNorm2d):
-            wide = nn.BatchNorm2d(number * module.num_features)
+            layer = nn.BatchNorm2d(number * module.num_features)
         elif isinstance(module, nn.Linear):
-            wide = GroupedLinear([network.get_submodule(name) for network in networks])
+            layer = GroupedLinear([network.get_submodule(name) for network in networks])
         else:
             continue
-        whole.set_submodule(name, wide)
-    whole.to(arguments.device)
-    optimizer = torch.optim.SGD(whole.parameters(), 0.01, 0.9)
+        grouped_network.set_submodule(name, layer)
+    grouped_network.to(arguments.device)
+    optimizer = torch.optim.SGD(grouped_network.parameters(), 0.01, 0.9)
     inputs, targets = x.repeat(1, number, 1, 1), y.repeat_interleave(number)
 
     def step() -> None:
         optimizer.zero_grad()
-        F.cross_entropy(whole(inputs).unflatten(1, (number, -1)).flatten(0, 1), targets).backward()
+        F.cross_entropy(grouped_network(inputs).unflatten(1, (number, -1)).flatten(0, 1), targets).backward()
         optimizer.step()
 
     return {"ms": milliseconds(step, arguments.device, max(arguments.steps // 4, 1))}
 
 
 def lightning(network: nn.Module, size: int, classes: int, arguments: argparse.Namespace) -> dict:
+    """Time one network in Lightning's Trainer."""
     import logging
     import warnings
 
@@ -289,19 +301,19 @@ def lightning(network: nn.Module, size: int, classes: int, arguments: argparse.N
     return {"ms": 1000 * (end - start) / (last - first)}
 
 
-def activations(network: nn.Module, x: Tensor) -> int:
-    """The numbers that convolutions give for one image."""
-    found = []
+def count_activations(network: nn.Module, x: Tensor) -> int:
+    """Count the activations of all convolutions for one image."""
+    counts = []
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
-            module.register_forward_hook(lambda _module, _inputs, output: found.append(output.numel()))
+            module.register_forward_hook(lambda _module, _inputs, output: counts.append(output.numel()))
     with torch.no_grad():
         network.cpu().eval()(x)
-    return sum(found)
+    return sum(counts)
 
 
-def measured_bandwidth(device: str) -> float:
-    """Bytes per second that a copy reads and writes."""
+def measure_bandwidth(device: str) -> float:
+    """Measure the bytes per second that a copy reads and writes."""
     source = torch.empty(2**28 if device.startswith("cuda") else 2**26, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() / (milliseconds(lambda: target.copy_(source), device, 10) / 1000)

@@ -1,4 +1,4 @@
-"""The paper's main run in full, timed: five members of ResNet20 on CIFAR-10, search, saliency and 200 epochs.
+"""Time the paper's main run: five members of ResNet20 on CIFAR-10, search, saliency and 200 epochs.
 
     python benchmarks/paper_run.py [--root DATA] [--dataset cifar10] [--model resnet20] [--epochs 200] [--json FILE]
 
@@ -16,6 +16,7 @@ from structured_ensembles.common.tables import text_table
 
 
 def main() -> None:
+    """Run and time search, saliency and training, and print the figures."""
     arguments = arguments_of(
         __doc__, root="", dataset="cifar10", model="resnet20", members=5, prune=0.5, epochs=200, search=10, seed=0
     )
@@ -25,25 +26,25 @@ def main() -> None:
     graph = se.trace(model, data.example())
     seconds = {}
 
-    def timed(name, function, *inputs, **settings):
+    def call_timed(name, function, *inputs, **settings):
         wait(arguments.device)
         start = time.perf_counter()
-        found = function(*inputs, **settings)
+        result = function(*inputs, **settings)
         wait(arguments.device)
         seconds[name] = time.perf_counter() - start
         print(f"{name}: {seconds[name]:.1f} s", flush=True)
-        return found
+        return result
 
-    where = {"device": arguments.device, "quiet": True}
-    scales = timed(
+    common = {"device": arguments.device, "quiet": True}
+    scales = call_timed(
         "search", se.learn_scales, model, graph, data, arguments.members, epochs=arguments.search,
-        seed=arguments.seed, **where,
+        seed=arguments.seed, **common,
     )  # fmt: skip
-    scores = timed("saliency", se.saliency, model, graph, scales, data, **where)
+    scores = call_timed("saliency", se.saliency, model, graph, scales, data, **common)
     subnets = se.select(graph, scores, prune=arguments.prune)
     ensemble = se.Ensemble([se.extract(model, graph, subnet) for subnet in subnets], subnets=subnets)
     recipe = se.Recipe.named("paper", epochs=arguments.epochs, patience=None)
-    history = timed("training", se.train, ensemble, data, recipe, seed=arguments.seed, **where)
+    history = call_timed("training", se.train, ensemble, data, recipe, seed=arguments.seed, **common)
     epochs = [row["seconds"] for row in history.of(0)]
     figures = se.evaluate(ensemble, data)
     print(text_table(("figure", "value"), [(name, f"{value:.4f}") for name, value in figures.items()]))

@@ -1,4 +1,4 @@
-"""What a prediction costs: latency of one image, throughput at batch 512.
+"""Measure predictions: latency of one image, throughput at batch 512.
 
     python benchmarks/predict.py [--model resnet20] [--members 5] [--json FILE]
 
@@ -19,6 +19,7 @@ from structured_ensembles.common.tables import text_table
 
 
 def main() -> None:
+    """Time all ways at both batch sizes and print the table."""
     arguments = arguments_of(__doc__, model="resnet20", members=5, prune=0.5, size=32, repeats=0)
     device = arguments.device
     arguments.repeats = arguments.repeats or (50 if device.startswith("cuda") else 5)
@@ -36,11 +37,11 @@ def main() -> None:
     rows = []
     for batch in (1, 512):
         x = torch.rand(batch, 3, arguments.size, arguments.size, device=device)
-        own = dict(ways)
+        measured = dict(ways)
         if runtime := onnx(networks, x):
-            own["ONNX Runtime, CPU"] = runtime
+            measured["ONNX Runtime, CPU"] = runtime
         with torch.inference_mode():
-            for name, way in own.items():
+            for name, way in measured.items():
                 way(x)
                 repeats = 3 if "CPU" in name else arguments.repeats
                 ms = milliseconds(lambda way=way, x=x: way(x), device, repeats)
@@ -50,8 +51,8 @@ def main() -> None:
     record(arguments, rows)
 
 
-class Together(nn.Module):
-    """The members as one network that can be exported."""
+class StackedMembers(nn.Module):
+    """All members as one network that can be exported."""
 
     def __init__(self, networks: list[nn.Module]) -> None:
         super().__init__()
@@ -62,17 +63,18 @@ class Together(nn.Module):
 
 
 def onnx(networks: list[nn.Module], x: Tensor) -> Callable[[Tensor], object] | None:
+    """Return the prediction in ONNX Runtime; None if it is not installed or the export fails."""
     try:
         import onnxruntime
     except ImportError:
         return None
     import copy
 
-    together = Together([copy.deepcopy(network).cpu().eval() for network in networks])
+    stacked = StackedMembers([copy.deepcopy(network).cpu().eval() for network in networks])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ensemble.onnx"
         try:
-            torch.onnx.export(together, (x.cpu(),), path, dynamo=False)
+            torch.onnx.export(stacked, (x.cpu(),), path, dynamo=False)
         except Exception as error:
             print(f"ONNX: {error}")
             return None

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a clock that waits for the device, and the file that a run leaves."""
+"""Helpers of the benchmarks: options, a clock that waits for the device, and the record of a run."""
 
 import argparse
 import gc
@@ -13,33 +13,34 @@ from typing import Any
 
 import torch
 
-from structured_ensembles.runs.folder import machine
+from structured_ensembles.runs.folder import describe_machine
 
-WORKSPACES = os.environ.get("CUBLAS_WORKSPACE_CONFIG")  # what the user wants, if anything
+WORKSPACES = os.environ.get("CUBLAS_WORKSPACE_CONFIG")  # the user's setting, if any
 
 
 def arguments_of(description: str | None, **options: Any) -> argparse.Namespace:
-    """Options by name and default; a list takes several values. `--device` and `--json` are always there."""
+    """Parse options by name and default; a list takes several values. `--device` and `--json` are always added."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in options.items():
         several = isinstance(default, list)
-        kind = type(default[0] if several else default)
-        parser.add_argument(f"--{name}", type=kind, default=default, nargs="*" if several else None)
+        option_type = type(default[0] if several else default)
+        parser.add_argument(f"--{name}", type=option_type, default=default, nargs="*" if several else None)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
 def record(arguments: argparse.Namespace, rows: Any) -> None:
+    """Write settings, machine and rows to the file of `--json`, if there is one."""
     if arguments.json:
         settings = {key: value for key, value in vars(arguments).items() if key != "json"}
-        found = {"settings": settings, "date": date.today().isoformat(), **machine(), "rows": rows}
+        contents = {"settings": settings, "date": date.today().isoformat(), **describe_machine(), "rows": rows}
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(contents, indent=1) + "\n")
 
 
 def milliseconds(run: Callable[[], object], device: str, repeats: int, rounds: int = 3) -> float:
-    """The median over rounds of what one call takes, when `repeats` of them follow each other."""
+    """Measure the milliseconds of one call: the median over rounds of `repeats` calls."""
     run()
     times = []
     for _ in range(rounds):
@@ -53,10 +54,10 @@ def milliseconds(run: Callable[[], object], device: str, repeats: int, rounds: i
 
 
 def from_scratch() -> int:
-    """Give back all GPU memory that is not in use; returns the bytes that are.
+    """Free all unused GPU memory; return the bytes in use.
 
-    A segment of memory that is not empty cannot be given back; it counts for whoever comes next. The small workspaces
-    that our graphs ask cuBLAS for, and which stay so, do not.
+    Segments that are partly in use cannot be freed and count for the next measurement. The small workspaces that our
+    graphs request from cuBLAS do not.
     """
     gc.collect()
     if WORKSPACES is None:
@@ -68,5 +69,6 @@ def from_scratch() -> int:
 
 
 def wait(device: str) -> None:
+    """Wait until the device has finished."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""What the learned selection is worth: ways to choose neurons, and controls, on digits.
+"""Compare the learned selection with variants and controls, on digits.
 
     python benchmarks/selection.py [--seeds 0 1 2 3 4] [--epochs 12] [--arms paper norm random] [--json FILE]
 
@@ -16,7 +16,7 @@ import torch
 
 import structured_ensembles as se
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.runs.folder import machine
+from structured_ensembles.runs.folder import describe_machine
 
 ARMS = {
     "paper": {},  # scaling the layer's output, MMD
@@ -29,6 +29,7 @@ FIGURES = ("cls/accuracy", "cls/member_accuracy", "cal/ece", "cal/nll")
 
 
 def main() -> None:
+    """Train every arm with every seed and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--epochs", type=int, default=12)
@@ -50,16 +51,25 @@ def main() -> None:
                 ensemble = se.structured_ensemble(model, data, recipe=recipe, seed=seed, quiet=True, **ARMS[arm])
             row = se.evaluate(ensemble, data) | {"seconds": time.perf_counter() - start}
             subnets = ensemble.subnets or ()
-            shared = [one.overlap(other) for i, one in enumerate(subnets) for other in subnets[:i]]
+            shared = [subnet.overlap(other) for number, subnet in enumerate(subnets) for other in subnets[:number]]
             runs.setdefault(arm, []).append(row | ({"overlap": statistics.mean(shared)} if shared else {}))
-    rows = [(arm, *(cell(name, own) for name in (*FIGURES, "overlap", "seconds"))) for arm, own in runs.items()]
+    rows = [
+        (arm, *(format_cell(name, arm_runs) for name in (*FIGURES, "overlap", "seconds")))
+        for arm, arm_runs in runs.items()
+    ]
     print(text_table(("arm", "accuracy %", "member %", "ECE %", "NLL", "overlap", "seconds"), rows))
     if arguments.json:
-        record = {"date": date.today().isoformat(), **machine(), "seeds": arguments.seeds, "epochs": arguments.epochs}
+        record = {
+            "date": date.today().isoformat(),
+            **describe_machine(),
+            "seeds": arguments.seeds,
+            "epochs": arguments.epochs,
+        }
         arguments.json.write_text(json.dumps(record | {"runs": runs}, indent=1) + "\n")
 
 
-def cell(name: str, rows: list[dict[str, float]]) -> str:
+def format_cell(name: str, rows: list[dict[str, float]]) -> str:
+    """Format mean ± deviation of a figure over seeds."""
     values = [row[name] * (100 if name.startswith("cls/") or name == "cal/ece" else 1) for row in rows if name in row]
     if not values:
         return "–"

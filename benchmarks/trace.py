@@ -1,8 +1,8 @@
-"""How long trace() takes, and how much memory, on torchvision's networks.
+"""Measure time and memory of trace() on torchvision's networks.
 
     python benchmarks/trace.py [--models resnet50 vgg16 swin_t] [--json FILE]
 
-Every network is traced in a process of its own, whose peak resident memory is that of torch, the network and the trace.
+Every network is traced in a separate process, whose peak resident memory is that of torch, the network and the trace.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.runs.folder import machine
+from structured_ensembles.runs.folder import describe_machine
 
 MODELS = (
     *("vgg16", "resnet18", "resnet50", "densenet121", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny"),
@@ -24,18 +24,19 @@ MODELS = (
 
 
 def main() -> None:
+    """Trace every network in a process and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", help="trace this one here and print a line of JSON (what the others are run as)")
+    parser.add_argument("--one", help="trace this network in this process and print a line of JSON (for internal use)")
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(measure(arguments.one)))
         return
-    found = {}
+    figures = {}
     for name in arguments.models:
         output = subprocess.run([sys.executable, __file__, "--one", name], capture_output=True, text=True, check=True)
-        found[name] = json.loads(output.stdout.splitlines()[-1])
+        figures[name] = json.loads(output.stdout.splitlines()[-1])
     rows = [
         (
             name,
@@ -44,15 +45,16 @@ def main() -> None:
             f"{row['prunable']}/{row['groups']}",
             f"{row['channels']:,}",
         )
-        for name, row in found.items()
+        for name, row in figures.items()
     ]
     print(text_table(("model", "seconds", "peak MiB", "groups", "channels"), rows))
     if arguments.json:
-        record = {"date": date.today().isoformat(), **machine(), "rows": found}
+        record = {"date": date.today().isoformat(), **describe_machine(), "rows": figures}
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def measure(name: str) -> dict[str, float]:
+    """Trace one network; return seconds, peak memory and numbers of groups and channels."""
     import contextlib
 
     import torch

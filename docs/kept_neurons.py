@@ -1,4 +1,4 @@
-"""Draws docs/images/kept-neurons.png, the picture in the README: what five members keep of one ResNet20.
+"""Draw docs/images/kept-neurons.png of the README: the neurons that five members keep of one ResNet20.
 
 python docs/kept_neurons.py
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import structured_ensembles as se
-from structured_ensembles.report.figures import kept_neurons
+from structured_ensembles.report.figures import draw_kept_neurons
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     scales = se.learn_scales(model, graph, data, members=5)
     subnets = se.select(graph, se.saliency(model, graph, scales, data), prune=0.5)
 
-    figure = kept_neurons(subnets)
+    figure = draw_kept_neurons(subnets)
     target = Path(__file__).parent / "images" / "kept-neurons.png"
     figure.savefig(target, dpi=160)
     print(target)

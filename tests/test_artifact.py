@@ -102,7 +102,7 @@ def test_code_is_imported_only_with_trust_code(tmp_path: Path) -> None:
     path = tmp_path / "own.safetensors"
     ensemble = cut(build_model("tests.test_artifact:custom", width=8))
     ensemble.save(path)
-    with pytest.raises(se.ArtifactError, match=r"wants to call tests.test_artifact:custom.*trust_code=True"):
+    with pytest.raises(se.ArtifactError, match=r"would call tests.test_artifact:custom.*trust_code=True"):
         se.Ensemble.load(path)
     assert torch.equal(se.Ensemble.load(path, trust_code=True)(X), ensemble(X))
 
@@ -110,13 +110,13 @@ def test_code_is_imported_only_with_trust_code(tmp_path: Path) -> None:
 def test_damaged_files_are_refused(ensemble: se.Ensemble, tmp_path: Path) -> None:
     path, broken = tmp_path / "whole", tmp_path / "broken"
     ensemble.save(path)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     draw = random.Random(0)
-    header = int.from_bytes(whole[:8], "little")
-    positions = [draw.randrange(8 + header) for _ in range(150)] + [draw.randrange(len(whole)) for _ in range(50)]
+    header = int.from_bytes(content[:8], "little")
+    positions = [draw.randrange(8 + header) for _ in range(150)] + [draw.randrange(len(content)) for _ in range(50)]
     expected = ensemble(X)
     for position in positions:
-        flipped = bytearray(whole)
+        flipped = bytearray(content)
         flipped[position] ^= 1 << draw.randrange(8)
         broken.write_bytes(flipped)
         try:
@@ -125,8 +125,8 @@ def test_damaged_files_are_refused(ensemble: se.Ensemble, tmp_path: Path) -> Non
             assert str(broken) in str(error)  # noqa: PT017
         else:
             assert torch.equal(loaded(X), expected), f"byte {position} was flipped unnoticed"
-    for length in (0, 5, 100, 8 + header, len(whole) - 1):
-        broken.write_bytes(whole[:length])
+    for length in (0, 5, 100, 8 + header, len(content) - 1):
+        broken.write_bytes(content[:length])
         with pytest.raises(se.ArtifactError, match="damaged"):
             se.Ensemble.load(broken)
 

@@ -29,8 +29,8 @@ from structured_ensembles.calibration import (
     fit_threshold,
 )
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
-from structured_ensembles.evaluation.discarding import discard_threshold
-from structured_ensembles.prediction.combination import combined, combined_logs, uncertainty_of
+from structured_ensembles.evaluation.discarding import fit_discard_threshold
+from structured_ensembles.prediction.combination import combine_logits, combine_logs, uncertainty_of
 from structured_ensembles.storage.container import read_container, write_container
 
 
@@ -61,7 +61,7 @@ def table_ensemble(seed: int = 0, sharpness: float = 3.0, members: int = 3) -> t
     data = se.Data.from_arrays(
         x, labels, validation=(x[:300], labels[:300]), test=(x[300:], labels[300:]), classes=5, name="table"
     )
-    ensemble = se.Ensemble([Table(logits + 2 * own) for own in noise], classes=data.classes)
+    ensemble = se.Ensemble([Table(logits + 2 * offsets) for offsets in noise], classes=data.classes)
     ensemble.input_shape = (1,)
     return ensemble.eval(), data
 
@@ -89,12 +89,12 @@ def test_temperature_equals_scipys_minimum(seed: int, sharpness: float) -> None:
         weights = softmax(inverse * values, -1)
         return float(np.mean((weights * values).sum(-1) - values[np.arange(len(truth)), truth]))
 
-    found = fit_temperature(logits, labels)
-    assert 1 / found == pytest.approx(brentq(gradient, 0.01, 100, xtol=1e-15, rtol=1e-14), rel=1e-9)
-    assert 1 / found == pytest.approx(minimize_scalar(cost, bounds=(0.01, 20), method="bounded").x, rel=1e-3)
-    assert found == pytest.approx(sharpness, rel=0.25)  # what the labels were drawn with
-    assert fit_temperature(logits.log_softmax(-1), labels) == pytest.approx(found)  # probabilities will do
-    assert fit_temperature(values, truth.tolist()) == found
+    temperature = fit_temperature(logits, labels)
+    assert 1 / temperature == pytest.approx(brentq(gradient, 0.01, 100, xtol=1e-15, rtol=1e-14), rel=1e-9)
+    assert 1 / temperature == pytest.approx(minimize_scalar(cost, bounds=(0.01, 20), method="bounded").x, rel=1e-3)
+    assert temperature == pytest.approx(sharpness, rel=0.25)  # what the labels were drawn with
+    assert fit_temperature(logits.log_softmax(-1), labels) == pytest.approx(temperature)  # probabilities will do
+    assert fit_temperature(values, truth.tolist()) == temperature
 
 
 def test_fitted_temperature_follows_the_logit_scale() -> None:
@@ -131,10 +131,10 @@ def test_temperature_with_prior_equals_scipy_and_the_prior_fades(number: int, ne
         return -float(likelihood) + 8 * (math.exp(-log) - 1 + log)
 
     expected = math.exp(minimize_scalar(cost, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9}).x)
-    found, alone = fit_temperature(logits, labels, prior=8), fit_temperature(logits, labels)
-    assert found == pytest.approx(expected, rel=1e-5)
-    assert 1 < found < alone
-    assert found == pytest.approx(alone, rel=near)
+    temperature, alone = fit_temperature(logits, labels, prior=8), fit_temperature(logits, labels)
+    assert temperature == pytest.approx(expected, rel=1e-5)
+    assert 1 < temperature < alone
+    assert temperature == pytest.approx(alone, rel=near)
 
 
 def test_temperature_is_maximal_if_all_predictions_are_wrong() -> None:
@@ -145,10 +145,10 @@ def test_temperature_is_maximal_if_all_predictions_are_wrong() -> None:
 def test_zero_probabilities_have_a_finite_temperature() -> None:
     sure = torch.tensor([[1.0, 0.0, 0.0]] * 98 + [[0.0, 0.9, 0.1]] + [[0.0, 0.0, 1.0]], dtype=torch.float64)
     labels = torch.tensor([0] * 98 + [1, 0])  # the last one is wrong, and was certain
-    found = fit_temperature(sure.log(), labels)
-    assert 10 < found < 30
+    temperature = fit_temperature(sure.log(), labels)
+    assert 10 < temperature < 30
     tiny = float(np.finfo(np.float32).tiny)
-    assert found == pytest.approx(fit_temperature(sure.clamp_min(tiny).log(), labels), rel=1e-6)
+    assert temperature == pytest.approx(fit_temperature(sure.clamp_min(tiny).log(), labels), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -167,34 +167,34 @@ def test_invalid_inputs_of_fit_temperature_are_errors(scores: Tensor, targets: T
 
 
 def test_apply_temperature_equals_a_hand_computation() -> None:
-    found = apply_temperature(torch.tensor([[0.8, 0.2, 0.0], [0.2, 0.3, 0.5]]), 2.0)
-    assert found[0].tolist() == pytest.approx([2 / 3, 1 / 3, 0])  # the root of 4 is 2
-    roots = [math.sqrt(own) for own in (0.2, 0.3, 0.5)]
-    assert found[1].tolist() == pytest.approx([own / sum(roots) for own in roots])
+    probabilities = apply_temperature(torch.tensor([[0.8, 0.2, 0.0], [0.2, 0.3, 0.5]]), 2.0)
+    assert probabilities[0].tolist() == pytest.approx([2 / 3, 1 / 3, 0])  # the root of 4 is 2
+    roots = [math.sqrt(share) for share in (0.2, 0.3, 0.5)]
+    assert probabilities[1].tolist() == pytest.approx([root / sum(roots) for root in roots])
 
 
 def test_temperature_applies_to_the_combined_prediction() -> None:
     logits = 4 * torch.randn(3, 20, 5, generator=torch.Generator().manual_seed(0))
     for rule in ("mean", "logits"):
-        expected = apply_temperature(combined(logits, rule), 1.7)
-        torch.testing.assert_close(combined(logits, rule, 1.7), expected)
-        torch.testing.assert_close(combined_logs(logits, rule).exp(), combined(logits, rule))
-        assert not torch.allclose(combined(logits / 1.7), combined(logits, "mean", 1.7), atol=1e-2)
-    assert torch.equal(combined(logits, "vote", 1.7), combined(logits, "vote"))
-    assert torch.equal(combined(logits, "mean", 1.0), logits.softmax(-1).mean(0))
+        expected = apply_temperature(combine_logits(logits, rule), 1.7)
+        torch.testing.assert_close(combine_logits(logits, rule, 1.7), expected)
+        torch.testing.assert_close(combine_logs(logits, rule).exp(), combine_logits(logits, rule))
+        assert not torch.allclose(combine_logits(logits / 1.7), combine_logits(logits, "mean", 1.7), atol=1e-2)
+    assert torch.equal(combine_logits(logits, "vote", 1.7), combine_logits(logits, "vote"))
+    assert torch.equal(combine_logits(logits, "mean", 1.0), logits.softmax(-1).mean(0))
 
 
 def test_calibrated_probabilities_can_be_exported() -> None:
     class Calibrated(nn.Module):
         def forward(self, logits: Tensor) -> list[Tensor]:
-            probabilities = [combined(logits, rule, 1.7) for rule in ("mean", "logits", "vote")]
+            probabilities = [combine_logits(logits, rule, 1.7) for rule in ("mean", "logits", "vote")]
             return [*probabilities, *uncertainty_of(logits, 1.7).to_dict().values()]
 
     logits = torch.randn(3, 8, 5)
     program = torch.export.export(Calibrated(), (logits,))
     other = torch.randn(3, 8, 5)
-    for found, expected in zip(program.module()(other), Calibrated()(other), strict=True):
-        torch.testing.assert_close(found, expected)
+    for output, expected in zip(program.module()(other), Calibrated()(other), strict=True):
+        torch.testing.assert_close(output, expected)
 
 
 def test_uncertainty_at_a_temperature_equals_a_hand_computation() -> None:
@@ -202,22 +202,22 @@ def test_uncertainty_at_a_temperature_equals_a_hand_computation() -> None:
         return -float(np.sum(p * np.log(p)))
 
     logits = np.array([[2.0, 0, 0], [0, 3, 0]])
-    found = uncertainty_of(torch.tensor(logits)[:, None], 2.0)
+    uncertainty = uncertainty_of(torch.tensor(logits)[:, None], 2.0)
     mean = softmax(logits, -1).mean(0)
-    assert float(found.entropy) == pytest.approx(entropy(np.sqrt(mean) / np.sqrt(mean).sum()))
+    assert float(uncertainty.entropy) == pytest.approx(entropy(np.sqrt(mean) / np.sqrt(mean).sum()))
     members = softmax(logits / 2, -1)
     information = entropy(members.mean(0)) - (entropy(members[0]) + entropy(members[1])) / 2
-    assert float(found.mutual_information) == pytest.approx(information)
-    assert float(found.disagreement) == 1
+    assert float(uncertainty.mutual_information) == pytest.approx(information)
+    assert float(uncertainty.disagreement) == 1
 
 
 @settings(deadline=None)
 @given(st.integers(0, 2**31), st.floats(0.05, 20), st.floats(0.1, 30))
 def test_mutual_information_is_never_negative(seed: int, temperature: float, size: float) -> None:
     logits = size * torch.randn(4, 30, 6, generator=torch.Generator().manual_seed(seed))
-    found = uncertainty_of(logits, temperature)
-    assert float(found.mutual_information.min()) >= 0
-    assert float(found.mutual_information.max()) <= math.log(4) + 1e-5  # of four members
+    uncertainty = uncertainty_of(logits, temperature)
+    assert float(uncertainty.mutual_information.min()) >= 0
+    assert float(uncertainty.mutual_information.max()) <= math.log(4) + 1e-5  # of four members
     assert float(uncertainty_of(logits[:1].expand(4, -1, -1), temperature).mutual_information.max()) < 1e-5
 
 
@@ -228,23 +228,23 @@ PREDICTIONS = st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, 
 
 @settings(deadline=None)
 @given(PREDICTIONS, st.sampled_from([0.01, 0.5, 0.75, 0.9, 0.95, 1.0]))
-def test_keep_gives_the_smallest_sufficient_threshold(found: list[tuple[int, bool]], share: float) -> None:
-    entropy, correct = torch.tensor([float(e) for e, _ in found]), torch.tensor([c for _, c in found])
-    right = [e for e, c in found if c] or [e for e, _ in found]
+def test_keep_gives_the_smallest_sufficient_threshold(predictions: list[tuple[int, bool]], share: float) -> None:
+    entropy, correct = torch.tensor([float(e) for e, _ in predictions]), torch.tensor([c for _, c in predictions])
+    right = [e for e, c in predictions if c] or [e for e, _ in predictions]
     enough = [t for t in sorted(set(right)) if sum(e <= t for e in right) >= share * len(right) - 1e-9]
     assert fit_threshold(entropy, correct, ("keep", share)) == enough[0]
 
 
 @settings(deadline=None)
 @given(PREDICTIONS, st.sampled_from([0.0, 0.01, 0.1, 0.25, 0.5, 1.0]))
-def test_risk_gives_the_largest_admissible_threshold(found: list[tuple[int, bool]], share: float) -> None:
-    entropy, correct = torch.tensor([float(e) for e, _ in found]), torch.tensor([c for _, c in found])
+def test_risk_gives_the_largest_admissible_threshold(predictions: list[tuple[int, bool]], share: float) -> None:
+    entropy, correct = torch.tensor([float(e) for e, _ in predictions]), torch.tensor([c for _, c in predictions])
 
     def risk(threshold: int) -> float:
-        kept = [c for e, c in found if e <= threshold]
+        kept = [c for e, c in predictions if e <= threshold]
         return 1 - sum(kept) / len(kept)
 
-    good = [t for t in sorted({e for e, _ in found}) if risk(t) <= share + 1e-9]
+    good = [t for t in sorted({e for e, _ in predictions}) if risk(t) <= share + 1e-9]
     assert fit_threshold(entropy, correct, ("risk", share)) == (good[-1] if good else -1)
 
 
@@ -263,7 +263,7 @@ def test_threshold_for_keeps_the_requested_share(calibrated: tuple[se.Ensemble, 
     kept = ensemble.keep(x)
     assert 0 < float(1 - correct[kept].double().mean()) <= 0.1
     larger = ensemble.uncertainty(x).entropy[~kept].double().sort().values
-    risks = [float((~correct[ensemble.uncertainty(x).entropy <= own]).double().mean()) for own in larger]
+    risks = [float((~correct[ensemble.uncertainty(x).entropy <= threshold]).double().mean()) for threshold in larger]
     assert min(risks) > 0.1  # none keeps more
 
 
@@ -281,12 +281,12 @@ def test_invalid_threshold_requests_are_errors(calibrated: tuple[se.Ensemble, se
     wrong_labels[wrong_labels == 2] = 3
     x = data.validation.inputs
     confused = se.Data.from_arrays(x, wrong_labels, validation=(x, wrong_labels), classes=5)
-    with pytest.warns(UserWarning, match="so that none is kept"):
+    with pytest.warns(UserWarning, match="so none is kept"):
         ensemble.threshold_for(confused, risk=0.01)
     assert not ensemble.keep(x).any()
 
 
-# An ensemble's own --------------------------------------------------------------------------------------------------
+# Of an ensemble -----------------------------------------------------------------------------------------------------
 
 
 def test_calibrate_fits_each_rule_and_predict_proba_applies_it() -> None:
@@ -295,11 +295,11 @@ def test_calibrate_fits_each_rule_and_predict_proba_applies_it() -> None:
     logits = ensemble.logits(x).double()
     before = ensemble.predict_proba(x)
     assert ensemble.temperature == 1
-    found = ensemble.calibrate(data)
-    assert found == ensemble.temperature == fit_temperature(logits.softmax(-1).mean(0).log(), y)
+    returned = ensemble.calibrate(data)
+    assert returned == ensemble.temperature == fit_temperature(logits.softmax(-1).mean(0).log(), y)
     fitted = {rule: ensemble.calibration.temperature(rule) for rule in ("mean", "logits", "vote")}
     assert fitted == {
-        "mean": found,
+        "mean": returned,
         "logits": pytest.approx(fit_temperature(logits.mean(0), y)),
         "vote": 1,
     }
@@ -313,7 +313,7 @@ def test_calibrate_fits_each_rule_and_predict_proba_applies_it() -> None:
             assert negative_log_likelihood(on, y) < negative_log_likelihood(off, y) - 0.01
             assert expected_calibration_error(on, y) < expected_calibration_error(off, y) - 0.03
     assert torch.equal(ensemble.predict_proba(x, temperature=1.0), before)
-    assert torch.equal(ensemble.uncertainty(x).entropy, uncertainty_of(ensemble.logits(x), found).entropy)
+    assert torch.equal(ensemble.uncertainty(x).entropy, uncertainty_of(ensemble.logits(x), returned).entropy)
     assert torch.equal(ensemble.uncertainty(x, temperature=1.0).entropy, uncertainty_of(ensemble.logits(x)).entropy)
     with pytest.raises(ValueError, match="must be left out for combine='vote'"):
         ensemble.predict_proba(x, "vote", temperature=2.0)
@@ -384,7 +384,7 @@ def test_train_calibrates_the_ensemble(trained: tuple[se.Ensemble, se.Data]) -> 
     assert trained.temperatures["mean"] != 1
     assert trained.threshold_rule == ("keep", 0.95)
     assert (trained.conformal.method, trained.conformal.coverage) == ("aps", 0.9)  # no set is empty
-    assert trained.paper_threshold == pytest.approx(discard_threshold(ensemble, data))
+    assert trained.paper_threshold == pytest.approx(fit_discard_threshold(ensemble, data))
     assert ensemble.calibrate(data) == trained.temperatures["mean"]
     assert ensemble.calibration == trained
     unseen = se.Data.from_arrays(data.train.inputs, data.train.targets, validation=0.0)
@@ -446,7 +446,7 @@ def test_non_finite_outputs_leave_the_ensemble_uncalibrated() -> None:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         se.train(ensemble, data, se.Recipe(epochs=1), quiet=True)
-    assert any("stays uncalibrated" in str(own.message) for own in warned)
+    assert any("stays uncalibrated" in str(warning.message) for warning in warned)
     assert ensemble.calibration == Calibration()
 
 
@@ -556,15 +556,15 @@ def test_invalid_calibration_in_a_file_is_refused(kept: se.Ensemble, tmp_path: P
     kept.save(tmp_path / "file")
     structure, tensors = read_container(tmp_path / "file", FORMAT, 99, "an ensemble")
     for number, (name, value, message) in zip(count(), odd_values(), strict=False):
-        path = tmp_path / f"odd-{number}"
-        odd = json.loads(json.dumps(structure))
-        odd["calibration"][name] = value
-        write_container(path, FORMAT, 4, odd, tensors)
-        with pytest.raises(se.ArtifactError, match=f"odd-{number} has an invalid calibration: .*{message}"):
+        path = tmp_path / f"invalid-{number}"
+        invalid = json.loads(json.dumps(structure))
+        invalid["calibration"][name] = value
+        write_container(path, FORMAT, 4, invalid, tensors)
+        with pytest.raises(se.ArtifactError, match=f"invalid-{number} has an invalid calibration: .*{message}"):
             se.Ensemble.load(path)
-    write_container(tmp_path / "odd", FORMAT, 4, {**structure, "calibration": [1]}, tensors)
+    write_container(tmp_path / "invalid", FORMAT, 4, {**structure, "calibration": [1]}, tensors)
     with pytest.raises(se.ArtifactError, match="must have the entries"):
-        se.Ensemble.load(tmp_path / "odd")
+        se.Ensemble.load(tmp_path / "invalid")
 
 
 def test_pair_of_arrays_calibrates_like_a_split() -> None:

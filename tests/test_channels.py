@@ -19,7 +19,7 @@ def image(*shape: int) -> Tensor:
 
 
 class Shared(nn.Module):
-    """Call one convolution twice."""
+    """A network that calls one convolution twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_every_parameter_axis_is_mapped() -> None:
 
 
 class Case(nn.Module):
-    """Apply an operation to a stem of 8 channels, and read them by a convolution."""
+    """A stem of 8 channels, an operation on them, and a convolution that reads the result."""
 
     def __init__(self, act: object, reads: int = 8, **modules: nn.Module) -> None:
         super().__init__()
@@ -266,11 +266,11 @@ def test_trace_time_grows_linearly() -> None:
     assert "sum runs over" in str(graph["layers.3"].reason)
 
 
-# What an adversarial reviewer found ----------------------------------------------------------------------------------
+# Findings of an adversarial reviewer -------------------------------------------------------------------------------
 
 
 class Tokens(nn.Module):
-    """Normalise over the features that a linear layer computes."""
+    """A norm over the features that a linear layer computes."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ def test_parametrized_layers_are_fixed_and_unchanged() -> None:
 SIZED = {
     "a constant tensor": lambda net, x: x / torch.tensor(float(x.shape[1]), dtype=x.dtype).sqrt(),
     "only some sizes": lambda net, x: x * 0.5 if x.shape[1] > 5 else x,
-    "three unequal chunks": lambda net, x: torch.cat([part.relu() for part in x.chunk(3, 1)], 1),
+    "three unequal chunks": lambda net, x: torch.cat([chunk.relu() for chunk in x.chunk(3, 1)], 1),
     "halves by slices": lambda net, x: torch.cat(
         [x[:, : x.shape[1] // 2].relu(), x[:, x.shape[1] // 2 :].sigmoid()], 1
     ),
@@ -339,30 +339,30 @@ def test_computed_weights_fix_their_sources() -> None:
 
 
 class Training(nn.Module):
-    """Apply another operation in training mode."""
+    """A network that applies another operation in training mode."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, case: str) -> None:
         super().__init__()
-        self.stem, self.aux, self.head, self.what = nn.Conv2d(3, 8, 3), nn.Linear(8 * 36, 4), nn.Linear(8, 4), what
+        self.stem, self.aux, self.head, self.case = nn.Conv2d(3, 8, 3), nn.Linear(8 * 36, 4), nn.Linear(8, 4), case
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         x = self.stem(x).relu()
-        if self.training and self.what == "mean":
+        if self.training and self.case == "mean":
             x = x - x.mean(1, keepdim=True)
         out = self.head(x.mean((2, 3)))
-        if self.training and self.what == "hard-coded":
+        if self.training and self.case == "hard-coded":
             return out, self.aux(x.view(-1, 8 * 36))
-        if self.training and self.what == "untraceable" and bool(out.sum() > 1e6):
+        if self.training and self.case == "untraceable" and bool(out.sum() > 1e6):
             raise ValueError
         return out
 
 
 @pytest.mark.parametrize(
-    ("what", "reason"),
+    ("case", "reason"),
     [("mean", "mean runs over"), ("hard-coded", "relies on its size"), ("untraceable", "training mode")],
 )
-def test_trace_follows_training_mode(what: str, reason: str) -> None:
-    assert reason in str(se.trace(Training(what), image())["stem"].reason)
+def test_trace_follows_training_mode(case: str, reason: str) -> None:
+    assert reason in str(se.trace(Training(case), image())["stem"].reason)
 
 
 def test_max_pool_indices_are_followed() -> None:
@@ -370,13 +370,13 @@ def test_max_pool_indices_are_followed() -> None:
         "both": lambda net, x: F.adaptive_max_pool2d(x, 2),
         "pool": lambda net, x: F.max_pool2d(x, 2, return_indices=True)[0],
     }
-    for own in act.values():
-        assert "stem" in check_exact(randomize(Case(own)), image().double()).prunable
+    for operation in act.values():
+        assert "stem" in check_exact(randomize(Case(operation)), image().double()).prunable
 
 
 def test_only_the_failing_layers_are_fixed() -> None:
     class Csp(nn.Module):
-        """Split channels at a hard-coded place; the convolution inside stays prunable."""
+        """A split of channels at a hard-coded position; the convolution inside stays prunable."""
 
         def __init__(self) -> None:
             super().__init__()

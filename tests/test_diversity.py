@@ -26,9 +26,9 @@ def mmd2_by_loops(one: list[float], other: list[float]) -> float:
 @given(st.integers(1, 40), st.sampled_from([0.1, 1.0, 5.0, 20.0]), st.integers(0, 2**32))
 def test_mmd2_equals_a_sum_over_scalars(size: int, spread: float, seed: int) -> None:
     one, other = spread * torch.randn(2, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    found = float(se.mmd2(one, other))
-    assert found == pytest.approx(mmd2_by_loops(one.tolist(), other.tolist()), abs=1e-12)
-    assert found >= 0
+    distance = float(se.mmd2(one, other))
+    assert distance == pytest.approx(mmd2_by_loops(one.tolist(), other.tolist()), abs=1e-12)
+    assert distance >= 0
 
 
 def test_mmd2_ignores_order_and_accepts_batches() -> None:

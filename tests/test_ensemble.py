@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import structured_ensembles as se
-from structured_ensembles.ensemble import combined, uncertainty_of
+from structured_ensembles.prediction.combination import combine_logits, uncertainty_of
 
 
 class Fixed(nn.Module):
@@ -54,13 +54,13 @@ def test_uncertainty_equals_a_hand_computation(ensemble: se.Ensemble) -> None:
     def entropy(p: list[float]) -> float:
         return -sum(q * math.log(q) for q in p)
 
-    found = ensemble.uncertainty(X)
+    measures = ensemble.uncertainty(X)
     rows = [softmax([2, 0, 0]), softmax([0, 3, 0]), softmax([1, 0, 0])]
     mean = [sum(column) / 3 for column in zip(*rows, strict=True)]
-    assert float(found.entropy[0]) == pytest.approx(entropy(mean), rel=1e-5)
+    assert float(measures.entropy[0]) == pytest.approx(entropy(mean), rel=1e-5)
     information = entropy(mean) - sum(map(entropy, rows)) / 3
-    assert float(found["mutual_information"][0]) == pytest.approx(information, rel=1e-4)
-    assert found.disagreement.tolist() == pytest.approx([2 / 3, 0])
+    assert float(measures["mutual_information"][0]) == pytest.approx(information, rel=1e-4)
+    assert measures.disagreement.tolist() == pytest.approx([2 / 3, 0])
     sure = uncertainty_of(torch.tensor([[[1000.0, 0.0]]]))
     assert (float(sure.entropy), float(sure.mutual_information), float(sure.disagreement)) == (0, 0, 0)
 
@@ -69,14 +69,14 @@ def test_predict_accepts_arrays_lists_datasets_loaders_and_splits(ensemble: se.E
     expected = ensemble.predict_proba(X)
     labels = torch.tensor([0, 1])
     data = se.Data.from_arrays(X, labels, validation=0.0)
-    for given in (
+    for x in (
         X.numpy(),
         X.tolist(),
         TensorDataset(X, labels),
         DataLoader(TensorDataset(X, labels), batch_size=1),
         data.train,
     ):
-        torch.testing.assert_close(ensemble.predict_proba(given, batch_size=1), expected)
+        torch.testing.assert_close(ensemble.predict_proba(x, batch_size=1), expected)
     with pytest.raises(ValueError, match="no samples"):
         ensemble.predict(np.zeros((0, 1)))
 
@@ -124,4 +124,4 @@ def test_regression_predicts_mean_and_spread() -> None:
 def test_combined_predictions_are_probabilities() -> None:
     logits = 10 * torch.randn(4, 50, 7)
     for rule in ("mean", "logits", "vote"):
-        torch.testing.assert_close(combined(logits, rule).sum(-1), torch.ones(50))
+        torch.testing.assert_close(combine_logits(logits, rule).sum(-1), torch.ones(50))

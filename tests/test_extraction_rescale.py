@@ -21,13 +21,13 @@ def test_rescaled_vgg11_starts_like_the_full_one() -> None:
     images = torch.randn(8, 3, 32, 32)
     graph = se.trace(model, images)
     subnet = se.select(graph, prune=0.8, selection="random", members=1)[0]
-    plain, scaled = (se.extract(model, graph, subnet, rescale=own) for own in (False, True))
+    plain, scaled = (se.extract(model, graph, subnet, rescale=rescale) for rescale in (False, True))
     with torch.no_grad():
         full, faint, mended = (float(net(images).std()) for net in (model, plain, scaled))
     assert full > 1
     assert 0.0003 < faint < 0.003
     assert full / 3 < mended < full * 3
-    # Of n inputs, n - ⌈0.8·(n - 1)⌉ are left: 13 of 64, 103 of 512 (at 49 places each), 820 of 4096.
+    # Of n inputs, n - ⌈0.8·(n - 1)⌉ are left: 13 of 64, 103 of 512 (at 49 positions each), 820 of 4096.
     factors = {
         "features.0": 1.0,  # reads the image
         "features.3": math.sqrt(64 / 13),
@@ -49,7 +49,7 @@ def test_rescale_changes_only_weights_that_lost_inputs() -> None:
     )
     graph = se.trace(model, torch.randn(2, 3, 6, 6))
     subnet = se.Subnet((("0", 8, (1, 4, 6)), ("3", 4, (0, 1, 3))))
-    plain, scaled = (dict(se.extract(model, graph, subnet, rescale=own).state_dict()) for own in (False, True))
+    plain, scaled = (dict(se.extract(model, graph, subnet, rescale=rescale).state_dict()) for rescale in (False, True))
     factors = {"3.weight": math.sqrt(16 / 6), "5.weight": math.sqrt(4 / 3)}
     for name, tensor in plain.items():
         expected = tensor * factors[name] if name in factors else tensor
@@ -117,7 +117,7 @@ def test_unnormalised_pruned_members_warn_once(method: str, digits: se.Data) -> 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             METHODS[method](model, digits, 3, prune=0.8, recipe=SHORT, device="cpu", quiet=True, **settings, **more)
-        return [str(own.message) for own in caught if "inherit" in str(own.message)]
+        return [str(warning.message) for warning in caught if "inherit" in str(warning.message)]
 
     (message,) = build(deep(norm=False))  # 20 inputs leave 4, four times: √(1/5)⁴ = 0.04
     assert "about 0.04 of the full network's" in message
@@ -134,8 +134,8 @@ def test_reinitialised_members_do_not_warn(digits: se.Data) -> None:
 
 def test_rescale_is_part_of_the_run_identity(tmp_path) -> None:
     plain, scaled = (
-        Experiment("digits", "lenet5", "random", members=2, method_arguments=own, changes={"epochs": 1}, limit=64)
-        for own in ({"prune": 0.8}, {"prune": 0.8, "rescale": True})
+        Experiment("digits", "lenet5", "random", members=2, method_arguments=arguments, changes={"epochs": 1}, limit=64)
+        for arguments in ({"prune": 0.8}, {"prune": 0.8, "rescale": True})
     )
     assert plain.folder != scaled.folder
     assert "rescale=True" in scaled.folder

@@ -41,7 +41,7 @@ def test_extraction_is_exact_for_torchvision_networks(
     example = torch.randn(2, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     graph = check_exact(randomize(model), example)
     assert graph.prunable[group] == channels
-    reasons = [own.reason for own in graph.groups if own.reason]
+    reasons = [group.reason for group in graph.groups if group.reason]
     assert any("network's output" in reason for reason in reasons)
     if name in REASONS:
         assert any(REASONS[name] in reason for reason in reasons)

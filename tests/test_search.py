@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles import build
-from structured_ensembles.data.dealing import deal
+from structured_ensembles.data.batch_shares import assign_samples
 from structured_ensembles.diversity import overlap_penalty
 from structured_ensembles.resuming.identity import RunFile
-from structured_ensembles.scaling import scaled
+from structured_ensembles.scaling import apply_scales
 from structured_ensembles.search import _Search
 
 
@@ -66,8 +66,8 @@ def test_saliency_equals_a_loop_over_members_and_batches(walk, placement: str, m
         batches = list(data.batches("train", batch_size))
         for inputs, targets in batches:
             loss = F.cross_entropy(under_scales(model, scales, member, inputs, vectors), targets)
-            for name, own in zip(vectors, torch.autograd.grad(loss, list(vectors.values())), strict=True):
-                totals[name] += own[member].abs()
+            for name, gradient in zip(vectors, torch.autograd.grad(loss, list(vectors.values())), strict=True):
+                totals[name] += gradient[member].abs()
         for name, total in totals.items():
             torch.testing.assert_close(scores[member].values[name], total / len(batches), rtol=1e-4, atol=1e-7)
 
@@ -99,10 +99,10 @@ def test_search_lowers_the_loss_and_keeps_the_best_epoch(walk) -> None:
     assert losses[-1] < 0.9 * losses[0]
     # The vectors kept have the validation loss of the best epoch: compute it again, member by member.
     total, seen = 0.0, 0
-    for turn, (inputs, targets) in enumerate(data.batches("validation", 16)):
-        for member, hand in enumerate(deal(len(inputs), 3, turn)):
-            outputs = under_scales(model, scales, member, inputs[hand], scales.vectors).detach()
-            total += float(F.cross_entropy(outputs, targets[hand])) * len(inputs) / 3
+    for step, (inputs, targets) in enumerate(data.batches("validation", 16)):
+        for member, rows in enumerate(assign_samples(len(inputs), 3, step)):
+            outputs = under_scales(model, scales, member, inputs[rows], scales.vectors).detach()
+            total += float(F.cross_entropy(outputs, targets[rows])) * len(inputs) / 3
         seen += len(inputs)
     assert total / seen == pytest.approx(min(figures["validation_loss"] for figures in scales.history), rel=1e-5)
 
@@ -133,12 +133,12 @@ def test_each_row_is_scaled_by_its_members_vectors(walk) -> None:
     model, graph, data = walk
     scales = se.Scales.draw(graph, 3)
     x = data.example(4)
-    with scaled(model.eval(), graph, scales.vectors, "output"):
+    with apply_scales(model.eval(), graph, scales.vectors, "output"):
         together = model(x.repeat(3, 1, 1, 1))
     statistics = {f"1.{name}": getattr(model[1], name) for name in ("running_mean", "running_var")}
-    own = se.Scales(scales.vectors, "output", statistics)
+    with_statistics = se.Scales(scales.vectors, "output", statistics)
     for member, rows in enumerate(together.chunk(3)):
-        torch.testing.assert_close(rows, under_scales(model, own, member, x, scales.vectors))
+        torch.testing.assert_close(rows, under_scales(model, with_statistics, member, x, scales.vectors))
 
 
 def test_search_accepts_regression_and_a_user_loss() -> None:
@@ -164,7 +164,9 @@ def test_overlap_penalty_makes_members_prefer_other_neurons() -> None:
     def agreement(strength: float) -> float:
         settings = {"members": 3, "epochs": 6, "rate": 0.02, "diversity": "overlap"}
         scores = se.saliency(model, graph, se.learn_scales(model, graph, data, strength=strength, **settings), data)
-        return float(overlap_penalty([torch.stack([own.values[name] for own in scores]) for name in graph.prunable]))
+        return float(
+            overlap_penalty([torch.stack([score.values[name] for score in scores]) for name in graph.prunable])
+        )
 
     assert agreement(5.0) < agreement(0.0) - 0.15
 
@@ -244,7 +246,7 @@ def test_interrupted_search_resumes_to_the_same_vectors(
     data = data if validation else replace(data, validation=None)
     graph = se.trace(model, data.example())
     settings = {"members": 2, "epochs": 4, "rate": 0.1, "batch_size": 16, "quiet": True}
-    whole = se.learn_scales(model, graph, data, **settings)
+    uninterrupted = se.learn_scales(model, graph, data, **settings)
     file = RunFile(tmp_path / "search.safetensors", {"seed": 0})
     learned, epoch = [], _Search.epoch
 
@@ -261,14 +263,14 @@ def test_interrupted_search_resumes_to_the_same_vectors(
     learned.clear()
     stop = -1
     resumed = se.learn_scales(model, graph, data, checkpoint=file, **settings)
-    assert [own[1] for own in learned] == list(range(4))[4 - len(learned) :]
+    assert [seed[1] for seed in learned] == list(range(4))[4 - len(learned) :]
     assert len(learned) < 4
-    assert all(map(torch.equal, tensors_of_scales(resumed), tensors_of_scales(whole)))
-    assert resumed.history == whole.history
+    assert all(map(torch.equal, tensors_of_scales(resumed), tensors_of_scales(uninterrupted)))
+    assert resumed.history == uninterrupted.history
     learned.clear()
     again = se.learn_scales(model, graph, data, checkpoint=file, **settings)  # as after a kill in what follows
     assert learned == []
-    assert all(map(torch.equal, tensors_of_scales(again), tensors_of_scales(whole)))
+    assert all(map(torch.equal, tensors_of_scales(again), tensors_of_scales(uninterrupted)))
 
 
 def test_checkpoint_of_another_search_is_refused(walk, tmp_path: Path) -> None:
@@ -291,17 +293,19 @@ def test_folder_keeps_an_interrupted_search(tmp_path: Path, monkeypatch: pytest.
     """Interrupted in the saliency: the second call does not search again, and gives the same."""
     data, recipe = small_data(), se.Recipe(epochs=1)
     settings = {"members": 2, "recipe": recipe, "search_epochs": 2, "quiet": True}
-    whole = se.structured_ensemble(dropout_model(), data, **settings)
+    uninterrupted = se.structured_ensemble(dropout_model(), data, **settings)
     with monkeypatch.context() as patch:
         patch.setattr(build, "saliency", interrupt)
         with pytest.raises(KeyboardInterrupt):
             se.structured_ensemble(dropout_model(), data, folder=tmp_path, **settings)
     searched, epoch = [], _Search.epoch
-    monkeypatch.setattr(_Search, "epoch", lambda *given, **more: searched.append(1) or epoch(*given, **more))
+    monkeypatch.setattr(
+        _Search, "epoch", lambda *arguments, **keywords: searched.append(1) or epoch(*arguments, **keywords)
+    )
     resumed = se.structured_ensemble(dropout_model(), data, folder=tmp_path, **settings)
     assert searched == []
-    assert resumed.subnets == whole.subnets
-    states = [own.state_dict().values() for own in (resumed, whole)]
+    assert resumed.subnets == uninterrupted.subnets
+    states = [ensemble.state_dict().values() for ensemble in (resumed, uninterrupted)]
     assert all(map(torch.equal, *states))
     assert not (tmp_path / "checkpoint-search.safetensors").exists()
 

@@ -76,8 +76,8 @@ def test_layer_that_would_vanish_keeps_its_best_neuron_and_warns_once() -> None:
 @pytest.mark.parametrize("memory", [1.0, 1.5, 2.0, 4.0])
 @pytest.mark.parametrize("scope", ["layer", "network"])
 def test_memory_budget_is_used_but_not_exceeded(graph: se.ChannelGraph, memory: float, scope: str) -> None:
-    found = overhead(graph, se.select(graph, random_scores(graph), memory=memory, scope=scope))
-    assert 0.93 * memory <= found <= memory  # one neuron more in every layer would be too much
+    memory_used = overhead(graph, se.select(graph, random_scores(graph), memory=memory, scope=scope))
+    assert 0.93 * memory <= memory_used <= memory  # one neuron more in every layer would be too much
     assert overhead(graph, se.select(graph, random_scores(graph), memory=9.0, scope=scope)) == 5
 
 
@@ -106,8 +106,8 @@ def test_random_selection_follows_the_seed_and_magnitude_the_weights(graph: se.C
     model = se.zoo.mlp(3, 2, hidden=(4,))
     with torch.no_grad():
         model.layers[1].weight.copy_(torch.tensor([[1.0, 1, 1], [-3, 0, 0], [0, 0, 9], [-1, -1, 0]]))
-    own = se.trace(model, torch.randn(2, 3))
-    subnets = se.select(own, prune=0.5, selection="magnitude", members=2)
+    graph = se.trace(model, torch.randn(2, 3))
+    subnets = se.select(graph, prune=0.5, selection="magnitude", members=2)
     assert [subnet.kept for subnet in subnets] == [{"layers.1": (0, 2)}] * 2  # means 1, 1, 3, 2/3: the first of equals
 
 

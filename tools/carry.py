@@ -1,16 +1,16 @@
 """Carry the queue of runs to a machine with a GPU, and its results back.
 
-    python tools/carry.py pack cifar10 --out carry        here: code, data and unfinished runs, as files that can travel
-    python carry/carry.py run carry --minutes 25          there: works through the queue, leaves carry/back
-    python tools/carry.py unpack carry/back               here: finished runs go to results/, checkpoints too
+    python tools/carry.py pack cifar10 --out carry        here: write code, data and unfinished runs to carry/
+    python carry/carry.py run carry --minutes 25          there: work through the queue, write carry/back
+    python tools/carry.py unpack carry/back               here: move finished runs and checkpoints to results/
 
-The machine needs Python, PyTorch and what `pip install structured-ensembles` would bring; if it cannot reach PyPI,
-`pack --packages jsonargparse==4.53.0 …` takes packages without compiled code along. Where only small loads pass,
-`--mib` bounds the files of data; bring all of them before `run`. Options that `run` does not know go to
-`sens reproduce queue`. `run --mps` starts NVIDIA's Multi-Process Service, so that runs side by side share the GPU.
+The machine needs Python, PyTorch and the dependencies of structured-ensembles; if it cannot reach PyPI,
+`pack --packages jsonargparse==4.53.0 …` adds packages without compiled code. `--mib` limits the size of data files for
+slow or limited transfers; copy all of them before `run`. Options that `run` does not know go to `sens reproduce queue`.
+`run --mps` starts NVIDIA's Multi-Process Service, so that parallel runs share the GPU.
 
-Images travel as lossless WebP, at about half their size. What comes back: the configuration, results, history and
-figures of finished runs in one small archive, and unfinished runs of up to 16 MiB, which go on from their checkpoints.
+Images are packed as lossless WebP, at about half their size. carry/back has the configuration, results, history and
+figures of finished runs in one small archive, and unfinished runs of up to 16 MiB, which resume from their checkpoints.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
-TALLEST = 16_000  # pixels of a WebP image
+MAX_HEIGHT = 16_000  # pixels of a WebP image
 PACKAGES = "packages.tar.gz"
 CODE = "code.tar.gz"
 
 
 def main() -> None:
+    """Parse the command line and run its command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    pack = commands.add_parser("pack", help="make the folder that travels")
+    pack = commands.add_parser("pack", help="write the folder to copy to the machine")
     pack.add_argument("datasets", nargs="*", help="data sets by name")
     pack.add_argument("--root", type=Path, help="where data sets are kept")
     pack.add_argument("--out", type=Path, default=ROOT / "build" / "carry")
@@ -44,14 +45,14 @@ def main() -> None:
     pack.add_argument("--packages", nargs="*", default=[], help="packages that the machine lacks")
     pack.set_defaults(command=pack_all)
     run = commands.add_parser("run", help="on the machine with the GPU")
-    run.add_argument("folder", type=Path, help="what `pack` made")
+    run.add_argument("folder", type=Path, help="the folder written by `pack`")
     run.add_argument("--minutes", type=float, default=25)
     run.add_argument("--workers", type=int, default=2)
     run.add_argument("--mps", action="store_true", help="share the GPU through NVIDIA's Multi-Process Service")
     run.add_argument("--work", type=Path, default=Path("/tmp/structured-ensembles"), help="where to unpack and train")
-    run.add_argument("--back", type=Path, help="where to leave what comes back; by default FOLDER/back")
+    run.add_argument("--back", type=Path, help="where to write the results; by default FOLDER/back")
     run.set_defaults(command=run_there)
-    unpack = commands.add_parser("unpack", help="take in what came back")
+    unpack = commands.add_parser("unpack", help="move the results to results/")
     unpack.add_argument("back", type=Path)
     unpack.set_defaults(command=unpack_back)
     arguments, arguments.options = parser.parse_known_args()
@@ -64,6 +65,7 @@ def main() -> None:
 
 
 def pack_all(arguments: argparse.Namespace) -> None:
+    """Write code, packages, data and unfinished runs to the folder for the machine."""
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     shutil.copy(__file__, out / "carry.py")
@@ -73,7 +75,7 @@ def pack_all(arguments: argparse.Namespace) -> None:
         names |= {path.relative_to(ROOT).as_posix() for path in kept}
     with tarfile.open(out / CODE, "w:gz") as archive:
         for name in sorted(names):
-            if (ROOT / name).exists():  # git lists what was deleted, too
+            if (ROOT / name).exists():  # git lists deleted files too
                 archive.add(ROOT / name, name)
     if arguments.packages:
         target = out / "packages"
@@ -89,7 +91,7 @@ def pack_all(arguments: argparse.Namespace) -> None:
 
 
 def unfinished_runs(results: Path) -> list[list[Path]]:
-    """List the files that each unfinished run goes on from."""
+    """List the files that each unfinished run resumes from."""
     runs = [path.parent for path in sorted(results.glob("*/*/config.yaml"))]
     return [
         [path for path in sorted(run.iterdir()) if path.suffix in (".safetensors", ".json", ".yaml")]
@@ -112,53 +114,54 @@ def pack_data(name: str, root: Path | None, out: Path, limit: int) -> None:
     shapes = {}
     for key, tensor in tensors.items():
         shapes[key] = (str(tensor.dtype), list(tensor.shape))
-        coloured = tensor.ndim == 4 and tensor.shape[1] == 3
-        many = max(1, TALLEST // tensor.shape[2]) if coloured else len(tensor)
-        pieces = [tensor[first : first + many] for first in range(0, len(tensor), many)]
+        is_coloured = tensor.ndim == 4 and tensor.shape[1] == 3
+        rows_per_block = max(1, MAX_HEIGHT // tensor.shape[2]) if is_coloured else len(tensor)
+        slices = [tensor[first : first + rows_per_block] for first in range(0, len(tensor), rows_per_block)]
         with ThreadPoolExecutor() as pool:
-            encoded = pool.map(webp_of if coloured else lambda own: own.tobytes(), pieces)
+            encoded = pool.map(encode_webp if is_coloured else lambda rows: rows.tobytes(), slices)
         for number, block in enumerate(encoded):
-            blocks[f"{key}/{number:05}"] = ("webp" if coloured else "raw", block)
-    parts: list[list[str]] = [[]]
+            blocks[f"{key}/{number:05}"] = ("webp" if is_coloured else "raw", block)
+    files: list[list[str]] = [[]]
     size = 0
     for block_name, (_, block) in blocks.items():
-        if size + len(block) > limit and parts[-1]:
-            parts.append([])
+        if size + len(block) > limit and files[-1]:
+            files.append([])
             size = 0
-        parts[-1].append(block_name)
+        files[-1].append(block_name)
         size += len(block)
-    for number, names in enumerate(parts):
-        described = {
-            "metadata": metadata, "shapes": shapes, "parts": len(parts),
-            "blocks": [(own, blocks[own][0], len(blocks[own][1])) for own in names],
+    for number, names in enumerate(files):
+        header_content = {
+            "metadata": metadata, "shapes": shapes, "parts": len(files),
+            "blocks": [(block_name, blocks[block_name][0], len(blocks[block_name][1])) for block_name in names],
         }  # fmt: skip
-        header = json.dumps(described).encode()
-        body = b"".join(blocks[own][1] for own in names)
+        header = json.dumps(header_content).encode()
+        body = b"".join(blocks[block_name][1] for block_name in names)
         (out / f"{name}.{number}.part").write_bytes(len(header).to_bytes(8, "little") + header + body)
 
 
-def webp_of(images) -> bytes:
-    """Images uint8 (n, 3, height, width), one above the other in one lossless picture."""
+def encode_webp(images) -> bytes:
+    """Encode images uint8 (n, 3, height, width), one above the other, as one lossless WebP."""
     from PIL import Image
 
-    picture = images.transpose(0, 2, 3, 1).reshape(-1, images.shape[3], 3)
+    stacked = images.transpose(0, 2, 3, 1).reshape(-1, images.shape[3], 3)
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "WEBP", lossless=True, quality=40, method=4, exact=True)
+    Image.fromarray(stacked).save(buffer, "WEBP", lossless=True, quality=40, method=4, exact=True)
     return buffer.getvalue()
 
 
 def unpack_back(arguments: argparse.Namespace) -> None:
+    """Move finished and unfinished runs to results/ and update the queue."""
     from structured_ensembles.paper.queue import write_queue
-    from structured_ensembles.paper.sections import planned_runs
+    from structured_ensembles.paper.sections import plan_runs
 
     for path in sorted(arguments.back.glob("*.tar.gz")):
         with tarfile.open(path) as archive:
             archive.extractall(ROOT / "results", filter="data")
             print(*(name for name in archive.getnames() if name.endswith(("result.json", "safetensors"))), sep="\n")
     for result in (ROOT / "results").glob("*/*/result.json"):
-        for checkpoint in result.parent.glob("checkpoint*.safetensors"):  # of a run that is finished now
+        for checkpoint in result.parent.glob("checkpoint*.safetensors"):  # the run is finished now
             checkpoint.unlink()
-    write_queue(planned_runs(), ROOT / "results")
+    write_queue(plan_runs(), ROOT / "results")
     print("see results/queue.yaml; then: sens report results/ --docs, and commit")
 
 
@@ -166,6 +169,7 @@ def unpack_back(arguments: argparse.Namespace) -> None:
 
 
 def run_there(arguments: argparse.Namespace) -> None:
+    """Unpack the folder, work through the queue, and pack the results."""
     work, folder = arguments.work.resolve(), arguments.folder.resolve()
     back = (arguments.back or folder / "back").resolve()
     for name in (CODE, PACKAGES):
@@ -188,7 +192,7 @@ def run_there(arguments: argparse.Namespace) -> None:
              "--root", str(work / "data"), "--workers", str(arguments.workers), "--minutes", str(arguments.minutes),
              "--quiet", *arguments.options],
             env=environment,
-            check=False,  # a run that failed leaves the others
+            check=False,  # a failed run must not lose the others
         )  # fmt: skip
     finally:
         if arguments.mps:
@@ -197,7 +201,7 @@ def run_there(arguments: argparse.Namespace) -> None:
 
 
 def unpack_data(name: str, folder: Path, out: Path) -> None:
-    """Write the data set of NAME.*.part as a cached one, unless it is there."""
+    """Write the files NAME.*.part as a cached data set, unless it exists."""
     import numpy as np
     from PIL import Image
     from safetensors.numpy import save_file
@@ -205,36 +209,36 @@ def unpack_data(name: str, folder: Path, out: Path) -> None:
     if (out / f"{name}.safetensors").exists():
         return
     blocks: dict[str, tuple[str, bytes]] = {}
-    described: dict = {}
-    parts = sorted(folder.glob(f"{name}.*.part"))
-    for part in parts:
-        content = part.read_bytes()
+    header: dict = {}
+    files = sorted(folder.glob(f"{name}.*.part"))
+    for path in files:
+        content = path.read_bytes()
         first = 8 + int.from_bytes(content[:8], "little")
-        described = json.loads(content[8:first])
-        for block_name, kind, size in described["blocks"]:
-            blocks[block_name] = (kind, content[first : first + size])
+        header = json.loads(content[8:first])
+        for block_name, encoding, size in header["blocks"]:
+            blocks[block_name] = (encoding, content[first : first + size])
             first += size
-    if len(parts) != described["parts"]:
-        sys.exit(f"{folder} has {len(parts)} of the {described['parts']} files of {name}: bring the others too")
+    if len(files) != header["parts"]:
+        sys.exit(f"{folder} has {len(files)} of the {header['parts']} files of {name}: copy the others too")
 
-    def decoded(block: tuple[str, bytes], kind: str, shape: list[int]):
+    def decode(block: tuple[str, bytes], dtype: str, shape: list[int]):
         if block[0] == "raw":
-            return np.frombuffer(block[1], kind).reshape(-1, *shape[1:])
-        picture = np.asarray(Image.open(io.BytesIO(block[1])).convert("RGB"))
-        return picture.reshape(-1, shape[2], shape[3], 3).transpose(0, 3, 1, 2)
+            return np.frombuffer(block[1], dtype).reshape(-1, *shape[1:])
+        stacked = np.asarray(Image.open(io.BytesIO(block[1])).convert("RGB"))
+        return stacked.reshape(-1, shape[2], shape[3], 3).transpose(0, 3, 1, 2)
 
     tensors = {}
-    for key, (kind, shape) in described["shapes"].items():
-        own = [blocks[block_name] for block_name in sorted(blocks) if block_name.startswith(f"{key}/")]
+    for key, (dtype, shape) in header["shapes"].items():
+        key_blocks = [blocks[block_name] for block_name in sorted(blocks) if block_name.startswith(f"{key}/")]
         with ThreadPoolExecutor() as pool:
-            pieces = list(pool.map(lambda block, kind=kind, shape=shape: decoded(block, kind, shape), own))
-        tensors[key] = np.ascontiguousarray(np.concatenate(pieces))
+            arrays = list(pool.map(lambda block, dtype=dtype, shape=shape: decode(block, dtype, shape), key_blocks))
+        tensors[key] = np.ascontiguousarray(np.concatenate(arrays))
     out.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, out / f"{name}.safetensors", metadata=described["metadata"])
+    save_file(tensors, out / f"{name}.safetensors", metadata=header["metadata"])
 
 
 def pack_back(results: Path, back: Path) -> None:
-    """Leave what is small of the finished runs in one archive, and each checkpoint of the unfinished in another."""
+    """Pack the small files of finished runs into one archive, and each unfinished run into another."""
     from structured_ensembles.paper.queue import KEPT, PORTABLE
 
     shutil.rmtree(back, ignore_errors=True)

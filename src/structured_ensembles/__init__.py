@@ -18,9 +18,10 @@ from structured_ensembles.common.gaussian import Gaussians, gaussian_nll
 from structured_ensembles.common.version import VERSION
 from structured_ensembles.data import Data, Normalization, load_corrupted, load_data
 from structured_ensembles.diversity import mmd2
-from structured_ensembles.ensemble import Ensemble, Uncertainty
+from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.extraction import extract
+from structured_ensembles.prediction.combination import Uncertainty
 from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Scales
 from structured_ensembles.search import learn_scales

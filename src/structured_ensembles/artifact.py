@@ -1,9 +1,9 @@
-"""One file for an ensemble: a safetensors file with the members' weights and the JSON that rebuilds their structure.
+"""The file of an ensemble: a safetensors file with the members' weights and the JSON that rebuilds their structure.
 
-No pickle, no code. The JSON says how to make the base network (a name of the zoo, or `package.module:function`, which
-is imported only if the caller trusts it); a member is the base network with the shapes that its weights have in the
-file. A network that stands for several members says how the base network is converted to it. A checksum over the JSON
-and every tensor makes sure that a damaged file is noticed.
+No pickle, no code. The JSON names the base network (one of the zoo, or `package.module:function`, which is imported
+only if the caller trusts it); a member is the base network with the shapes that its weights have in the file. For a
+network that stands for several members, the JSON says how the base network is converted to it. A checksum over the JSON
+and every tensor reveals a damaged file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from structured_ensembles.data.dataset import Task
 from structured_ensembles.data.kinds import Kinds, Normalizations, normalization_from_json
 from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.data.target_scaling import Units
-from structured_ensembles.networks.conversions import rebuilder
+from structured_ensembles.networks.conversions import find_rebuilder
 from structured_ensembles.networks.copying import all_tensors, copy_with, unsaved_buffers
 from structured_ensembles.networks.provenance import (
     check_shapes,
@@ -38,27 +38,27 @@ from structured_ensembles.networks.provenance import (
 from structured_ensembles.networks.resizing import set_sizes
 from structured_ensembles.selection import Subnet
 from structured_ensembles.storage.container import (
-    build_named,
-    checked,
-    checked_leaves,
-    checked_list,
-    named_network,
+    build_from_json,
+    check_field,
+    check_leaves,
+    check_list_field,
+    origin_to_json,
+    raise_as_artifact_error,
     read_container,
-    refused,
     write_container,
 )
 from structured_ensembles.tracing.walk import LAYERS
 
 FORMAT = "structured-ensembles"
-# 5 for files with Gaussian heads; 4 with a calibration, of several inputs or with normalised columns; 3 with units, 2
-# with conversions; others are written as 1, which earlier versions read.
+# A file is written in the lowest version that can hold it, so that earlier releases can read it: 5 with Gaussian heads;
+# 4 with a calibration, several inputs or normalised columns; 3 with units; 2 with conversions; else 1.
 VERSION = 5
 Storage = Literal["float32", "float16", "int8"]
-Made = TypeVar("Made", bound=nn.Module)
+Built = TypeVar("Built", bound=nn.Module)
 SCALE = "#scale"  # suffix of the scales of a tensor stored as int8
-MOST_SAMPLES = 10_000  # that a network may stand for without any tensors of theirs in the file, as MC-Dropout does
-LARGEST_INPUT = 2**40  # values; it is not made, but sizes must be numbers that torch can count with
-MOST_EMPTY = 1000  # members without any tensor
+MAX_SAMPLES = 10_000  # members of one network that have no tensors in the file, such as MC-Dropout's samples
+LARGEST_INPUT = 2**40  # values; no such tensor is allocated, but torch must be able to count its elements
+MAX_EMPTY_MEMBERS = 1000  # members without any tensor
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class Contents:
 
 
 def save(contents: Contents, path: str | Path, dtype: Storage = "float32") -> int:
-    """Write the contents of an ensemble; returns the size of the file in bytes.
+    """Write the contents of an ensemble; return the size of the file in bytes.
 
     dtype: how weights are stored. "float16" halves the file; "int8" quarters it, with one scale per output channel.
-        Vectors (biases, normalisation, rank-one factors) stay as they are. On loading they become float32 again;
-        `evaluate` shows what it cost.
+        Vectors (biases, norms, rank-one factors) stay as they are. On loading, weights become float32 again; `evaluate`
+        shows what it cost.
     """
     if dtype not in get_args(Storage):
         raise ValueError(f"dtype must be one of {', '.join(get_args(Storage))}, not {dtype!r}")
@@ -95,15 +95,17 @@ def save(contents: Contents, path: str | Path, dtype: Storage = "float32") -> in
     for index, network in enumerate(contents.networks):
         vectors = getattr(network, "member_vectors", ())
         for name, tensor in all_tensors(network).items():
-            tensors |= _stored(f"{index}.{name}", tensor.detach().cpu(), "float32" if name in vectors else dtype)
+            tensors |= _encode_tensor(f"{index}.{name}", tensor.detach().cpu(), "float32" if name in vectors else dtype)
     conversions = [getattr(network, "conversion", None) for network in contents.networks]
     for conversion in conversions:
-        if conversion is not None and conversion["members"] > MOST_SAMPLES:
-            raise ValueError(f"a network that stands for {conversion['members']} members would not be loaded again")
+        if conversion is not None and conversion["members"] > MAX_SAMPLES:
+            raise ValueError(
+                f"a network may stand for at most {MAX_SAMPLES} members to be loaded again, not {conversion['members']}"
+            )
     normalization = contents.normalization
     structure = {
         "members": len(contents.networks),
-        "model": named_network(contents.networks[0]),
+        "model": origin_to_json(contents.networks[0]),
         "task": contents.task,
         "classes": list(contents.classes),
         "normalization": None if normalization is None else normalization.to_json(),
@@ -135,111 +137,115 @@ def save(contents: Contents, path: str | Path, dtype: Storage = "float32") -> in
 
 
 def load(
-    path: str | Path, make: Callable[[Contents], Made], model: nn.Module | None = None, trust_code: bool = False
-) -> Made:
-    """Read an ensemble, in evaluation mode, on the CPU.
+    path: str | Path, make: Callable[[Contents], Built], model: nn.Module | None = None, trust_code: bool = False
+) -> Built:
+    """Read an ensemble; it is in evaluation mode, on the CPU.
 
-    make: builds the ensemble of what the file holds.
+    make: builds the ensemble from the contents of the file.
     model: a base network such as the members were cut out of or converted from, or a member itself, if the file does
         not name one of the zoo; it is not changed.
     trust_code: let the file name a function of an installed package that makes the base network, and call it.
     """
     path = Path(path)
     structure, stored = read_container(path, FORMAT, VERSION, "an ensemble")
-    with refused(f"{path} has an invalid calibration"):
-        calibration = _calibration(structure)
-    with refused(f"{path} is not an ensemble that this version can read"):
+    with raise_as_artifact_error(f"{path} has an invalid calibration"):
+        calibration = _parse_calibration(structure)
+    with raise_as_artifact_error(f"{path} is not an ensemble that this version can read"):
         for name in ("storage", "torch"):
-            checked(structure.get(name, ""), str, name)
-        checked_leaves(structure.get("threshold"), (int, float), "threshold")
-        tensors = _restored(stored)
-        members, conversions = _members(structure, tensors)
-    base = model if model is not None else _base(path, structure, trust_code, tensors)
-    with refused(f"{path} does not fit the base network"):
-        converted = [_converted(base, conversion, own) for conversion, own in zip(conversions, members, strict=True)]
-        networks = [_member(network, own) for network, own in zip(converted, members, strict=True)]
+            check_field(structure.get(name, ""), str, name)
+        check_leaves(structure.get("threshold"), (int, float), "threshold")
+        tensors = _decode_tensors(stored)
+        members, conversions = _split_by_member(structure, tensors)
+    base = model if model is not None else _build_base(path, structure, trust_code, tensors)
+    with raise_as_artifact_error(f"{path} does not fit the base network"):
+        converted = [
+            _convert_base(base, conversion, tensors) for conversion, tensors in zip(conversions, members, strict=True)
+        ]
+        networks = [_build_member(network, tensors) for network, tensors in zip(converted, members, strict=True)]
         bases = read_bases(structure.get("base_shapes"))
         for network, source in zip(networks, converted, strict=True):
             if model is not None:
                 check_shapes(source, members, bases)
             restore_base(network, source, bases)
-        contents = Contents(networks, calibration=calibration, **_described(structure))
+        contents = Contents(networks, calibration=calibration, **_parse_attributes(structure))
         ensemble = make(contents)
     if model is None and ":" not in structure["model"]["name"]:
-        with refused(f"{path} holds networks that do not run on its inputs (model= would load it as it is)"):
+        with raise_as_artifact_error(
+            f"{path} holds networks that do not run on its inputs (model= would load it as it is)"
+        ):
             _check_runs(ensemble, contents)
     return ensemble.eval()
 
 
 @torch.no_grad()
 def _check_runs(ensemble: nn.Module, contents: Contents) -> None:
-    """Run networks of the zoo on inputs of the shape that the file tells, on the meta device, which costs no memory."""
+    """Run networks of the zoo on inputs of the file's shape, on the meta device, which takes no memory."""
     shape = contents.input_shape
     if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
         return
     if math.prod(shape) > LARGEST_INPUT:
         raise ValueError(f"its inputs have {math.prod(shape):.3g} values each")
 
-    def outline(_: str, tensor: Tensor) -> Tensor:
+    def to_meta(_: str, tensor: Tensor) -> Tensor:
         return tensor.to("meta")
 
     layers = [module for module in ensemble.modules() if isinstance(module, LAYERS)]
-    dtypes = {own.dtype for layer in layers for own in layer.parameters(recurse=False)}
-    if len(dtypes) > 1:  # which the meta device does not mind
+    dtypes = {parameter.dtype for layer in layers for parameter in layer.parameters(recurse=False)}
+    if len(dtypes) > 1:  # the meta device would not notice
         raise ValueError(f"its layers have weights of {' and '.join(sorted(map(str, dtypes)))}")
     dtype = torch.uint8 if contents.pixels else torch.int64 if contents.ids else torch.float32
-    outputs = copy_with(ensemble, outline, outline).eval()(torch.zeros(2, *shape, dtype=dtype, device="meta"))
+    outputs = copy_with(ensemble, to_meta, to_meta).eval()(torch.zeros(2, *shape, dtype=dtype, device="meta"))
     rule = contents.calibration.conformal
     if isinstance(rule, ConformalIntervals):
-        rule.interval(*mean_and_spread(outputs, contents.gaussian))  # whether there is one for each value
+        rule.interval(*mean_and_spread(outputs, contents.gaussian))  # fails unless there is one for each value
 
 
-def _nested(value: Any, kind: type, name: str) -> Any:
-    """Return a list or dict, or None, with leaves of this kind."""
-    return checked_leaves(checked(value, (list, dict, type(None)), name), kind, name)
+def _check_nested(value: Any, leaf_type: type, name: str) -> Any:
+    """Return a list, dict or None whose leaves are of this type; raise an error if it is anything else."""
+    return check_leaves(check_field(value, (list, dict, type(None)), name), leaf_type, name)
 
 
-def _described(structure: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `Contents` of a file besides its networks and its calibration."""
+def _parse_attributes(structure: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Contents` besides networks and calibration, checked."""
     subnets = structure["subnets"]
     check_choice("task", structure["task"], get_args(Task))
     for name in ("normalization", "units"):
-        checked_leaves(structure.get(name), (int, float), name)
+        check_leaves(structure.get(name), (int, float), name)
     return {
         "subnets": None if subnets is None else [Subnet.from_json(json.dumps(subnet)) for subnet in subnets],
-        "classes": tuple(checked_list(structure["classes"], str, "classes")),
+        "classes": tuple(check_list_field(structure["classes"], str, "classes")),
         "task": structure["task"],
         "normalization": normalization_from_json(structure["normalization"]),
         "units": Units.from_json(structure.get("units")),
-        "gaussian": checked(structure.get("gaussian", False), bool, "gaussian"),
-        "ids": checked(structure.get("ids", False), bool, "ids"),
-        "id_limit": checked_leaves(structure.get("id_limit"), int, "id_limit"),
-        "pixels": checked(structure.get("pixels", False), bool, "pixels"),  # files of earlier versions lack it
-        "input_shape": _nested(structure["input_shape"], int, "input_shape"),
-        "input_kinds": _nested(structure.get("input_kinds"), str, "input_kinds"),
-        "target_shape": _nested(structure.get("target_shape"), int, "target_shape"),  # not in earlier ones
+        "gaussian": check_field(structure.get("gaussian", False), bool, "gaussian"),
+        "ids": check_field(structure.get("ids", False), bool, "ids"),
+        "id_limit": check_leaves(structure.get("id_limit"), int, "id_limit"),
+        "pixels": check_field(structure.get("pixels", False), bool, "pixels"),  # files of earlier versions lack it
+        "input_shape": _check_nested(structure["input_shape"], int, "input_shape"),
+        "input_kinds": _check_nested(structure.get("input_kinds"), str, "input_kinds"),
+        "target_shape": _check_nested(structure.get("target_shape"), int, "target_shape"),  # not in earlier ones
     }
 
 
-def _members(
+def _split_by_member(
     structure: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[list[dict[str, Tensor]], list[dict[str, Any] | None]]:
-    """Sort the tensors by member, and return them with the members' conversions; no more members than have tensors."""
-    count = checked(structure["members"], int, "members")
-    if not 0 < count <= max(len(tensors), MOST_EMPTY):
+    """Sort the tensors by member; return them and the conversion of each member, or None."""
+    count = check_field(structure["members"], int, "members")
+    if not 0 < count <= max(len(tensors), MAX_EMPTY_MEMBERS):
         raise ValueError(f"it claims {count} members, but holds {len(tensors)} tensors")
     members: list[dict[str, Tensor]] = [{} for _ in range(count)]
     for name, tensor in tensors.items():
-        index, _, own = name.partition(".")
+        index, _, tensor_name = name.partition(".")
         if not index.isdecimal() or int(index) >= count:
             raise ValueError(f"{name} belongs to none of its {count} members")
-        members[int(index)][own] = tensor
+        members[int(index)][tensor_name] = tensor
     conversions = structure.get("conversions") or [None] * count
-    return members, checked_list(conversions, (dict, type(None)), "conversions")
+    return members, check_list_field(conversions, (dict, type(None)), "conversions")
 
 
-def _calibration(structure: Mapping[str, Any]) -> Calibration:
-    """Read the calibration; files of earlier versions have only a threshold, the paper's."""
+def _parse_calibration(structure: Mapping[str, Any]) -> Calibration:
+    """Read the calibration; files of earlier versions have only the paper's threshold."""
     value = structure.get("calibration")
     if value is None:
         threshold = structure.get("threshold")
@@ -247,45 +253,50 @@ def _calibration(structure: Mapping[str, Any]) -> Calibration:
     return Calibration.from_json(value)
 
 
-def _base(path: Path, structure: Mapping[str, Any], trust_code: bool, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Build the base network; one of the zoo without memory, unless it has buffers that the file lacks."""
-    named = structure.get("model")
+def _build_base(path: Path, structure: Mapping[str, Any], trust_code: bool, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Build the base network; one of the zoo on the meta device, unless it has buffers that the file lacks."""
+    model_entry = structure.get("model")
 
     def build() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            return build_named(path, named, trust_code, tensors=len(tensors))
+            return build_from_json(path, model_entry, trust_code, tensors=len(tensors))
 
-    if isinstance(named, Mapping) and ":" in str(named.get("name")):  # code that may compute with what it makes
+    if isinstance(model_entry, Mapping) and ":" in str(
+        model_entry.get("name")
+    ):  # code that may compute with the tensors it makes
         return build()
     with torch.device("meta"):
         base = build()
     return base if all(f"0.{name}" in tensors for name in unsaved_buffers(base)) else build()
 
 
-def _converted(base: nn.Module, conversion: Mapping[str, Any] | None, own: Mapping[str, Tensor]) -> nn.Module:
-    """What a conversion makes of the base network; the base network itself if it is that already.
+def _convert_base(base: nn.Module, conversion: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Convert the base network to one of several members; return it as it is if it is converted already.
 
-    own: the tensors of the member, which say how large it may be.
+    tensors: those of the member, which bound the size of the result.
     """
     if conversion is None or getattr(base, "conversion", None) == conversion:
         return base
     arguments = dict(conversion)
-    rebuild = rebuilder(arguments.pop("method"))
-    members, layers = checked(arguments["members"], int, "members"), checked_list(arguments["layers"], str, "layers")
-    checked(arguments.get("seed", 0), int, "seed")
-    if not len(set(layers)) == len(layers) <= len(own) or members > MOST_SAMPLES:
+    rebuild = find_rebuilder(arguments.pop("method"))
+    members, layers = (
+        check_field(arguments["members"], int, "members"),
+        check_list_field(arguments["layers"], str, "layers"),
+    )
+    check_field(arguments.get("seed", 0), int, "seed")
+    if not len(set(layers)) == len(layers) <= len(tensors) or members > MAX_SAMPLES:
         raise ValueError(f"it is converted to {members} members in {len(layers)} layers, which its tensors do not have")
-    return rebuild(base, arguments, own)
+    return rebuild(base, arguments, tensors)
 
 
-def _member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of `base` with these tensors in it, whatever their sizes."""
-    expected = {name: (tensor.dim(), _kind(tensor)) for name, tensor in all_tensors(base).items()}
-    found = {name: (tensor.dim(), _kind(tensor)) for name, tensor in tensors.items()}
-    for name in unsaved_buffers(base) - found.keys():  # files of earlier versions lack such buffers
+def _build_member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Copy `base` with these tensors in it, whatever their sizes."""
+    expected = {name: (tensor.dim(), _number_type(tensor)) for name, tensor in all_tensors(base).items()}
+    stored = {name: (tensor.dim(), _number_type(tensor)) for name, tensor in tensors.items()}
+    for name in unsaved_buffers(base) - stored.keys():  # files of earlier versions lack such buffers
         del expected[name]
-    if expected != found:
-        differing = sorted(set(expected.items()) ^ set(found.items()))[0][0]
+    if expected != stored:
+        differing = sorted(set(expected.items()) ^ set(stored.items()))[0][0]
         raise ValueError(f"{differing} is not in both")
 
     def replace(name: str, tensor: Tensor) -> Tensor:
@@ -298,25 +309,30 @@ def _member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     return network
 
 
-def _kind(tensor: Tensor) -> str:
-    """Name the kind of a tensor's numbers, whatever their precision."""
+def _number_type(tensor: Tensor) -> str:
+    """Name the type of a tensor's numbers, without their precision."""
     floats = "floats" if tensor.is_floating_point() else "whole numbers"
     return "complex" if tensor.is_complex() else "booleans" if tensor.dtype == torch.bool else floats
 
 
 def _check_sizes(module: nn.Module) -> None:
-    """Raise a ValueError if the tensors of a layer do not belong together."""
+    """Raise a ValueError if the sizes of a layer's tensors do not agree."""
     tensors = {**module._parameters, **module._buffers}
     rows = getattr(module, "out_features" if isinstance(module, nn.Linear) else "out_channels", None)
     if isinstance(module, nn.modules.batchnorm._NormBase):
         rows = module.num_features
     for name in ("bias", "running_mean", "running_var"):
-        own = tensors.get(name)
-        if isinstance(module, (*LAYERS, nn.modules.batchnorm._NormBase)) and own is not None and own.shape != (rows,):
-            raise ValueError(f"{name} has the shape {list(own.shape)} in {module}")
+        tensor = tensors.get(name)
+        if (
+            isinstance(module, (*LAYERS, nn.modules.batchnorm._NormBase))
+            and tensor is not None
+            and tensor.shape != (rows,)
+        ):
+            raise ValueError(f"{name} has the shape {list(tensor.shape)} in {module}")
 
 
-def _stored(name: str, tensor: Tensor, dtype: Storage) -> dict[str, Tensor]:
+def _encode_tensor(name: str, tensor: Tensor, dtype: Storage) -> dict[str, Tensor]:
+    """Convert a tensor to the type it is stored in; int8 comes with a scale per output channel."""
     if not tensor.is_floating_point() or tensor.dim() < 2 or dtype == "float32":
         return {name: tensor.clone()}
     if dtype == "float16":
@@ -329,11 +345,11 @@ def _stored(name: str, tensor: Tensor, dtype: Storage) -> dict[str, Tensor]:
     return {name: steps.to(torch.int8), name + SCALE: scale}
 
 
-def _restored(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights in the type of the vectors, which are stored as they are."""
-    vectors = {own.dtype for name, own in stored.items() if own.dim() == 1 and not name.endswith(SCALE)}
-    floats = [dtype for dtype in vectors if dtype.is_floating_point]
-    exact = floats[0] if len(floats) == 1 else torch.float32
+def _decode_tensors(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert stored weights back to the dtype of the vectors, which are stored as they are."""
+    vector_dtypes = {tensor.dtype for name, tensor in stored.items() if tensor.dim() == 1 and not name.endswith(SCALE)}
+    floats = [vector_dtype for vector_dtype in vector_dtypes if vector_dtype.is_floating_point]
+    dtype = floats[0] if len(floats) == 1 else torch.float32
     restored = {}
     for name, tensor in stored.items():
         if name.endswith(SCALE):
@@ -342,7 +358,7 @@ def _restored(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
             if tensor.dim() < 2 or stored[name + SCALE].shape != tensor.shape[:1]:
                 raise ValueError(f"{name} has {stored[name + SCALE].numel()} scales for the shape {list(tensor.shape)}")
             scale = stored[name + SCALE].view(-1, *[1] * (tensor.dim() - 1))
-            restored[name] = (tensor.float() * scale).to(exact)
+            restored[name] = (tensor.float() * scale).to(dtype)
         else:
-            restored[name] = tensor.to(exact) if tensor.dtype == torch.float16 else tensor
+            restored[name] = tensor.to(dtype) if tensor.dtype == torch.float16 else tensor
     return restored

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from torch import nn
 
-from structured_ensembles.calibration import checked_temperature
+from structured_ensembles.calibration import check_temperature
 from structured_ensembles.channels import trace
-from structured_ensembles.common.checks import check_type, checked_seed
+from structured_ensembles.common.checks import check_seed, check_type
 from structured_ensembles.common.devices import Device
 from structured_ensembles.common.processes import rank
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examined
-from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
+from structured_ensembles.examination.examine import examine
+from structured_ensembles.extraction import check_rescale, extract, warn_of_small_outputs
 from structured_ensembles.networks.copying import dtype_of
 from structured_ensembles.resuming.identity import RunFolder, open_folder
 from structured_ensembles.resuming.search_checkpoint import FILE as SEARCH
@@ -70,13 +70,13 @@ def structured_ensemble(
     """Cut `members` sub-networks out of `model`, train them, and return the ensemble. The model is not changed.
 
     prune: the share of neurons that each member loses, by default a half; or
-    memory: how much all members together may weigh, in networks (1.0: as much as the one network).
+    memory: the size of all members together, in full networks (1.0: as many parameters as the one network).
     recipe: how the members are trained; by default `Recipe.named("modern")`, or "regression" for such data.
     execution, on_epoch: how that is computed, and a function to call after every epoch of it; see `train`.
     temperature: of the combined prediction, 1.0 for none; by default it is fitted on the validation split, by which
     training has also chosen the best epoch: see `Ensemble.calibrate`.
     folder: where to keep the choice of neurons and a checkpoint of every epoch, of the search too; a run that was
-    stopped goes on from there. A folder of another run is refused: of other weights, data or arguments, see
+    stopped resumes from there. A folder of another run, with other weights, data or arguments, is refused: see
     `resuming.identity`.
     loss_name: tells this loss from others, where there is a folder and the loss cannot be told by itself, such as a
     lambda. The other arguments are those of `trace`, `learn_scales`, `select`, `extract` and `train`.
@@ -85,9 +85,9 @@ def structured_ensemble(
         prune = 0.5
     check_type("model", model, nn.Module)
     check_data(data)
-    seed = checked_seed(seed)
+    seed = check_seed(seed)
     if temperature is not None:
-        temperature = checked_temperature(temperature)
+        temperature = check_temperature(temperature)
         if data.task != "classification":
             raise ValueError(f"temperature must be left out for a regression, not {temperature!r}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -95,14 +95,14 @@ def structured_ensemble(
     recipe, execution = recipe_for(data.task, recipe), execution_or_default(execution)
     check_on_epoch(on_epoch)
     check_rescale(rescale, reinit)
-    data = examined(model, data, device)
+    data = examine(model, data, device)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
-    chosen = partial(
+    choose = partial(
         select, graph, prune=prune, memory=memory, scope=scope, members=members, seed=seed, round_to=round_to
     )
     learned = selection == "learned"
-    with warnings.catch_warnings(action="ignore"):  # a try, so that wrong arguments are found before the search
-        chosen(selection="random" if learned else selection)
+    with warnings.catch_warnings(action="ignore"):  # a trial, so that wrong arguments raise before the search
+        choose(selection="random" if learned else selection)
     search = {
         "search_epochs": search_epochs,
         "strength": strength,
@@ -131,10 +131,10 @@ def structured_ensemble(
         rescale=rescale,
         **(search if learned else {}),
     )
-    subnets = _known_subnets(run)
+    subnets = _read_subnets(run)
     if subnets is None:
         scores = None
-        unfinished = run.file(SEARCH) if learned else None
+        search_checkpoint = run.file(SEARCH) if learned else None
         if learned:
             scales = learn_scales(
                 model,
@@ -149,18 +149,18 @@ def structured_ensemble(
                 placement=placement,
                 loss=loss,
                 device=device,
-                checkpoint=unfinished,
+                checkpoint=search_checkpoint,
                 quiet=quiet,
             )
             scores = saliency(model, graph, scales, data, loss=loss, device=device, quiet=quiet)
-        subnets = chosen(scores, selection=selection)
+        subnets = choose(scores, selection=selection)
         run = run.write(SUBNETS, json.dumps([json.loads(subnet.to_json()) for subnet in subnets]))
-        if unfinished is not None and rank() == 0:
-            unfinished.path.unlink(missing_ok=True)
+        if search_checkpoint is not None and rank() == 0:
+            search_checkpoint.path.unlink(missing_ok=True)
     if not (reinit or rescale):
-        warn_of_faint_members(model, graph, subnets)
+        warn_of_small_outputs(model, graph, subnets)
     networks = [
-        extract(model, graph, subnet, reinit=reinit, seed=stream(seed, "weights", number), rescale=rescale)
+        extract(model, graph, subnet, reinit=reinit, seed=derive_seed(seed, "weights", number), rescale=rescale)
         for number, subnet in enumerate(subnets)
     ]
     ensemble = Ensemble(networks, subnets=subnets)
@@ -184,7 +184,7 @@ def structured_ensemble(
     return ensemble
 
 
-def _known_subnets(run: RunFolder) -> list[Subnet] | None:
-    """Return the neurons that this run has chosen before; None if it has not, or has no folder."""
+def _read_subnets(run: RunFolder) -> list[Subnet] | None:
+    """Read the subnets that this run chose before it was stopped; None if there are none, or no folder."""
     text = run.read(SUBNETS)
     return None if text is None else [Subnet.from_json(json.dumps(rows)) for rows in json.loads(text)]

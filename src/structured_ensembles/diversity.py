@@ -1,4 +1,4 @@
-"""How different the members' vectors are, and the penalties that make them so.
+"""Diversity of the members' vectors: the distance between them, and the penalties that increase it.
 
 The paper's term is the maximum mean discrepancy with a Gaussian kernel exp(-(a-b)²/n) between the entries of two
 vectors of length n. In one dimension that kernel has an explicit feature map,
@@ -18,18 +18,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Diversity = Literal["mmd", "overlap"]
-MOST_TERMS = 300
+MAX_TERMS = 300
 EPSILON = 1e-6  # keeps the reciprocal finite for members that are equal
 
 
 def mmd2(one: Tensor, other: Tensor) -> Tensor:
-    """MMD² between the entries of two vectors: shapes (…, n) and (…, n) give (…)."""
+    """Compute MMD² between the entries of two vectors: shapes (…, n) and (…, n) give (…)."""
     both = torch.stack([one, other], dim=-2)
     return distances(both, terms_for(float(both.detach().abs().max()), both.shape[-1]))[..., 0, 1]
 
 
 def mmd_penalty(vectors: Mapping[str, Tensor], terms: Mapping[str, int]) -> Tensor:
-    """Mean over the pairs of members of 1 / (Σ_groups MMD² + ε): the sum in the paper's Eq. 4 with its 2/(N(N-1)).
+    """Average 1 / (Σ_groups MMD² + ε) over the pairs of members: the sum in the paper's Eq. 4 with its 2/(N(N-1)).
 
     vectors: shape (members, size) per group; terms: how many features for each, from `terms_for`.
     """
@@ -38,25 +38,25 @@ def mmd_penalty(vectors: Mapping[str, Tensor], terms: Mapping[str, int]) -> Tens
 
 
 def distances(vectors: Tensor, terms: int) -> Tensor:
-    """MMD² between every two of several vectors: shape (…, members, n) gives (…, members, members), in doubles."""
-    if terms > MOST_TERMS:  # entries so far apart that the kernel itself is the shorter way
+    """Compute MMD² between every two vectors: shape (…, members, n) gives (…, members, members), in float64."""
+    if terms > MAX_TERMS:  # entries are so far apart that the kernel itself is cheaper
         gaps = vectors.double()[..., :, None, :, None] - vectors.double()[..., None, :, None, :]
         kernel = (-gaps.square() / vectors.shape[-1]).exp().mean((-1, -2))
-        own = kernel.diagonal(dim1=-2, dim2=-1)
-        return own[..., :, None] + own[..., None, :] - 2 * kernel
+        within = kernel.diagonal(dim1=-2, dim2=-1)
+        return within[..., :, None] + within[..., None, :] - 2 * kernel
     features = mean_features(vectors, terms)
     return (features[..., :, None, :] - features[..., None, :, :]).square().sum(-1)
 
 
 def mean_features(vectors: Tensor, terms: int) -> Tensor:
-    """Mean of the kernel's feature vectors over the entries: shape (…, n) gives (…, terms), in doubles."""
+    """Average the kernel's feature vectors over the entries: shape (…, n) gives (…, terms), in float64."""
     return _Features.apply(vectors.double() * (2 / vectors.shape[-1]) ** 0.5, terms).mean(-2)  # type: ignore[no-any-return]
 
 
 class _Features(torch.autograd.Function):
-    """φ_k(u) = exp(-u²/2) · u^k / √k! for k = 0, 1, …: shape (…) gives (…, terms); φ_k' = √k · φ_(k-1) - u · φ_k.
+    """The features φ_k(u) = exp(-u²/2) · u^k / √k!, k = 0, 1, …: (…) gives (…, terms); φ_k' = √k · φ_(k-1) - u · φ_k.
 
-    The derivative that PyTorch finds makes the host wait for the device, to see whether an entry is zero.
+    The backward of `cumprod` in PyTorch synchronises with the host, to see whether an entry is zero.
     """
 
     @staticmethod
@@ -69,21 +69,21 @@ class _Features(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         scaled, features, roots = ctx.saved_tensors
-        rising = (slopes[..., 1:] * roots * features[..., :-1]).sum(-1)
-        return rising - scaled * (slopes * features).sum(-1), None
+        lower_terms = (gradient[..., 1:] * roots * features[..., :-1]).sum(-1)
+        return lower_terms - scaled * (gradient * features).sum(-1), None
 
 
 def terms_for(bound: float, size: int) -> int:
-    """How many features describe vectors of length `size` with entries up to `bound`, to double precision."""
-    from scipy.stats import poisson  # takes as long to import as much of the rest
+    """Return how many features describe vectors of length `size` with entries up to `bound`, to float64 precision."""
+    from scipy.stats import poisson  # slow to import
 
     return int(poisson.isf(1e-16, 2 * bound * bound / size)) + 2
 
 
 def overlap_penalty(saliencies: Sequence[Tensor]) -> Tensor:
-    """How much the members agree on which neurons matter: mean correlation of their saliencies over pairs and groups.
+    """Average the correlation of the members' saliencies over pairs and groups: how much they agree on what matters.
 
     saliencies: shape (members, size) per group. In contrast to the MMD, it knows which neuron an entry belongs to.
     """
@@ -96,6 +96,6 @@ def overlap_penalty(saliencies: Sequence[Tensor]) -> Tensor:
 
 
 def _pairs(matrix: Tensor) -> Tensor:
-    """The entries above the diagonal, shape (pairs,)."""
+    """Return the entries above the diagonal, shape (pairs,)."""
     rows, columns = torch.triu_indices(len(matrix), len(matrix), offset=1, device=matrix.device)
     return matrix[rows, columns]

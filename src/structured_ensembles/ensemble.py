@@ -1,9 +1,9 @@
-"""Ensemble: several networks that predict together, and know what they do not know."""
+"""Ensemble: networks that predict together, with calibrated probabilities and an uncertainty for each sample."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,79 +14,56 @@ from torch import Tensor, nn
 from structured_ensembles.artifact import Contents, Storage, load, save
 from structured_ensembles.calibration import (
     Calibration,
-    checked_temperature,
-    checked_threshold,
-    same_for_all_rules,
-    threshold_rule,
+    check_temperature,
+    check_threshold,
+    choose_threshold_rule,
+    repeat_for_rules,
 )
 from structured_ensembles.calibration.conformal import ConformalIntervals, ConformalSets, Method, check_conformal
 from structured_ensembles.common.checks import check_choice, check_type
-from structured_ensembles.common.devices import device_of
-from structured_ensembles.common.gaussian import Gaussians, gaussian_nll, mean_and_spread, moments
-from structured_ensembles.common.inputs import Inputs, batch_from, cloned, is_several, moved
+from structured_ensembles.common.gaussian import Gaussians, gaussian_nll, mean_and_spread
+from structured_ensembles.common.inputs import Inputs, batch_from, clone_inputs, is_several
 from structured_ensembles.cuda.prediction_graphs import Replays
 from structured_ensembles.data import Data, Normalization
-from structured_ensembles.data.batching import batches_of
 from structured_ensembles.data.conversion import check_bytes
-from structured_ensembles.data.dataset import SplitName, Task, prepared
+from structured_ensembles.data.dataset import SplitName, Task, prepare_inputs
 from structured_ensembles.data.kinds import Kinds, Normalizations
 from structured_ensembles.data.losses import Loss
-from structured_ensembles.data.target_scaling import Units
+from structured_ensembles.data.target_scaling import Units, restore_outputs
 from structured_ensembles.examination.embedding_ids import embedding_size
-from structured_ensembles.networks.copying import dtype_of, evaluation_mode
+from structured_ensembles.networks.copying import dtype_of
 from structured_ensembles.prediction.calibration_fit import (
     fit_calibration,
-    fit_conformal_intervals,
-    fit_conformal_sets,
+    fit_conformal,
     fit_threshold_rule,
 )
 from structured_ensembles.prediction.combination import (
     COMBINE,
     Combine,
     Uncertainty,
-    combined,
-    combined_logs,
-    entropy_of,
+    combine_logits,
     exact_probabilities,
     member_outputs,
     uncertainty_of,
 )
-from structured_ensembles.prediction.ensemble_state import extra_tensors, pop_extra
-from structured_ensembles.prediction.held_out import HeldOut, gathered, held_out_split
-from structured_ensembles.prediction.input_checks import (
-    as_trained,
-    check_half,
-    check_inputs,
-    check_pixels,
-    shape_is_blamed,
-    warn_of_unknown_inputs,
-)
+from structured_ensembles.prediction.ensemble_state import encode_extra, pop_extra
+from structured_ensembles.prediction.held_out import HeldOut, gather_outputs, read_held_out
+from structured_ensembles.prediction.input_checks import cast_as_trained, warn_of_unknown_inputs
+from structured_ensembles.prediction.outputs import compute_outputs
 from structured_ensembles.selection import Subnet
 from structured_ensembles.training.history import History
-
-__all__ = [
-    "COMBINE",
-    "Combine",
-    "Ensemble",
-    "Uncertainty",
-    "combined",
-    "combined_logs",
-    "entropy_of",
-    "member_outputs",
-    "uncertainty_of",
-]
 
 
 class Ensemble(nn.Module):
     """Networks with the same inputs and outputs.
 
     networks: the members. One network may stand for several, see `member_outputs`.
-    subnets: what each was cut out of the base network, where it was.
-    classes, task, normalization: of the data they were trained on; `train` fills them in.
+    subnets: the channels of the base network that each member has, where members were cut out of one.
+    classes, task, normalization: those of the training data; `train` sets them.
     threshold: an entropy above which a prediction is better discarded; `train` sets it from the validation split.
     calibration: that threshold, the temperature and the conformal sets; see `calibrate`.
-    units: of a regression's members, which may give values of mean 0 and deviation 1; what the ensemble gives is always
-        as the targets are. `train` decides.
+    units: mean and deviation of a regression's targets, where members give standardised values; the ensemble converts
+        them back. `train` sets them.
     gaussian: whether members of a regression have Gaussian heads: a mean and a raw variance for every value, see
         `gaussian_nll`. `train(…, loss=gaussian_nll)` says so too.
     """
@@ -112,21 +89,21 @@ class Ensemble(nn.Module):
         for network in networks:
             check_type("each of networks", network, nn.Module)
         if subnets is not None and len(subnets) != len(networks):
-            raise ValueError(f"there are {len(subnets)} subnets for {len(networks)} networks")
+            raise ValueError(f"subnets must have one for each of the {len(networks)} networks, not {len(subnets)}")
         self.members = nn.ModuleList(networks)
         self.subnets = None if subnets is None else tuple(subnets)
         self.classes = tuple(classes)
         self.task: Task = task
         self.normalization = normalization
-        threshold = checked_threshold(threshold)
+        threshold = check_threshold(threshold)
         self.calibration = Calibration(threshold=threshold, paper_threshold=threshold)
         self.units = units
         self.gaussian = gaussian
-        self.input_shape: Any = None  # of one input, a tuple of sizes; of several, a tuple or dict of such
-        self.input_kinds: Kinds | None = None  # what each of several inputs holds
+        self.input_shape: Any = None  # a tuple of sizes; of several inputs, a tuple or dict of shapes
+        self.input_kinds: Kinds | None = None  # of several inputs: pixels, whole numbers, mask or floats
         self.ids = False  # whether inputs are whole numbers, such as tokens
         self.pixels = False  # whether they are uint8 pixels, or floats in [0,1] in place of them
-        self.id_limit: Any = None  # they must be below; of several inputs, one or None for each
+        self.id_limit: Any = None  # ids must be below it; of several inputs, a limit or None for each
         self.target_shape: tuple[int, ...] | None = None  # of one target of a regression
         self.history: History | None = None  # of its training
         self.replays = Replays()
@@ -134,28 +111,23 @@ class Ensemble(nn.Module):
     def __len__(self) -> int:
         return sum(getattr(member, "num_members", 1) for member in self.members)
 
-    def forward(self, *x: Any, **named: Any) -> Tensor:
-        """Inputs as users have them, pixels in [0,1] or uint8, (batch, …), to outputs (members, batch, classes).
+    def forward(self, *x: Any, **keywords: Any) -> Tensor:
+        """Return outputs (members, batch, classes) for inputs (batch, …) as users have them: uint8, or floats in [0,1].
 
         Several inputs come as a tuple or a dict, or as the arguments that the members take. With Gaussian heads outputs
-        are (members, batch, 2 * values): means, then deviations, both as the targets are.
-        On a GPU, without gradients, members run side by side, and shapes that come often do so as a CUDA graph.
+        are (members, batch, 2 * values): means, then deviations, both in the units of the targets.
+        On a GPU, without gradients, members run side by side; shapes that recur run as a CUDA graph.
         """
-        inputs = batch_from(x, named)
+        inputs = batch_from(x, keywords)
         outputs = self.replays.outputs(self, inputs)
         if outputs is None:
-            prepared = self.prepare(inputs)
-            outputs = torch.cat([member_outputs(member, cloned(prepared)) for member in self.members])
-        if self.gaussian:
-            means, deviations = moments(outputs)
-            if self.units is not None:
-                means, deviations = self.units.restored(means), deviations * self.units.deviation
-            return torch.cat((means, deviations), -1)
-        return outputs if self.units is None else self.units.restored(outputs)
+            batch = self.prepare(inputs)
+            outputs = torch.cat([member_outputs(member, clone_inputs(batch)) for member in self.members])
+        return restore_outputs(outputs, self.units, self.gaussian)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name, tensor in extra_tensors(self.normalization, self.units, self.gaussian, self.calibration).items():
+        for name, tensor in encode_extra(self.normalization, self.units, self.gaussian, self.calibration).items():
             destination[f"{prefix}{name}"] = tensor
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
@@ -168,24 +140,24 @@ class Ensemble(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Ensemble:
-        """Weights move to another place, device or type."""
+        """Drop the CUDA graphs, since weights may move to another device or dtype."""
         self.replays.clear()
         return super()._apply(fn, recurse)  # type: ignore[no-any-return]
 
     def prepare(self, x: Inputs) -> Any:
-        """Inputs as the members get them: floats, normalised; or ids."""
+        """Convert inputs to what the members get: normalised floats, or ids."""
         if self.pixels and isinstance(x, Tensor):
             check_bytes("x", x)
         elif self.input_shape is not None and not self.ids:
-            x = as_trained(x, self.normalization, self.input_kinds)
-        return prepared(x, dtype_of(self), self.normalization, self.ids, self.input_kinds)
+            x = cast_as_trained(x, self.normalization, self.input_kinds)
+        return prepare_inputs(x, dtype_of(self), self.normalization, self.ids, self.input_kinds)
 
     def adopt(self, data: Data, loss: Loss | None = None) -> Loss | None:
-        """Take over what a saved ensemble must know of its data: classes, task, normalisation, shapes, range of ids.
+        """Copy what a saved ensemble must know of its data: classes, task, normalisation, shapes, range of ids.
 
         A calibration that was fitted to other data is dropped.
-        loss: what it is trained with, which tells whether it has Gaussian heads. Returns the loss to train with: if
-        none is given, ensembles with Gaussian heads have theirs.
+        loss: of the training, which tells whether there are Gaussian heads. Returns the loss to train with, which is
+        `gaussian_nll` for Gaussian heads if none was given.
         """
         if self.calibration.fitted:
             self.calibration = Calibration()
@@ -193,8 +165,8 @@ class Ensemble(nn.Module):
         self.input_shape, self.ids, self.target_shape = data.shape, data.ids, data.target_shape
         self.pixels = data.pixels
         self.input_kinds = data.kinds if is_several(self.input_shape) else None
-        known = self.ids or self.input_kinds is not None
-        self.id_limit = embedding_size(self.members[0], data) if known else None
+        has_ids = self.ids or self.input_kinds is not None
+        self.id_limit = embedding_size(self.members[0], data) if has_ids else None
         if data.task != "regression":
             self.units, self.gaussian = None, False
         elif loss is not None:
@@ -208,9 +180,7 @@ class Ensemble(nn.Module):
 
         x: for networks of several inputs a tuple or dict of arrays, or a dataset or loader of such.
         """
-        with torch.inference_mode(), evaluation_mode(self):
-            outputs = [self._outputs(batch) for batch in self._batches(x, batch_size)]
-        return torch.cat(outputs, dim=1).clone()
+        return compute_outputs(self, x, batch_size)
 
     def predict_proba(
         self, x: Any, combine: Combine = "mean", batch_size: int = 512, temperature: float | None = None
@@ -221,30 +191,30 @@ class Ensemble(nn.Module):
         """
         check_choice("combine", combine, COMBINE)
         self._check_classification("predict_proba")
-        temperature = self._temperature(temperature, combine)
-        return combined(self.logits(x, batch_size), combine, temperature)
+        temperature = self.calibration.temperature_for(combine, temperature)
+        return combine_logits(self.logits(x, batch_size), combine, temperature)
 
     def predict(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
         """Return labels (samples,); for regression the mean of the members' values, in the shape of the targets."""
         if self.task == "regression":
-            return self._like_targets(mean_and_spread(self.logits(x, batch_size), self.gaussian)[0])
-        return self.predict_proba(x, combine, batch_size, temperature=1.0).argmax(-1)  # which changes no label
+            return self._reshape_like_targets(mean_and_spread(self.logits(x, batch_size), self.gaussian)[0])
+        return self.predict_proba(x, combine, batch_size, temperature=1.0).argmax(-1)  # a temperature changes no label
 
     def uncertainty(self, x: Any, batch_size: int = 512, temperature: float | None = None) -> Uncertainty:
         """Return the uncertainty of each sample; temperature: as in `predict_proba`."""
         self._check_classification("uncertainty")
-        temperature = self._temperature(temperature, "mean")
+        temperature = self.calibration.temperature_for("mean", temperature)
         return uncertainty_of(self.logits(x, batch_size), temperature)
 
     def spread(self, x: Any, batch_size: int = 512) -> Tensor:
         """Return, for regression, the standard deviation of the members' values, in the shape of the targets.
 
-        With Gaussian heads it is the deviation of a target, noise included; `distribution` has its parts.
+        With Gaussian heads it is the deviation of a target, noise included; `distribution` has its components.
         """
-        return self._like_targets(mean_and_spread(self.logits(x, batch_size), self.gaussian)[1])
+        return self._reshape_like_targets(mean_and_spread(self.logits(x, batch_size), self.gaussian)[1])
 
     def distribution(self, x: Any, batch_size: int = 512) -> Gaussians:
-        """Return, for Gaussian heads, the predicted distributions: mean, deviation and its parts, NLL, intervals."""
+        """Return, for Gaussian heads, predicted distributions: mean, deviation and its components, NLL, intervals."""
         if not self.gaussian:
             raise ValueError(
                 "distribution needs networks that give a mean and a variance, trained with loss=gaussian_nll; "
@@ -275,13 +245,13 @@ class Ensemble(nn.Module):
         if not isinstance(rule, ConformalIntervals):
             raise ValueError("there are no intervals yet: conformal(data, coverage=0.9) fits them")
         low, high = rule.interval(*mean_and_spread(self.logits(x, batch_size), self.gaussian))
-        return self._like_targets(low), self._like_targets(high)
+        return self._reshape_like_targets(low), self._reshape_like_targets(high)
 
     # Calibration ----------------------------------------------------------------------------------------------------
 
     @property
     def temperature(self) -> float:
-        """Temperature of the rule "mean"; 1.0 where none was fitted.
+        """Return the temperature of the rule "mean"; 1.0 where none was fitted.
 
         Setting it sets that of every combination rule, and drops the threshold and the conformal sets, which were
         fitted at another temperature; `calibrate(data, temperature=…)` refits them.
@@ -290,34 +260,34 @@ class Ensemble(nn.Module):
 
     @temperature.setter
     def temperature(self, value: float) -> None:
-        temperatures = same_for_all_rules(checked_temperature(value))
+        temperatures = repeat_for_rules(check_temperature(value))
         self.calibration = Calibration(temperatures, paper_threshold=self.calibration.paper_threshold)
 
     @property
     def threshold(self) -> float | None:
-        """The entropy, after temperature, above which a prediction is better discarded."""
+        """Return the entropy, after temperature, above which a prediction is better discarded."""
         return self.calibration.threshold
 
     @threshold.setter
     def threshold(self, value: float | None) -> None:
-        self.calibration = replace(self.calibration, threshold=checked_threshold(value), threshold_rule=None)
+        self.calibration = replace(self.calibration, threshold=check_threshold(value), threshold_rule=None)
 
     def calibrate(self, data: HeldOut, split: SplitName = "validation", temperature: float | None = None) -> float:
-        """Fit the temperature of the combined prediction; returns that of the rule "mean" and keeps it.
+        """Fit the temperature of the combined prediction, keep it, and return that of the rule "mean".
 
         data: its `split`, or a pair of arrays (inputs, targets) that nothing was trained on.
 
-        Mean logits get one of their own. What depends on it is fitted again, on the same split: the threshold, by the
-        rule it had (`threshold_for`; keep=0.95 by default), and the sets of `conformal`, if there were some.
+        The rule "logits" gets a temperature of its own. What depends on the temperature is fitted again, on the same
+        split: the threshold, by the rule it had (`threshold_for`; keep=0.95 by default), and any sets of `conformal`.
 
         `train` and every method do this where there is a validation split. The same samples have chosen the best epoch,
         so that the ensemble looks somewhat better on them than on new ones; where that matters, give others as a
-        pair. It is the exact minimiser of the negative log-likelihood; only where fewer than three
-        samples are wrong, which tells too little, does a weak prior hold it near 1 (see `fit_supported_temperature`).
+        pair. The temperature minimises the negative log-likelihood exactly; where fewer than three samples are wrong,
+        which tells too little, a weak prior keeps it near 1 (see `fit_supported_temperature`).
 
-        temperature: take this one instead of fitting it; 1.0 for none.
+        temperature: use this one instead of fitting it; 1.0 for none.
         """
-        temperature = None if temperature is None else checked_temperature(temperature)
+        temperature = None if temperature is None else check_temperature(temperature)
         self._check_classification("calibrate")
         self.calibration = fit_calibration(self.calibration, *self._held_out(data, split), temperature)
         return self.temperature
@@ -330,13 +300,13 @@ class Ensemble(nn.Module):
         risk: float | None = None,
         split: SplitName = "validation",
     ) -> float:
-        """Fit the entropy above which predictions are discarded (see `keep`); returns it and keeps it.
+        """Fit, keep and return the entropy above which predictions are discarded (see `keep`).
 
         keep: the share of the right predictions on the split that stay below it; or
-        risk: as many predictions stay as possible, while at most this share of them is wrong on the split. That is what
-            was found there, not a promise for new samples.
+        risk: as many predictions stay as possible, while at most this share of them is wrong on the split. That is
+            measured there, not a promise for new samples.
         """
-        rule = threshold_rule(keep, risk)
+        rule = choose_threshold_rule(keep, risk)
         self._check_classification("threshold_for")
         self.calibration, threshold = fit_threshold_rule(self.calibration, *self._held_out(data, split), rule)
         return threshold
@@ -351,58 +321,44 @@ class Ensemble(nn.Module):
         free_ranks: int = 5,
         split: SplitName = "validation",
     ) -> ConformalSets | ConformalIntervals:
-        """Fit the sets of `predict_set`, or for regression the intervals of `predict_interval`; returns and keeps them.
+        """Fit, keep and return the sets of `predict_set`, or for regression the intervals of `predict_interval`.
 
         coverage: how often they hold the truth. method, penalty, free_ranks: see `ConformalSets`; intervals are scaled
-        by the members' spread, see `ConformalIntervals`. The promise is exact for samples that nothing was chosen by;
-        by the validation split the best epoch and the temperature were.
+        by the members' spread, see `ConformalIntervals`. The promise is exact for samples that no other choice was
+        based on; the validation split has chosen the best epoch and the temperature.
         """
         check_conformal(coverage, method, penalty, free_ranks)
-        regression = self.task == "regression"
-        if regression and method != "thr":
+        if self.task == "regression" and method != "thr":
             raise ValueError(f"method must be left out for a regression, whose intervals have only one, not {method!r}")
         outputs, targets = self._held_out(data, split)
-        if regression:
-            rule = fit_conformal_intervals(outputs, targets, self.gaussian, coverage)
-        else:
-            rule = fit_conformal_sets(self.calibration, outputs, targets, coverage, method, penalty, free_ranks)
+        rule = fit_conformal(
+            self.calibration,
+            outputs,
+            targets,
+            self.task,
+            self.gaussian,
+            coverage=coverage,
+            method=method,
+            penalty=penalty,
+            free_ranks=free_ranks,
+        )
         self.calibration = replace(self.calibration, conformal=rule)
         return rule
 
     def _held_out(self, data: HeldOut, split: SplitName) -> tuple[Tensor, Tensor]:
         """Return outputs (members, samples, …) and targets (samples, …) of held-out samples, checked."""
-        samples = held_out_split(data, split, self.task, self.ids, self.pixels)
+        samples = read_held_out(data, split, self.task, self.ids, self.pixels)
         if isinstance(data, Data):
             warn_of_unknown_inputs(self, data)
-        return gathered(lambda inputs, *_: self.logits(inputs), samples)
+        return gather_outputs(lambda inputs, *_: self.logits(inputs), samples)
 
-    def _temperature(self, given: float | None, combine: Combine) -> float:
-        if given is None:
-            return self.calibration.temperature(combine)
-        temperature = checked_temperature(given)
-        if combine == "vote" and temperature != 1:
-            raise ValueError(f"temperature must be left out for combine='vote', which has none, not {given!r}")
-        return temperature
-
-    def _batches(self, x: Any, size: int) -> Iterator[Any]:
-        return batches_of(x, size, self.ids, self.input_shape, self.pixels)
-
-    def _outputs(self, x: Any) -> Tensor:
-        """Return the outputs (members, samples, …) of a batch (samples, …), on the CPU; check its inputs first."""
-        check_inputs(x, self.input_shape, self.input_kinds, self.ids, self.id_limit)
-        if self.pixels:
-            check_pixels(x)
-        if self.normalization is None:
-            check_half(x, dtype_of(self))
-        with shape_is_blamed(x, self.input_shape, self.ids):
-            return self(moved(x, device_of(self))).cpu()  # type: ignore[no-any-return]
-
-    def _like_targets(self, values: Tensor) -> Tensor:
+    def _reshape_like_targets(self, values: Tensor) -> Tensor:
         """Reshape values (samples, …) to the shape of the targets, where they have as many numbers."""
         shape = None if self.target_shape is None else (len(values), *self.target_shape)
         return values if shape is None or math.prod(shape) != values.numel() else values.reshape(shape)
 
     def _check_classification(self, method: str) -> None:
+        """Raise a ValueError for a regression, which has other methods."""
         if self.task != "classification":
             raise ValueError(
                 f"{method} is for classification; for regression there are predict and spread, conformal and "
@@ -413,28 +369,29 @@ class Ensemble(nn.Module):
 
     @property
     def num_parameters(self) -> int:
+        """Return the number of parameters of all members."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def overhead(self, base: nn.Module) -> float:
-        """Its trainable parameters over those of one base network."""
-        own, one = (sum(p.numel() for p in module.parameters() if p.requires_grad) for module in (self, base))
-        if one == 0:
+        """Return the ratio of trainable parameters to those of one base network."""
+        trainable, of_base = (sum(p.numel() for p in module.parameters() if p.requires_grad) for module in (self, base))
+        if of_base == 0:
             raise ValueError("base must have parameters that require gradients, but has none")
-        return own / one
+        return trainable / of_base
 
     def save(self, path: str | Path, dtype: Storage = "float32") -> int:
-        """Write one safetensors file; returns its size in bytes. See `artifact.save`."""
-        kept = {field.name: getattr(self, field.name) for field in fields(Contents) if field.name != "networks"}
-        return save(Contents(list(self.members), **kept), path, dtype)
+        """Write one safetensors file; return its size in bytes. See `artifact.save`."""
+        attributes = {field.name: getattr(self, field.name) for field in fields(Contents) if field.name != "networks"}
+        return save(Contents(list(self.members), **attributes), path, dtype)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module | None = None, trust_code: bool = False) -> Ensemble:
         """Read a file that `save` wrote; no pickle. See `artifact.load`."""
-        return load(path, _restored, model, trust_code)
+        return load(path, _from_contents, model, trust_code)
 
 
-def _restored(contents: Contents) -> Ensemble:
-    """Build an ensemble of what its file holds."""
+def _from_contents(contents: Contents) -> Ensemble:
+    """Build an ensemble from the contents of its file."""
     ensemble = Ensemble(list(contents.networks), subnets=contents.subnets)
     for field in fields(Contents):
         if field.name not in ("networks", "subnets"):

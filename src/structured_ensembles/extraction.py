@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.common.checks import check_type, checked_seed
+from structured_ensembles.common.checks import check_seed, check_type
 from structured_ensembles.networks.initialization import draw_weights
 from structured_ensembles.networks.resizing import kept_size, shrink
 from structured_ensembles.selection import Subnet
 
-FAINT = 0.1  # members whose outputs are expected to start below this share of the full network's get a warning
+SMALL_OUTPUTS = 0.1  # warn if members' outputs are expected to start below this share of the full network's
 
 
 def extract(
@@ -27,7 +27,7 @@ def extract(
     seed: int = 0,
     rescale: bool = False,
 ) -> nn.Module:
-    """The network that has only the channels of `subnet`: an ordinary module with weights of its own.
+    """Build the network that has only the channels of `subnet`: an ordinary module with its own copy of the weights.
 
     Its outputs are those of `model` with the outgoing weights of every other channel set to zero, unless `rescale`. The
     model is not changed.
@@ -35,13 +35,13 @@ def extract(
     reinit: draw new weights instead of inheriting the model's: by its own `reset_parameters()` if it has one, else by
         that of each layer; with `seed`.
     rescale: multiply the inherited weights of every linear layer and convolution that lost inputs by
-        √(full fan-in / kept fan-in); biases and normalisation stay as they are. Weights were drawn for the full fan-in:
-        without normalisation, activations shrink from layer to layer (logits of a VGG11 at prune=0.8 from a deviation
-        of 5 to 0.0009), and training starts far behind a network of that size with weights of its own.
+        √(full fan-in / kept fan-in); biases and norms stay as they are. Weights were drawn for the full fan-in:
+        without norms, activations shrink from layer to layer (logits of a VGG11 at prune=0.8 from a deviation
+        of 5 to 0.0009), and training starts far behind a network of that size with newly drawn weights.
     """
     check_type("model", model, nn.Module)
     check_type("graph", graph, ChannelGraph, "trace(model, example) gives one")
-    seed = checked_seed(seed)
+    seed = check_seed(seed)
     check_rescale(rescale, reinit)
     check_type("subnet", subnet, Subnet, "select(graph, …) gives a list of them")
     for name, size, kept in subnet.groups:
@@ -75,15 +75,15 @@ def kept_fan_in(model: nn.Module, graph: ChannelGraph, counts: Mapping[str, int]
         axes = graph.axes.get(f"{name}.weight" if name else "weight")
         if axes is None or not isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
             continue
-        read = axes[0 if isinstance(module, nn.modules.conv._ConvTransposeNd) else 1]
-        share = kept_size(read, counts) / kept_size(read, {})
+        input_axis = axes[0 if isinstance(module, nn.modules.conv._ConvTransposeNd) else 1]
+        share = kept_size(input_axis, counts) / kept_size(input_axis, {})
         if share < 1:
             shares[name] = share
     return shares
 
 
 def check_rescale(rescale: bool, reinit: bool) -> None:
-    """Raise if `rescale` is no bool, or if there are no inherited weights to rescale."""
+    """Raise an error if `rescale` is not a bool, or if there are no inherited weights to rescale."""
     check_type("rescale", rescale, bool)
     if rescale and reinit:
         raise ValueError(
@@ -92,21 +92,23 @@ def check_rescale(rescale: bool, reinit: bool) -> None:
         )
 
 
-def warn_of_faint_members(model: nn.Module, graph: ChannelGraph, subnets: Sequence[Subnet]) -> None:
+def warn_of_small_outputs(model: nn.Module, graph: ChannelGraph, subnets: Sequence[Subnet]) -> None:
     """Warn, once for all members, if inherited weights make their outputs start far below the full network's.
 
-    Every layer that keeps a share of its inputs, and meets no normalisation, is expected to lose the root of it.
+    A layer that keeps a share of its inputs, with no norm behind it, is expected to scale its output by the root of the
+    share.
     """
-    found = [_expected_scale(model, graph, subnet.counts) for subnet in subnets]
-    if min(found) < FAINT:
+    output_scales = [_expected_scale(model, graph, subnet.counts) for subnet in subnets]
+    if min(output_scales) < SMALL_OUTPUTS:
         warnings.warn(
-            "the members inherit weights that were drawn for more inputs, and no normalisation follows the layers that "
-            f"were cut: their outputs start at about {min(found):.1g} of the full network's. rescale=True makes up for "
-            "it, reinit=True draws new weights",
+            "the members inherit weights that were drawn for more inputs, and no norm follows the layers that "
+            f"were cut: their outputs start at about {min(output_scales):.1g} of the full network's. rescale=True "
+            "makes up for it, reinit=True draws new weights",
             stacklevel=3,
         )
 
 
 def _expected_scale(model: nn.Module, graph: ChannelGraph, counts: Mapping[str, int]) -> float:
+    """Estimate the scale of a member's outputs, relative to the full network's."""
     shares = kept_fan_in(model, graph, counts)
     return math.prod(share**0.5 for name, share in shares.items() if name in graph.unnormalized)

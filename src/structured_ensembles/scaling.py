@@ -1,7 +1,7 @@
-"""Scales: N vectors per channel group, and running a model under them.
+"""Scales: the members' scaling vectors for each channel group, and running a model under them.
 
 Member i of the ensemble sees the output of every prunable layer multiplied, channel by channel, with its own vector.
-All members run in one pass: the rows of a batch are grouped by member, and each group meets its member's vectors.
+All members run in one pass: the rows of a batch are grouped by member, and multiplied with that member's vectors.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph, Output
 from structured_ensembles.common.checks import check_choice, check_whole
-from structured_ensembles.common.inputs import Inputs, batch_size, call, joined, one_tensor, pieces, tensors_in
+from structured_ensembles.common.inputs import (
+    Inputs,
+    batch_size,
+    call,
+    check_one_tensor,
+    join_batches,
+    split_batch,
+    tensors_in,
+)
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.networks.copying import dtype_of
 
 Initial = Literal["N(0,1)", "N(0,2)", "N(0,5)", "U(0,1)", "U(-1,1)"]
@@ -32,7 +40,7 @@ class Scales:
 
     vectors: for each prunable group, shape (members, size).
     placement: what they scale: the layer's "output", or the "norm" that follows it (the output where there is none).
-    statistics: the model's buffers as the search left them (normalisation statistics under the scales).
+    statistics: the model's buffers after the search (batch norm's running statistics under the scales).
     history: one dictionary of figures per epoch of the search.
     """
 
@@ -43,14 +51,19 @@ class Scales:
 
     def __str__(self) -> str:
         rows = [
-            (name, f"{own.shape[1]:,}", *(f"{float(value):.3f}" for value in (own.min(), own.mean(), own.max())))
-            for name, own in self.vectors.items()
+            (
+                name,
+                f"{vector.shape[1]:,}",
+                *(f"{float(value):.3f}" for value in (vector.min(), vector.mean(), vector.max())),
+            )
+            for name, vector in self.vectors.items()
         ]
         table = text_table(("group", "neurons", "least", "mean", "greatest"), rows)
         return f"{table}\n{self.members} scaling vectors for each group, on its {self.placement}"
 
     @property
     def members(self) -> int:
+        """Return the number of members."""
         return len(next(iter(self.vectors.values())))
 
     @classmethod
@@ -62,12 +75,12 @@ class Scales:
         placement: Placement = "output",
         seed: int = 0,
     ) -> Scales:
-        """Random vectors; in N(0,5) the second number is the standard deviation."""
+        """Draw random vectors; in N(0,5) the second number is the standard deviation."""
         check_whole("members", members)
         check_choice("initial", initial, get_args(Initial))
         check_choice("placement", placement, get_args(Placement))
         check_prunable(graph)
-        generator = torch.Generator().manual_seed(stream(seed, "scales"))
+        generator = torch.Generator().manual_seed(derive_seed(seed, "scales"))
         first, second = (float(number) for number in initial[2:-1].split(","))
         vectors = {}
         for name, size in graph.prunable.items():
@@ -79,40 +92,41 @@ class Scales:
 
 
 @contextmanager
-def scaled(
+def apply_scales(
     model: nn.Module, graph: ChannelGraph, vectors: Mapping[str, Tensor], placement: Placement, together: bool = True
 ) -> Iterator[Callable[[Inputs], Tensor]]:
-    """While this lasts, `model` runs under the vectors: its batches have the rows of member 0 first, then those of 1, …
+    """Run `model` under the vectors while this lasts; yields a function that runs a batch.
 
-    The number of rows must be a multiple of the number of members. Gradients reach the vectors. Gives the function that
-    runs such a batch: in one pass, or not `together`, in one for each member, see `rows_stay_apart`.
+    The batch has the rows of member 0 first, then those of member 1, …; their number must be a multiple of the number
+    of members. Gradients reach the vectors.
+    together: run all members in one pass; else in one pass per member, see `can_share_batches`.
     """
     members = len(next(iter(vectors.values())))
-    turn = slice(None)  # whose vectors are used
+    active = slice(None)  # the members whose vectors are used
     handles = []
     for name, output in graph.outputs.items():
-        site = output.norm if placement == "norm" and output.norm is not None else name
+        layer = output.norm if placement == "norm" and output.norm is not None else name
 
         def scale(
-            _module: nn.Module, _inputs: Any, result: Tensor, output: Output = output, site: str = site
+            _module: nn.Module, _inputs: Any, result: Tensor, output: Output = output, layer: str = layer
         ) -> Tensor:
             if not isinstance(result, Tensor):
-                kind = type(result).__name__
-                raise TypeError(f"{site} returns a {kind}: a layer whose channels are chosen must return a tensor")
-            return scale_rows(result, _along(output, vectors)[turn], output.dim)
+                returned = type(result).__name__
+                raise TypeError(f"{layer} returns a {returned}: a layer whose channels are scaled must return a tensor")
+            return scale_rows(result, _vectors_along(output, vectors)[active], output.dim)
 
-        handles.append(model.get_submodule(site).register_forward_hook(scale))
+        handles.append(model.get_submodule(layer).register_forward_hook(scale))
 
     def run(rows: Inputs) -> Tensor:
-        nonlocal turn
+        nonlocal active
         if together:
-            return _outputs(model, rows)
-        parts = []
-        for member, own in enumerate(pieces(rows, batch_size(rows) // members)):
-            turn = slice(member, member + 1)
-            parts.append(_outputs(model, own))
-        turn = slice(None)
-        return torch.cat(parts)
+            return _run_model(model, rows)
+        outputs = []
+        for member, member_rows in enumerate(split_batch(rows, batch_size(rows) // members)):
+            active = slice(member, member + 1)
+            outputs.append(_run_model(model, member_rows))
+        active = slice(None)
+        return torch.cat(outputs)
 
     try:
         yield run
@@ -122,11 +136,11 @@ def scaled(
 
 
 @torch.no_grad()
-def rows_stay_apart(model: nn.Module, graph: ChannelGraph, placement: Placement, example: Inputs) -> bool:
-    """Whether members can share a batch: in every scaled layer its rows come first, and in their order.
+def can_share_batches(model: nn.Module, graph: ChannelGraph, placement: Placement, example: Inputs) -> bool:
+    """Tell whether members can share a batch: in every scaled layer its rows are the first axis, in their order.
 
     A network that puts time before the batch, or runs two views of it one after the other, would mix up members.
-    example: a few inputs (batch, …). Tried in evaluation mode; the model must be one that may be changed.
+    example: a few inputs (batch, …). The model is tried in evaluation mode, and stays in it.
     """
     generator, device = torch.Generator().manual_seed(0), tensors_in(example)[0].device
     vectors = {
@@ -134,49 +148,51 @@ def rows_stay_apart(model: nn.Module, graph: ChannelGraph, placement: Placement,
         for name, size in graph.prunable.items()
     }
     model.eval()
-    found = []
+    outputs = []
     for together in (True, False):
-        with scaled(model, graph, vectors, placement, together) as run:
+        with apply_scales(model, graph, vectors, placement, together) as run:
             try:
-                found.append(run(joined([example, example])))
+                outputs.append(run(join_batches([example, example])))
             except RuntimeError:
                 if not together:
                     raise
                 return False
-    difference, size = (found[0] - found[1]).abs().max(), found[1].abs().max()
-    return bool(difference <= 0.03 * size)  # rounding, in whatever precision; the vectors differ by half
+    difference, size = (outputs[0] - outputs[1]).abs().max(), outputs[1].abs().max()
+    return bool(difference <= 0.03 * size)  # rounding is below that in any precision; mixed-up members differ by half
 
 
-def _outputs(model: nn.Module, rows: Inputs) -> Tensor:
-    return one_tensor(call(model, rows))
+def _run_model(model: nn.Module, rows: Inputs) -> Tensor:
+    """Return the output of the model, which must be one tensor."""
+    return check_one_tensor(call(model, rows))
 
 
 def scale_rows(result: Tensor, factors: Tensor, dim: int) -> Tensor:
     """Multiply rows grouped by member, (members * rows, …), with `factors` (members, channels) along `dim`."""
-    return (result.unflatten(0, (len(factors), -1)) * per_member(factors, result, dim)).flatten(0, 1)
+    return (result.unflatten(0, (len(factors), -1)) * broadcast_per_member(factors, result, dim)).flatten(0, 1)
 
 
-def per_member(vectors: Tensor, like: Tensor, dim: int) -> Tensor:
-    """Vectors (members, channels) in the shape that meets `like`, unflattened to (members, rows, …), along `dim`."""
+def broadcast_per_member(vectors: Tensor, like: Tensor, dim: int) -> Tensor:
+    """Reshape vectors (members, channels) to broadcast along `dim` of `like`, unflattened to (members, rows, …)."""
     shape = [1] * (like.dim() + 1)
     shape[0], shape[dim] = vectors.shape
     return vectors.view(shape)
 
 
-def _along(output: Output, vectors: Mapping[str, Tensor]) -> Tensor:
-    """The vectors along a layer's output, shape (members, channels); one where the layer has other channels too."""
+def _vectors_along(output: Output, vectors: Mapping[str, Tensor]) -> Tensor:
+    """Return the factors along a layer's output, (members, channels); 1 for channels that are not prunable."""
     example = next(iter(vectors.values()))
-    pieces = []
+    segments = []
     for span in output.axis:
         if span.group is None:
-            pieces.append(example.new_ones(len(example), span.size * span.block))
+            segments.append(example.new_ones(len(example), span.size * span.block))
         else:
             vector = vectors[span.group]
-            pieces.append(vector if span.block == 1 else vector.repeat_interleave(span.block, dim=1))
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+            segments.append(vector if span.block == 1 else vector.repeat_interleave(span.block, dim=1))
+    return segments[0] if len(segments) == 1 else torch.cat(segments, dim=1)
 
 
 def check_prunable(graph: ChannelGraph) -> None:
+    """Raise a ValueError, with the most common reasons, if the graph has no prunable channels."""
     if not graph.prunable:
         reasons = Counter(group.reason for group in graph.groups)
         listed = "; ".join(f"{reason} ({number} groups)" for reason, number in reasons.most_common(3))

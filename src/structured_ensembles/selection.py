@@ -1,4 +1,4 @@
-"""select(): which neurons each member keeps, and Subnet, the answer."""
+"""select(): choose the neurons each member keeps; Subnet: the result."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.common.checks import check_choice, check_share, check_type, check_whole, checked_seed
+from structured_ensembles.common.checks import check_choice, check_seed, check_share, check_type, check_whole
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.saliency import Scores
 from structured_ensembles.scaling import check_prunable
 
@@ -25,7 +25,7 @@ Selection = Literal["learned", "random", "magnitude"]
 
 @dataclass(frozen=True)
 class Subnet:
-    """A part of a network: for every prunable group its size and the channels kept, ascending.
+    """The channels of a network that a member keeps: for every prunable group its size and the channels, ascending.
 
     Frozen and hashable, so that it can be a key; `to_json` and `from_json` are inverse to each other.
     """
@@ -34,27 +34,28 @@ class Subnet:
 
     @property
     def kept(self) -> dict[str, tuple[int, ...]]:
-        """The channels kept, by group."""
+        """Return the channels kept, by group."""
         return {name: channels for name, _, channels in self.groups}
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many channels are kept, by group."""
+        """Return how many channels are kept, by group."""
         return {name: len(channels) for name, _, channels in self.groups}
 
     def overlap(self, other: Subnet) -> float:
-        """The share of neurons that both keep, from 0 (none) to 1 (the same): twice the common ones over all kept."""
+        """Return the share of neurons that both keep, from 0 to 1: twice the common ones over all kept."""
         mine, others = ({(name, channel) for name, _, kept in net.groups for channel in kept} for net in (self, other))
         return 2 * len(mine & others) / (len(mine) + len(others))
 
     def to_json(self) -> str:
+        """Encode as JSON."""
         return json.dumps([{"group": name, "size": size, "kept": kept} for name, size, kept in self.groups])
 
     @classmethod
     def from_json(cls, text: str) -> Subnet:
         """Restore what `to_json` wrote; raise a ValueError that says what is invalid."""
         try:
-            return cls(tuple(_checked_group(row) for row in json.loads(text)))
+            return cls(tuple(_parse_group(row) for row in json.loads(text)))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"this is not the JSON of a Subnet: {error!r}") from error
 
@@ -68,8 +69,8 @@ class Subnet:
         return text_table(("group", "kept"), rows) + f"\n{total:,} of {size:,} channels kept"
 
 
-def _checked_group(row: Any) -> tuple[str, int, tuple[int, ...]]:
-    """Return a group as JSON has it: its name, its size, and channels of it, ascending."""
+def _parse_group(row: Any) -> tuple[str, int, tuple[int, ...]]:
+    """Read a group from its JSON: name, size, and the channels kept, ascending; raise an error if it is invalid."""
     name, size, kept = row["group"], row["size"], row["kept"]
     if not isinstance(name, str) or type(size) is not int or not isinstance(kept, list):
         raise TypeError(f"a group must have a name, a size and a list of the channels kept, not {row!r:.100}")
@@ -97,33 +98,35 @@ def select(
 
     scores: from `saliency`, one per member. The controls need none: then `members` says how many subnets to make.
     prune: the share of neurons to remove: of n, the best n - ⌈prune·(n-1)⌉ stay, ties broken by index. Or instead
-    memory: how much all members together may weigh, in networks: 1.0 finds the smallest `prune` at which they have no
+    memory: the size of all members together, in full networks: 1.0 finds the smallest `prune` at which they have no
         more parameters than the full network.
     scope: rank the neurons of each "layer", or all of the "network" together. A layer never loses its best neuron.
     selection: "learned" keeps the most salient neurons; "random" keeps as many of each layer, drawn with `seed`;
         "magnitude" those with the largest mean absolute weight, the same for every member.
-    round_to: round the number of channels up to a multiple, such as 8, which GPUs like.
+    round_to: round the number of channels up to a multiple, such as 8, for which GPUs are faster.
     """
     check_type("graph", graph, ChannelGraph, "trace(model, example) gives one")
     check_prunable(graph)
     check_choice("scope", scope, get_args(Scope))
     check_choice("selection", selection, get_args(Selection))
     check_whole("round_to", round_to)
-    seed = checked_seed(seed)
+    seed = check_seed(seed)
     if (prune is None) == (memory is None):
         raise ValueError("give either prune= or memory=, the one or the other")
     if prune is not None:
         check_share("prune", prune)
-    by_score = _rankings(graph, scores, selection, members, seed)
-    # Random selection keeps as many of each layer as the scores would, where there are any.
-    sizes_by = by_score if scores is None or selection != "random" else [own.values for own in scores]
+    rankings = _rankings(graph, scores, selection, members, seed)
+    # Random selection keeps as many neurons of each layer as the scores would, where there are scores.
+    size_rankings = rankings if scores is None or selection != "random" else [score.values for score in scores]
 
     def counts_at(share: float) -> list[dict[str, int]]:
-        return [_rounded(_counts(ranking, share, scope), graph.prunable, round_to) for ranking in sizes_by]
+        return [
+            _round_counts(_count_kept(ranking, share, scope), graph.prunable, round_to) for ranking in size_rankings
+        ]
 
-    share = _share_for(graph, memory, len(by_score), counts_at) if prune is None else prune
-    _warn_of_vanishing([_counts(ranking, share, scope) for ranking in sizes_by], share)
-    return [_subnet(ranking, counts) for ranking, counts in zip(by_score, counts_at(share), strict=True)]
+    share = _find_share(graph, memory, len(rankings), counts_at) if prune is None else prune
+    _warn_of_empty_groups([_count_kept(ranking, share, scope) for ranking in size_rankings], share)
+    return [_make_subnet(ranking, counts) for ranking, counts in zip(rankings, counts_at(share), strict=True)]
 
 
 Ranking = Mapping[str, Tensor]  # what the neurons of each group are ranked by, shape (size,)
@@ -132,11 +135,11 @@ Ranking = Mapping[str, Tensor]  # what the neurons of each group are ranked by, 
 def _rankings(
     graph: ChannelGraph, scores: Sequence[Scores] | None, selection: Selection, members: int | None, seed: int
 ) -> list[Ranking]:
-    """One ranking per member."""
+    """Return one ranking per member; raise a ValueError if scores or members do not fit."""
     if scores is not None:
         if members is not None and members != len(scores):
             raise ValueError(f"members is {members}, but there are scores for {len(scores)} members")
-        if any({name: len(value) for name, value in own.values.items()} != graph.prunable for own in scores):
+        if any({name: len(value) for name, value in score.values.items()} != graph.prunable for score in scores):
             raise ValueError("scores do not belong to this graph: its prunable groups are others")
         members = len(scores)
     elif selection == "learned":
@@ -145,73 +148,77 @@ def _rankings(
         raise ValueError("members must be given where there are no scores")
     check_whole("members", members)
     if selection == "learned" and scores is not None:
-        return [own.values for own in scores]
+        return [score.values for score in scores]
     if selection == "magnitude":
         return [graph.magnitudes] * members
-    generator = torch.Generator().manual_seed(stream(seed, "selection"))
+    generator = torch.Generator().manual_seed(derive_seed(seed, "selection"))
     sizes = graph.prunable.items()
     return [{name: torch.rand(size, generator=generator) for name, size in sizes} for _ in range(members)]
 
 
 def number_kept(size: int, prune: float) -> int:
-    """Of `size` neurons, how many are left: what a linearly interpolated percentile with ≥ keeps."""
+    """Return how many of `size` neurons are left: those at or above the linearly interpolated percentile."""
     # The product is rounded first: 0.7 * 10 must not become 8 because binary fractions make it 7.000000000000001.
     return size - math.ceil(round(prune * (size - 1), 9))
 
 
-def _counts(ranking: Ranking, prune: float, scope: Scope) -> dict[str, int]:
-    """How many neurons of each group one member would keep: none of a group that the ranking empties."""
+def _count_kept(ranking: Ranking, prune: float, scope: Scope) -> dict[str, int]:
+    """Return how many neurons of each group a member would keep; it may be 0, which `_round_counts` raises to 1."""
     if scope == "layer":
         sizes = {name: len(values) for name, values in ranking.items()}
-        return {name: number_kept(n, prune) if round(n * (1 - prune), 9) >= 1 else 0 for name, n in sizes.items()}
-    everything = torch.cat([values.double() for values in ranking.values()])
-    owners = torch.cat([torch.full((len(values),), index) for index, values in enumerate(ranking.values())])
-    best = _best(everything, number_kept(len(everything), prune))
-    return dict(zip(ranking, torch.bincount(owners[best], minlength=len(ranking)).tolist(), strict=True))
+        return {
+            name: number_kept(size, prune) if round(size * (1 - prune), 9) >= 1 else 0 for name, size in sizes.items()
+        }
+    all_values = torch.cat([values.double() for values in ranking.values()])
+    groups = torch.cat([torch.full((len(values),), index) for index, values in enumerate(ranking.values())])
+    best = _largest(all_values, number_kept(len(all_values), prune))
+    return dict(zip(ranking, torch.bincount(groups[best], minlength=len(ranking)).tolist(), strict=True))
 
 
-def _rounded(counts: Mapping[str, int], sizes: Mapping[str, int], round_to: int) -> dict[str, int]:
-    """At least one neuron, and a multiple of `round_to` if the group is large enough."""
+def _round_counts(counts: Mapping[str, int], sizes: Mapping[str, int], round_to: int) -> dict[str, int]:
+    """Round up to a multiple of `round_to`, at least one and at most all neurons of a group."""
     return {name: min(max(1, -(-count // round_to) * round_to), sizes[name]) for name, count in counts.items()}
 
 
-def _best(values: Tensor, count: int) -> Tensor:
-    """The indices of the `count` largest values, ascending; of equal ones the first."""
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Return the indices of the `count` largest values, ascending; of equal ones the first."""
     return values.sort(descending=True, stable=True).indices[:count].sort().values
 
 
-def _subnet(ranking: Ranking, counts: Mapping[str, int]) -> Subnet:
-    rows = ((name, len(values), _best(values, counts[name])) for name, values in ranking.items())
+def _make_subnet(ranking: Ranking, counts: Mapping[str, int]) -> Subnet:
+    """Keep the largest values of each group."""
+    rows = ((name, len(values), _largest(values, counts[name])) for name, values in ranking.items())
     return Subnet(tuple((name, size, tuple(kept.tolist())) for name, size, kept in rows))
 
 
-def _share_for(
+def _find_share(
     graph: ChannelGraph, memory: Any, members: int, counts_at: Callable[[float], list[dict[str, int]]]
 ) -> float:
-    """The smallest share to prune at which the members together fit into `memory` networks."""
+    """Find the smallest share to prune at which all members together are at most `memory` full networks."""
     if not isinstance(memory, int | float) or not memory > 0:
         raise ValueError(f"memory must be a number of networks above 0, not {memory!r}")
     base = graph.num_parameters()
 
-    def needed(share: float) -> float:
+    def memory_at(share: float) -> float:
         return sum(graph.num_parameters(counts) for counts in counts_at(share)) / base
 
     low, high = 0.0, 1 - 1e-6
-    if needed(low) <= memory:
+    if memory_at(low) <= memory:
         return low
-    if needed(high) > memory:
+    if memory_at(high) > memory:
         raise ValueError(
             f"memory={memory:g} is too little for {members} members of this network: with one neuron left per layer "
-            f"they still need {needed(high):.3f}; take fewer members or a wider network"
+            f"they still need {memory_at(high):.3f}; take fewer members or a wider network"
         )
     while high - low > 1e-7:
         middle = (low + high) / 2
-        low, high = (low, middle) if needed(middle) <= memory else (middle, high)
+        low, high = (low, middle) if memory_at(middle) <= memory else (middle, high)
     return high
 
 
-def _warn_of_vanishing(counts: Sequence[Mapping[str, int]], prune: float) -> None:
-    emptied = sorted({name for own in counts for name, count in own.items() if count == 0})
+def _warn_of_empty_groups(counts: Sequence[Mapping[str, int]], prune: float) -> None:
+    """Warn if some group would lose all its neurons."""
+    emptied = sorted({name for member_counts in counts for name, count in member_counts.items() if count == 0})
     if emptied:
         names = ", ".join(emptied)
         warnings.warn(f"prune={prune:g} would empty {names}: the best neuron of each is kept", stacklevel=3)

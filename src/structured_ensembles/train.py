@@ -1,4 +1,4 @@
-"""train(): let an ensemble learn its data, all members at once, and calibrate it on held-out samples."""
+"""train(): train all members of an ensemble at once, and calibrate it on held-out samples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from structured_ensembles.common.devices import Device
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.losses import Loss
-from structured_ensembles.data.splits import some_samples
+from structured_ensembles.data.splits import take_samples
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examined
+from structured_ensembles.examination.examine import examine
 from structured_ensembles.prediction.calibration_fit import fit_all
-from structured_ensembles.prediction.combination import combined_logs, entropy_of
-from structured_ensembles.prediction.held_out import gathered
+from structured_ensembles.prediction.combination import combine_logs, entropy_of
+from structured_ensembles.prediction.held_out import gather_outputs
 from structured_ensembles.resuming.identity import RunFile
 from structured_ensembles.training.execution import Execution, execution_or_default
 from structured_ensembles.training.fleet import prepare_training, train_fleet
@@ -27,9 +27,9 @@ from structured_ensembles.training.history import History, OnEpoch, check_on_epo
 from structured_ensembles.training.optimizers import check_rules
 from structured_ensembles.training.recipe import Recipe, recipe_for
 
-SAMPLES = 512  # of the validation split that are looked at
-MAX_SURPRISE = 0.95  # cross-entropy over that of the classes' frequencies, below which a network has learned something
-MIN_EPOCHS = 5  # epochs after which a network should tell classes apart
+SAMPLES = 512  # of the validation split on which `warn_of_one_class` looks at predictions
+MAX_SURPRISE = 0.95  # cross-entropy relative to that of the class frequencies, below which a network has learned
+MIN_EPOCHS = 5  # after which a network should tell classes apart
 
 
 def train(
@@ -61,17 +61,17 @@ def train(
     numbers: the members' numbers, by default 0, 1, …: to train some members of a larger ensemble, here or on another
         machine, give theirs. The network trained alone as `numbers=[3]` is member 3 of the fleet. Members of the same
         number see the same batches, crops and dropout.
-    loss: a function of (outputs, targets) that averages over samples; by default the task's own. That of a regression
-        is the squared error in units of the targets' variance: networks learn values of mean 0 and deviation 1, unless
-        they give values as large as the targets already; the ensemble gives values as the targets are. With a loss of
+    loss: a function of (outputs, targets) that averages over samples; by default that of the task. For a regression it
+        is the squared error of standardised targets: networks learn values of mean 0 and deviation 1, unless their
+        outputs are like the targets already; the ensemble converts outputs to the units of the targets. With a loss of
         your own, networks that are trained for the first time learn the targets as they are. `gaussian_nll` is for
         networks that give a mean and a variance for every value: targets are standardised as by default, and the
         ensemble predicts distributions; see `Ensemble.distribution`.
-    checkpoint: a file to write after every epoch; if it is there already, training goes on from it, to the same
-        weights. A file of another run (other weights to start from, data, recipe, precision, seed, loss, …) is refused.
+    checkpoint: a file to write after every epoch; if it exists already, training resumes from it, to the same weights.
+        A file of another run (other initial weights, data, recipe, precision, seed, loss, …) is refused.
     on_epoch: a function that is called with an `EpochRow` after every epoch, when its checkpoint is written, such as a
         logger's: see docs/how-to/loggers.md. An exception that it raises ends the training and is raised here. A run
-        that goes on from a checkpoint calls it for the new epochs only. Of several processes, the first one calls it.
+        that resumes from a checkpoint calls it for the new epochs only. Of several processes, the first one calls it.
     loss_name: tells this loss from others, where there is a checkpoint and the loss cannot be told by itself, such as a
         lambda.
     """
@@ -94,7 +94,7 @@ def train(
         units=ensemble.units,
         gaussian=ensemble.gaussian,
     )
-    data = examined(ensemble.members[0], data, run.device)
+    data = examine(ensemble.members[0], data, run.device)
     loss = ensemble.adopt(data, loss)
     ensemble.to(run.device)
     ensemble.units = run.units(ensemble.members, data, loss, ensemble.units)
@@ -105,14 +105,13 @@ def train(
 
 
 def calibrate_trained(ensemble: Ensemble, data: Data) -> None:
-    """Fit all that a validation split allows: temperature, thresholds, and conformal sets or intervals of 90 %.
+    """Fit what the validation split allows: temperature, thresholds, and conformal sets or intervals of 90 %.
 
-    Outputs that it cannot be fitted to, such as those of a loss of one's own, get a warning: training must not fail in
-    the end.
+    Warns if the outputs allow no fit, such as those for a user's loss: training must not fail at its end.
     """
     if data.validation is None:
         return
-    outputs, targets = gathered(lambda inputs, *_: ensemble.logits(inputs), data.validation)
+    outputs, targets = gather_outputs(lambda inputs, *_: ensemble.logits(inputs), data.validation)
     try:
         ensemble.calibration = fit_all(ensemble.calibration, outputs, targets, data.task, ensemble.gaussian)
     except ValueError as error:
@@ -120,25 +119,26 @@ def calibrate_trained(ensemble: Ensemble, data: Data) -> None:
 
 
 def warn_of_one_class(ensemble: Ensemble, data: Data, epochs: int) -> None:
-    """Warn if after some epochs every member names one class for all validation samples, which are of several.
+    """Warn if after some epochs every member predicts one class for all validation samples, though they have several.
 
-    Not where the probabilities are better than the classes' frequencies: of a rare class, all may be below a half.
+    Do not warn where the probabilities are better than the class frequencies: those of a rare class may all be below a
+    half.
     """
     if data.task != "classification" or epochs < MIN_EPOCHS or data.validation is None or len(data.validation) == 0:
         return
-    inputs, targets = some_samples(data.validation, SAMPLES)
+    inputs, targets = take_samples(data.validation, SAMPLES)
     logits = ensemble.logits(inputs)  # (members, samples, classes)
     labels = logits.argmax(-1)
     if len(targets.unique()) < 2 or bool((labels != labels[:, :1]).any()):
         return
     frequencies = torch.bincount(targets, minlength=logits.shape[-1]).double() / len(targets)
-    cost = F.nll_loss(combined_logs(logits.double()), targets)
+    cost = F.nll_loss(combine_logs(logits.double()), targets)
     if float(cost) < MAX_SURPRISE * float(entropy_of(frequencies)):
         return
-    known = dict(enumerate(data.classes))  # a network may have more outputs than there are classes
-    names = sorted({known.get(label, str(label)) for label in labels[:, 0].tolist()})
+    class_names = dict(enumerate(data.classes))  # a network may have more outputs than there are classes
+    names = sorted({class_names.get(label, str(label)) for label in labels[:, 0].tolist()})
     warnings.warn(
-        f"every member names one class whatever the input ({', '.join(names)}), for all {len(targets)} validation "
+        f"every member predicts one class whatever the input ({', '.join(names)}), for all {len(targets)} validation "
         f"samples looked at: it has learned nothing. Look at the scale of the inputs (`Data`'s normalization= and "
         "standardize=), the rate, and the number of epochs",
         stacklevel=3,

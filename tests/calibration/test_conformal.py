@@ -11,24 +11,24 @@ import structured_ensembles as se
 from structured_ensembles.calibration.conformal import (
     ConformalIntervals,
     ConformalSets,
-    class_scores,
     conformal_from_json,
     conformal_to_json,
     finite_quantile,
     fit_intervals,
     fit_sets,
     samples_needed,
+    score_classes,
 )
 
 PROBABILITIES = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.25, 0.25]], dtype=torch.float64)
 
 
 def test_conformal_scores_equal_a_hand_computation() -> None:
-    assert class_scores(PROBABILITIES, "thr")[0].tolist() == pytest.approx([0.9, 0.4, 0.7])
-    aps = class_scores(PROBABILITIES, "aps")
+    assert score_classes(PROBABILITIES, "thr")[0].tolist() == pytest.approx([0.9, 0.4, 0.7])
+    aps = score_classes(PROBABILITIES, "aps")
     assert aps[0].tolist() == pytest.approx([0.9, 0.0, 0.6])  # what is likelier, summed
     assert aps[1].tolist() == pytest.approx([0.0, 0.5, 0.75])  # of equal ones the first comes first
-    raps = class_scores(PROBABILITIES, "raps", penalty=0.2, free_ranks=1)
+    raps = score_classes(PROBABILITIES, "raps", penalty=0.2, free_ranks=1)
     assert raps[0].tolist() == pytest.approx([0.9 + 0.4, 0.0, 0.6 + 0.2])
 
 
@@ -38,7 +38,7 @@ def test_finite_quantile_counts_the_test_sample() -> None:
     assert finite_quantile(scores, 0.51) == pytest.approx(0.6)
     assert finite_quantile(scores, 0.9) == pytest.approx(0.9)  # the 9th: 10 · 0.9
     assert finite_quantile(scores, 0.91) == math.inf  # a 10th there is not
-    assert [samples_needed(own) for own in (0.5, 0.9, 0.95, 0.99)] == [1, 9, 19, 99]
+    assert [samples_needed(share) for share in (0.5, 0.9, 0.95, 0.99)] == [1, 9, 19, 99]
 
 
 def test_prediction_sets_equal_a_hand_computation() -> None:
@@ -66,16 +66,16 @@ def draws(rng: np.random.Generator, number: int) -> tuple[Tensor, Tensor]:
 def test_prediction_sets_have_the_requested_coverage(method: str) -> None:
     """However wrong the probabilities are, and hardly more than requested."""
     rng = np.random.default_rng(0)
-    held_out, coverage, found, sizes = 40, 0.8, [], []
+    held_out, coverage, coverages, sizes = 40, 0.8, [], []
     for _ in range(800):
         rule = fit_sets(*draws(rng, held_out), coverage, method)
         probabilities, labels = draws(rng, 50)
         sets = rule.sets(probabilities)
-        found.append(float(sets[torch.arange(50), labels].double().mean()))
+        coverages.append(float(sets[torch.arange(50), labels].double().mean()))
         sizes.append(sets.sum(-1))
-    noise = 4 * np.std(found) / math.sqrt(len(found))  # below 0.012
+    noise = 4 * np.std(coverages) / math.sqrt(len(coverages))  # below 0.012
     assert noise < 0.012
-    assert coverage - noise < np.mean(found) < coverage + 1 / (held_out + 1) + noise
+    assert coverage - noise < np.mean(coverages) < coverage + 1 / (held_out + 1) + noise
     smallest = int(torch.cat(sizes).min())
     assert smallest == (0 if method == "thr" else 1)
 
@@ -84,7 +84,7 @@ def test_network_above_the_coverage_gives_empty_thr_sets_and_single_aps_sets() -
     rng = np.random.default_rng(0)
     probabilities = torch.from_numpy(6 * rng.standard_normal((400, 6))).softmax(-1)
     labels = probabilities.argmax(-1)
-    thr, aps = (fit_sets(probabilities[:200], labels[:200], 0.9, own) for own in ("thr", "aps"))
+    thr, aps = (fit_sets(probabilities[:200], labels[:200], 0.9, method) for method in ("thr", "aps"))
     sizes = thr.sets(probabilities[200:]).sum(-1)
     assert set(sizes.tolist()) == {0, 1}
     assert float((sizes == 0).double().mean()) == pytest.approx(0.1, abs=0.06)
@@ -112,15 +112,15 @@ def values(rng: np.random.Generator, number: int, width: int = 1) -> tuple[Tenso
 @pytest.mark.parametrize("width", [1, 2])
 def test_intervals_have_the_requested_coverage(width: int) -> None:
     rng = np.random.default_rng(0)
-    held_out, coverage, found = 60, 0.9, []
+    held_out, coverage, coverages = 60, 0.9, []
     for _ in range(800):
         rule = fit_intervals(*values(rng, held_out, width), coverage)
         mean, spread, targets = values(rng, 50, width)
         lower, upper = rule.interval(mean, spread)
-        found.append(float(((lower <= targets) & (targets <= upper)).double().mean()))
-    noise = 4 * np.std(found) / math.sqrt(len(found))
+        coverages.append(float(((lower <= targets) & (targets <= upper)).double().mean()))
+    noise = 4 * np.std(coverages) / math.sqrt(len(coverages))
     assert noise < 0.012
-    assert coverage - noise < np.mean(found) < coverage + 1 / (held_out + 1) + noise
+    assert coverage - noise < np.mean(coverages) < coverage + 1 / (held_out + 1) + noise
 
 
 def test_intervals_equal_a_hand_computation() -> None:
@@ -187,8 +187,8 @@ def test_invalid_conformal_arguments_are_errors(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(se.Ensemble, "logits", work)
     wrong = {"coverage": (0, 1, 90, "all"), "method": ("lac", None), "penalty": (-1,), "free_ranks": (0, 1.5)}
-    for name, given in wrong.items():
-        for value in given:
+    for name, values in wrong.items():
+        for value in values:
             with pytest.raises(ValueError, match=f"{name} must be"):
                 ensemble.conformal(data, **{name: value})
     with pytest.raises(ValueError, match="no validation split"):

@@ -31,23 +31,23 @@ def data() -> se.Data:
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Return the options that `sens train`, or another command, gets from a command line."""
 
     def options(*words: str, name: str = "train") -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        whole = command.COMMANDS[name]
+        received: dict[str, Any] = {}
+        command_function = command.COMMANDS[name]
 
         def keep(**options: Any) -> int:
-            found.update(options)
+            received.update(options)
             return 0
 
-        keep.__doc__, keep.__signature__ = whole.__doc__, inspect.signature(whole)
-        keep.__annotations__ = get_type_hints(whole)
+        keep.__doc__, keep.__signature__ = command_function.__doc__, inspect.signature(command_function)
+        keep.__annotations__ = get_type_hints(command_function)
         monkeypatch.setitem(command.COMMANDS, name, keep)
         assert main([name, *words]) == 0
-        monkeypatch.setitem(command.COMMANDS, name, whole)
-        return found
+        monkeypatch.setitem(command.COMMANDS, name, command_function)
+        return received
 
     return options
 
@@ -57,7 +57,7 @@ def write(path: Path, **options: Any) -> str:
     return str(path)
 
 
-def test_options_override_the_config_file_in_any_order(tmp_path: Path, given: Callable[..., dict[str, Any]]) -> None:
+def test_options_override_the_config_file_in_any_order(tmp_path: Path, parse: Callable[..., dict[str, Any]]) -> None:
     path = write(tmp_path / "a.yaml", members=7, seed=3, model="mlp")
     for words in (
         ["--members", "2", "--config", path],
@@ -65,21 +65,21 @@ def test_options_override_the_config_file_in_any_order(tmp_path: Path, given: Ca
         ["--members=2", f"--config={path}"],
         [f"--config={path}", "--members=2"],
     ):
-        found = given(*words)
-        assert (found["members"], found["seed"], found["model"]) == (2, 3, "mlp")
+        options = parse(*words)
+        assert (options["members"], options["seed"], options["model"]) == (2, 3, "mlp")
 
 
-def test_later_config_file_overrides_the_earlier(tmp_path: Path, given: Callable[..., dict[str, Any]]) -> None:
+def test_later_config_file_overrides_the_earlier(tmp_path: Path, parse: Callable[..., dict[str, Any]]) -> None:
     first, second = write(tmp_path / "a.yaml", members=7, seed=3), write(tmp_path / "b.yaml", members=8, epochs=4)
-    found = given("--config", first, "--epochs", "9", "--config", second)
-    assert (found["members"], found["seed"], found["epochs"]) == (8, 3, 9)
+    options = parse("--config", first, "--epochs", "9", "--config", second)
+    assert (options["members"], options["seed"], options["epochs"]) == (8, 3, 9)
 
 
-def test_list_option_before_config_does_not_consume_it(tmp_path: Path, given: Callable[..., dict[str, Any]]) -> None:
+def test_list_option_before_config_does_not_consume_it(tmp_path: Path, parse: Callable[..., dict[str, Any]]) -> None:
     path = write(tmp_path / "a.yaml", combine="vote", severities=[1, 2])
-    found = given("--corruptions", "fog", "--config", path, "runs/a", name="evaluate")
-    assert found["corruptions"] == ["fog"]
-    assert (found["run"], found["combine"], found["severities"]) == (Path("runs/a"), "vote", [1, 2])
+    options = parse("--corruptions", "fog", "--config", path, "runs/a", name="evaluate")
+    assert options["corruptions"] == ["fog"]
+    assert (options["run"], options["combine"], options["severities"]) == (Path("runs/a"), "vote", [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -99,20 +99,20 @@ def test_list_option_before_config_does_not_consume_it(tmp_path: Path, given: Ca
     ],
 )
 def test_option_names_accept_dashes_and_underscores(
-    words: list[str], option: str, value: Any, given: Callable[..., dict[str, Any]]
+    words: list[str], option: str, value: Any, parse: Callable[..., dict[str, Any]]
 ) -> None:
-    assert given(*words, name="continual")[option] == value
+    assert parse(*words, name="continual")[option] == value
 
 
 def test_dashes_in_config_keys_and_in_image_paths_are_parsed(
-    tmp_path: Path, given: Callable[..., dict[str, Any]]
+    tmp_path: Path, parse: Callable[..., dict[str, Any]]
 ) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("batch-size: 64\nmodel_arguments: {a-b: 1}\n")
-    found = given("--config", str(path), name="continual")
-    assert (found["batch_size"], found["model_arguments"]) == (64, {"a-b": 1})
-    found = given("--trust-code", "runs/my-run", "--", "my-picture.png", "--my-other.png", name="predict")
-    assert found == {
+    options = parse("--config", str(path), name="continual")
+    assert (options["batch_size"], options["model_arguments"]) == (64, {"a-b": 1})
+    options = parse("--trust-code", "runs/my-run", "--", "my-picture.png", "--my-other.png", name="predict")
+    assert options == {
         "run": Path("runs/my-run"),
         "images": [Path("my-picture.png"), Path("--my-other.png")],
         "trust_code": True,
@@ -127,7 +127,7 @@ def test_dashes_in_config_keys_and_in_image_paths_are_parsed(
         (b"\xff\xfe\x00", "must be a YAML file of options"),
         (b"1: 2", "lines such as"),
         (b"config: other.yaml", "cannot name another file"),
-        (None, "cannot be read: No such file"),
+        (None, "must be a YAML file that can be read"),
     ],
 )
 def test_invalid_config_file_is_an_error(
@@ -162,7 +162,7 @@ def test_code_in_the_current_folder_is_not_imported_for_a_config_file(
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "a.yaml", model="mine_hidden:net")
     assert main(["train", "--out", "run", "--epochs", "1", "--config", path]) == 2
-    assert "wants to import mine_hidden:net as model: say --trust-code" in capsys.readouterr().err
+    assert "asks to import mine_hidden:net as model: say --trust-code" in capsys.readouterr().err
     assert main(["train", "--out", "run", "--epochs", "1", "--config", path, "--trust-code"]) == 2
     assert "cannot be imported: No module named 'mine_hidden'" in capsys.readouterr().err
     assert not Path("imported").exists()
@@ -175,16 +175,16 @@ def test_config_file_may_name_code_only_with_trust_code_or_the_same_option(
         path = write(tmp_path / "a.yaml", **{option: "os:getcwd"})
         out = ["--out", str(tmp_path / "run")]
         assert main(["train", "--config", path, *out]) == 2
-        assert f"wants to import os:getcwd as {option}" in capsys.readouterr().err
+        assert f"asks to import os:getcwd as {option}" in capsys.readouterr().err
         for more in (["--trust-code"], [f"--{option}", "os:getcwd"], [f"--{option}=os:getcwd"]):
             assert main(["train", "--config", path, *out, *more, *QUICK[2:]]) != 0
-            assert "wants to import" not in capsys.readouterr().err
+            assert "asks to import" not in capsys.readouterr().err
     path = write(tmp_path / "a.yaml", ood="os:getcwd")
     assert main(["evaluate", str(tmp_path), "--config", path]) == 2
-    assert "wants to import os:getcwd as ood" in capsys.readouterr().err
+    assert "asks to import os:getcwd as ood" in capsys.readouterr().err
     path = write(tmp_path / "a.yaml", method=["single", "os:getcwd"])
     assert main(["reproduce", "table-ece", "--config", path]) == 2
-    assert "wants to import os:getcwd as method" in capsys.readouterr().err
+    assert "asks to import os:getcwd as method" in capsys.readouterr().err
 
 
 def hints(shown: str) -> list[str]:
@@ -199,19 +199,19 @@ def test_code_in_the_current_folder_is_imported_and_printed_commands_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     before = list(sys.path)
-    own = ["--model", "mine_hinted:net", "--dataset=mine_hinted:data", "--method", "single"]
+    code_options = ["--model", "mine_hinted:net", "--dataset=mine_hinted:data", "--method", "single"]
     folder = "runs of today/it's own"
-    assert main(["train", "--out", folder, *QUICK[2:], *own]) == 0
+    assert main(["train", "--out", folder, *QUICK[2:], *code_options]) == 0
     assert sys.path == before
     evaluate, report = hints(capsys.readouterr().out)
     assert "evaluate" in evaluate
     assert "report" in report
     source = Path(command.__file__).parents[2]
     assert report == evaluate.replace("evaluate", "report")
-    # In the tests the package need not be installed. One process is slow enough: the other is the same, but a word
+    # The package need not be installed for tests. One process is enough: the other command differs in one word only
     line = evaluate.replace("PYTHONPATH=.", f"PYTHONPATH=.:{source}")
-    found = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
+    completed = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     assert (tmp_path / folder / "evaluation-test-mean.json").exists()
     monkeypatch.syspath_prepend(tmp_path)  # as PYTHONPATH=. does
     assert main(shlex.split(report.partition("structured_ensembles")[2] or report.partition("sens ")[2])) == 0
@@ -226,9 +226,9 @@ def test_printed_commands_of_plain_runs_have_only_the_options_they_need(
         main(["train", "--out", str(tmp_path / "a"), *QUICK, "--method", "single", "--root", str(tmp_path / "my data")])
         == 0
     )
-    found = hints(capsys.readouterr().out)
-    assert found == [f"sens {name} {tmp_path}/a --root '{tmp_path}/my data'" for name in ("evaluate", "report")]
-    assert main(found[0].replace("'", "").replace("my data", "my").split()[1:]) == 0
+    commands = hints(capsys.readouterr().out)
+    assert commands == [f"sens {name} {tmp_path}/a --root '{tmp_path}/my data'" for name in ("evaluate", "report")]
+    assert main(commands[0].replace("'", "").replace("my data", "my").split()[1:]) == 0
     capsys.readouterr()
     quick = ["--method", "naive", "--epochs", "1", "--tasks", "2", "--quiet"]
     assert main(["continual", "--out", str(tmp_path / "b"), *quick]) == 0

@@ -50,7 +50,7 @@ def test_continual_writes_a_complete_run_folder(tmp_path: Path, capsys: pytest.C
 def test_continual_accepts_user_models_and_reports_invalid_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = [
+    user_options = [
         "--model",
         "tests.cli.test_continual:my_backbone",
         "--dataset",
@@ -58,10 +58,10 @@ def test_continual_accepts_user_models_and_reports_invalid_options(
         "--method",
         "batch-ensemble",
     ]
-    assert main([*CONTINUAL, "--out", str(tmp_path / "a"), *own, "--tasks", "2"]) == 0
+    assert main([*CONTINUAL, "--out", str(tmp_path / "a"), *user_options, "--tasks", "2"]) == 0
     assert yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())["tasks"] == 2
     for arguments, message in (
-        (own, "tasks must be given for 'tests.cli.test_continual:my_data'"),
+        (user_options, "tasks must be given for 'tests.cli.test_continual:my_data'"),
         (["--tasks", "3"], "tasks must divide the 10 classes"),
         (["--model", "vgg16"], "model must be one of half_vgg11, lenet5"),
         (["--method", "naive", "--prune", "0.5"], "'naive' does not take these arguments"),
@@ -76,8 +76,8 @@ def test_continual_accepts_user_models_and_reports_invalid_options(
 def test_report_compares_continual_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [str(tmp_path / method) for method in ("naive", "structured")]
     for method, folder in zip(("naive", "structured"), folders, strict=True):
-        own = ["--method_arguments", '{"search_epochs": 1}'] if method == "structured" else []
-        assert main([*CONTINUAL, "--method", method, "--tasks", "2", "--out", folder, *own]) == 0
+        method_options = ["--method_arguments", '{"search_epochs": 1}'] if method == "structured" else []
+        assert main([*CONTINUAL, "--method", method, "--tasks", "2", "--out", folder, *method_options]) == 0
     capsys.readouterr()
     assert main(["report", *folders, "--out", str(tmp_path / "report")]) == 0
     shown = capsys.readouterr().out
@@ -92,7 +92,7 @@ def test_report_compares_continual_runs(tmp_path: Path, capsys: pytest.CaptureFi
     small = "dataset: digits\nmodel: mlp\nmethod: single\nseed: 0\nmodel_arguments: {}\nmethod_arguments: {}\n"
     (tmp_path / "other" / "config.yaml").write_text(small)
     assert main(["report", *folders, str(tmp_path / "other"), "--measure", "false"]) == 2
-    assert "runs must be some of sens train, or some of sens continual" in capsys.readouterr().err
+    assert "runs must be all of sens train or all of sens continual" in capsys.readouterr().err
     (Path(folders[0]) / "result.json").write_text("{")
     assert main(["report", *folders]) == 2
     error = capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_full_disk_is_one_error_line_and_the_run_resumes_later(
         assert main([*QUICK, *out]) == 2
     shown = refused(capsys)
     assert "the disk is full" in shown
-    assert "the same command goes on from here" in shown
+    assert "the same command resumes from here" in shown
     assert not list((tmp_path / "run").glob("*.safetensors"))
     assert main([*QUICK, *out]) == 0
     assert main([*QUICK, "--out", str(tmp_path / "other")]) == 0
@@ -89,7 +89,7 @@ EXPECTED = [
     (SafetensorError("I/O error: No space left on device (os error 28)"), "the disk is full"),
     (SafetensorError("Error while deserializing header"), "a file is damaged"),
     (PermissionError(errno.EACCES, "Permission denied", "a.json"), "sens: a.json: Permission denied"),
-    (jinja2.UndefinedError("'dict object' has no attribute 'date'"), "a page cannot be made of what the run folders"),
+    (jinja2.UndefinedError("'dict object' has no attribute 'date'"), "no page can be written from these run folders"),
     (yaml.YAMLError("found a tab"), "a file is damaged"),
     (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "a file is damaged"),
     (MemoryError(), "not enough memory"),
@@ -97,7 +97,7 @@ EXPECTED = [
 ]
 
 
-@pytest.mark.parametrize(("error", "sentence"), EXPECTED, ids=lambda own: type(own).__name__)
+@pytest.mark.parametrize(("error", "sentence"), EXPECTED, ids=lambda value: type(value).__name__)
 def test_expected_errors_are_one_line(
     error: Exception, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,7 +179,7 @@ def test_ctrl_c_mentions_resuming_only_for_resumable_commands(
 
     monkeypatch.setattr(LoopEngine, "train_epoch", interrupted)
     assert main([*QUICK, "--out", str(tmp_path / "run")]) == 130
-    assert "goes on from here" in capsys.readouterr().err
+    assert "resumes from here" in capsys.readouterr().err
     monkeypatch.setattr(LISTS, interrupted)
     assert main(["datasets"]) == 130
     assert capsys.readouterr().err == "sens: stopped\n"
@@ -207,9 +207,9 @@ def test_log_records_are_shown_as_escaped_lines(
 
     monkeypatch.setattr(LISTS, lists)
     assert main(["datasets"]) == 0
-    told = capsys.readouterr().err
-    assert told.startswith("sens: training goes on, ")
-    assert "\x1b" not in told
+    printed = capsys.readouterr().err
+    assert printed.startswith("sens: training goes on, ")
+    assert "\x1b" not in printed
 
 
 def test_terminal_that_cannot_encode_a_character_gets_a_replacement(
@@ -235,12 +235,12 @@ def damaged_pictures(folder: Path) -> list[Path]:
     """Write image files that make Pillow's readers fail in different ways."""
     good = folder / "good.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(good)
-    whole = good.read_bytes()
+    good_bytes = good.read_bytes()
     contents = {
         "empty.png": b"",
-        "cut.png": whole[: len(whole) // 2],
-        "chunk.png": whole[:60] + b"\xff" * 40 + whole[100:],
-        "header.png": whole[:18] + b"\xff" + whole[19:],  # millions of rows
+        "cut.png": good_bytes[: len(good_bytes) // 2],
+        "chunk.png": good_bytes[:60] + b"\xff" * 40 + good_bytes[100:],
+        "header.png": good_bytes[:18] + b"\xff" + good_bytes[19:],  # millions of rows
         "text.jpg": b"not a picture",
         "tiff.tif": b"II*\x00\xff\xff\xff\x7f",
         "program.eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n",
@@ -275,12 +275,12 @@ def test_any_error_of_the_image_reader_names_the_image(
 ) -> None:
     damaged_pictures(tmp_path)
     (tmp_path / "odd.png").write_bytes((tmp_path / "good.png").read_bytes())
-    whole = Image.open
+    original = Image.open
 
     def opened(path: Path, **settings: Any) -> Image.Image:
         if path.name == "odd.png":
             raise SyntaxError("broken PNG file")
-        return whole(path, **settings)
+        return original(path, **settings)
 
     monkeypatch.setattr(Image, "open", opened)
     assert main(["predict", str(ensemble), str(tmp_path / "odd.png"), str(tmp_path / "good.png")]) == 1
@@ -294,7 +294,7 @@ def test_predict_refuses_an_ensemble_that_does_not_classify_images(
 ) -> None:
     se.Ensemble([se.zoo.mlp(64)]).save(tmp_path / "flat")
     assert main(["predict", str(tmp_path / "flat"), "x.png"]) == 2
-    assert "does not classify pictures" in refused(capsys)
+    assert "must be an ensemble that classifies images" in refused(capsys)
 
 
 def bad_network() -> nn.Module:

@@ -67,23 +67,23 @@ def test_train_refuses_a_folder_of_another_configuration_or_of_other_files(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
     assert main(["train", "--out", str(tmp_path / "mine"), *QUICK]) == 2
-    assert "not empty, and not a run folder" in capsys.readouterr().err
+    assert "not empty and not a run folder" in capsys.readouterr().err
 
 
 def test_interrupted_run_resumes_to_the_same_result(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from structured_ensembles.training.loop_engine import LoopEngine
 
-    whole, broken = LoopEngine.train_epoch, tmp_path / "broken"
+    original, broken = LoopEngine.train_epoch, tmp_path / "broken"
 
     def interrupted(self: LoopEngine, active: Any, epoch: int, advance: Any) -> list[float]:
         if epoch == 1:
             raise KeyboardInterrupt
-        return whole(self, active, epoch, advance)
+        return original(self, active, epoch, advance)
 
     monkeypatch.setattr(LoopEngine, "train_epoch", interrupted)
     assert main(["train", "--out", str(broken), *QUICK]) == 130
     assert (broken / "checkpoint.safetensors").exists()
-    monkeypatch.setattr(LoopEngine, "train_epoch", whole)
+    monkeypatch.setattr(LoopEngine, "train_epoch", original)
     assert main(["train", "--out", str(broken), *QUICK]) == 0
     assert (broken / "ensemble.safetensors").read_bytes() == (run / "ensemble.safetensors").read_bytes()
 
@@ -93,19 +93,19 @@ def test_run_interrupted_in_its_search_resumes_the_search(
 ) -> None:
     from structured_ensembles.search import _Search
 
-    whole, epochs = _Search.epoch, []
+    original, epochs = _Search.epoch, []
 
     def interrupted(self: _Search, feed: Any, seed: Any, learn: bool, **more: Any) -> float:
         epochs.extend([seed] * learn)
         if len(epochs) == 9:
             raise KeyboardInterrupt
-        return whole(self, feed, seed, learn, **more)
+        return original(self, feed, seed, learn, **more)
 
     monkeypatch.setattr(_Search, "epoch", interrupted)
     command = ["train", "--out", str(tmp_path / "broken"), *QUICK]
     assert main(command) == 130
     assert main(command) == 0
-    assert len(epochs) == 9 + 2  # of the ten, the eight that were done are not done again
+    assert len(epochs) == 9 + 2  # eight of the ten epochs were done before
     files = [{path.name for path in folder.iterdir()} for folder in (run, tmp_path / "broken")]
     assert files[0] == files[1]
     assert (tmp_path / "broken" / "ensemble.safetensors").read_bytes() == (run / "ensemble.safetensors").read_bytes()
@@ -142,15 +142,15 @@ def test_evaluations_of_one_run_merge_into_one_record(run: Path, capsys: pytest.
     assert found()["size/overhead"] == pytest.approx(ensemble.overhead(se.zoo.mlp(64)))
     assert main(["evaluate", str(run), "--corruptions"]) == 0
     assert len([name for name in found() if name.startswith("cor/") and name.endswith("@5")]) == 18 + 2
-    assert "photographs" in capsys.readouterr().out  # that frost's are not ours to ship
+    assert "photographs" in capsys.readouterr().out  # frost's photographs may not be shipped
     mean = found()["cor/mean@5"]
-    every = [found()[f"cor/{name}@5"] for name in se.evaluation.CORRUPTIONS if f"cor/{name}@5" in found()]
-    assert mean == pytest.approx(sum(every[:15]) / 15)  # the standard ones
-    assert found()["cor/extra_mean@5"] == pytest.approx(sum(every[15:]) / 3)  # without saturate: digits are grey
+    accuracies = [found()[f"cor/{name}@5"] for name in se.evaluation.CORRUPTIONS if f"cor/{name}@5" in found()]
+    assert mean == pytest.approx(sum(accuracies[:15]) / 15)  # the standard ones
+    assert found()["cor/extra_mean@5"] == pytest.approx(sum(accuracies[15:]) / 3)  # without saturate: digits are grey
     assert main(["evaluate", str(run), "--corruptions", "spatter", "--severities", "5"]) == 0
-    assert found()["cor/extra_mean@5"] == pytest.approx(sum(every[15:]) / 3)
+    assert found()["cor/extra_mean@5"] == pytest.approx(sum(accuracies[15:]) / 3)
     assert main(["evaluate", str(run), "--corruptions", "fog", "--severities", "5"]) == 0
-    assert found()["cor/mean@5"] == mean  # over all that are listed, as before
+    assert found()["cor/mean@5"] == mean  # over all listed corruptions, as before
     assert main(["evaluate", str(run), "--corruptions", "fog", "snow", "--severities", "4"]) == 0
     assert main(["evaluate", str(run), "--corruptions", "brightness", "--severities", "4"]) == 0
     assert "cor/snow@4" in found()
@@ -179,8 +179,8 @@ def test_read_picture_handles_usual_image_formats(tmp_path: Path) -> None:
     ink = Image.new("L", (8, 8), 0)
     Image.merge("RGBA", (ink, ink, ink, Image.fromarray(255 - pixels))).save(tmp_path / "ink.png")
     for name in ("plain.png", "deep.png", "deep.tif", "turned.png", "ink.png"):
-        found, note = read_picture(tmp_path / name, (1, 8, 8))
-        assert np.array_equal(found[0].numpy(), pixels), name
+        tensor, note = read_picture(tmp_path / name, (1, 8, 8))
+        assert np.array_equal(tensor[0].numpy(), pixels), name
         assert note == ("transparent parts are white" if name == "ink.png" else "")
     Image.fromarray(pixels.astype(np.float32)).save(tmp_path / "floats.tif")
     Image.fromarray(pixels.astype(np.int32) * 70000).save(tmp_path / "large.tif")
@@ -397,12 +397,18 @@ def test_demo_writes_a_report_with_the_figures_of_its_ensembles(
     data = read_digits(test_share=1 / 2, validation_share=1 / 3)
     loaded = {name: se.Ensemble.load(tmp_path / f"{name}.safetensors") for name in ("single", "deep", "structured")}
     figures = {name: se.evaluate(ensemble, data) for name, ensemble in loaded.items()}
-    for own in figures.values():  # before and after temperature, and the sets, of every method
-        assert f"<td>{100 * own['cal/ece']:.2f} %</td><td>{100 * own['cal/ece_t']:.2f} %</td>" in page
-        assert f"<td>{own['cal/nll']:.4f}</td><td>{own['cal/nll_t']:.4f}</td>" in page
-        assert f"<td>{100 * own['conf/coverage']:.1f} %</td><td>{own['conf/size']:.2f}</td>" in page
+    for ensemble_figures in figures.values():  # before and after temperature, and the sets, of every method
+        assert (
+            f"<td>{100 * ensemble_figures['cal/ece']:.2f} %</td><td>{100 * ensemble_figures['cal/ece_t']:.2f} %</td>"
+            in page
+        )
+        assert f"<td>{ensemble_figures['cal/nll']:.4f}</td><td>{ensemble_figures['cal/nll_t']:.4f}</td>" in page
+        assert (
+            f"<td>{100 * ensemble_figures['conf/coverage']:.1f} %</td><td>{ensemble_figures['conf/size']:.2f}</td>"
+            in page
+        )
     assert figures["structured"]["cal/ece_t"] <= figures["single"]["cal/ece"]
-    one, five = (se.Ensemble.load(tmp_path / f"{name}.safetensors") for name in ("single", "structured-int8"))
+    single, structured = (se.Ensemble.load(tmp_path / f"{name}.safetensors") for name in ("single", "structured-int8"))
     assert (tmp_path / "structured-int8.safetensors").stat().st_size < (tmp_path / "single.safetensors").stat().st_size
-    assert (len(one), len(five)) == (1, 5)
-    assert torch.isfinite(five(torch.rand(2, 1, 8, 8))).all()
+    assert (len(single), len(structured)) == (1, 5)
+    assert torch.isfinite(structured(torch.rand(2, 1, 8, 8))).all()

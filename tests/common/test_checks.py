@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import structured_ensembles as se
-from structured_ensembles.common.checks import check_number, check_type, check_whole, checked_seed
+from structured_ensembles.common.checks import check_number, check_seed, check_type, check_whole
 from structured_ensembles.methods import METHODS
 
 Call = Callable[["Things"], Any]
 
 
 class Things:
-    """Hold valid arguments for the calls below, which get one invalid argument each."""
+    """Valid arguments for the calls below, which get one invalid argument each."""
 
     def __init__(self) -> None:
         self.data = se.load_data("digits")
@@ -75,17 +75,19 @@ def test_invalid_argument_error_names_the_argument(things: Things, call: Call, m
 
 
 def test_numpy_numbers_equal_python_numbers(things: Things) -> None:
-    assert type(checked_seed(np.int64(3))) is int
+    assert type(check_seed(np.int64(3))) is int
     check_number("rate", np.float32(0.5))
     recipe = se.Recipe(rate=np.float32(0.5), patience=np.int64(3), warmup=torch.tensor(1.0), momentum=np.array(0.9))
     assert recipe == se.Recipe(rate=0.5, patience=3, warmup=1.0, momentum=np.array(0.9).item())
     json.dumps(recipe.to_dict())
     plain, other = (
-        se.evaluate(things.ensemble, things.data, fgsm=own) for own in ([0.125, 0.25], np.float32([0.125, 0.25]))
+        se.evaluate(things.ensemble, things.data, fgsm=sizes) for sizes in ([0.125, 0.25], np.float32([0.125, 0.25]))
     )
     assert plain == other
     assert len(se.Ensemble(se.zoo.mlp(64) for _ in range(3))) == 3  # type: ignore[arg-type]
-    subnets = [se.select(things.graph, prune=own, members=1, selection="random")[0] for own in (0.5, np.float32(0.5))]
+    subnets = [
+        se.select(things.graph, prune=share, members=1, selection="random")[0] for share in (0.5, np.float32(0.5))
+    ]
     assert subnets[0] == subnets[1]
 
 

@@ -62,20 +62,24 @@ def test_mixture_statistics_equal_scipy() -> None:
     means = torch.randn(3, 40, 2, generator=generator, dtype=torch.float64)
     deviations = 0.2 + torch.rand(3, 40, 2, generator=generator, dtype=torch.float64)
     targets = torch.randn(40, 2, generator=generator, dtype=torch.float64)
-    found = se.Gaussians(means, deviations)
-    np.testing.assert_allclose(found.nll(targets), -np.log(norm.pdf(targets, means, deviations).mean(0)))
+    gaussians = se.Gaussians(means, deviations)
+    np.testing.assert_allclose(gaussians.nll(targets), -np.log(norm.pdf(targets, means, deviations).mean(0)))
     # Its second moment is the mean of the members'.
     second = (deviations**2 + means**2).mean(0)
-    np.testing.assert_allclose(found.deviation**2, second - means.mean(0) ** 2)
-    np.testing.assert_allclose(found.aleatoric**2 + found.epistemic**2, found.deviation**2)
-    np.testing.assert_allclose(found.epistemic, means.numpy().std(0))
-    np.testing.assert_allclose(found.matched_nll(targets), -norm.logpdf(targets, found.mean, found.deviation))
-    for end, expected in zip(found.interval(0.8), norm.interval(0.8, found.mean, found.deviation), strict=True):
+    np.testing.assert_allclose(gaussians.deviation**2, second - means.mean(0) ** 2)
+    np.testing.assert_allclose(gaussians.aleatoric**2 + gaussians.epistemic**2, gaussians.deviation**2)
+    np.testing.assert_allclose(gaussians.epistemic, means.numpy().std(0))
+    np.testing.assert_allclose(
+        gaussians.matched_nll(targets), -norm.logpdf(targets, gaussians.mean, gaussians.deviation)
+    )
+    for end, expected in zip(
+        gaussians.interval(0.8), norm.interval(0.8, gaussians.mean, gaussians.deviation), strict=True
+    ):
         np.testing.assert_allclose(end, expected)
     alone = se.Gaussians(means[:1], deviations[:1])
     np.testing.assert_allclose(alone.nll(targets), alone.matched_nll(targets))
     with pytest.raises(ValueError, match="coverage must be a share between 0 and 1, not 90"):
-        found.interval(90)
+        gaussians.interval(90)
 
 
 def test_training_recovers_the_true_deviation(trained: se.Ensemble, data: se.Data) -> None:
@@ -219,7 +223,7 @@ def test_user_loss_may_use_outputs_of_another_shape_than_targets() -> None:
         return float(np.mean([share * gap if gap > 0 else (share - 1) * gap for gap, share in pairs]))
 
     assert figures["reg/loss"] == pytest.approx(by_loop(members.mean(0)), rel=1e-5)
-    assert figures["reg/member_loss"] == pytest.approx(np.mean([by_loop(own) for own in members]), rel=1e-5)
+    assert figures["reg/member_loss"] == pytest.approx(np.mean([by_loop(outputs) for outputs in members]), rel=1e-5)
 
 
 def test_evaluate_adds_a_user_loss_to_the_usual_figures() -> None:

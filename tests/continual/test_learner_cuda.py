@@ -32,34 +32,34 @@ def test_half_vgg11_trains_in_cuda_graphs(method: str) -> None:
     pixels = torch.randint(0, 256, (1200, 3, 32, 32), dtype=torch.uint8)
     labels = torch.arange(1200) % 4
     data = se.Data.from_arrays(pixels, labels, test=(pixels[:600], labels[:600]))
-    own = {"search_epochs": 1} if method == "structured" else {}
-    learner = LEARNERS[method](se.zoo.half_vgg11_backbone(), epochs=2, quiet=True, device="cuda", **own)
+    arguments = {"search_epochs": 1} if method == "structured" else {}
+    learner = LEARNERS[method](se.zoo.half_vgg11_backbone(), epochs=2, quiet=True, device="cuda", **arguments)
     for task in se.continual.split_tasks(data, 2):
         learner.learn(task)
         many = pixels.repeat(3, 1, 1, 1)
-        whole, graphs = (learner.logits(many, task.number, batch_size=size) for size in (len(many), 512))
-        torch.testing.assert_close(whole, graphs, atol=1e-2, rtol=1e-2)
+        eager, graphs = (learner.logits(many, task.number, batch_size=size) for size in (len(many), 512))
+        torch.testing.assert_close(eager, graphs, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("method", LEARNERS)
 def test_gpu_learner_matches_the_cpu_learner(method: str, tmp_path: Path) -> None:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     settings = {**SHORT, "optimizer": "sgd", "rate": 0.01} | ({"selection": "random"} if method == "structured" else {})
-    one, other = (LEARNERS[method](make_backbone(), device=device, **settings) for device in ("cuda", "cpu"))
-    for learner in (one, other):
+    on_gpu, on_cpu = (LEARNERS[method](make_backbone(), device=device, **settings) for device in ("cuda", "cpu"))
+    for learner in (on_gpu, on_cpu):
         learner.learn(TASKS[0])
-    assert one.learned[0].losses == pytest.approx(other.learned[0].losses, rel=1e-3)
+    assert on_gpu.learned[0].losses == pytest.approx(on_cpu.learned[0].losses, rel=1e-3)
     x = inputs_of(TASKS[0])
-    torch.testing.assert_close(one.logits(x, 0), other.logits(x, 0), atol=1e-3, rtol=1e-2)
-    one.save(tmp_path / "learner.safetensors")
+    torch.testing.assert_close(on_gpu.logits(x, 0), on_cpu.logits(x, 0), atol=1e-3, rtol=1e-2)
+    on_gpu.save(tmp_path / "learner.safetensors")
     loaded = LEARNERS[method].load(tmp_path / "learner.safetensors", backbone=make_backbone(), device="cpu")
-    torch.testing.assert_close(loaded.logits(x, 0), one.logits(x, 0), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(loaded.logits(x, 0), on_gpu.logits(x, 0), atol=1e-4, rtol=1e-4)
 
 
 def test_same_seed_gives_the_same_logits_on_a_gpu() -> None:
     """With dropout in the head."""
-    found = []
+    logits = []
     for _ in range(2):
         learner = StructuredLearner(make_backbone(), search_epochs=1, head="paper", device="cuda", **SHORT)
-        found.append(learn_and_check(learner, TASKS[:2]))
-    assert all(torch.equal(found[0][number], found[1][number]) for number in (0, 1))
+        logits.append(learn_and_check(learner, TASKS[:2]))
+    assert all(torch.equal(logits[0][number], logits[1][number]) for number in (0, 1))

@@ -36,7 +36,7 @@ def test_earlier_logits_stay_bit_identical_for_every_optimizer_and_backbone(
     learner.save(tmp_path / "learner.safetensors")
     loaded = StructuredLearner.load(tmp_path / "learner.safetensors", backbone=make_backbone(backbone, seed=9))
     loaded.quiet = True
-    ends = [learn_and_check(own, TASKS) for own in (learner, loaded)]
+    ends = [learn_and_check(continued, TASKS) for continued in (learner, loaded)]
     assert ends[0].keys() == ends[1].keys() == {0, 1, 2, 3}
     for number in ends[0]:
         assert torch.equal(ends[0][number], ends[1][number])
@@ -74,9 +74,14 @@ def test_weights_of_frozen_neurons_stay_and_others_change() -> None:
                 int(first.groups[f"backbone.{layer}"][neuron]),
                 int(second.groups[f"backbone.{layer}"][neuron]),
             )
-            for kind in ("weight", "bias"):
-                old, new = before[f"{layer}.{kind}"][neuron], learner.backbone.get_parameter(f"{layer}.{kind}")[neuron]
-                assert torch.equal(old, new) == (later != 1), f"{layer}.{kind}[{neuron}] of owner {owner} then {later}"
+            for attribute in ("weight", "bias"):
+                old, new = (
+                    before[f"{layer}.{attribute}"][neuron],
+                    learner.backbone.get_parameter(f"{layer}.{attribute}")[neuron],
+                )
+                assert torch.equal(old, new) == (later != 1), (
+                    f"{layer}.{attribute}[{neuron}] of owner {owner} then {later}"
+                )
 
 
 def test_task_network_equals_the_backbone_with_other_neurons_zeroed() -> None:
@@ -102,10 +107,10 @@ def test_sealed_neurons_have_equal_activations_under_later_masks(seal: bool) -> 
     learner = StructuredLearner(make_backbone("normalized"), search_epochs=1, seal=seal, **SHORT)
     learn_and_check(learner, TASKS)
     pixels = TASKS[0].data.prepare(inputs_of(TASKS[0]))
-    own, last = (learner.network(number).backbone(pixels) for number in (0, 3))
+    first, last = (learner.network(number).backbone(pixels) for number in (0, 3))
     used = [learner.shared.owners.used(learner.stages[number])["backbone.layers.7"] for number in (0, 3)]
-    places = [used[1].index(neuron) for neuron in used[0]]
-    assert torch.allclose(own, last[:, places], atol=1e-5) == seal
+    positions = [used[1].index(neuron) for neuron in used[0]]
+    assert torch.allclose(first, last[:, positions], atol=1e-5) == seal
 
 
 @pytest.mark.parametrize("backbone", ["normalized", "residual"])
@@ -116,13 +121,15 @@ def test_frozen_neurons_have_equal_activations_in_training_and_evaluation(backbo
     head = nn.Linear(10 if backbone == "normalized" else 6, 2)
     graph = learner.shared.graph(head, 2, TASKS[2].data.example())
     free = learner.shared.owners.free()
-    part = learner.shared.cut(TaskNetwork(learner.backbone, head), graph, {name: own[:1] for name, own in free.items()})
-    restore = freeze(part.network.backbone, part.past)
+    subnetwork = learner.shared.cut(
+        TaskNetwork(learner.backbone, head), graph, {name: neurons[:1] for name, neurons in free.items()}
+    )
+    restore = freeze(subnetwork.network.backbone, subnetwork.past)
     last = "backbone.layers.7" if backbone == "normalized" else "backbone.stem"
-    old = [place for place, neuron in enumerate(part.kept[last]) if neuron not in free[last]]
-    new = [place for place, neuron in enumerate(part.kept[last]) if neuron in free[last]]
+    old = [position for position, neuron in enumerate(subnetwork.kept[last]) if neuron not in free[last]]
+    new = [position for position, neuron in enumerate(subnetwork.kept[last]) if neuron in free[last]]
     x = TASKS[2].data.prepare(inputs_of(TASKS[2]))
-    features = {mode: part.network.backbone.train(mode)(x) for mode in (True, False)}
+    features = {mode: subnetwork.network.backbone.train(mode)(x) for mode in (True, False)}
     restore()
     torch.testing.assert_close(features[True][:, old], features[False][:, old], atol=1e-5, rtol=1e-5)
     assert not torch.allclose(features[True][:, new], features[False][:, new], atol=1e-3)

@@ -38,32 +38,42 @@ def make_learner(method: str) -> Learner:
 def everything(learner: Learner) -> dict[str, Any]:
     """Copy all state of a learner, by name."""
     tensors, details = learner._state()
-    parts = {"backbone": learner.backbone, **{f"head {number}": head for number, head in learner.heads.items()}}
-    state = {f"{part}.{name}": tensor for part, own in parts.items() for name, tensor in own.state_dict().items()}
-    found: dict[str, Any] = {name: tensor.clone() for name, tensor in (state | tensors).items()}
-    for part, own in parts.items():
-        found |= {f"{part}.{name}.training": module.training for name, module in own.named_modules()}
-        found |= {f"{part}.{name}.requires_grad": weight.requires_grad for name, weight in own.named_parameters()}
-        found |= {f"{part}.{name}.grad": weight.grad for name, weight in own.named_parameters()}
+    modules = {"backbone": learner.backbone, **{f"head {number}": head for number, head in learner.heads.items()}}
+    state = {
+        f"{module_name}.{name}": tensor
+        for module_name, owner in modules.items()
+        for name, tensor in owner.state_dict().items()
+    }
+    contents: dict[str, Any] = {name: tensor.clone() for name, tensor in (state | tensors).items()}
+    for module_name, owner in modules.items():
+        contents |= {f"{module_name}.{name}.training": module.training for name, module in owner.named_modules()}
+        contents |= {
+            f"{module_name}.{name}.requires_grad": weight.requires_grad for name, weight in owner.named_parameters()
+        }
+        contents |= {f"{module_name}.{name}.grad": weight.grad for name, weight in owner.named_parameters()}
     if hasattr(learner, "capacity"):
-        found["capacity"] = learner.capacity()
-    return found | {"details": deepcopy(details), "learned": dict(learner.learned), "attributes": sorted(vars(learner))}
+        contents["capacity"] = learner.capacity()
+    return contents | {
+        "details": deepcopy(details),
+        "learned": dict(learner.learned),
+        "attributes": sorted(vars(learner)),
+    }
 
 
 def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    def equal(one: Any, other: Any) -> bool:
-        return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
+    def equal(first: Any, second: Any) -> bool:
+        return torch.equal(first, second) if isinstance(first, Tensor) else bool(first == second)
 
     return first.keys() == second.keys() and all(equal(first[name], second[name]) for name in first)
 
 
 @contextmanager
 def interrupted_at(line: int) -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt before line number `line` of the package runs; give the number of lines so far."""
+    """Raise KeyboardInterrupt before line number `line` of the package runs; yield the number of lines so far."""
     passed = [0]
 
     def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        generator = frame.f_code.co_flags & inspect.CO_GENERATOR  # which may end where nobody sees the interrupt
+        generator = frame.f_code.co_flags & inspect.CO_GENERATOR  # it may be closed where the interrupt is swallowed
         if generator or not frame.f_code.co_filename.startswith(OURS):
             return None
         if event in ("line", "return"):
@@ -103,9 +113,9 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     """Make tasks of two classes, on a backbone that is traced once: `learn` is called a hundred times."""
     graphs: list[se.ChannelGraph] = []
 
-    def traced_once(*arguments: Any, **named: Any) -> se.ChannelGraph:
+    def traced_once(*arguments: Any, **keywords: Any) -> se.ChannelGraph:
         if not graphs:
-            graphs.append(se.trace(*arguments, **named))
+            graphs.append(se.trace(*arguments, **keywords))
         return graphs[0]
 
     monkeypatch.setattr(shared, "trace", traced_once)
@@ -127,9 +137,9 @@ def test_interrupt_at_any_line_of_learn_leaves_the_learner_whole(
         for line in some_lines(lines[0], *chosen):
             with suppress(KeyboardInterrupt), interrupted_at(line):  # what is cached since then has fewer lines
                 learner.learn(task)
-            found = everything(learner)
+            contents = everything(learner)
             complete = task.number in learner.learned
-            assert same(found, after if complete else before), f"interrupted at line {line} of {lines[0]}"
+            assert same(contents, after if complete else before), f"interrupted at line {line} of {lines[0]}"
             if complete:
                 break
         assert complete, "the last line comes after all is done"
@@ -141,8 +151,8 @@ def test_error_in_training_leaves_the_learner_unchanged(
 ) -> None:
     learner = make_learner(method)
 
-    def diverge(*arguments: Any, **named: Any) -> list[float]:
-        trained_instantly(*arguments, **named)
+    def diverge(*arguments: Any, **keywords: Any) -> list[float]:
+        trained_instantly(*arguments, **keywords)
         raise FloatingPointError("the loss became nan")
 
     for task in tasks[:2]:

@@ -17,7 +17,7 @@ from structured_ensembles.continual import (
     SupSupLearner,
     paper_memory,
 )
-from structured_ensembles.continual.pruning import mean_activity
+from structured_ensembles.continual.pruning import measure_activity
 from structured_ensembles.continual.supsup import Supermask
 from tests.support.continual_cases import SHORT, inputs_of, learn_and_check, logits_of, make_backbone, make_tasks
 
@@ -41,7 +41,7 @@ def test_single_model_trains_a_new_network_per_task() -> None:
         learner.learn(task)
         alone = NaiveLearner(make_backbone("normalized"), **SHORT)
         alone.learn(task)
-        assert torch.equal(*(own.logits(inputs_of(task), task.number) for own in (learner, alone)))
+        assert torch.equal(*(compared.logits(inputs_of(task), task.number) for compared in (learner, alone)))
 
 
 def test_supsup_keeps_all_weights_and_masks_half_of_them() -> None:
@@ -89,8 +89,8 @@ def test_batch_ensemble_keeps_the_weights_of_the_first_task() -> None:
             matrix = ratio.flatten(2)[:, :, 0]
             torch.testing.assert_close(ratio, matrix[:, :, None, None].expand_as(ratio))
             assert int(torch.linalg.matrix_rank(matrix.double(), rtol=1e-4)) == 1
-    own = learner.network(1).backbone
-    assert not torch.equal(own.conv1.bias, learner.network(0).backbone.conv1.bias)  # biases are every task's own
+    backbone = learner.network(1).backbone
+    assert not torch.equal(backbone.conv1.bias, learner.network(0).backbone.conv1.bias)  # biases are every task's own
     untrained = BatchEnsembleLearner(make_backbone("plain"), epochs=0, quiet=True)
     untrained.learn(TASKS[0])
     weight = untrained.network(0).backbone.conv2.weight
@@ -113,25 +113,25 @@ def test_pruning_learns_later_tasks_and_cuts_connections_to_new_neurons() -> Non
         still_free = torch.nonzero(owners.groups["backbone.conv2"] == -1).flatten()
         if len(still_free):
             assert not torch.equal(before["conv2.weight"][still_free], learner.backbone.conv2.weight[still_free])
-        # From neurons outside the task's mask into its own: nothing.
+        # No connections from neurons outside the task's mask into its own.
         used = set(owners.used(task.number)["backbone.conv1"])
         for neuron in torch.nonzero(owners.groups["backbone.conv2"] == task.number).flatten():
             for other in set(range(8)) - used:
                 assert not learner.backbone.conv2.weight[neuron, other].any()
-    assert sum(own[3] for own in learner.capacity().taken.values()) > 0  # the fourth task still found neurons
+    assert sum(counts[3] for counts in learner.capacity().taken.values()) > 0  # the fourth task still found neurons
 
 
 def test_pruning_loses_no_more_accuracy_than_its_margin() -> None:
     kept = {}
     for margin in (0.0, 0.3):
         learner = PruningLearner(make_backbone("plain"), margin=margin, strength=0.0, **{**SHORT, "epochs": 20})
-        whole = NaiveLearner(make_backbone("plain"), **{**SHORT, "epochs": 20})  # without L1: the same training
-        for own in (learner, whole):
-            own.learn(TASKS[0])
+        unpruned = NaiveLearner(make_backbone("plain"), **{**SHORT, "epochs": 20})  # without L1: the same training
+        for compared in (learner, unpruned):
+            compared.learn(TASKS[0])
         validation = TASKS[0].data.split("validation")
         inputs, targets = validation.inputs[validation.index], validation.targets[validation.index]
-        found, full = ((own.predict(inputs, 0) == targets).double().mean() for own in (learner, whole))
-        assert found >= full - margin - 1e-9
+        pruned, full = ((compared.predict(inputs, 0) == targets).double().mean() for compared in (learner, unpruned))
+        assert pruned >= full - margin - 1e-9
         kept[margin] = sum(learner.shared.owners.count(0).values())
     assert kept[0.3] <= kept[0.0] < 24
 
@@ -142,11 +142,11 @@ def test_mean_activity_equals_a_hand_computation() -> None:
     network = se.continual.heads.TaskNetwork(backbone, nn.Linear(4, 2))
     data = TASKS[0].data
     graph = se.trace(network, data.example())
-    found = mean_activity(network, graph, data, torch.device("cpu"))
+    activity = measure_activity(network, graph, data, torch.device("cpu"))
     x = torch.cat([inputs for inputs, _ in data.batches("train", 512)])
     hidden = F.relu(backbone[0](x))
-    torch.testing.assert_close(found["backbone.0"], hidden.abs().mean((0, 2, 3)))
-    torch.testing.assert_close(found["backbone.3"], backbone(x).abs().mean(0))
+    torch.testing.assert_close(activity["backbone.0"], hidden.abs().mean((0, 2, 3)))
+    torch.testing.assert_close(activity["backbone.3"], backbone(x).abs().mean(0))
 
 
 @pytest.mark.parametrize(
@@ -159,20 +159,20 @@ def test_memory_equals_the_papers_tables(backbone: str, shape: tuple[int, ...], 
     tasks = 2
     network = getattr(se.zoo, backbone)()
     table = paper_memory(network, tasks)
-    assert {own.backbone for own in table.values()} == {floats}
+    assert {row.backbone for row in table.values()} == {floats}
     assert table["naive"].bits(64) == floats * 64
     assert table["single"].bits(64) == floats * 64 * tasks
     for method in ("supsup", "pruning"):
         assert (table[method].factors, table[method].masks) == (0, floats * tasks)
     assert (table["batch-ensemble"].factors, table["batch-ensemble"].masks) == (factors * tasks, 0)
     assert (table["structured"].factors, table["structured"].masks) == (0, neurons * tasks)
-    # And what the learners themselves say.
+    # And by the learners' own count.
     images = torch.zeros(8, *shape, dtype=torch.uint8)
     images[:, :, 0, 0] = torch.arange(0, 256, 32, dtype=torch.uint8)[:, None]
     sequence = se.continual.split_tasks(se.Data.from_arrays(images, torch.arange(8) % 4, validation=0.0), tasks)
-    for method, kind in LEARNERS.items():
-        own = {"selection": "random"} if method == "structured" else {}
-        learner = kind(network, epochs=0, quiet=True, **own)
+    for method, learner_type in LEARNERS.items():
+        row = {"selection": "random"} if method == "structured" else {}
+        learner = learner_type(network, epochs=0, quiet=True, **row)
         for task in sequence:
             learner.learn(task)
         memory = learner.memory()

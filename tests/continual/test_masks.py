@@ -32,11 +32,11 @@ TASKS = make_tasks()
 )
 def test_packed_owners_round_trip_in_the_fewest_bits(case: tuple[int, tuple[list[int], ...]]) -> None:
     stages, groups = case
-    owners = Owners({str(index): torch.tensor(own) for index, own in enumerate(groups)}, rest=0)
-    sizes = {name: len(own) for name, own in owners.groups.items()}
+    owners = Owners({str(index): torch.tensor(group) for index, group in enumerate(groups)}, rest=0)
+    sizes = {name: len(group) for name, group in owners.groups.items()}
     layout, packed = owners.pack(stages)
     back = Owners.unpack(layout, packed, sizes, 0, stages)
-    assert all(torch.equal(back.groups[name], own) for name, own in owners.groups.items())
+    assert all(torch.equal(back.groups[name], group) for name, group in owners.groups.items())
     neurons = sum(sizes.values())
     shortest = min(stages, math.ceil(math.log2(stages + 1)))
     assert packed.numel() == shortest * math.ceil(neurons / 8)
@@ -69,15 +69,15 @@ def test_tasks_take_the_neurons_with_the_highest_scores(
             count = len(pool) - math.ceil(0.5 * (len(pool) - 1))
             chosen = set(sorted(pool, key=lambda neuron: -values[neuron])[:count])
         for name in names:
-            own = sorted((neuron for neuron in pool if neuron[0] == name), key=lambda neuron: -values[neuron])
-            count = len(own) - math.ceil(0.5 * (len(own) - 1)) if scope == "layer" else 0
-            chosen |= set(own[:count])
-            if own and not chosen & set(own):
-                chosen.add(own[0])
+            candidates = sorted((neuron for neuron in pool if neuron[0] == name), key=lambda neuron: -values[neuron])
+            count = len(candidates) - math.ceil(0.5 * (len(candidates) - 1)) if scope == "layer" else 0
+            chosen |= set(candidates[:count])
+            if candidates and not chosen & set(candidates):
+                chosen.add(candidates[0])
         taken = {
             (name, int(neuron))
-            for name, own in learner.shared.owners.groups.items()
-            for neuron in torch.nonzero(own == task.number).flatten()
+            for name, candidates in learner.shared.owners.groups.items()
+            for neuron in torch.nonzero(candidates == task.number).flatten()
         }
         assert taken == chosen & free
         free -= taken
@@ -88,23 +88,25 @@ def test_tasks_beyond_capacity_train_their_heads_only_and_warn() -> None:
     tasks = make_tasks(tasks=12, per_class=8, size=8)
     torch.manual_seed(0)
     learner = StructuredLearner(se.zoo.lenet5_backbone(), search_epochs=1, prune=0.3, **SHORT)
-    told = []
+    warned = []
     for task in tasks:
         before = logits_of(learner, tasks)
-        told.append(_free(learner) == 0)
+        warned.append(_free(learner) == 0)
         with (
             pytest.warns(match=f"task {task.number} gets no neuron, as none is free any more")
-            if told[-1]
+            if warned[-1]
             else nullcontext()
         ):
             learner.learn(task)
         assert all(torch.equal(logits, learner.logits(inputs_of(tasks[n]), n)) for n, logits in before.items())
-    assert told[0] is False
-    assert told[-1] is True
+    assert warned[0] is False
+    assert warned[-1] is True
     capacity = learner.capacity()
     assert capacity.sizes == {"backbone.conv1": 6, "backbone.conv2": 16, "backbone.conv3": 120}
     owned = torch.cat(list(learner.shared.owners.groups.values()))
-    assert sorted({int(owner) for owner in owned}) == [stage for stage in range(12) if not told[stage]]  # nobody else
+    assert sorted({int(owner) for owner in owned}) == [
+        stage for stage in range(12) if not warned[stage]
+    ]  # no other owners
     assert all(sum(capacity.taken[name]) == size for name, size in capacity.sizes.items())
     assert set(capacity.free.values()) == {0}
     assert "task 11" in str(capacity)
@@ -121,8 +123,8 @@ def _free(learner: StructuredLearner) -> int | None:
 
 @pytest.mark.parametrize("kind", [StructuredLearner, PruningLearner])
 def test_forget_frees_neurons_and_keeps_other_tasks(kind: type[StructuredLearner]) -> None:
-    own = {"search_epochs": 1} if kind is StructuredLearner else {"strength": 1e-3}
-    learner = kind(make_backbone("residual"), **own, **SHORT)
+    arguments = {"search_epochs": 1} if kind is StructuredLearner else {"strength": 1e-3}
+    learner = kind(make_backbone("residual"), **arguments, **SHORT)
     learn_and_check(learner, TASKS[:3])
     logits, before = logits_of(learner, TASKS), learner.capacity()
     third = sum(taken[2] for taken in before.taken.values())
@@ -154,8 +156,8 @@ def test_trained_network_equals_the_stored_task_network(monkeypatch: pytest.Monk
     trained = []
     original = learner_module.fit
 
-    def recorded(network: nn.Module, *arguments: object, **named: object) -> list[float]:
-        losses = original(network, *arguments, **named)
+    def recorded(network: nn.Module, *arguments: object, **keywords: object) -> list[float]:
+        losses = original(network, *arguments, **keywords)
         trained.append(network)
         return losses
 

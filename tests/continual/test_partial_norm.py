@@ -13,11 +13,11 @@ def reference(norm: nn.Module, x: Tensor, past: Tensor) -> Tensor:
     """Normalise channel by channel with plain operations."""
     results = []
     for channel in range(x.shape[1]):
-        own = x[:, channel]
+        values = x[:, channel]
         frozen = bool(past[channel])
-        mean = norm.running_mean[channel] if frozen else own.mean()
-        variance = norm.running_var[channel] if frozen else own.var(correction=0)
-        result = (own - mean) / (variance + norm.eps).sqrt()
+        mean = norm.running_mean[channel] if frozen else values.mean()
+        variance = norm.running_var[channel] if frozen else values.var(correction=0)
+        result = (values - mean) / (variance + norm.eps).sqrt()
         if norm.weight is not None:
             result = result * norm.weight[channel] + norm.bias[channel]
         results.append(result)
@@ -30,8 +30,8 @@ def test_partly_frozen_norm_matches_a_reference_in_outputs_gradients_and_statist
     affine: bool, shape: tuple[int, ...]
 ) -> None:
     torch.manual_seed(0)
-    kind = nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d
-    norm = kind(5, affine=affine, momentum=0.3).double()
+    norm_type = nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d
+    norm = norm_type(5, affine=affine, momentum=0.3).double()
     norm.running_mean.normal_()
     norm.running_var.uniform_(0.5, 2)
     if affine:
@@ -39,7 +39,7 @@ def test_partly_frozen_norm_matches_a_reference_in_outputs_gradients_and_statist
         nn.init.normal_(norm.bias)
     past = torch.tensor([True, False, False, True, False])
     x, direction = (torch.randn(shape, dtype=torch.float64) for _ in range(2))
-    expected_norm = kind(5, affine=affine, momentum=0.3).double()
+    expected_norm = norm_type(5, affine=affine, momentum=0.3).double()
     expected_norm.load_state_dict(norm.state_dict())
     leaves = [x.clone().requires_grad_(), *norm.parameters()]
     expected = reference(norm, leaves[0], past)
@@ -47,10 +47,12 @@ def test_partly_frozen_norm_matches_a_reference_in_outputs_gradients_and_statist
 
     frozen = PartlyFrozenNorm(norm, past)
     other = [x.clone().requires_grad_(), *frozen.parameters()]
-    found = frozen(other[0])
-    torch.testing.assert_close(found, expected)
-    for one, two in zip(torch.autograd.grad((found * direction).sum(), other), gradients, strict=True):
-        torch.testing.assert_close(one, two)
+    outputs = frozen(other[0])
+    torch.testing.assert_close(outputs, expected)
+    for gradient, expected_gradient in zip(
+        torch.autograd.grad((outputs * direction).sum(), other), gradients, strict=True
+    ):
+        torch.testing.assert_close(gradient, expected_gradient)
     before = expected_norm.running_mean.clone(), expected_norm.running_var.clone()
     expected_norm(x)  # torch's own update of the running statistics, for the channels that learn
     for running, old, new in zip(

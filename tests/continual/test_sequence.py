@@ -47,7 +47,7 @@ def test_accuracy_matrix_figure_shows_every_number() -> None:
 
 @pytest.mark.parametrize("method", LEARNERS)
 def test_matrix_rows_are_the_accuracies_after_each_task(method: str) -> None:
-    """Compared with a loop over samples; without task identity, with an argmin over entropies."""
+    """Compare with a loop over samples; without task identity, with an argmin over entropies."""
     learner, again = (LEARNERS[method](make_backbone(), seed=1, **SHORT) for _ in range(2))
     matrix = run_sequence(learner, TASKS[:3])
     for index, task in enumerate(TASKS[:3]):
@@ -59,7 +59,7 @@ def test_matrix_rows_are_the_accuracies_after_each_task(method: str) -> None:
                 for sample in split.index
             ]
             assert matrix.rows[index][column] == pytest.approx(sum(right) / len(right))
-    right = found = samples = 0
+    right = rightly_inferred = samples = 0
     for task in TASKS[:3]:
         x, split = inputs_of(task), task.data.split("test")
         entropies = []
@@ -72,10 +72,10 @@ def test_matrix_rows_are_the_accuracies_after_each_task(method: str) -> None:
         assert again.infer_task(x, together=True).tolist() == [int(together)] * len(x)
         answers = again.predict(x, task.number) == split.targets[split.index]
         right += int(((inferred == task.number) & answers).sum())
-        found += int((inferred == task.number).sum())
+        rightly_inferred += int((inferred == task.number).sum())
         samples += len(x)
     assert matrix.unaided == pytest.approx(right / samples)
-    assert matrix.inferred == pytest.approx(found / samples)
+    assert matrix.inferred == pytest.approx(rightly_inferred / samples)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_loaded_learner_continues_like_the_original(method: str, backbone: str, 
     assert type(loaded) is LEARNERS[method]
     assert loaded.learned == learner.learned
     assert loaded.memory() == learner.memory()
-    for own in (learner, loaded):
-        own.quiet = True
-        own.learn(TASKS[2])
+    for continued in (learner, loaded):
+        continued.quiet = True
+        continued.learn(TASKS[2])
     for number, logits in logits_of(learner, TASKS).items():
         assert torch.equal(logits, loaded.logits(inputs_of(TASKS[number]), number))
     loaded.save(tmp_path / "again.safetensors")
@@ -108,7 +108,7 @@ def test_learner_file_is_compact_and_refuses_wrong_methods_and_damage(tmp_path: 
         learner.learn(task)
     learner.save(path)
     with safe_open(path, framework="pt") as file:
-        assert file.get_tensor("own.owners").shape == (3, 18)  # 3 binary digits for 5 owners and nobody, 142 neurons
+        assert file.get_tensor("own.owners").shape == (3, 18)  # 3 binary digits for 5 owners and free, 142 neurons
         floats = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118
     assert sum(t.numel() for t in floats if t.is_floating_point()) == 50550 + learner.memory().heads
     loaded = Learner.load(path)  # the zoo's backbone needs no help
@@ -151,7 +151,7 @@ run_sequence(Talking(make_backbone("normalized"), **LONG), make_tasks(), {folder
 
 def test_killed_sequence_resumes_to_the_same_bits(tmp_path: Path) -> None:
     """Killed with SIGKILL in the third task; the learner's file equals that of an unbroken run byte by byte."""
-    folder, whole = tmp_path / "killed", tmp_path / "whole"
+    folder, uninterrupted = tmp_path / "killed", tmp_path / "whole"
     script = SCRIPT.format(root=str(ROOT), folder=str(folder))
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -160,8 +160,8 @@ def test_killed_sequence_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert len(json.loads((folder / "matrix.json").read_text())["rows"]) == 2
     learner, never = (StructuredLearner(make_backbone("normalized"), **LONG) for _ in range(2))
     resumed = run_sequence(learner, TASKS, folder)
-    assert resumed == run_sequence(never, TASKS, whole)
-    assert (folder / "learner.safetensors").read_bytes() == (whole / "learner.safetensors").read_bytes()
+    assert resumed == run_sequence(never, TASKS, uninterrupted)
+    assert (folder / "learner.safetensors").read_bytes() == (uninterrupted / "learner.safetensors").read_bytes()
     for number, logits in logits_of(learner, TASKS).items():
         assert torch.equal(logits, never.logits(inputs_of(TASKS[number]), number))
 
@@ -228,4 +228,4 @@ def test_evaluate_of_a_task_equals_the_sequence_accuracy() -> None:
     learner = StructuredLearner(make_backbone(), search_epochs=1, **SHORT)
     learn_and_check(learner, TASKS[:2])
     figures = se.evaluate(learner.ensemble(1), TASKS[1].data)
-    assert figures["cls/accuracy"] == pytest.approx(se.continual.sequence.accuracy_on(learner, TASKS[1]))
+    assert figures["cls/accuracy"] == pytest.approx(se.continual.sequence.measure_accuracy(learner, TASKS[1]))

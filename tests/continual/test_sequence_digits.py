@@ -15,7 +15,7 @@ SETTING = {"epochs": 20, "batch_size": 32, "rate": 3e-3, "quiet": True}
 IMAGE = 1 / 72 * 5 / 15 / 3
 
 
-@pytest.mark.filterwarnings("ignore:task . gets no neuron")  # Pruning may have given all away
+@pytest.mark.filterwarnings("ignore:task . gets no neuron")  # Pruning may run out of neurons
 def test_structured_learner_matches_single_and_supsup_on_split_digits(
     record_property: Callable[[str, object], None],
 ) -> None:
@@ -25,21 +25,23 @@ def test_structured_learner_matches_single_and_supsup_on_split_digits(
     seeds, single has 99.90, structured 99.87, SupSup 99.86 %, which is to say that they are equal. Without
     normalisation the features of late tasks are badly conditioned, and structured falls behind (99.62 %).
     """
-    found: dict[str, list[AccuracyMatrix]] = {method: [] for method in LEARNERS}
+    matrices: dict[str, list[AccuracyMatrix]] = {method: [] for method in LEARNERS}
     extra = {}
     for seed in range(3):
         tasks = load_tasks("digits", seed=seed)
-        for method, kind in LEARNERS.items():
+        for method, learner_type in LEARNERS.items():
             torch.manual_seed(seed)
-            learner = kind(Digits(), seed=seed, **SETTING)
-            found[method].append(run_sequence(learner, tasks))
+            learner = learner_type(Digits(), seed=seed, **SETTING)
+            matrices[method].append(run_sequence(learner, tasks))
             memory = learner.memory()
             extra[method] = memory.bytes(heads=False) - 4 * memory.backbone
-    accuracy = {method: statistics.mean(own.accuracy for own in rows) for method, rows in found.items()}
-    forgetting = {method: statistics.mean(own.forgetting for own in rows) for method, rows in found.items()}
-    for method, rows in found.items():
-        spread = statistics.stdev(own.accuracy for own in rows)
-        final, unaided = (statistics.mean(getattr(own, name) for own in rows) for name in ("final_accuracy", "unaided"))
+    accuracy = {method: statistics.mean(matrix.accuracy for matrix in rows) for method, rows in matrices.items()}
+    forgetting = {method: statistics.mean(matrix.forgetting for matrix in rows) for method, rows in matrices.items()}
+    for method, rows in matrices.items():
+        spread = statistics.stdev(matrix.accuracy for matrix in rows)
+        final, unaided = (
+            statistics.mean(getattr(matrix, name) for matrix in rows) for name in ("final_accuracy", "unaided")
+        )
         record_property(
             "figures",
             f"split digits, 3 seeds, {method}: accuracy {100 * accuracy[method]:.2f} ± {100 * spread:.2f} %, "
@@ -48,8 +50,8 @@ def test_structured_learner_matches_single_and_supsup_on_split_digits(
         )
     assert accuracy["single"] >= max(accuracy.values()) - IMAGE
     assert forgetting["naive"] > 0.02
-    assert all(forgetting[method] == 0 for method in found if method != "naive")
-    assert accuracy["naive"] < min(accuracy[method] for method in found if method != "naive")
+    assert all(forgetting[method] == 0 for method in matrices if method != "naive")
+    assert accuracy["naive"] < min(accuracy[method] for method in matrices if method != "naive")
     for rival in ("pruning", "batch-ensemble"):
         assert accuracy["structured"] >= accuracy[rival]
     assert accuracy["structured"] >= accuracy["supsup"] - IMAGE

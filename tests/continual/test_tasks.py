@@ -27,18 +27,18 @@ def test_digits_are_split_into_five_tasks(shuffle_labels: bool) -> None:
     for task in tasks:
         assert task.data.classes == tuple(str(label) for label in task.classes)
         for name in ("train", "test"):
-            whole, part = data.split(name), task.data.split(name)
+            full_split, task_split = data.split(name), task.data.split(name)
             if shuffle_labels and name == "train":
                 continue  # another seed holds out other samples
             expected = [
-                (int(whole.targets[index]), whole.inputs[index])
-                for index in whole.index
-                if int(whole.targets[index]) in task.classes
+                (int(full_split.targets[index]), full_split.inputs[index])
+                for index in full_split.index
+                if int(full_split.targets[index]) in task.classes
             ]
-            assert len(part) == len(expected)
-            for (label, pixels), index in zip(expected, part.index, strict=True):
-                assert task.classes[int(part.targets[index])] == label
-                assert torch.equal(part.inputs[index], pixels)
+            assert len(task_split) == len(expected)
+            for (label, pixels), index in zip(expected, task_split.index, strict=True):
+                assert task.classes[int(task_split.targets[index])] == label
+                assert torch.equal(task_split.inputs[index], pixels)
         assert task.data.train.inputs.data_ptr() == tasks[0].data.train.inputs.data_ptr()  # not copied
     assert [str(task) for task in load_tasks("digits")][1] == "task 1: 2, 3"
 
@@ -61,11 +61,11 @@ def test_streamed_data_are_split_into_tasks() -> None:
     loader = DataLoader(TensorDataset(x, y), batch_size=7)
     streamed = split_tasks(se.Data.from_loaders(loader, test=loader, classes=6), 3)
     stored = split_tasks(se.Data.from_arrays(x, y, validation=0.0, classes=6), 3)
-    for one, two in zip(streamed, stored, strict=True):
-        assert len(one.data.train) == len(two.data.train)
+    for streamed_task, stored_task in zip(streamed, stored, strict=True):
+        assert len(streamed_task.data.train) == len(stored_task.data.train)
         for size in (4, 7, 64):
-            batches = [list(task.data.train.batches(size)) for task in (one, two)]
-            assert len(batches[0]) == len(batches[1]) == one.data.num_batches("train", size)
+            batches = [list(task.data.train.batches(size)) for task in (streamed_task, stored_task)]
+            assert len(batches[0]) == len(batches[1]) == streamed_task.data.num_batches("train", size)
             for ours, theirs in zip(*batches, strict=True):
                 assert torch.equal(ours[0], theirs[0])
                 assert torch.equal(ours[1], theirs[1])
@@ -87,8 +87,8 @@ def test_task_may_lack_validation_and_test_samples() -> None:
     first, second = split_tasks(data, 2)
     assert len(first.data.split("validation")) == len(first.data.split("test")) == 20
     assert second.data.validation is second.data.test is None
-    for kind in (StructuredLearner, PruningLearner):
-        learner = kind(make_backbone(), **SHORT)
+    for learner_type in (StructuredLearner, PruningLearner):
+        learner = learner_type(make_backbone(), **SHORT)
         learner.learn(second)
         assert learner.predict(x, task=1).shape == (40,)
     with pytest.raises(ValueError, match="no test split"):
@@ -136,7 +136,7 @@ def test_invalid_task_is_refused_and_leaves_the_learner_unchanged(method: str) -
     larger = make_tasks(size=9)[1]
     broken = dataclasses.replace(TASKS[1].data, normalization=se.Normalization((0.0,), (0.0,)))  # divides by zero
     bad = {
-        r"task 0 has been learned already": TASKS[0],
+        r"task must be new, but 0 has been learned already": TASKS[0],
         r"the train labels of task 1 must be labels from 0 to 1, but reach from 1 to 2": dataclasses.replace(
             TASKS[1], data=dataclasses.replace(TASKS[1].data, train=beyond)
         ),

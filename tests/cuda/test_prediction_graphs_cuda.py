@@ -6,7 +6,7 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
-from structured_ensembles.methods.layers import called_layers
+from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
 from tests.support.networks import Viewing, small_networks
 
@@ -93,7 +93,7 @@ def test_batch_ensemble_and_dropout_networks_can_be_captured(kind: str, training
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
     model, example = se.zoo.lenet5(in_channels=1), torch.randn(13, 1, 28, 28)
-    layers = called_layers(model, example)
+    layers = find_called_layers(model, example)
     network = (
         DropoutNetwork(model, layers.hidden, 5)
         if kind == "dropout"

@@ -47,9 +47,9 @@ class Nullable:
 
 
 def read_only(values: Any) -> Any:
-    found = np.array(values)
-    found.flags.writeable = False
-    return found
+    array = np.array(values)
+    array.flags.writeable = False
+    return array
 
 
 def ensemble_of(data: se.Data, inputs: int) -> se.Ensemble:
@@ -93,31 +93,31 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SAME)
-def test_equal_values_in_any_array_type_give_equal_data(kind: str) -> None:
+@pytest.mark.parametrize("array_type", SAME)
+def test_equal_values_in_any_array_type_give_equal_data(array_type: str) -> None:
     data = se.Data.from_arrays(COLUMNS, LABELS, standardize=False)
-    given = SAME[kind](COLUMNS)
+    array = SAME[array_type](COLUMNS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        same = se.Data.from_arrays(given, LABELS, standardize=False)
+        same = se.Data.from_arrays(array, LABELS, standardize=False)
         assert torch.equal(same.train.inputs, data.train.inputs)
         ensemble = ensemble_of(data, 4)
-        assert torch.equal(ensemble.predict_proba(given), ensemble.predict_proba(COLUMNS))
-        if not isinstance(given, Nullable):  # it has no rows
-            stacked = se.Data.from_datasets(Listed(given, LABELS), standardize=False)
+        assert torch.equal(ensemble.predict_proba(array), ensemble.predict_proba(COLUMNS))
+        if not isinstance(array, Nullable):  # it has no rows
+            stacked = se.Data.from_datasets(Listed(array, LABELS), standardize=False)
             assert torch.equal(stacked.train.inputs, data.train.inputs)
 
 
-@pytest.mark.parametrize("kind", WRONG)
-def test_non_numeric_arrays_are_refused_by_every_entry_point(kind: str) -> None:
-    make, sentence = WRONG[kind]
-    given = make(COLUMNS)
+@pytest.mark.parametrize("array_type", WRONG)
+def test_non_numeric_arrays_are_refused_by_every_entry_point(array_type: str) -> None:
+    make, sentence = WRONG[array_type]
+    array = make(COLUMNS)
     ensemble = ensemble_of(se.Data.from_arrays(COLUMNS, LABELS), 4)
     doors: list[Callable[[], Any]] = [
-        lambda: se.Data.from_arrays(given, LABELS),
-        lambda: se.Data.from_arrays(COLUMNS, LABELS, test=(given, LABELS)),
-        lambda: ensemble.predict(given),
-        lambda: ensemble.uncertainty(given),
+        lambda: se.Data.from_arrays(array, LABELS),
+        lambda: se.Data.from_arrays(COLUMNS, LABELS, test=(array, LABELS)),
+        lambda: ensemble.predict(array),
+        lambda: ensemble.uncertainty(array),
     ]
     for door in doors:
         with pytest.raises((TypeError, ValueError), match=sentence):
@@ -226,15 +226,20 @@ def test_ensemble_trained_on_uint8_refuses_other_integers(dtype: torch.dtype) ->
     expected = ensemble.predict_proba(PIXELS)
     torch.testing.assert_close(ensemble.predict_proba(PIXELS / 255), expected)
     dark = torch.from_numpy(PIXELS.clip(0, 1)).to(dtype)
-    given = torch.from_numpy(PIXELS).to(dtype)
+    wide_pixels = torch.from_numpy(PIXELS).to(dtype)
     name = str(dtype).removeprefix("torch.")
-    for x in (given, dark, DataLoader(given, batch_size=8), TensorDataset(given, torch.tensor(LABELS))):
+    for x in (
+        wide_pixels,
+        dark,
+        DataLoader(wide_pixels, batch_size=8),
+        TensorDataset(wide_pixels, torch.tensor(LABELS)),
+    ):
         with pytest.raises(ValueError, match=rf"as floats in \[0,1\], not {name}"):
             ensemble.predict(x)
     with pytest.raises(ValueError, match=f"not {name}"):
-        ensemble(given)
+        ensemble(wide_pixels)
     with pytest.raises(ValueError, match=f"not {name}"):
-        ensemble.calibrate((given, LABELS))
+        ensemble.calibrate((wide_pixels, LABELS))
 
 
 def test_learner_trained_on_uint8_refuses_other_integers(tmp_path: Any) -> None:

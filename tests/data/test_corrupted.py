@@ -63,7 +63,7 @@ def pack(path: Path, folder: str, files: Mapping[str, bytes], mode: str = "w") -
     with tarfile.open(path, mode) as archive:
         for name, content in {
             "../escape.npy": b"no",
-            **{f"{folder}/{name}": own for name, own in files.items()},
+            **{f"{folder}/{name}": content for name, content in files.items()},
         }.items():
             header = tarfile.TarInfo(name)
             header.size = len(content)
@@ -141,7 +141,7 @@ def broken(arrays: dict[str, np.ndarray]) -> dict[str, tuple[dict[str, bytes], s
     objects = io.BytesIO()
     np.save(objects, np.array([{"evil": 1}], dtype=object), allow_pickle=True)
     return {
-        "no labels": ({key: own for key, own in files.items() if key != "labels.npy"}, "no file labels.npy"),
+        "no labels": ({key: content for key, content in files.items() if key != "labels.npy"}, "no file labels.npy"),
         "a pickle": (files | {"fog.npy": objects.getvalue()}, "not of numbers"),
         "truncated": (files | {"fog.npy": files["fog.npy"][:-1]}, "incomplete"),
         "empty": (files | {"fog.npy": b""}, "fog at severity 2 cannot be read"),
@@ -152,9 +152,9 @@ def broken(arrays: dict[str, np.ndarray]) -> dict[str, tuple[dict[str, bytes], s
     }
 
 
-@pytest.mark.parametrize("kind", broken(cifar_files(10)))
-def test_damaged_corrupted_files_are_errors(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files, message = broken(cifar_files(10))[kind]
+@pytest.mark.parametrize("damage", broken(cifar_files(10)))
+def test_damaged_corrupted_files_are_errors(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, message = broken(cifar_files(10))[damage]
     unpack(tmp_path / "CIFAR-10-C", files)
     expect(monkeypatch, "cifar10-c", tmp_path)
     with pytest.raises(ValueError, match=message) as caught:

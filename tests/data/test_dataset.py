@@ -133,7 +133,7 @@ def zip_batches(data: se.Data, seed: int) -> list[tuple[torch.Tensor, torch.Tens
         (np.zeros((3, 2)), np.zeros((3, 2), int), {}, r"targets must have the shape \(samples,\)"),
         (np.full((3, 2), np.nan), np.zeros(3, int), {}, "inputs contain values that are not finite"),
         (np.zeros((3, 2)), np.zeros(3, int), {"validation": 1.5}, "validation must be a share"),
-        (np.zeros((3, 2)), np.zeros(3, int), {"test": (np.zeros((3, 5)), np.zeros(3, int))}, "test inputs are"),
+        (np.zeros((3, 2)), np.zeros(3, int), {"test": (np.zeros((3, 5)), np.zeros(3, int))}, "test inputs must be"),
         (np.zeros((3, 2)), np.zeros(3, int), {"test": (np.zeros((3, 2)), np.full(3, 9))}, "test targets must be"),
         (np.zeros((3, 2)), np.array([0.5, 1, 2]), {"task": "classification"}, "whole numbers"),
     ],
@@ -163,11 +163,11 @@ def test_feed_gives_every_sample_once_per_epoch(samples: int, size: int, even: b
     data = se.Data.from_arrays(x, y, validation=0.0, standardize=False)
     feed = feed_for(data.train, data, size, torch.device("cpu"), even=even)
     seen, sizes = [], []
-    for own in feed.epoch(0):
-        inputs, _ = feed.batch(own)
+    for batch_size in feed.epoch(0):
+        inputs, _ = feed.batch(batch_size)
         feed.step.add_(1)
         seen += inputs.flatten().tolist()
-        sizes.append(own)
+        sizes.append(batch_size)
     assert sorted(seen) == list(range(samples))
     assert len(sizes) == -(-samples // size)
     assert max(sizes) <= size

@@ -3,7 +3,7 @@
 import torch
 from scipy.stats import chisquare
 
-from structured_ensembles.data.drawing import _MASK, _STEP, _mix, draw, fold, shuffled
+from structured_ensembles.data.drawing import _MASK, _STEP, _mix, draw, fold, shuffle
 
 
 def test_mix_equals_splitmix64() -> None:
@@ -24,8 +24,8 @@ def test_tensor_draws_equal_scalar_draws() -> None:
 
 def test_shuffled_orders_are_uniform_permutations() -> None:
     index = torch.arange(100, 120)
-    assert shuffled(index, (1, 2)).sort().values.equal(index)
-    assert not shuffled(index, (1, 2)).equal(shuffled(index, (1, 3)))
-    first = torch.stack([shuffled(torch.arange(10), (5, epoch))[0] for epoch in range(2000)])
+    assert shuffle(index, (1, 2)).sort().values.equal(index)
+    assert not shuffle(index, (1, 2)).equal(shuffle(index, (1, 3)))
+    first = torch.stack([shuffle(torch.arange(10), (5, epoch))[0] for epoch in range(2000)])
     assert chisquare(first.bincount(minlength=10).numpy()).pvalue > 1e-3
     assert chisquare((draw(9, 20000) % 9).bincount(minlength=9).numpy()).pvalue > 1e-3

@@ -14,7 +14,7 @@ from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.examination.pretrained import fitted_normalization
+from structured_ensembles.examination.pretrained import find_normalization
 from structured_ensembles.methods import METHODS
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -43,7 +43,7 @@ def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 )
 def test_pixels_are_normalised_as_chosen(choice: Any, mean: Any, deviation: Any, tmp_path: Path) -> None:
     data = se.Data.from_arrays(IMAGES, LABELS, validation=0.0, normalization=choice)
-    shaped = [np.asarray(own, dtype=np.float64).reshape(-1, 1, 1) for own in (mean, deviation)]
+    shaped = [np.asarray(values, dtype=np.float64).reshape(-1, 1, 1) for values in (mean, deviation)]
     expected = torch.from_numpy((IMAGES / 255 - shaped[0]) / shaped[1]).float()
     torch.testing.assert_close(next(data.batches("train", 20))[0], expected, rtol=1e-5, atol=1e-5)
 
@@ -54,9 +54,9 @@ def test_pixels_are_normalised_as_chosen(choice: Any, mean: Any, deviation: Any,
     ensemble.save(tmp_path / "file.safetensors")
     with torch.no_grad():
         outputs = network(expected)
-    for own in (ensemble, se.Ensemble.load(tmp_path / "file.safetensors", model=network)):
+    for predictor in (ensemble, se.Ensemble.load(tmp_path / "file.safetensors", model=network)):
         for x in (IMAGES, IMAGES.astype(np.float32) / 255):
-            torch.testing.assert_close(own.logits(x)[0], outputs, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(predictor.logits(x)[0], outputs, rtol=1e-3, atol=1e-4)
 
 
 def test_float_images_are_normalised_only_on_request() -> None:
@@ -68,7 +68,7 @@ def test_float_images_are_normalised_only_on_request() -> None:
         ("standard", *moments(floats.astype(np.float64))),
     ):
         data = se.Data.from_arrays(floats, LABELS, validation=0.0, normalization=choice)
-        shaped = [np.asarray(own, dtype=np.float64).reshape(-1, 1, 1) for own in (mean, deviation)]
+        shaped = [np.asarray(values, dtype=np.float64).reshape(-1, 1, 1) for values in (mean, deviation)]
         expected = torch.from_numpy((floats - shaped[0]) / shaped[1]).float()
         torch.testing.assert_close(next(data.batches("train", 20))[0], expected, rtol=1e-5, atol=1e-5)
 
@@ -78,11 +78,11 @@ def test_every_data_constructor_takes_a_normalization() -> None:
     torch.testing.assert_close(raw.example(4), raw.train.inputs[raw.train.index[:4]].float())
     pairs = torch.utils.data.TensorDataset(torch.from_numpy(IMAGES), torch.from_numpy(LABELS))
     loader = torch.utils.data.DataLoader(pairs, batch_size=20)
-    given = se.Data.from_loaders(loader, classes=2, normalization="imagenet")
+    streamed = se.Data.from_loaders(loader, classes=2, normalization="imagenet")
     read = se.Data.from_datasets(pairs, validation=0.0, normalization="imagenet")
-    mean, deviation = (torch.tensor(own)[:, None, None] for own in IMAGENET)
+    mean, deviation = (torch.tensor(values)[:, None, None] for values in IMAGENET)
     expected = (torch.from_numpy(IMAGES) / 255 - mean) / deviation
-    for data in (given, read):
+    for data in (streamed, read):
         torch.testing.assert_close(next(data.batches("train", 20))[0], expected)
     torch.testing.assert_close(se.Data.from_loaders(loader, classes=2).example(20), torch.from_numpy(IMAGES) / 255)
 
@@ -157,10 +157,10 @@ def test_normalization_of_a_trained_network_is_detected(choice: str) -> None:
     right = (model(data.test.inputs * scale + shift).argmax(-1) == data.test.targets).double().mean()
     assert right > 0.9
     with pytest.warns(UserWarning, match=f"trained on inputs as {choice.replace('(', '.').replace(')', '.')} gives"):
-        fitted = fitted_normalization(model, data, "cpu")
+        fitted = find_normalization(model, data, "cpu")
     assert fitted.normalization == expected
-    found = (model(fitted.prepare(data.test.inputs)).argmax(-1) == data.test.targets).double().mean()
-    assert found == pytest.approx(float(right), abs=0.01)
+    accuracy = (model(fitted.prepare(data.test.inputs)).argmax(-1) == data.test.targets).double().mean()
+    assert accuracy == pytest.approx(float(right), abs=0.01)
 
 
 def test_structured_ensemble_uses_the_detected_normalization(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_structured_ensemble_uses_the_detected_normalization(tmp_path: Path) -> 
     ensemble.save(tmp_path / "file.safetensors")
     loaded = se.Ensemble.load(tmp_path / "file.safetensors", model=model)
     assert torch.equal(loaded.predict(data.test), ensemble.predict(data.test))
-    chosen = dark_on_white("standard")  # of one's own will, right or wrong
+    chosen = dark_on_white("standard")  # chosen by the user, right or wrong
     kept = se.structured_ensemble(model, chosen, 3, 0.1, search_epochs=1, **settings)
     assert kept.normalization == chosen.normalization
     assert se.evaluate(kept, chosen)["cls/accuracy"] < 0.8
@@ -207,12 +207,12 @@ def test_untrained_network_keeps_the_default_normalization_quickly() -> None:
         model = Counted(*untrained(seed))
         Counted.samples = 0
         before, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
-        fitted = fitted_normalization(model, data, "cpu")
+        fitted = find_normalization(model, data, "cpu")
         assert fitted.normalization == data.normalization
         assert Counted.samples <= 4 * 512
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert torch.equal(torch.get_rng_state(), state)
-        assert fitted_normalization(model, fitted, "cpu") is fitted  # no second look
+        assert find_normalization(model, fitted, "cpu") is fitted  # no second look
 
 
 def test_random_features_are_not_taken_for_a_trained_network() -> None:
@@ -224,7 +224,7 @@ def test_random_features_are_not_taken_for_a_trained_network() -> None:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 2))
         lucky += float((model(data.train.inputs / 255).argmax(-1) == data.train.targets).double().mean()) > 0.9
-        assert fitted_normalization(model, data, "cpu").normalization == data.normalization
+        assert find_normalization(model, data, "cpu").normalization == data.normalization
     assert lucky
 
 
@@ -258,8 +258,8 @@ def test_columns_of_any_scale_are_learned(caplog: pytest.LogCaptureFixture) -> N
 
 def test_columns_are_standardised_by_training_samples_and_saved(tmp_path: Path) -> None:
     data = cancer(validation=0.25)
-    own = X[:400].astype(np.float32)[data.train.index].astype(np.float64)
-    expected = torch.from_numpy((X[400:].astype(np.float32) - own.mean(0)) / own.std(0)).float()
+    train = X[:400].astype(np.float32)[data.train.index].astype(np.float64)
+    expected = torch.from_numpy((X[400:].astype(np.float32) - train.mean(0)) / train.std(0)).float()
     network = small()
     ensemble = se.Ensemble([network])
     se.train(ensemble, data, se.Recipe(epochs=1), "cpu", quiet=True)
@@ -267,8 +267,8 @@ def test_columns_are_standardised_by_training_samples_and_saved(tmp_path: Path) 
     loaded = se.Ensemble.load(tmp_path / "file.safetensors", model=network)
     with torch.no_grad():
         outputs = network.eval()(expected)
-    for found in (ensemble, loaded):
-        torch.testing.assert_close(found.logits(X[400:])[0], outputs, rtol=1e-3, atol=1e-4)
+    for predictor in (ensemble, loaded):
+        torch.testing.assert_close(predictor.logits(X[400:])[0], outputs, rtol=1e-3, atol=1e-4)
     # Sums of squares of 4,254 and more do not fit in half precision; standardised columns do.
     half = loaded.half().logits(100 * X[400:])
     assert half.isfinite().all()
@@ -289,9 +289,9 @@ def test_columns_of_unit_scale_are_not_standardised() -> None:
 def test_constant_column_is_standardised_to_zero() -> None:
     x = np.stack([np.full(50, 1e6 + 0.1), np.arange(50) * 1e-3, np.zeros(50)], axis=1)
     data = se.Data.from_arrays(x, np.arange(50) % 2, validation=0.0)
-    found = data.example(50)
-    assert found[:, [0, 2]].abs().max() < 0.1
-    assert torch.allclose(found[:, 1].std(correction=0), torch.ones(()), atol=1e-4)
+    batch = data.example(50)
+    assert batch[:, [0, 2]].abs().max() < 0.1
+    assert torch.allclose(batch[:, 1].std(correction=0), torch.ones(()), atol=1e-4)
 
 
 def test_classifier_trained_on_raw_columns_gets_raw_columns() -> None:
@@ -302,7 +302,7 @@ def test_classifier_trained_on_raw_columns_gets_raw_columns() -> None:
         model.weight.copy_(torch.tensor([[1.0, 0, 0, 0], [-1, 0, 0, 0]]))
         model.bias.copy_(torch.tensor([-60.0, 60]))
     with pytest.warns(UserWarning, match="trained on inputs as standardize=False gives them"):
-        assert fitted_normalization(model, data, "cpu").normalization is None
+        assert find_normalization(model, data, "cpu").normalization is None
     assert data.normalization is not None
 
 
@@ -320,12 +320,12 @@ def test_regression_network_trained_on_raw_columns_gets_raw_columns() -> None:
             return torch.sin(self.rate(x))
 
     model = Sine()
-    fitted_normalization(model, data, "cpu")  # untrained: no warning, which would be an error
+    find_normalization(model, data, "cpu")  # untrained: no warning, which would be an error
     with torch.no_grad():
         model.rate.weight.copy_(torch.tensor([[1 / 3, 0, 0]]))
         model.rate.bias.zero_()
     with pytest.warns(UserWarning, match="variance explained"):
-        assert fitted_normalization(model, data, "cpu").normalization is None
+        assert find_normalization(model, data, "cpu").normalization is None
 
 
 def test_members_that_always_predict_one_class_warn() -> None:
@@ -333,7 +333,7 @@ def test_members_that_always_predict_one_class_warn() -> None:
     ensemble = se.Ensemble([small(), small()])
     for member in ensemble.members:
         member.layers[-1].bias.data[1] += 1e6
-    with pytest.warns(UserWarning, match=r"every member names one class whatever the input \(1\)"):
+    with pytest.warns(UserWarning, match=r"every member predicts one class whatever the input \(1\)"):
         se.train(ensemble, cancer(), recipe, "cpu", quiet=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

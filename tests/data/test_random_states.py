@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS, pruning, run_sequence, split_tasks
 from structured_ensembles.continual.owning import OwningLearner
-from structured_ensembles.data.random_states import undisturbed
+from structured_ensembles.data.random_states import iterate_isolated
 from structured_ensembles.methods import METHODS
 from structured_ensembles.runs.grid import Job, run_grid
 from tests.support.continual_cases import BACKBONES, make_tasks
@@ -98,29 +98,29 @@ def test_data_and_ensemble_calls_restore_random_states(source: str, tmp_path: Pa
             loaders = [loader_with_a_generator() if "generator" in source else shuffled_loader() for _ in range(3)]
             data = se.Data.from_loaders(loaders[0], validation=loaders[1], test=loaders[2])
     base = model()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     calls: dict[str, Callable[[], Any]] = {
         "example": data.example,
         "shape": lambda: (data.shape, data.kinds, data.pixels, data.target_shape),
         "batches": lambda: [*data.batches("train", 16), *data.batches("test", 16, seed=1)],
         "trace": lambda: se.trace(base, data.example()),
-        "learn_scales": lambda: se.learn_scales(base, found["trace"], data, members=2, epochs=1, quiet=True),
-        "saliency": lambda: se.saliency(base, found["trace"], found["learn_scales"], data, quiet=True),
-        "select": lambda: se.select(found["trace"], prune=0.5, selection="random", members=2, seed=0),
-        "extract": lambda: [se.extract(base, found["trace"], subnet) for subnet in found["select"]],
-        "Ensemble": lambda: se.Ensemble(found["extract"], subnets=found["select"]),
-        "train": lambda: se.train(found["Ensemble"], data, RECIPE, quiet=True, checkpoint=tmp_path / "checkpoint"),
-        "evaluate": lambda: se.evaluate(found["Ensemble"], data, fgsm=[0.1]),
-        "corruptions": lambda: source == "arrays" and se.evaluate(found["Ensemble"], data, corruptions=["fog"]),
-        "calibrate": lambda: found["Ensemble"].calibrate(data),
-        "conformal": lambda: found["Ensemble"].conformal(data, coverage=0.5),
-        "save": lambda: found["Ensemble"].save(tmp_path / "ensemble.safetensors"),
+        "learn_scales": lambda: se.learn_scales(base, results["trace"], data, members=2, epochs=1, quiet=True),
+        "saliency": lambda: se.saliency(base, results["trace"], results["learn_scales"], data, quiet=True),
+        "select": lambda: se.select(results["trace"], prune=0.5, selection="random", members=2, seed=0),
+        "extract": lambda: [se.extract(base, results["trace"], subnet) for subnet in results["select"]],
+        "Ensemble": lambda: se.Ensemble(results["extract"], subnets=results["select"]),
+        "train": lambda: se.train(results["Ensemble"], data, RECIPE, quiet=True, checkpoint=tmp_path / "checkpoint"),
+        "evaluate": lambda: se.evaluate(results["Ensemble"], data, fgsm=[0.1]),
+        "corruptions": lambda: source == "arrays" and se.evaluate(results["Ensemble"], data, corruptions=["fog"]),
+        "calibrate": lambda: results["Ensemble"].calibrate(data),
+        "conformal": lambda: results["Ensemble"].conformal(data, coverage=0.5),
+        "save": lambda: results["Ensemble"].save(tmp_path / "ensemble.safetensors"),
         "load": lambda: se.Ensemble.load(tmp_path / "ensemble.safetensors", model=base),
     }
     for name, call in calls.items():
         with nothing_drawn(name):
-            found[name] = call()
-    ensemble: se.Ensemble = found["load"]
+            results[name] = call()
+    ensemble: se.Ensemble = results["load"]
     doors: list[Any] = [PIXELS, PIXELS.numpy(), Drawing(), shuffled_loader(), loader_with_a_generator(), data.test]
     for x in doors:
         for method in (ensemble.predict, ensemble.predict_proba, ensemble.uncertainty, ensemble.predict_set):
@@ -206,8 +206,8 @@ def test_shuffled_loader_uses_the_programs_random_state() -> None:
 @pytest.mark.parametrize("where", ["sampler", "batch sampler"])
 def test_sampler_generator_is_restored(where: str) -> None:
     sampler = RandomSampler(Drawing(), generator=GENERATOR)
-    chosen: dict[str, Any] = {"sampler": sampler, "batch_size": None}  # no batches of the loader's own
+    chosen: dict[str, Any] = {"sampler": sampler, "batch_size": None}  # the sampler gives whole batches
     if where == "batch sampler":
         chosen = {"batch_sampler": BatchSampler(sampler, 16, drop_last=False)}
     with nothing_drawn(where):
-        list(undisturbed(DataLoader(Drawing(), **chosen)))
+        list(iterate_isolated(DataLoader(Drawing(), **chosen)))

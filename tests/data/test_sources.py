@@ -108,8 +108,12 @@ def write_fashion(downloads: Path, train: Arrays, test: Arrays) -> list[str]:
 
 def write_svhn(downloads: Path, train: Arrays, test: Arrays) -> list[str]:
     for stem, (images, own_labels) in (("train", train), ("test", test)):
-        given = np.where(own_labels == 0, 10, own_labels)[:, None].astype(np.uint8)
-        savemat(downloads / f"{stem}_32x32.mat", {"X": images.transpose(2, 3, 1, 0), "y": given}, do_compression=True)
+        stored_labels = np.where(own_labels == 0, 10, own_labels)[:, None].astype(np.uint8)
+        savemat(
+            downloads / f"{stem}_32x32.mat",
+            {"X": images.transpose(2, 3, 1, 0), "y": stored_labels},
+            do_compression=True,
+        )
     return list("0123456789")
 
 
@@ -189,8 +193,8 @@ def test_tiny_imagenet_is_read_with_its_class_names(tmp_path: Path, monkeypatch:
     assert data.test is not None
     assert data.test.targets.tolist() == [3, 2, 1, 0]  # in the order of val_annotations.txt
     numbers = [10, 11, 20, 21, 0, 1, 30, 31]
-    given = [(data.train.inputs, numbers), (data.test.inputs, [103, 102, 101, 100])]
-    for images, of in given:
+    splits = [(data.train.inputs, numbers), (data.test.inputs, [103, 102, 101, 100])]
+    for images, of in splits:
         assert images.shape == (len(of), 3, 64, 64)
         for image, number in zip(images.numpy(), of, strict=True):
             original = np.asarray(picture(number).convert("RGB")).transpose(2, 0, 1)
@@ -292,11 +296,11 @@ def refused(path: Path, reason: str = "damaged") -> None:
 
 
 def test_truncated_cache_is_refused(cached: Path) -> None:
-    whole = cached.read_bytes()
-    for length in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
-        cached.write_bytes(whole[:length])
+    content = cached.read_bytes()
+    for length in (0, 7, 8, 100, len(content) // 2, len(content) - 1):
+        cached.write_bytes(content[:length])
         refused(cached)
-    cached.write_bytes(whole + b"\0")
+    cached.write_bytes(content + b"\0")
     refused(cached)
     cached.write_bytes(b"<html>not found</html>")
     refused(cached)
@@ -305,14 +309,14 @@ def test_truncated_cache_is_refused(cached: Path) -> None:
 
 
 def test_flipped_bits_never_change_the_data(cached: Path) -> None:
-    whole = cached.read_bytes()
+    content = cached.read_bytes()
     tensors = load_file(cached)
-    length = 8 + int.from_bytes(whole[:8], "little")
+    length = 8 + int.from_bytes(content[:8], "little")
     generator = np.random.default_rng(0)
     survived = 0
-    positions = [*range(0, length, 2), *generator.integers(length, len(whole), 300).tolist()]
+    positions = [*range(0, length, 2), *generator.integers(length, len(content), 300).tolist()]
     for position in positions:
-        damaged = bytearray(whole)
+        damaged = bytearray(content)
         damaged[position] ^= 1 << position % 8
         other = cached.with_name("other")
         other.write_bytes(damaged)
@@ -326,20 +330,20 @@ def test_flipped_bits_never_change_the_data(cached: Path) -> None:
         assert data.classes == tuple("0123456789")
         assert cached_source(cached) == sources.DATA_SETS["mnist"].source
         assert data.test is not None
-        for found, name in (
+        for tensor, name in (
             (data.train.inputs, "train.images"),
             (data.train.targets, "train.labels"),
             (data.test.inputs, "test.images"),
             (data.test.targets, "test.labels"),
         ):
-            np.testing.assert_array_equal(found.numpy(), tensors[name])
+            np.testing.assert_array_equal(tensor.numpy(), tensors[name])
     assert survived < 20
 
 
 def test_cache_is_verified_once_per_process_and_after_a_change(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = list[str]()
     checksum = cache.checksum
-    monkeypatch.setattr(cache, "checksum", lambda *given: checked.append("") or checksum(*given))
+    monkeypatch.setattr(cache, "checksum", lambda *arguments: checked.append("") or checksum(*arguments))
     load_data("mnist", cached.parent)
     assert not checked  # the fixture has loaded it
     other = cached.with_name("other")
@@ -373,12 +377,12 @@ def test_pipe_in_place_of_a_cache_is_refused(cached: Path) -> None:
         ({"train.images": lambda images: images.astype(np.float32)}, {}, "train.images is torch.float32"),
         ({"train.images": lambda images: images[:, 0]}, {}, "train.images is torch.uint8 of shape"),
         ({"test.images": lambda images: images[:-1]}, {}, "test.images"),
-        ({"test.labels": lambda own: own.astype(np.int32)}, {}, "test.labels is torch.int32"),
-        ({"test.labels": lambda own: own + 1}, {}, "test.labels reach from 6 to 10, not from 0 to 9"),
-        ({"train.labels": lambda own: own - 1}, {}, "train.labels reach from -1 to 8"),
+        ({"test.labels": lambda labels: labels.astype(np.int32)}, {}, "test.labels is torch.int32"),
+        ({"test.labels": lambda labels: labels + 1}, {}, "test.labels reach from 6 to 10, not from 0 to 9"),
+        ({"train.labels": lambda labels: labels - 1}, {}, "train.labels reach from -1 to 8"),
         ({}, {"name": "svhn"}, "name 'svhn' is not 'mnist'"),
         ({}, {"classes": "[1, 2"}, "mnist.safetensors is damaged"),
-        ({}, {"classes": '{"0": 1}'}, "no list of names"),
+        ({}, {"classes": '{"0": 1}'}, "must be a list of names"),
         ({}, {"classes": '["0"]'}, "names 1 classes, not 10"),
         ({}, None, "name None"),
     ],
@@ -466,7 +470,7 @@ def test_archives_with_other_contents_are_refused(tmp_path: Path, monkeypatch: p
     (downloads / "mnist/train-images-idx3-ubyte.gz").write_bytes(gzip.compress(struct.pack(">4I", 0x803, 2**31, 9, 9)))
     fails("mnist", "claims the shape")
     (downloads / "mnist/train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x0d\x03" + bytes(12)))
-    fails("mnist", "train-images-idx3-ubyte.gz is no idx file")
+    fails("mnist", "train-images-idx3-ubyte.gz is not an idx file")
 
     write_svhn(downloads, *((pixels(split, (3, 32, 32)), labels(split, 10)) for split in ("train", "test")))
     savemat(downloads / "test_32x32.mat", {"X": np.zeros((32, 32), np.uint8), "y": np.ones(5)})

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.data.losses import loss_for
-from structured_ensembles.data.target_scaling import Units, units_for
+from structured_ensembles.data.target_scaling import Units, fit_units
 from structured_ensembles.methods import METHODS
 from structured_ensembles.training.checkpoint import load_checkpoint
 
@@ -32,7 +32,7 @@ def network(values: int = 1) -> nn.Module:
 
 
 def explained(ensemble: se.Ensemble, data: se.Data) -> float:
-    targets = torch.cat([own for _, own in data.split("test").batches(512)])
+    targets = torch.cat([batch for _, batch in data.split("test").batches(512)])
     return 1 - se.evaluate(ensemble, data)["reg/rmse"] ** 2 / float(targets.var(correction=0))
 
 
@@ -46,8 +46,8 @@ def test_targets_of_any_magnitude_are_learned(scale: float, shift: float) -> Non
     assert torch.equal(predicted, ensemble.logits(X[:9]).mean(0))
     if ensemble.units is not None:
         with torch.no_grad():
-            own = torch.stack([member(torch.tensor(X[:9])) for member in ensemble.members])
-        torch.testing.assert_close(predicted, own.mean(0) * ensemble.units.deviation + ensemble.units.mean[0])
+            outputs = torch.stack([member(torch.tensor(X[:9])) for member in ensemble.members])
+        torch.testing.assert_close(predicted, outputs.mean(0) * ensemble.units.deviation + ensemble.units.mean[0])
 
 
 def test_search_is_invariant_to_target_scale() -> None:
@@ -154,13 +154,13 @@ class Stopping(nn.Module):
         return x
 
 
-PASSES: Iterator[int] = iter(())  # how many are left; of an iterator, a run's identity knows nothing but its kind
+PASSES: Iterator[int] = iter(())  # how many are left; a run's identity has only the type of an iterator
 
 
 def read_units(path: Path) -> Units | None:
-    found = load_checkpoint(path)
-    assert found is not None
-    return Units.from_json(found[1]["units"])
+    checkpoint = load_checkpoint(path)
+    assert checkpoint is not None
+    return Units.from_json(checkpoint[1]["units"])
 
 
 def test_further_training_keeps_the_target_scaling() -> None:
@@ -204,20 +204,20 @@ def test_every_method_scales_targets(method: str) -> None:
 
 def test_several_targets_have_a_mean_each_and_one_deviation() -> None:
     targets = np.stack([Y * 100 + 500, Y * 10 - 2000], axis=1)
-    units = units_for([network(2)], data_of(targets))
+    units = fit_units([network(2)], data_of(targets))
     assert units is not None
-    own = torch.tensor(targets[data_of(targets).train.index]).double()  # type: ignore[union-attr]
-    torch.testing.assert_close(torch.tensor(units.mean).double(), own.mean(0))
-    assert units.deviation == pytest.approx(float(own.var(0, correction=0).mean().sqrt()))
-    standard = units.standard(own)
+    train = torch.tensor(targets[data_of(targets).train.index]).double()  # type: ignore[union-attr]
+    torch.testing.assert_close(torch.tensor(units.mean).double(), train.mean(0))
+    assert units.deviation == pytest.approx(float(train.var(0, correction=0).mean().sqrt()))
+    standard = units.standardize(train)
     torch.testing.assert_close(standard.mean(0), torch.zeros(2).double(), atol=1e-4, rtol=0)
-    torch.testing.assert_close(units.restored(standard), own)
+    torch.testing.assert_close(units.restore(standard), train)
     # Where outputs have another shape, one mean serves all.
     for shape, model in (((600,), network()), ((600, 2, 1), network(2))):
         values = np.broadcast_to(Y.reshape(600, *[1] * (len(shape) - 1)) * 100 + 500, shape)
-        found = units_for([model], data_of(values.copy()))
-        assert found is not None
-        assert len(found.mean) == 1
+        units = fit_units([model], data_of(values.copy()))
+        assert units is not None
+        assert len(units.mean) == 1
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -226,13 +226,13 @@ def test_streamed_targets_are_scaled(shuffle: bool) -> None:
     loader = torch.utils.data.DataLoader(rows, batch_size=100, shuffle=shuffle)
     data = se.Data.from_loaders(loader, test=loader)
     model, before = network(), torch.get_rng_state()
-    units = units_for([model], data)
+    units = fit_units([model], data)
     assert units is not None
     assert torch.equal(torch.get_rng_state(), before)
     assert units.mean[0] == pytest.approx(5e5, rel=0.02)
     assert units.deviation == pytest.approx(1e5, rel=0.1)
     torch.randn(7)
-    assert units_for([model], data) == units  # whatever was drawn meanwhile
+    assert fit_units([model], data) == units  # whatever was drawn meanwhile
     ensemble = se.Ensemble([network()])
     se.train(ensemble, data, RECIPE, "cpu", quiet=True)
     assert ensemble.units == units
@@ -241,12 +241,12 @@ def test_streamed_targets_are_scaled(shuffle: bool) -> None:
 
 def test_constant_targets_and_classes_are_not_scaled() -> None:
     constant = data_of(np.full((600, 1), 5000.0, np.float32))
-    assert units_for([network()], constant) is None
-    assert units_for([se.zoo.mlp(64)], se.load_data("digits")) is None
+    assert fit_units([network()], constant) is None
+    assert fit_units([se.zoo.mlp(64)], se.load_data("digits")) is None
     zero = network()
     nn.init.zeros_(zero[-1].weight)  # a network that gives the same for everything
     nn.init.zeros_(zero[-1].bias)
-    assert units_for([zero], data_of(Y[:, None] * 1e5)) is not None
+    assert fit_units([zero], data_of(Y[:, None] * 1e5)) is not None
 
 
 def test_classification_has_no_target_scaling() -> None:
@@ -269,25 +269,25 @@ def test_ensemble_with_target_scaling_can_be_exported(values: int) -> None:
     ensemble = se.Ensemble([network(values)])
     se.train(ensemble, data_of(targets), se.Recipe.named("regression", epochs=1), "cpu", quiet=True)
     assert ensemble.units is not None
-    own, x = Units(tuple(mean + 1e-3 for mean in ensemble.units.mean), ensemble.units.deviation), torch.tensor(X[:4])
-    ensemble.units = own  # which nobody has used before
+    units, x = Units(tuple(mean + 1e-3 for mean in ensemble.units.mean), ensemble.units.deviation), torch.tensor(X[:4])
+    ensemble.units = units  # not in any cache yet
     with torch.no_grad():
         program = torch.export.export(ensemble, (x,))
-        expected = own.restored(ensemble.members[0](x))
-    found = ensemble.logits(x)[0]
-    assert type(found) is Tensor
-    torch.testing.assert_close(found, expected)
+        expected = units.restore(ensemble.members[0](x))
+    outputs = ensemble.logits(x)[0]
+    assert type(outputs) is Tensor
+    torch.testing.assert_close(outputs, expected)
     torch.testing.assert_close(program.module()(x)[0], expected)
 
 
 def test_module_loss_stays_a_module() -> None:
     """The graph engine needs the modules that run in a step."""
     loss = nn.SmoothL1Loss()
-    own = loss_for(data_of(Y[:, None]), loss, Units((5.0,), 2.0))
-    assert isinstance(own, nn.Module)
-    assert loss in list(own.modules())
+    wrapped = loss_for(data_of(Y[:, None]), loss, Units((5.0,), 2.0))
+    assert isinstance(wrapped, nn.Module)
+    assert loss in list(wrapped.modules())
     outputs, targets = torch.randn(9, 1), torch.randn(9, 1)
-    torch.testing.assert_close(own(outputs, targets), loss(outputs * 2 + 5, targets))
+    torch.testing.assert_close(wrapped(outputs, targets), loss(outputs * 2 + 5, targets))
 
 
 def test_target_scaling_has_a_readable_repr() -> None:

@@ -27,11 +27,11 @@ def test_fgsm_of_linear_members_equals_a_hand_computation() -> None:
     logits = ((images.flatten(1).double() - mean) / deviation) @ weight.T + bias
     slope = (logits.softmax(-1) - nn.functional.one_hot(targets, 4)) @ weight / deviation
     expected = np.clip(images.flatten(1).double().numpy() + 0.1 * np.sign(slope.detach().numpy()), 0, 1)
-    found = fgsm(ensemble, images, targets, 0.1)
-    np.testing.assert_allclose(found.flatten(1).numpy(), expected, atol=1e-6)
-    assert not found.requires_grad
+    attacked = fgsm(ensemble, images, targets, 0.1)
+    np.testing.assert_allclose(attacked.flatten(1).numpy(), expected, atol=1e-6)
+    assert not attacked.requires_grad
     one_by_one = torch.cat([fgsm(ensemble, images[i : i + 1], targets[i : i + 1], 0.1) for i in range(6)])
-    torch.testing.assert_close(one_by_one, found)
+    torch.testing.assert_close(one_by_one, attacked)
 
 
 def test_fgsm_stays_within_epsilon_lowers_accuracy_and_leaves_the_ensemble_unchanged() -> None:
@@ -57,7 +57,7 @@ def test_fgsm_stays_within_epsilon_lowers_accuracy_and_leaves_the_ensemble_uncha
     assert all(
         torch.equal(tensor, before[name]) for name, tensor in ensemble.state_dict().items()
     )  # also of batch norm
-    assert all(part.training for part in ensemble.modules())
+    assert all(module.training for module in ensemble.modules())
     assert all(parameter.grad is None for parameter in ensemble.parameters())
     with torch.no_grad():
         assert torch.equal(fgsm(ensemble, images, targets, 0.3), attacked)

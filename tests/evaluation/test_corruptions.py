@@ -16,7 +16,7 @@ from torch import Tensor
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS, SEVERITIES, blur, corrupt, digital, filters
 from structured_ensembles.evaluation.corruptions.jpeg import jpeg
 from structured_ensembles.evaluation.corruptions.randomness import Draws
-from structured_ensembles.report.corruption_sheet import corruption_sheet
+from structured_ensembles.report.corruption_sheet import draw_corruption_sheet
 from tests.support.published_corruptions import clipped_zoom
 from tests.support.real_data import photographs
 
@@ -65,12 +65,12 @@ def test_draws_follow_their_distributions() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 0.03, 1.0, 5.0, 11.9, 12.1, 50.0, 500.0])
 def test_poisson_draws_follow_the_poisson_distribution(rate: float) -> None:
-    found = draws(200).poisson("p", torch.full((200, 500), rate)).flatten().numpy()
-    assert (found == found.round()).all()
-    levels = np.arange(found.min(), found.max() + 1)
-    distance = np.abs(np.array([(found <= level).mean() for level in levels]) - stats.poisson.cdf(levels, rate)).max()
+    counts = draws(200).poisson("p", torch.full((200, 500), rate)).flatten().numpy()
+    assert (counts == counts.round()).all()
+    levels = np.arange(counts.min(), counts.max() + 1)
+    distance = np.abs(np.array([(counts <= level).mean() for level in levels]) - stats.poisson.cdf(levels, rate)).max()
     assert distance < 0.005  # 100,000 samples of the true distribution come within 0.0043 in 95 of 100 cases
-    assert found.mean() == pytest.approx(rate, abs=4 * np.sqrt(rate / found.size) + 1e-9)
+    assert counts.mean() == pytest.approx(rate, abs=4 * np.sqrt(rate / counts.size) + 1e-9)
 
 
 def test_draws_of_samples_streams_seeds_and_purposes_are_independent() -> None:
@@ -89,7 +89,7 @@ def test_draws_of_samples_streams_seeds_and_purposes_are_independent() -> None:
     assert between.abs().max() < 5 / np.sqrt(2000)
 
 
-# What holds for all --------------------------------------------------------------------------------------------------
+# Properties of all corruptions ---------------------------------------------------------------------------------------
 
 SETS = {"digits": digits, "grey 28": lambda: grey(28), "32": lambda: photographs(32), "64": lambda: photographs(64)}
 
@@ -116,7 +116,7 @@ def test_distance_from_the_original_grows_with_severity(name: str, images: str) 
     if name in NOT_GROWING:
         return
     assert distances[-1] > 1.2 * distances[0]
-    # Of 8 pixels, 6 happen to fit a digit worse than 5 do.
+    # Digits of 8 pixels happen to lose more when averaged to 6 pixels than to 5.
     slack = 0.85 if (name, images) == ("pixelate", "digits") else 0.99
     assert all(after >= slack * earlier for earlier, after in zip(distances, distances[1:], strict=False)), distances
 
@@ -124,15 +124,15 @@ def test_distance_from_the_original_grows_with_severity(name: str, images: str) 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_corruption_depends_only_on_seed_and_sample_number(name: str) -> None:
     images = photographs(32)[:12]
-    whole = corrupt(images, name, 4, seed=5)
-    assert torch.equal(whole, corrupt(images, name, 4, seed=5))
+    at_once = corrupt(images, name, 4, seed=5)
+    assert torch.equal(at_once, corrupt(images, name, 4, seed=5))
     pieces = [corrupt(images[:1], name, 4, seed=5), corrupt(images[1:9], name, 4, 5, first=1)]
     pieces.append(corrupt(images[9:], name, 4, seed=5, first=9))
-    torch.testing.assert_close(torch.cat(pieces), whole, rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.cat(pieces), at_once, rtol=0, atol=1e-5)
     other = corrupt(images, name, 4, seed=6)
     moved = corrupt(images, name, 4, seed=5, first=1)
-    assert torch.equal(other, whole) == (name in UNSEEDED)
-    assert torch.equal(moved, whole) == (name in UNSEEDED)
+    assert torch.equal(other, at_once) == (name in UNSEEDED)
+    assert torch.equal(moved, at_once) == (name in UNSEEDED)
     torch.manual_seed(0)
     state = torch.get_rng_state()
     corrupt(images[:1], name, 1)
@@ -184,7 +184,7 @@ def test_invalid_corruption_arguments_are_errors(images: Tensor, name: str, seve
         corrupt(images, name, severity)
 
 
-# Each against another route ------------------------------------------------------------------------------------------
+# Each against an independent implementation -------------------------------------------------------------------------
 
 
 def test_noise_has_the_published_deviation() -> None:
@@ -194,12 +194,12 @@ def test_noise_has_the_published_deviation() -> None:
     for severity, deviation in ((1, 0.06), (5, 0.20)):
         assert float(corrupt(images, "speckle_noise", severity).std()) == pytest.approx(deviation * 0.5, rel=0.02)
     for severity, photons in ((1, 500), (5, 50)):
-        found = corrupt(images, "shot_noise", severity)
-        assert float(found.std()) == pytest.approx(np.sqrt(0.5 / photons), rel=0.01)
+        noisy = corrupt(images, "shot_noise", severity)
+        assert float(noisy.std()) == pytest.approx(np.sqrt(0.5 / photons), rel=0.01)
     for severity, share in ((1, 0.01), (5, 0.07)):
-        found = corrupt(images, "impulse_noise", severity)
-        assert float((found == 0).double().mean()) == pytest.approx(share / 2, rel=0.05)
-        assert float((found == 1).double().mean()) == pytest.approx(share / 2, rel=0.05)
+        noisy = corrupt(images, "impulse_noise", severity)
+        assert float((noisy == 0).double().mean()) == pytest.approx(share / 2, rel=0.05)
+        assert float((noisy == 1).double().mean()) == pytest.approx(share / 2, rel=0.05)
 
 
 @pytest.mark.parametrize(("border", "mode"), [("edge", "nearest"), ("mirror", "mirror"), ("symmetric", "reflect")])
@@ -208,15 +208,15 @@ def test_gaussian_blur_equals_scipy(sigma: float, border: Any, mode: str) -> Non
     images = photographs(32)[:2]
     for truncate in (4.0, 3.0):
         expected = ndimage.gaussian_filter(images.double().numpy(), (0, 0, sigma, sigma), mode=mode, truncate=truncate)
-        found = filters.gaussian_blur(images, sigma, border, truncate=truncate)
-        np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
+        blurred = filters.gaussian_blur(images, sigma, border, truncate=truncate)
+        np.testing.assert_allclose(blurred.numpy(), expected, atol=1e-6)
 
 
 def test_small_kernel_filter_equals_scipy_correlate() -> None:
     kernel = torch.tensor([[0.0, 0.2, 0.1], [0.3, 0.1, 0.0], [0.0, 0.0, 0.3]])
     images = photographs(32)[:1]
     expected = ndimage.correlate(images[0].numpy(), kernel.numpy()[None], mode="mirror")
-    np.testing.assert_allclose(filters.convolved(images, kernel)[0].numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(filters.convolve(images, kernel)[0].numpy(), expected, atol=1e-6)
 
 
 def test_defocus_discs_cover_whole_pixels() -> None:
@@ -230,12 +230,12 @@ def test_defocus_discs_cover_whole_pixels() -> None:
 @pytest.mark.parametrize("size", [8, 28, 32, 64])
 def test_zoom_equals_the_published_crop_scaled_by_scipy(factor: float, size: int) -> None:
     image = photographs(size)[0, 0]
-    np.testing.assert_allclose(filters.magnified(image, factor).numpy(), clipped_zoom(image.numpy(), factor), atol=1e-6)
+    np.testing.assert_allclose(filters.magnify(image, factor).numpy(), clipped_zoom(image.numpy(), factor), atol=1e-6)
 
 
 def test_motion_blur_equals_a_loop_over_pixels() -> None:
     images, degrees, sigma, radius = photographs(32)[:2, :1], torch.tensor([33.0, -100.0]), 6.0, 4
-    found = filters.streaked(images, degrees, sigma, radius)
+    blurred = filters.streak(images, degrees, sigma, radius)
     weights = np.exp(-(np.arange(9) ** 2) / (2 * sigma**2))  # ImageMagick: 2·radius + 1 pixels, all on one side
     weights /= weights.sum()
     for number in range(2):
@@ -245,14 +245,14 @@ def test_motion_blur_equals_a_loop_over_pixels() -> None:
             for step, weight in enumerate(weights):
                 source = round(row + np.round(step * np.sin(angle))), round(column + np.round(step * np.cos(angle)))
                 total += weight * float(images[number, 0, min(max(source[0], 0), 31), min(max(source[1], 0), 31)])
-            assert float(found[number, 0, row, column]) == pytest.approx(total, abs=1e-6)
+            assert float(blurred[number, 0, row, column]) == pytest.approx(total, abs=1e-6)
 
 
 @pytest.mark.parametrize(("reach", "rounds", "shape"), [(1, 2, (8, 8)), (2, 1, (16, 11)), (3, 2, (12, 20))])
 def test_glass_blur_equals_sequential_pixel_swaps(reach: int, rounds: int, shape: tuple[int, int]) -> None:
     height, width = shape
     source = draws(3)
-    found = blur._copied_neighbours(torch.zeros(3, 1, *shape), reach, rounds, source)
+    sources = blur._copied_neighbours(torch.zeros(3, 1, *shape), reach, rounds, source)
     rows, columns = range(height - reach, reach, -1), range(width - reach, reach, -1)
     for number in range(3):
         picture = np.arange(height * width).reshape(*shape, 1)  # a last axis of colours, as in the published code
@@ -268,12 +268,12 @@ def test_glass_blur_equals_sequential_pixel_swaps(reach: int, rounds: int, shape
                     # Meant as a swap; but the second value is a view of a pixel that has just been overwritten.
                     picture[row, column], picture[other] = picture[other], picture[row, column]
                     step += 1
-        np.testing.assert_array_equal(found[number].view(shape).numpy(), picture[..., 0])
+        np.testing.assert_array_equal(sources[number].view(shape).numpy(), picture[..., 0])
 
 
 def test_fog_is_midpoint_displacement_on_a_torus() -> None:
     side, decay = 8, 1.7
-    found = filters.clouds(draws(1), "fog", (side, side), decay)[0].numpy()
+    clouds = filters.fractal_noise(draws(1), "fog", (side, side), decay)[0].numpy()
     noise = draws(1).uniform("fog", (side, side), -1, 1)[0].double().numpy()
     field, step, amplitude = np.zeros((side, side)), side, 1.0
     while step > 1:
@@ -290,23 +290,25 @@ def test_fog_is_midpoint_displacement_on_a_torus() -> None:
                     field[row, column] = np.mean(around) + amplitude * noise[row, column]
         step, amplitude = half, amplitude / decay
     expected = (field - field.min()) / (field.max() - field.min())
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(clouds, expected, atol=1e-5)
 
 
 def test_affine_source_maps_moved_corners_back() -> None:
     reach = 10
     moves = draws(4).uniform("corners", (3, 2), -2.0, 2.0)
-    for number, own in enumerate(moves):
-        for (right, down), (more_right, more_down) in zip(((1, 1), (1, -1), (-1, -1)), own.tolist(), strict=True):
+    for number, image_moves in enumerate(moves):
+        for (right, down), (more_right, more_down) in zip(
+            ((1, 1), (1, -1), (-1, -1)), image_moves.tolist(), strict=True
+        ):
             corner = torch.tensor([16.0 + right * reach, 16.0 + down * reach])
-            place = corner + torch.tensor([more_right, more_down])
+            point = corner + torch.tensor([more_right, more_down])
             grid = torch.zeros(33, 33, 2)  # only its size and one point matter
-            grid[7, 5] = place
+            grid[7, 5] = point
             torch.testing.assert_close(digital._affine_source(grid, moves, reach)[number, 7, 5], corner)
 
 
-def squared_error(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.mean((one.astype(float) - other.astype(float)) ** 2))
+def squared_error(first: np.ndarray, second: np.ndarray) -> float:
+    return float(np.mean((first.astype(float) - second.astype(float)) ** 2))
 
 
 @pytest.mark.parametrize("quality", [10, 40, 50, 58, 80, 95])
@@ -314,28 +316,28 @@ def squared_error(one: np.ndarray, other: np.ndarray) -> float:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_jpeg_equals_pillow(quality: int, size: int, channels: int) -> None:
     images = (255 * photographs(size)[::2, :channels]).round()
-    found = (255 * jpeg(images / 255, quality)).round().numpy()
+    compressed = (255 * jpeg(images / 255, quality)).round().numpy()
     difference, damage = [], []
-    for image, own in zip(images.byte().numpy(), found, strict=True):
+    for image, ours in zip(images.byte().numpy(), compressed, strict=True):
         stream = io.BytesIO()
         picture = Image.fromarray(image.transpose(1, 2, 0).squeeze())
         picture.save(stream, "JPEG", quality=quality)
         expected = np.asarray(Image.open(stream)).reshape(size, size, channels).transpose(2, 0, 1)
-        difference.append(squared_error(own, expected))
-        damage.append(squared_error(own, image))
-    # libjpeg counts in integers, so that here and there a coefficient falls to the other side of a step.
+        difference.append(squared_error(ours, expected))
+        damage.append(squared_error(ours, image))
+    # libjpeg computes in integers, so that a few coefficients are rounded to the other side of a step.
     assert 10 * np.log10(255**2 / np.mean(difference)) > (44 if channels == 3 else 50)
     assert np.mean(difference) < np.mean(damage) / (5 if quality == 95 else 20)
 
 
 def test_corruption_sheet_shows_corrupted_images() -> None:
     image = photographs(32)[0]
-    figure = corruption_sheet(image, ["fog", "pixelate"], seed=3)
+    figure = draw_corruption_sheet(image, ["fog", "pixelate"], seed=3)
     shown = torch.from_numpy(np.asarray(figure.axes[0].images[0].get_array())).permute(2, 0, 1)
     assert torch.equal(shown[:, :32, :32], image)
     for row, name in enumerate(("fog", "pixelate")):
         for severity in SEVERITIES:
-            place = shown[:, row * 34 : row * 34 + 32, severity * 34 : severity * 34 + 32]
-            torch.testing.assert_close(place.float(), corrupt(image[None], name, severity, 3)[0])
+            cell = shown[:, row * 34 : row * 34 + 32, severity * 34 : severity * 34 + 32]
+            torch.testing.assert_close(cell.float(), corrupt(image[None], name, severity, 3)[0])
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["fog", "pixelate"]
     assert "The ice of frost is ours" in " ".join(figure.texts[0].get_text().split())

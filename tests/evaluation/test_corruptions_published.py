@@ -41,15 +41,15 @@ def test_corrupt_equals_the_published_formula(name: str) -> None:
     images[0, :, :4] = images[0, :1, :4]  # some grey
     pixels = (255 * images).round().byte().numpy()
     for severity in SEVERITIES:
-        found = (255 * corrupt(images, name, severity)).round().byte().numpy()
+        corrupted = (255 * corrupt(images, name, severity)).round().byte().numpy()
         expected = np.stack(
-            [reference.published(own, name, severity, Shared(name, number)) for number, own in enumerate(pixels)]
+            [reference.published(image, name, severity, Shared(name, number)) for number, image in enumerate(pixels)]
         )
-        apart = np.abs(found.astype(int) - expected)
-        if name != "jpeg_compression":  # libjpeg counts in integers; see test_jpeg_is_pillows
-            assert apart.max() <= 1  # level of 255, where float32 and float64 fall to two sides of a cut
+        apart = np.abs(corrupted.astype(int) - expected)
+        if name != "jpeg_compression":  # libjpeg computes in integers; see test_jpeg_equals_pillow
+            assert apart.max() <= 1  # level of 255, where float32 and float64 round differently
             assert (apart > 0).mean() < (0.15 if (name, severity) == ("defocus_blur", 4) else 0.03)
-        assert reference.rmse(found, pixels) == pytest.approx(reference.rmse(expected, pixels), rel=0.01)
+        assert reference.rmse(corrupted, pixels) == pytest.approx(reference.rmse(expected, pixels), rel=0.01)
 
 
 def test_every_corruption_but_frost_has_a_reference() -> None:
@@ -66,10 +66,10 @@ def test_frost_has_the_published_mixture_and_colours() -> None:
     assert float(grey.mean((1, 2)).std()) == pytest.approx(0.151, abs=0.015)
     for severity, (keep, add) in enumerate(((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)), 1):
         grey_image = torch.full((50, 3, 32, 32), 102 / 255)
-        found = corrupt(grey_image, "frost", severity)
+        frosted = corrupt(grey_image, "frost", severity)
         expected = keep * 102 / 255 + add * ice[:50]
         inside = expected < 0.99
-        assert float((found - expected)[inside].abs().max()) < 4 / 255
+        assert float((frosted - expected)[inside].abs().max()) < 4 / 255
 
 
 def test_edges_equal_opencv_pixel_by_pixel() -> None:
@@ -77,15 +77,15 @@ def test_edges_equal_opencv_pixel_by_pixel() -> None:
     for shape in ((32, 32), (20, 45)):
         liquid = reference.smooth(0.65 + 0.1 * rng.normal(size=shape), 0.8)
         drops = np.uint8(255 * np.where(liquid < 0.7, 0, liquid))
-        found = edges.canny(torch.from_numpy(drops).float()[None], 50, 150)
+        detected = edges.canny(torch.from_numpy(drops).float()[None], 50, 150)
         expected = reference.canny(drops, 50, 150)
         assert expected.any()
-        np.testing.assert_array_equal(found[0].numpy(), expected)
-        far = edges.distances(found, 20.0)[0].numpy()
+        np.testing.assert_array_equal(detected[0].numpy(), expected)
+        far = edges.edge_distances(detected, 20.0)[0].numpy()
         np.testing.assert_allclose(far, np.minimum(reference.chamfer(expected), 20), rtol=1e-6)
         levels = np.uint8(far)
         np.testing.assert_array_equal(
-            edges.equalized(torch.from_numpy(levels).float()[None])[0].numpy(), reference.equalize(levels)
+            edges.equalize(torch.from_numpy(levels).float()[None])[0].numpy(), reference.equalize(levels)
         )
 
 
@@ -107,7 +107,7 @@ def test_recorded_distances_match_the_published_corruptions() -> None:
     for name, row in rows.items():
         for ours, published in zip(row["ours"], row["published"], strict=True):
             assert ours == pytest.approx(published, rel=0.03), name
-    # What the published generator itself was seen to give, on some hundred images of CIFAR-10.
+    # Recorded from the published generator, on some hundred images of CIFAR-10.
     assert rows["glass_blur"]["ours"] == pytest.approx([0.089, 0.088, 0.081, 0.127, 0.118], abs=0.002)
     assert rows["zoom_blur"]["ours"] == pytest.approx([0.058, 0.067, 0.079, 0.091, 0.101], abs=0.002)
     assert rows["elastic_transform"]["ours"][2] == pytest.approx(0.116, abs=0.002)

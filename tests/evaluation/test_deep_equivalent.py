@@ -13,7 +13,7 @@ from scipy.special import log_softmax, logsumexp
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.evaluation import deep_ensemble_equivalent
-from structured_ensembles.report.deep_equivalents import deep_equivalents
+from structured_ensembles.report.deep_equivalents import compute_deep_equivalents
 from structured_ensembles.runs.experiment import Request, measure_experiment
 from structured_ensembles.runs.finished import Finished
 
@@ -48,9 +48,9 @@ def test_equivalent_is_the_smallest_number_if_nll_is_not_monotonic() -> None:
 
 @pytest.fixture(scope="module")
 def digits() -> se.Data:
-    whole = se.load_data("digits")
+    full = se.load_data("digits")
     return se.Data.from_arrays(
-        whole.train.inputs, whole.train.targets, test=(whole.test.inputs, whole.test.targets), validation=0.3
+        full.train.inputs, full.train.targets, test=(full.test.inputs, full.test.targets), validation=0.3
     )
 
 
@@ -75,16 +75,16 @@ def calibrated_nll(ensemble: se.Ensemble, data: se.Data, members: int) -> float:
         prior = 8 if (scores.argmax(-1) != labels).sum() < 3 else 0
         return len(labels) * nll(temperature, scores, labels) + prior * (1 / temperature - 1 + math.log(temperature))
 
-    found = minimize_scalar(cost, bounds=(0.05, 20), args=logs(data.validation), method="bounded")
-    return nll(found.x, *logs(data.test))
+    optimum = minimize_scalar(cost, bounds=(0.05, 20), args=logs(data.validation), method="bounded")
+    return nll(optimum.x, *logs(data.test))
 
 
 def test_evaluate_gives_the_deep_ensemble_equivalent(digits: se.Data) -> None:
     deep, other = trained(digits, 4, 3), trained(digits, 2, 7)
     sizes = np.linspace(1, 4, 30001)
     nlls = np.interp(sizes, [1, 2, 3, 4], [calibrated_nll(deep, digits, members) for members in (1, 2, 3, 4)])
-    part = se.Ensemble(list(deep.members)[:2])
-    for ensemble in (other, part, deep):
+    first_two = se.Ensemble(list(deep.members)[:2])
+    for ensemble in (other, first_two, deep):
         as_good = sizes[nlls <= calibrated_nll(ensemble, digits, len(ensemble)) + 1e-7]
         expected = as_good[0] if len(as_good) else math.inf
         figures = se.evaluate(ensemble, digits, deep=deep)
@@ -126,8 +126,8 @@ def test_deep_equivalents_compare_means_over_seeds_of_one_recipe() -> None:
         "other recipe": [run("structured", 0, [0.6, 0.35], recipe="paper")],
         "not measured": [Finished(Path(), deep[0].config, {}, {"size/members": 3.0})],
     }
-    assert deep_equivalents(runs) == pytest.approx({"deep": 3, "structured": 2.5, "single": 1})
-    assert deep_equivalents({name: own for name, own in runs.items() if name != "deep"}) == {}
+    assert compute_deep_equivalents(runs) == pytest.approx({"deep": 3, "structured": 2.5, "single": 1})
+    assert compute_deep_equivalents({name: seed_runs for name, seed_runs in runs.items() if name != "deep"}) == {}
 
 
 def test_report_shows_deep_ensemble_equivalents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,4 +148,4 @@ def test_report_shows_deep_ensemble_equivalents(tmp_path: Path, capsys: pytest.C
     header, _, *rows = [line.split("|") for line in text.splitlines() if line.startswith("|")]
     column = next(number for number, cell in enumerate(header) if "deep-ensemble equivalent" in cell)
     shown = {row[1].strip(): row[column].strip().strip("*") for row in rows}
-    assert shown == {name: f"{deep_ensemble_equivalent(own[-1], nlls['deep']):.2f}" for name, own in nlls.items()}
+    assert shown == {name: f"{deep_ensemble_equivalent(curve[-1], nlls['deep']):.2f}" for name, curve in nlls.items()}

@@ -11,7 +11,7 @@ from structured_ensembles.evaluation.calibration import (
     expected_calibration_error,
     negative_log_likelihood,
 )
-from structured_ensembles.evaluation.discarding import discard_threshold
+from structured_ensembles.evaluation.discarding import fit_discard_threshold
 
 
 def ece_by_loop(probabilities: torch.Tensor, targets: torch.Tensor, bins: int) -> float:
@@ -61,7 +61,7 @@ def test_nll_and_brier_equal_scikit_learn() -> None:
         log_loss(targets, probabilities, labels=range(4))
     )
     truth = torch.nn.functional.one_hot(targets, 4)
-    expected = sum(brier_score_loss(truth[:, own], probabilities[:, own]) for own in range(4))
+    expected = sum(brier_score_loss(truth[:, label], probabilities[:, label]) for label in range(4))
     assert brier_score(probabilities, targets) == pytest.approx(expected)
     assert negative_log_likelihood(torch.tensor([[0.0, 1.0]]), torch.tensor([0])) < 100  # finite
 
@@ -93,14 +93,16 @@ def test_paper_threshold_is_a_percentile_of_the_entropy_of_correct_predictions()
     entropy = ensemble.uncertainty(x, temperature=1.0).entropy[ensemble.predict(x) == y]
     expected = float(np.percentile(entropy.double().numpy(), 75))
     assert ensemble.calibration.paper_threshold == pytest.approx(expected, rel=1e-6)
-    assert discard_threshold(ensemble, data, 0) == pytest.approx(float(entropy.min()), rel=1e-6)
+    assert fit_discard_threshold(ensemble, data, 0) == pytest.approx(float(entropy.min()), rel=1e-6)
 
 
 def test_figures_come_from_one_pass(trained: tuple[se.Ensemble, se.Data], monkeypatch: pytest.MonkeyPatch) -> None:
     ensemble, data = trained
     seen: list[int] = []
-    whole = se.Ensemble.logits
-    monkeypatch.setattr(se.Ensemble, "logits", lambda self, x, size=512: seen.append(len(x)) or whole(self, x, size))
+    logits_method = se.Ensemble.logits
+    monkeypatch.setattr(
+        se.Ensemble, "logits", lambda self, x, size=512: seen.append(len(x)) or logits_method(self, x, size)
+    )
     figures = se.evaluate(ensemble, data)
     assert sum(seen) == len(data.test)
     x, y = data.test.inputs, data.test.targets
@@ -111,7 +113,7 @@ def test_figures_come_from_one_pass(trained: tuple[se.Ensemble, se.Data], monkey
     assert figures["unc/filtered_accuracy"] == pytest.approx(np.mean(kept))
     assert figures["unc/discarded"] == pytest.approx(1 - len(kept) / len(y))
     assert figures["unc/auroc"] == pytest.approx(roc_auc_score(~correct.numpy(), entropy.numpy()))
-    mean = whole(ensemble, x).double().mean(0).softmax(-1)
+    mean = logits_method(ensemble, x).double().mean(0).softmax(-1)
     values = 100 * -(mean * mean.log()).sum(-1) / np.log(10)
     assert figures["div/cc"] == pytest.approx(float(values[correct].mean()))
     assert figures["div/wc"] == pytest.approx(float(values[~correct].mean()))
@@ -144,10 +146,11 @@ def test_attacks_and_corruptions_only_on_request(trained: tuple[se.Ensemble, se.
         assert figures[f"cor/mean@{severity}"] == pytest.approx(np.mean(both))
         threshold = ensemble.calibration.paper_threshold
         discarded = [
-            (ensemble.uncertainty(own, temperature=1.0).entropy > threshold).double().mean() for own in changed.values()
+            (ensemble.uncertainty(inputs, temperature=1.0).entropy > threshold).double().mean()
+            for inputs in changed.values()
         ]
         assert figures[f"cor/mean@{severity}/discarded"] == pytest.approx(float(np.mean(discarded)), abs=1.1 / len(y))
-    scores = torch.cat([ensemble.uncertainty(own, temperature=1.0).entropy for own in (x, noise)])
+    scores = torch.cat([ensemble.uncertainty(inputs, temperature=1.0).entropy for inputs in (x, noise)])
     assert figures["ood/entropy_auroc"] == pytest.approx(roc_auc_score([0] * len(x) + [1] * 50, scores.numpy()))
     assert figures["size/overhead"] == pytest.approx(3.0)
     assert figures["size/file_bytes"] > 4 * figures["size/parameters"]
@@ -163,7 +166,7 @@ def test_grey_images_skip_saturation(trained: tuple[se.Ensemble, se.Data]) -> No
     figures = se.evaluate(ensemble, data, corruptions=True, severities=[2])
     names = {name.removeprefix("cor/").removesuffix("@2") for name in figures if name.startswith("cor/")}
     means = ("mean", "extra_mean")
-    others = {f"{mean}@2/{kind}" for mean in means for kind in ("ece", "filtered_accuracy", "discarded")}
+    others = {f"{mean}@2/{figure}" for mean in means for figure in ("ece", "filtered_accuracy", "discarded")}
     assert names - others - set(means) == set(se.evaluation.CORRUPTIONS) - {"saturate"}
     extra = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
     standard = [figures[f"cor/{name}@2"] for name in se.evaluation.CORRUPTIONS if name not in extra]

@@ -25,7 +25,7 @@ from structured_ensembles.evaluation.ranking import false_acceptance, false_alar
 SAMPLES, CLASSES = 120, 4
 LOGITS = [[3 * math.sin(1.7 * i + 2.3 * k * k) for k in range(CLASSES)] for i in range(SAMPLES)]
 PROBABILITIES = torch.tensor(LOGITS, dtype=torch.float64).softmax(-1)
-# Wrong now and then, and more often where the confidence is low.
+# Some are wrong, more often where the confidence is low.
 TARGETS = torch.tensor(
     [
         (int(row.argmax()) + (i % 17 == 0 or (float(row.max()) < 0.6 and i % 3 == 0))) % CLASSES
@@ -47,9 +47,9 @@ def test_metrics_equal_recorded_torch_uncertainty_values() -> None:
     assert coverage_at_risk(DOUBT, CORRECT, 0.12) == pytest.approx(0.7166666, abs=1e-6)
     # FPR95(pos_label=…): right predictions, the first 80 samples, the others
     assert false_acceptance(ENTROPY[CORRECT], ENTROPY[~CORRECT]) == pytest.approx(0.9047619, abs=1e-6)
-    own, foreign = ENTROPY[:80], ENTROPY[80:] + 0.2
-    assert false_acceptance(own, foreign) == pytest.approx(0.6, abs=1e-6)
-    assert false_alarms(own, foreign) == pytest.approx(0.7625, abs=1e-6)
+    known, foreign = ENTROPY[:80], ENTROPY[80:] + 0.2
+    assert false_acceptance(known, foreign) == pytest.approx(0.6, abs=1e-6)
+    assert false_alarms(known, foreign) == pytest.approx(0.7625, abs=1e-6)
 
 
 def test_calibration_errors_equal_torchmetrics() -> None:
@@ -59,8 +59,8 @@ def test_calibration_errors_equal_torchmetrics() -> None:
     ece = multiclass_calibration_error(PROBABILITIES, TARGETS, CLASSES, n_bins=15, norm="l1")
     assert expected_calibration_error(PROBABILITIES, TARGETS, 15) == pytest.approx(float(ece))
     each = [
-        float(binary_calibration_error(PROBABILITIES[:, own], (own == TARGETS).long(), n_bins=15))
-        for own in range(CLASSES)
+        float(binary_calibration_error(PROBABILITIES[:, label], (label == TARGETS).long(), n_bins=15))
+        for label in range(CLASSES)
     ]
     assert classwise_calibration_error(PROBABILITIES, TARGETS, 15) == pytest.approx(np.mean(each))
 
@@ -69,12 +69,12 @@ def test_false_alarms_equal_torchmetrics() -> None:
     pytest.importorskip("torchmetrics")
     from torchmetrics.functional.classification import binary_specificity_at_sensitivity
 
-    # Sensitivity: foreign samples that are rejected. Specificity: own ones that are not.
-    own, foreign = ENTROPY[:80], ENTROPY[80:] + 0.2
+    # Sensitivity: foreign samples that are rejected. Specificity: known ones that are accepted.
+    known, foreign = ENTROPY[:80], ENTROPY[80:] + 0.2
     foreign_ones = torch.cat((torch.zeros(80), torch.ones(40))).long()
-    scores = torch.cat((own, foreign)) / 2  # it takes what is beyond [0,1] for logits
+    scores = torch.cat((known, foreign)) / 2  # it takes values beyond [0,1] for logits
     specificity, _ = binary_specificity_at_sensitivity(scores, foreign_ones, min_sensitivity=0.95)
-    assert false_alarms(own, foreign) == pytest.approx(1 - float(specificity))
+    assert false_alarms(known, foreign) == pytest.approx(1 - float(specificity))
 
 
 @pytest.mark.parametrize("bins", [1, 7, 15, 120, 200])
@@ -114,8 +114,8 @@ def area_of(errors: list[bool]) -> float:
 @settings(deadline=None, max_examples=40)
 @given(RANKED)
 def test_aurc_is_the_mean_over_all_orders_of_ties(samples: list[tuple[int, bool]]) -> None:
-    orders = [own for own in permutations(samples) if [s for s, _ in own] == sorted(s for s, _ in own)]
-    expected = np.mean([area_of([not right for _, right in own]) for own in orders])
+    orders = [order for order in permutations(samples) if [s for s, _ in order] == sorted(s for s, _ in order)]
+    expected = np.mean([area_of([not right for _, right in order]) for order in orders])
     doubt, correct = torch.tensor([float(s) for s, _ in samples]), torch.tensor([right for _, right in samples])
     assert risk_coverage_area(doubt, correct) == pytest.approx(expected)
     assert risk_coverage_area(doubt.flip(0), correct.flip(0)) == pytest.approx(expected)
@@ -130,8 +130,8 @@ def test_coverage_at_risk_equals_a_search_over_thresholds(samples: list[tuple[in
         if kept.count(False) / len(kept) <= risk:
             allowed.append(len(kept) / len(samples))
     doubt, correct = torch.tensor([float(s) for s, _ in samples]), torch.tensor([right for _, right in samples])
-    found = coverage_at_risk(doubt, correct, risk)
-    assert found == pytest.approx(max(allowed)) if allowed else math.isnan(found)
+    coverage = coverage_at_risk(doubt, correct, risk)
+    assert coverage == pytest.approx(max(allowed)) if allowed else math.isnan(coverage)
 
 
 def test_metrics_do_not_depend_on_sample_order() -> None:

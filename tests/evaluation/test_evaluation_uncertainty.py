@@ -11,11 +11,11 @@ from scipy.special import softmax
 from scipy.stats import entropy as scipy_entropy
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from structured_ensembles.ensemble import Uncertainty, uncertainty_of
-from structured_ensembles.evaluation.discarding import discarding, discarding_curve
-from structured_ensembles.evaluation.diversity import disagreement_matrix, diversity, diversity_by_outcome
-from structured_ensembles.evaluation.ood import detection_figures
+from structured_ensembles.evaluation.discarding import discarding_curve, measure_discarding
+from structured_ensembles.evaluation.diversity import compute_diversity, disagreement_matrix, diversity_by_outcome
+from structured_ensembles.evaluation.ood import compute_detection_figures
 from structured_ensembles.evaluation.ranking import auroc, false_acceptance
+from structured_ensembles.prediction.combination import Uncertainty, uncertainty_of
 
 SCORES = st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=2, max_size=60)  # few values: many ties
 
@@ -26,20 +26,22 @@ def random_logits(members: int = 4, samples: int = 60, classes: int = 5) -> torc
 
 def test_diversity_equals_the_entropy_of_mean_logits() -> None:
     logits = random_logits()
-    expected = [scipy_entropy(softmax(logits[:, own].double().mean(0).numpy())) / np.log(5) * 100 for own in range(60)]
-    np.testing.assert_allclose(diversity(logits).numpy(), expected, rtol=1e-6)
+    expected = [
+        scipy_entropy(softmax(logits[:, sample].double().mean(0).numpy())) / np.log(5) * 100 for sample in range(60)
+    ]
+    np.testing.assert_allclose(compute_diversity(logits).numpy(), expected, rtol=1e-6)
     correct = torch.arange(60) % 3 == 0
     cc, wc = diversity_by_outcome(logits, correct)
     assert cc == pytest.approx(np.mean(expected[::3]))
-    assert wc == pytest.approx(np.mean([value for own, value in enumerate(expected) if own % 3]))
+    assert wc == pytest.approx(np.mean([value for sample, value in enumerate(expected) if sample % 3]))
 
 
 def test_diversity_of_edge_cases() -> None:
-    assert diversity(torch.zeros(3, 2, 7)).tolist() == pytest.approx([100, 100])  # knows nothing
-    assert diversity(torch.tensor([[[1e4, 0.0]]])).tolist() == [0]  # knows everything
-    assert diversity(torch.randn(3, 2, 1)).tolist() == [0, 0]  # one class: nothing to know
+    assert compute_diversity(torch.zeros(3, 2, 7)).tolist() == pytest.approx([100, 100])  # knows nothing
+    assert compute_diversity(torch.tensor([[[1e4, 0.0]]])).tolist() == [0]  # knows everything
+    assert compute_diversity(torch.randn(3, 2, 1)).tolist() == [0, 0]  # one class: nothing to know
     opposed = torch.tensor([[[5.0, -5.0]], [[-5.0, 5.0]]])  # members that contradict each other cancel out
-    assert diversity(opposed).tolist() == pytest.approx([100])
+    assert compute_diversity(opposed).tolist() == pytest.approx([100])
     all_right = torch.ones(60, dtype=torch.bool)
     assert not math.isnan(diversity_by_outcome(random_logits(), all_right)[0])
     assert math.isnan(diversity_by_outcome(random_logits(), all_right)[1])
@@ -49,12 +51,12 @@ def test_diversity_of_edge_cases() -> None:
 def test_disagreement_matrix_equals_a_loop_over_pairs() -> None:
     logits = random_logits()
     labels = logits.argmax(-1).tolist()
-    found = disagreement_matrix(logits)
-    for one in range(4):
-        for other in range(4):
-            differing = sum(a != b for a, b in zip(labels[one], labels[other], strict=True))
-            assert float(found[one, other]) == pytest.approx(differing / 60)
-    pairs = [float(found[one, other]) for one in range(4) for other in range(4) if one != other]
+    matrix = disagreement_matrix(logits)
+    for first in range(4):
+        for second in range(4):
+            differing = sum(a != b for a, b in zip(labels[first], labels[second], strict=True))
+            assert float(matrix[first, second]) == pytest.approx(differing / 60)
+    pairs = [float(matrix[first, second]) for first in range(4) for second in range(4) if first != second]
     assert float(uncertainty_of(logits).disagreement.mean()) == pytest.approx(np.mean(pairs))
     assert disagreement_matrix(logits[:1]).tolist() == [[0]]
 
@@ -62,14 +64,14 @@ def test_disagreement_matrix_equals_a_loop_over_pairs() -> None:
 def test_discarding_equals_a_hand_computation() -> None:
     entropy = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])
     correct = torch.tensor([True, True, False, True, False])
-    found = discarding(entropy, correct, float(entropy[2]))  # what is on the threshold is kept
-    assert found.accuracy == pytest.approx(3 / 5)
-    assert found.filtered_accuracy == pytest.approx(2 / 3)
-    assert found.discarded == pytest.approx(2 / 5)
-    everything = discarding(entropy, correct, -1.0)
+    discarded = measure_discarding(entropy, correct, float(entropy[2]))  # a sample on the threshold is kept
+    assert discarded.accuracy == pytest.approx(3 / 5)
+    assert discarded.filtered_accuracy == pytest.approx(2 / 3)
+    assert discarded.discarded == pytest.approx(2 / 5)
+    everything = measure_discarding(entropy, correct, -1.0)
     assert everything.discarded == 1
     assert math.isnan(everything.filtered_accuracy)
-    nothing = discarding(entropy, correct, 9.0)
+    nothing = measure_discarding(entropy, correct, 9.0)
     assert (nothing.discarded, nothing.filtered_accuracy) == (0, nothing.accuracy)
 
 
@@ -84,7 +86,7 @@ def test_discarding_curve_tries_every_threshold(samples: list[tuple[int, bool]])
         kept = [c for s, c in samples if s <= threshold]
         assert share == pytest.approx(1 - len(kept) / len(samples))
         assert accuracy == pytest.approx(sum(kept) / len(kept))
-        point = discarding(entropy, correct, threshold)
+        point = measure_discarding(entropy, correct, threshold)
         assert (point.discarded, point.filtered_accuracy) == pytest.approx((share, accuracy))
 
 
@@ -101,36 +103,40 @@ def test_auroc_equals_scikit_learn(samples: list[tuple[int, bool]]) -> None:
 @settings(deadline=None)
 @given(SCORES)
 def test_fpr95_equals_scikit_learns_roc_curve(samples: list[tuple[int, bool]]) -> None:
-    own = torch.tensor([float(s) for s, foreign in samples if not foreign])
+    known = torch.tensor([float(s) for s, foreign in samples if not foreign])
     foreign = torch.tensor([float(s) for s, foreign in samples if foreign])
-    if len(own) == 0 or len(foreign) == 0:
-        assert math.isnan(false_acceptance(own, foreign))
+    if len(known) == 0 or len(foreign) == 0:
+        assert math.isnan(false_acceptance(known, foreign))
         return
-    # Its positives are one's own samples, whose scores are low.
-    rates, kept, _ = roc_curve([1] * len(own) + [0] * len(foreign), [-s for s in [*own.tolist(), *foreign.tolist()]])
+    # Its positives are the known samples, whose scores are low.
+    rates, kept, _ = roc_curve(
+        [1] * len(known) + [0] * len(foreign), [-s for s in [*known.tolist(), *foreign.tolist()]]
+    )
     expected = rates[np.argmax(kept >= 0.95 - 1e-9)]
-    assert false_acceptance(own, foreign) == pytest.approx(expected)
+    assert false_acceptance(known, foreign) == pytest.approx(expected)
 
 
 def test_fpr95_counts_whole_samples() -> None:
-    own = torch.arange(20.0)
-    assert false_acceptance(own, torch.tensor([18.0, 18.5, 19.0, 40.0])) == 0.25  # 19 of 20 are 95 %: up to 18
-    assert false_acceptance(own, own + 100) == 0
-    assert false_acceptance(own, own - 100) == 1
+    known = torch.arange(20.0)
+    assert false_acceptance(known, torch.tensor([18.0, 18.5, 19.0, 40.0])) == 0.25  # 19 of 20 are 95 %: up to 18
+    assert false_acceptance(known, known + 100) == 0
+    assert false_acceptance(known, known - 100) == 1
 
 
 def test_detection_figures_equal_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(0)
-    own, foreign = (
-        Uncertainty(*(torch.rand(count, generator=generator) + shift for shift in (0.1 * place, place, 0.0)))
-        for count, place in ((80, 0), (50, 1))
+    known, foreign = (
+        Uncertainty(*(torch.rand(count, generator=generator) + shift for shift in (0.1 * distance, distance, 0.0)))
+        for count, distance in ((80, 0), (50, 1))
     )
-    figures = detection_figures(own, foreign)
+    figures = compute_detection_figures(known, foreign)
     truth = [0] * 80 + [1] * 50
-    scores = torch.cat((own.entropy, foreign.entropy)).numpy()
+    scores = torch.cat((known.entropy, foreign.entropy)).numpy()
     assert figures["entropy_auroc"] == pytest.approx(roc_auc_score(truth, scores))
     assert figures["mutual_information_auroc"] == 1
     assert figures["mutual_information_fpr95"] == 0
     assert set(figures) == {
-        f"{name}_{kind}" for name in ("entropy", "mutual_information") for kind in ("auroc", "fpr95", "fpr95_foreign")
+        f"{name}_{figure}"
+        for name in ("entropy", "mutual_information")
+        for figure in ("auroc", "fpr95", "fpr95_foreign")
     }

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.evaluation.memory import file_bytes, peak_memory, prediction_bytes
+from structured_ensembles.evaluation.memory import measure_file_bytes, measure_peak_memory, measure_prediction_bytes
 
 
 def test_peak_memory_equals_a_hand_computation(capfd: pytest.CaptureFixture[str]) -> None:
@@ -18,25 +18,25 @@ def test_peak_memory_equals_a_hand_computation(capfd: pytest.CaptureFixture[str]
         third = torch.empty(100, 1000)
         del second, third
 
-    assert peak_memory(run) == 4 * (1000 + 500) * 1000
-    assert peak_memory(lambda: None) == 0
-    assert capfd.readouterr().err == ""  # the profiler would tell the terminal that it starts
+    assert measure_peak_memory(run) == 4 * (1000 + 500) * 1000
+    assert measure_peak_memory(lambda: None) == 0
+    assert capfd.readouterr().err == ""  # the profiler's own messages are silenced
     with pytest.raises(ZeroDivisionError):
-        peak_memory(lambda: 1 // 0)
-    assert peak_memory(run) == 6_000_000
+        measure_peak_memory(lambda: 1 // 0)
+    assert measure_peak_memory(run) == 6_000_000
 
 
 def test_prediction_memory_is_that_of_the_largest_layers_of_one_member() -> None:
     ensemble = se.Ensemble([nn.Sequential(nn.Linear(10, 1000), nn.Linear(1000, 3)) for _ in range(4)])
     hidden = 4 * 200 * 1000
-    found = prediction_bytes(ensemble, torch.rand(200, 10))
-    assert hidden < found < 1.2 * hidden
+    peak_bytes = measure_prediction_bytes(ensemble, torch.rand(200, 10))
+    assert hidden < peak_bytes < 1.2 * hidden
 
 
 def test_file_bytes_equals_the_size_of_the_file(tmp_path: Path) -> None:
     ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(2)])
-    assert file_bytes(ensemble) == ensemble.save(tmp_path / "ensemble.safetensors")
-    assert file_bytes(ensemble) == (tmp_path / "ensemble.safetensors").stat().st_size
+    assert measure_file_bytes(ensemble) == ensemble.save(tmp_path / "ensemble.safetensors")
+    assert measure_file_bytes(ensemble) == (tmp_path / "ensemble.safetensors").stat().st_size
 
 
 def test_overhead_counts_trainable_parameters() -> None:

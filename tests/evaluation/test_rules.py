@@ -10,7 +10,7 @@ from scipy.special import log_softmax, softmax
 
 import structured_ensembles as se
 from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
-from structured_ensembles.report.page import precisions
+from structured_ensembles.report.page import describe_precisions
 from structured_ensembles.runs.experiment import Experiment, Request, measure_experiment, train_experiment
 from structured_ensembles.runs.finished import Finished
 
@@ -48,8 +48,10 @@ def test_several_rules_share_one_forward_pass(
     asked = {"fgsm": (0.1,), "corruptions": ["fog"], "severities": (3,)}
     alone = {rule: se.evaluate(ensemble, data, combine=rule, **asked) for rule in ("mean", "logits")}
     seen: list[int] = []
-    whole = se.Ensemble.logits
-    monkeypatch.setattr(se.Ensemble, "logits", lambda self, x, size=512: seen.append(len(x)) or whole(self, x, size))
+    logits_method = se.Ensemble.logits
+    monkeypatch.setattr(
+        se.Ensemble, "logits", lambda self, x, size=512: seen.append(len(x)) or logits_method(self, x, size)
+    )
     both = se.evaluate(ensemble, data, combine=("mean", "logits"), **asked)
     assert sum(seen) == 3 * len(data.test) + len(data.validation)  # clean, attacked, in fog; and for the threshold
     ruled = {name: value for name, value in alone["logits"].items() if not name.startswith("size/")}
@@ -95,7 +97,7 @@ def test_auto_precision_is_bfloat16_where_supported(monkeypatch: pytest.MonkeyPa
     assert se.Execution().precision_on(cpu) == "float32"
     assert se.Execution(precision="bfloat16").precision_on(cpu) == "bfloat16"
     for supported, expected in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, own=supported: own)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, supported=supported: supported)
         assert se.Execution().precision_on(gpu) == expected
         assert se.Execution(precision="float32").precision_on(gpu) == "float32"
 
@@ -116,10 +118,15 @@ def test_runs_record_their_precision(tmp_path: Path) -> None:
 
 
 def test_report_names_the_precision() -> None:
-    def runs(*kinds: str | None) -> list[Finished]:
-        return [Finished(Path("a"), {}, {} if kind is None else {"precision": kind}, {}) for kind in kinds]
+    def runs(*precisions: str | None) -> list[Finished]:
+        return [
+            Finished(Path("a"), {}, {} if precision is None else {"precision": precision}, {})
+            for precision in precisions
+        ]
 
-    assert precisions([]) == []
-    assert precisions(runs("bfloat16", "bfloat16")) == ["Trained in bfloat16."]
-    assert precisions(runs("float32", "bfloat16", "float32")) == ["Trained in bfloat16 (1 run), float32 (2 runs)."]
-    assert precisions(runs(None)) == ["Trained in a precision that was not recorded."]
+    assert describe_precisions([]) == []
+    assert describe_precisions(runs("bfloat16", "bfloat16")) == ["Trained in bfloat16."]
+    assert describe_precisions(runs("float32", "bfloat16", "float32")) == [
+        "Trained in bfloat16 (1 run), float32 (2 runs)."
+    ]
+    assert describe_precisions(runs(None)) == ["Trained in a precision that was not recorded."]

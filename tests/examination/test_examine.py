@@ -42,10 +42,10 @@ def test_regression_predicts_in_the_shape_of_its_targets(
     ensemble = se.Ensemble([model, model])
     se.train(ensemble, data, se.Recipe.named("regression", epochs=20), **FAST)
     ensemble.save(tmp_path / "file.safetensors")
-    for own in (ensemble, se.Ensemble.load(tmp_path / "file.safetensors", model=model)):
-        assert tuple(own.predict(X).shape) == tuple(own.spread(X).shape) == shape
-        assert own.logits(X).shape == (2, 600, 2 if shape == (600, 2) else 1)
-        errors = own.predict(X) - torch.from_numpy(targets)
+    for trained in (ensemble, se.Ensemble.load(tmp_path / "file.safetensors", model=model)):
+        assert tuple(trained.predict(X).shape) == tuple(trained.spread(X).shape) == shape
+        assert trained.logits(X).shape == (2, 600, 2 if shape == (600, 2) else 1)
+        errors = trained.predict(X) - torch.from_numpy(targets)
         assert errors.shape == shape
         assert float(errors.square().mean().sqrt()) < 150  # of a deviation of 370
 
@@ -138,11 +138,11 @@ def test_network_that_ends_in_softmax_warns(name: str) -> None:
 
 def test_softmax_warning_is_shown_once_for_search_and_training() -> None:
     data = se.Data.from_arrays(X, np.arange(600) % 3)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         model = network(3, nn.Softmax(dim=1))
         se.structured_ensemble(model, data, 2, recipe=se.Recipe(epochs=1), search_epochs=1, **FAST)
-    assert len([own for own in told if "softmax" in str(own.message)]) == 1
+    assert len([warning for warning in caught if "softmax" in str(warning.message)]) == 1
 
 
 def test_regression_that_ends_in_a_sigmoid_does_not_warn() -> None:
@@ -197,7 +197,7 @@ def test_warning_of_one_class_covers_outputs_beyond_the_classes() -> None:
         model.weight.zero_()
         model.bias.copy_(torch.tensor([0.0, 0.0, 0.0, 0.0, 50.0]))
     data = se.Data.from_arrays(X, (X[:, 0] > 0).astype(int))
-    with pytest.warns(UserWarning, match=r"names one class whatever the input \(4\)"):
+    with pytest.warns(UserWarning, match=r"predicts one class whatever the input \(4\)"):
         se.train(se.Ensemble([model]), data, se.Recipe(epochs=5, rate=1e-6), **FAST)
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import structured_ensembles as se
-from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork, _dealt
-from structured_ensembles.methods.layers import called_layers
-from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork, _assign_rows
+from structured_ensembles.methods.layers import find_called_layers
+from structured_ensembles.networks.copying import clone_model
 from tests.support.networks import Nested
 
 
@@ -68,13 +68,13 @@ def looped(network: BatchEnsembleNetwork, base: nn.Module, x: Tensor) -> Tensor:
     outputs = []
     for member in range(network.num_members):
         tensors = (*network.network.named_parameters(), *network.network.named_buffers())
-        own = {name: tensor for name, tensor in tensors if name.rpartition(".")[0] not in network.layers}
+        shared_tensors = {name: tensor for name, tensor in tensors if name.rpartition(".")[0] not in network.layers}
         for name in network.layers:
             layer = network.network.get_submodule(name)
-            own[f"{name}.weight"] = written_out(layer, member)
+            shared_tensors[f"{name}.weight"] = written_out(layer, member)
             if "biases" in layer._parameters:
-                own[f"{name}.bias"] = layer.biases[member]
-        outputs.append(functional_call(base, own, (x,)))
+                shared_tensors[f"{name}.bias"] = layer.biases[member]
+        outputs.append(functional_call(base, shared_tensors, (x,)))
     return torch.stack(outputs)
 
 
@@ -83,7 +83,7 @@ def made(name: str, repeat: str = "tile", members: int = 3) -> tuple[BatchEnsemb
     make, shape = MODELS[name]
     model = make()
     x = torch.randn(4, *shape)
-    network = BatchEnsembleNetwork(model, called_layers(model, x).all, members, repeat, seed=1)
+    network = BatchEnsembleNetwork(model, find_called_layers(model, x).all, members, repeat, seed=1)
     with torch.no_grad():
         for parameter in network.parameters():  # away from signs and from equal biases
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -94,20 +94,20 @@ def made(name: str, repeat: str = "tile", members: int = 3) -> tuple[BatchEnsemb
 @pytest.mark.parametrize("training", [False, True])
 def test_one_pass_equals_a_loop_over_members(name: str, training: bool) -> None:
     network, base, x = made(name)
-    for whole in (network, base):
-        whole.train(training)
-        for part in whole.modules():
-            if isinstance(part, nn.BatchNorm2d):
-                part.eval()  # its statistics in training are those of all rows: there is a test of their own below
+    for network_or_base in (network, base):
+        network_or_base.train(training)
+        for module in network_or_base.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()  # its statistics in training are those of all rows, see the test below
     parameters = [parameter for key, parameter in network.named_parameters() if "unused" not in key]
     together, one_by_one = network(x), looped(network, base, x)
     assert together.shape == (3, 4, 5)
     torch.testing.assert_close(together, one_by_one, rtol=1e-5, atol=1e-5)
     weighting = torch.randn_like(together)
-    found = torch.autograd.grad((together * weighting).sum(), parameters)
+    gradients = torch.autograd.grad((together * weighting).sum(), parameters)
     expected = torch.autograd.grad((one_by_one * weighting).sum(), parameters)
-    for own, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+    for gradient, expected_gradient in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
 
 
 @settings(max_examples=25, deadline=None)
@@ -123,8 +123,8 @@ def test_convolutions_of_any_dimension_equal_the_loop_over_members(
     dims: int, groups: int, inputs: int, outputs: int, members: int, bias: bool
 ) -> None:
     torch.manual_seed(0)
-    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
-    model = nn.Sequential(kind(inputs * groups, outputs * groups, 2, groups=groups, bias=bias))
+    layer_type = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+    model = nn.Sequential(layer_type(inputs * groups, outputs * groups, 2, groups=groups, bias=bias))
     network = BatchEnsembleNetwork(model, ["0"], members, seed=members)
     x = torch.randn(2, inputs * groups, *[3] * dims)
     torch.testing.assert_close(network(x), looped(network, model, x), rtol=1e-5, atol=1e-5)
@@ -157,20 +157,20 @@ def test_split_assigns_every_row_to_one_member(batch: int) -> None:
 
 @given(batch=st.integers(1, 40), members=st.integers(1, 9))
 def test_rows_are_dealt_evenly(batch: int, members: int) -> None:
-    filled, own = _dealt(batch, members, torch.device("cpu"))
+    filled_rows, row_positions = _assign_rows(batch, members, torch.device("cpu"))
     share = math.ceil(batch / members)
-    assert len(filled) == members * share
-    assert filled[own].tolist() == list(range(batch))  # every row stands where it is looked for
-    counts = torch.bincount(own // share, minlength=members)
+    assert len(filled_rows) == members * share
+    assert filled_rows[row_positions].tolist() == list(range(batch))  # every row is at its position
+    counts = torch.bincount(row_positions // share, minlength=members)
     assert int(counts.max() - counts.min()) <= 1
 
 
 def test_factors_start_as_signs_and_the_model_stays_unchanged() -> None:
     torch.manual_seed(0)
     model = Nested()
-    before = clone_of(model)
+    before = clone_model(model)
     x = torch.randn(2, 3, 6, 6)
-    network = BatchEnsembleNetwork(model, called_layers(model, x).all, members=4, seed=3)
+    network = BatchEnsembleNetwork(model, find_called_layers(model, x).all, members=4, seed=3)
     assert network.layers == ("stem.0", "blocks.0.depthwise", "twice", "up", "head")
     for name in network.layers:
         layer = network.network.get_submodule(name)
@@ -180,17 +180,20 @@ def test_factors_start_as_signs_and_the_model_stays_unchanged() -> None:
     assert torch.equal(network.network.twice.biases, model.twice.bias.expand(4, -1))
     assert not hasattr(network.network.unused, "input_factors")
     assert str(model) == str(before)
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before.parameters(), strict=True))
+    assert all(
+        torch.equal(parameter, earlier)
+        for parameter, earlier in zip(model.parameters(), before.parameters(), strict=True)
+    )
     assert not model.twice._forward_hooks
     again = BatchEnsembleNetwork(model, network.layers, members=4, seed=3)
-    other = BatchEnsembleNetwork(model, network.layers, members=4, seed=4)
+    earlier = BatchEnsembleNetwork(model, network.layers, members=4, seed=4)
     assert torch.equal(network(x), again(x))
-    assert not torch.equal(network(x), other(x))
+    assert not torch.equal(network(x), earlier(x))
 
 
 def test_parameters_of_resnet20_equal_a_hand_count() -> None:
     model = se.zoo.resnet20(10)
-    network = BatchEnsembleNetwork(model, called_layers(model, torch.randn(2, 3, 8, 8)).all, members=5)
+    network = BatchEnsembleNetwork(model, find_called_layers(model, torch.randn(2, 3, 8, 8)).all, members=5)
     # inputs + outputs: stem; six convolutions of 16; 16 to 32 and five of 32; 32 to 64 and five of 64; the head
     factors = (3 + 16) + 6 * (16 + 16) + (16 + 32) + 5 * (32 + 32) + (32 + 64) + 5 * (64 + 64) + (64 + 10)
     ensemble = se.Ensemble([network])
@@ -221,7 +224,7 @@ def test_invalid_arguments_and_models_are_errors() -> None:
         se.methods.batch_ensemble(model, data, repeat="both", quiet=True)
     with pytest.raises(ValueError, match="members must be"):
         se.methods.batch_ensemble(model, data, 0, quiet=True)
-    with pytest.raises(ValueError, match="'0', which is no linear layer"):
+    with pytest.raises(ValueError, match="layers must name linear layers and convolutions of the model, not '0'"):
         BatchEnsembleNetwork(model, ["0"], 2)
 
 
@@ -241,7 +244,7 @@ class Transformer(nn.Module):
 def test_attention_weights_are_shared_by_members() -> None:
     torch.manual_seed(0)
     model, x = Transformer().eval(), torch.randn(4, 5, 6)
-    layers = called_layers(model, x).all
+    layers = find_called_layers(model, x).all
     assert layers == ("embed", "encoder.linear1", "encoder.linear2", "head")
     network = BatchEnsembleNetwork(model, layers, 3).eval()
     with torch.no_grad():

@@ -8,8 +8,8 @@ from scipy.stats import chi2
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.methods.layers import called_layers
-from structured_ensembles.methods.mc_dropout import DropoutNetwork, SampledDropout, mixed
+from structured_ensembles.methods.layers import find_called_layers
+from structured_ensembles.methods.mc_dropout import DropoutNetwork, SampledDropout, mix_bits
 
 
 def two_layers(width: int = 200) -> nn.Module:
@@ -31,26 +31,28 @@ class TwoHeads(nn.Module):
 
 
 def test_hidden_layers_are_those_that_feed_others() -> None:
-    assert called_layers(two_layers(), torch.randn(2, 8)).hidden == ("1",)
-    found = called_layers(TwoHeads(), torch.randn(2, 1, 5, 5))
-    assert (found.hidden, found.last) == (("last.conv",), ("z_head", "a_head"))
+    assert find_called_layers(two_layers(), torch.randn(2, 8)).hidden == ("1",)
+    layers = find_called_layers(TwoHeads(), torch.randn(2, 1, 5, 5))
+    assert (layers.hidden, layers.last) == (("last.conv",), ("z_head", "a_head"))
     resnet = se.zoo.resnet20(in_channels=1)
-    found = called_layers(resnet, torch.randn(2, 1, 8, 8))
-    convolutions = [name for name, part in resnet.named_modules() if isinstance(part, nn.Conv2d)]
-    assert found.last == ("fc",)
-    assert sorted(found.hidden) == sorted(convolutions)
+    layers = find_called_layers(resnet, torch.randn(2, 1, 8, 8))
+    convolutions = [name for name, module in resnet.named_modules() if isinstance(module, nn.Conv2d)]
+    assert layers.last == ("fc",)
+    assert sorted(layers.hidden) == sorted(convolutions)
     fully = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 10, 1), nn.AdaptiveAvgPool2d(1))
-    assert called_layers(fully, torch.randn(2, 1, 8, 8)).last == ("2",)
+    assert find_called_layers(fully, torch.randn(2, 1, 8, 8)).last == ("2",)
 
 
 def masks(network: DropoutNetwork, x: Tensor, layer: str = "1") -> Tensor:
     """Return which elements after a layer are kept, (members, batch, …)."""
-    found = []
-    part = network.network.get_submodule(layer)
-    handle = part.sampled_dropout.register_forward_hook(lambda _m, inputs, output: found.append((inputs[0], output)))
+    captured = []
+    module = network.network.get_submodule(layer)
+    handle = module.sampled_dropout.register_forward_hook(
+        lambda _m, inputs, output: captured.append((inputs[0], output))
+    )
     network(x)
     handle.remove()
-    ((before, after),) = found
+    ((before, after),) = captured
     kept = after != 0
     torch.testing.assert_close(after[kept], before[kept] / (1 - network.probability))
     return kept.unflatten(0, (network.num_members, -1))
@@ -69,7 +71,7 @@ def test_masks_have_the_rate_and_are_independent(probability: float) -> None:
         each = number / len(rates)
         statistic = float((((rates - rate) / (spread / each**0.5)) ** 2).sum())
         assert 1e-4 < chi2.sf(statistic, len(rates)) < 1 - 1e-4
-    flat = kept.flatten(0, 1)  # every two masks, of two samples or two rows, agree as often as chance has it
+    flat = kept.flatten(0, 1)  # any two masks, of samples or rows, agree as often as independent ones
     centred = (flat - rate) / spread
     correlation = (centred @ centred.T / flat.shape[1])[~torch.eye(len(flat), dtype=torch.bool)]
     assert float(correlation.abs().max()) < 6 / flat.shape[1] ** 0.5
@@ -79,14 +81,14 @@ def test_masks_have_the_rate_and_are_independent(probability: float) -> None:
 
 
 def test_hash_equals_lowbias32() -> None:
-    """Computed in plain Python integers."""
+    """Compare with plain Python integers."""
     numbers = [0, 1, 2, 12345, 2**31 - 1, 2**31, 2**32 - 1]
-    found = mixed(torch.tensor(np.array(numbers, dtype=np.uint32).view(np.int32)))
-    for number, own in zip(numbers, found.numpy().view(np.uint32).tolist(), strict=True):
+    hashes = mix_bits(torch.tensor(np.array(numbers, dtype=np.uint32).view(np.int32)))
+    for number, hashed in zip(numbers, hashes.numpy().view(np.uint32).tolist(), strict=True):
         x = number
         x = ((x ^ (x >> 16)) * 0x7FEB352D) % 2**32
         x = ((x ^ (x >> 15)) * 0x846CA68B) % 2**32
-        assert own == x ^ (x >> 16)
+        assert hashed == x ^ (x >> 16)
 
 
 def test_prediction_does_not_depend_on_the_batch() -> None:
@@ -100,9 +102,9 @@ def test_prediction_does_not_depend_on_the_batch() -> None:
     torch.testing.assert_close(ensemble.logits(x.flip(0)).flip(1), logits)
     torch.testing.assert_close(ensemble.logits(x[11:12]), logits[:, 11:12])
     assert torch.equal(torch.get_rng_state(), before)
-    for one in range(5):
-        for other in range(one):
-            assert not torch.isclose(logits[one], logits[other]).any(-1).all()
+    for index in range(5):
+        for other in range(index):
+            assert not torch.isclose(logits[index], logits[other]).any(-1).all()
     reseeded = se.Ensemble([DropoutNetwork(two_layers(), ["1"], 5, seed=1)])
     assert not torch.isclose(reseeded.logits(x), logits).any(-1).all()
 
@@ -134,12 +136,12 @@ def test_training_draws_from_the_global_random_state() -> None:
     network = DropoutNetwork(two_layers(), ["1"], 5)
     x = torch.randn(6, 8)
     torch.manual_seed(5)
-    found = network.train()(x)
+    outputs = network.train()(x)
     torch.manual_seed(5)
     expected = network.network[2](F.dropout(F.linear(x, network.network[1].weight, network.network[1].bias), 0.25))
-    assert found.shape == (1, 6, 3)
-    torch.testing.assert_close(found[0], expected)
-    assert not torch.equal(found, network(x))
+    assert outputs.shape == (1, 6, 3)
+    torch.testing.assert_close(outputs[0], expected)
+    assert not torch.equal(outputs, network(x))
 
 
 def test_every_layer_drops_other_elements() -> None:

@@ -15,7 +15,7 @@ import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.methods import METHODS
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
-from structured_ensembles.methods.layers import called_layers
+from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
 from tests.support.capture_rules import as_in_a_graph
 
@@ -40,8 +40,11 @@ def test_every_method_learns_and_leaves_the_model_unchanged(trained: tuple[str, 
     method, ensemble, model = trained
     torch.manual_seed(0)
     untouched = se.zoo.mlp(64, hidden=(48, 32))
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), untouched.parameters(), strict=True))
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    assert all(
+        torch.equal(parameter, earlier)
+        for parameter, earlier in zip(model.parameters(), untouched.parameters(), strict=True)
+    )
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert len(ensemble) == (1 if method == "single" else 2)
     figures = se.evaluate(ensemble, se.load_data("digits"))
     assert figures["cls/accuracy"] > 0.75
@@ -86,9 +89,9 @@ def test_every_method_resumes_to_the_same_weights(method: str, tmp_path: Path, m
     for stop in range(1, epochs):
         left = stop
 
-        def killed(part: Path, path: Path) -> None:
+        def killed(temporary: Path, path: Path) -> None:
             nonlocal left
-            replace(part, path)
+            replace(temporary, path)
             left -= path.name.startswith("checkpoint")
             if not left:
                 raise KeyboardInterrupt
@@ -103,17 +106,19 @@ def test_every_method_resumes_to_the_same_weights(method: str, tmp_path: Path, m
 
 def test_all_methods_share_one_signature() -> None:
     for name, method in METHODS.items():
-        found = inspect.signature(method).parameters
-        assert list(found)[:3] == ["model", "data", "members"], name
+        parameters = inspect.signature(method).parameters
+        assert list(parameters)[:3] == ["model", "data", "members"], name
         keywords = {"recipe", "device", "seed", "folder", "quiet", "loss", "loss_name"}
-        assert keywords <= found.keys() or found["settings"].kind is inspect.Parameter.VAR_KEYWORD, name
+        assert keywords <= parameters.keys() or parameters["settings"].kind is inspect.Parameter.VAR_KEYWORD, name
 
 
 def test_narrow_networks_have_the_sizes_of_structured_ones_and_independent_weights() -> None:
     narrow, model = made("narrow", prune=0.7)
     structured, _ = made("random", prune=0.7)
-    for one, other in zip(narrow.members, structured.members, strict=True):
-        assert [parameter.shape for parameter in one.parameters()] == [p.shape for p in other.parameters()]
+    for narrow_member, structured_member in zip(narrow.members, structured.members, strict=True):
+        assert [parameter.shape for parameter in narrow_member.parameters()] == [
+            p.shape for p in structured_member.parameters()
+        ]
     kept = [size - -(-7 * (size - 1) // 10) for size in (48, 32)]
     shapes = [tuple(parameter.shape) for parameter in narrow.members[0].parameters() if parameter.dim() == 2]
     assert shapes == [(kept[0], 64), (kept[1], kept[0]), (10, kept[1])]
@@ -129,21 +134,21 @@ def test_narrow_networks_have_the_sizes_of_structured_ones_and_independent_weigh
 
 
 def test_controls_select_by_their_criterion() -> None:
-    one, other = made("random")[0].subnets
-    assert one != other
+    first, second = made("random")[0].subnets
+    assert first != second
     ensemble, model = made("magnitude", recipe=se.Recipe(epochs=0))
-    one, other = ensemble.subnets
-    assert one != other  # each is cut out of a network of its own
+    first, second = ensemble.subnets
+    assert first != second  # each is cut out of a network of its own
     # The first is cut out of the model: its largest neurons, with their weights.
     rows = model.layers[1].weight
-    largest = rows.abs().mean(1).argsort(descending=True)[: len(one.kept["layers.1"])].sort().values
-    assert one.kept["layers.1"] == tuple(largest.tolist())
+    largest = rows.abs().mean(1).argsort(descending=True)[: len(first.kept["layers.1"])].sort().values
+    assert first.kept["layers.1"] == tuple(largest.tolist())
     assert torch.equal(ensemble.members[0].layers[1].weight, rows[largest])
 
 
 def converted(kind: str, repeat: str = "tile") -> nn.Module:
     model = se.zoo.resnet20(10, in_channels=1)
-    layers = called_layers(model, torch.randn(2, 1, 8, 8))
+    layers = find_called_layers(model, torch.randn(2, 1, 8, 8))
     if kind == "batch-ensemble":
         return BatchEnsembleNetwork(model, layers.all, 3, repeat)
     return DropoutNetwork(model, layers.hidden, 3)
@@ -155,8 +160,8 @@ def test_forward_never_waits_for_the_device(kind: str, repeat: str, training: bo
     network, x = converted(kind, repeat).train(training), torch.randn(7, 1, 8, 8)
     with as_in_a_graph():
         outputs = network(x)
-    own = 1 if training and (kind == "mc" or repeat == "split") else 3
-    assert outputs.shape == (own, 7, 10)
+    expected_members = 1 if training and (kind == "mc" or repeat == "split") else 3
+    assert outputs.shape == (expected_members, 7, 10)
 
 
 @pytest.mark.parametrize("kind", ["batch-ensemble", "mc"])
@@ -165,9 +170,9 @@ def test_channels_last_layout_is_kept(kind: str, training: bool) -> None:
     """Convolutions in bfloat16 are slow on a GPU otherwise."""
     network = converted(kind).to(memory_format=torch.channels_last).train(training)
     seen = []
-    for part in network.modules():
-        if isinstance(part, nn.BatchNorm2d) and part.num_features > 1:
-            part.register_forward_pre_hook(lambda _part, inputs: seen.append(inputs[0]))
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d) and module.num_features > 1:
+            module.register_forward_pre_hook(lambda _part, inputs: seen.append(inputs[0]))
     network(torch.randn(4, 1, 8, 8).contiguous(memory_format=torch.channels_last))
     assert len(seen) == 19
     assert all(x.is_contiguous(memory_format=torch.channels_last) for x in seen)
@@ -195,7 +200,7 @@ def test_plain_ensembles_are_written_in_the_first_file_version(tmp_path: Path) -
     ("changed", "message"),
     [
         ({"method": "hypernetwork"}, "converted by 'hypernetwork', which this version does not know"),
-        ({"layers": ["nowhere"]}, "'nowhere', which is no linear layer"),
+        ({"layers": ["nowhere"]}, "layers must name linear layers and convolutions of the model, not 'nowhere'"),
         ({"depth": 3}, "unexpected keyword argument"),
     ],
 )
@@ -207,7 +212,7 @@ def test_invalid_conversion_in_a_file_is_an_error(changed: dict[str, Any], messa
 
     model = se.zoo.mlp(64)
     path = tmp_path / "file"
-    se.Ensemble([Lying(model, called_layers(model, X).all, 2)]).save(path)
+    se.Ensemble([Lying(model, find_called_layers(model, X).all, 2)]).save(path)
     with pytest.raises(se.ArtifactError, match=message):
         se.Ensemble.load(path)
 
@@ -217,7 +222,7 @@ def test_user_network_with_nested_layers_round_trips_through_a_file(tmp_path: Pa
 
     torch.manual_seed(0)
     model, x = Nested(), torch.randn(6, 3, 6, 6)
-    layers = called_layers(model, x)
+    layers = find_called_layers(model, x)
     for network in (
         BatchEnsembleNetwork(model, layers.all, 3, seed=2),
         DropoutNetwork(model, layers.hidden, 3, 0.4, 2),
@@ -234,8 +239,12 @@ def test_user_network_with_nested_layers_round_trips_through_a_file(tmp_path: Pa
 def test_every_method_trains_and_evaluates_from_the_command_line(method: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     quick = ["--model", "mlp", "--epochs", "2", "--members", "2", "--quiet", "true", "--storage", "int8"]
-    own = {"structured": '{"search_epochs": 1}', "batch-ensemble": '{"repeat": "split"}', "mc-dropout": "{}"}
-    arguments = ["--method_arguments", own[method]] if method in own else []
+    method_arguments = {
+        "structured": '{"search_epochs": 1}',
+        "batch-ensemble": '{"repeat": "split"}',
+        "mc-dropout": "{}",
+    }
+    arguments = ["--method_arguments", method_arguments[method]] if method in method_arguments else []
     assert main(["train", "--out", str(folder), "--method", method, *quick, *arguments]) == 0
     assert not list(folder.glob("checkpoint*"))
     assert len((folder / "history.csv").read_text().splitlines()) > 2
@@ -265,13 +274,13 @@ def test_method_outside_the_package_is_accepted(
     (tmp_path / "laboratory" / "ideas.py").write_text(OUTSIDE)
     monkeypatch.syspath_prepend(tmp_path)
     command = ["train", "--method", "laboratory.ideas:twins", "--model", "mlp", "--members", "3", "--epochs", "2"]
-    own = ["--method_arguments", '{"hidden": [20]}', "--quiet", "true", "--out", str(tmp_path / "run")]
-    assert main([*command, *own]) == 0
+    options = ["--method_arguments", '{"hidden": [20]}', "--quiet", "true", "--out", str(tmp_path / "run")]
+    assert main([*command, *options]) == 0
     ensemble = se.Ensemble.load(tmp_path / "run" / "ensemble.safetensors")
     assert len(ensemble) == 3
     assert ensemble.num_parameters == 3 * (65 * 20 + 21 * 10)
     assert not list((tmp_path / "run").glob("checkpoint*"))
-    assert main([*command[:2], "laboratory.ideas:nobody", *command[3:], *own]) == 2
+    assert main([*command[:2], "laboratory.ideas:nobody", *command[3:], *options]) == 2
     assert "cannot be imported" in capsys.readouterr().err
     assert main(["train", "--method", "boosting"]) == 2
     assert "batch-ensemble, mc-dropout, or package.module:function, not 'boosting'" in capsys.readouterr().err
@@ -283,8 +292,8 @@ def test_every_method_accepts_models_of_any_dtype(method: str, dtype: torch.dtyp
     torch.manual_seed(0)
     data = se.Data.from_arrays(torch.rand(40, 6), torch.arange(40) % 3)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
-    own = {"cycle": 1} if method == "snapshot" else OWN.get(method, {})
-    ensemble = METHODS[method](model, data, members=2, recipe=se.Recipe(epochs=1), quiet=True, **own)
+    arguments = {"cycle": 1} if method == "snapshot" else OWN.get(method, {})
+    ensemble = METHODS[method](model, data, members=2, recipe=se.Recipe(epochs=1), quiet=True, **arguments)
     logits = ensemble.logits(torch.rand(5, 6))
     assert logits.dtype == dtype
     assert logits.isfinite().all()

@@ -22,7 +22,7 @@ def test_only_coupled_narrows_every_hidden_layer(coupled: bool) -> None:
         if isinstance(layer, nn.Conv2d)
     }
     # Packed-Ensembles of M networks with their α = M/2: every hidden width is halved.
-    whole = {name for name, (own, full) in widths.items() if own == full}
-    assert all(2 * own == full for name, (own, full) in widths.items() if name not in whole)
+    unpruned = {name for name, (width, full) in widths.items() if width == full}
+    assert all(2 * width == full for name, (width, full) in widths.items() if name not in unpruned)
     first_of_blocks = {name for name in widths if name.endswith("conv1") and "." in name}
-    assert whole == (set() if coupled else widths.keys() - first_of_blocks)
+    assert unpruned == (set() if coupled else widths.keys() - first_of_blocks)

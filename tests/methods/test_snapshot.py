@@ -23,10 +23,10 @@ def few_digits() -> se.Data:
 def test_two_cycles_equal_a_plain_loop() -> None:
     """The training split is one batch, so that its order does not matter."""
     few, model = few_digits().train, network()
-    wrong = (few.inputs, (few.targets + 1) % 10)  # whoever learns gets worse at it: the best epoch is not the last
+    wrong = (few.inputs, (few.targets + 1) % 10)  # training makes it worse, so the best epoch is not the last
     data = se.Data.from_arrays(few.inputs, few.targets, validation=wrong, classes=10)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    # What the snapshots must not follow: a warm-up, a schedule of steps, an early stop, the best epoch.
+    # Snapshots must ignore all of these: warm-up, step schedule, early stop, best epoch.
     recipe = se.Recipe(
         epochs=8, batch_size=1000, rate=0.2, weight_decay=1e-3, warmup=2, schedule="step", milestones=(1,), patience=1
     )

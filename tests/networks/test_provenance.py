@@ -52,13 +52,13 @@ def cut(model: nn.Module, scope: str = "layer") -> se.Ensemble:
 
 def test_saving_a_network_without_a_factory_warns(tmp_path: Path) -> None:
     for model in (custom(), cut(custom()).members[0]):
-        with pytest.warns(UserWarning, match=r"to load it will need model=.*from_factory.*trust_code=True") as found:
+        with pytest.warns(UserWarning, match=r"loading it will need model=.*from_factory.*trust_code=True") as caught:
             se.Ensemble([model]).save(tmp_path / "own")
-        assert found[0].filename == __file__
+        assert caught[0].filename == __file__
     learner = se.continual.StructuredLearner(backbone(), device="cpu", quiet=True)
-    with pytest.warns(UserWarning, match="to load it will need backbone=") as found:
+    with pytest.warns(UserWarning, match="loading it will need backbone=") as caught:
         learner.save(tmp_path / "learner")
-    assert found[0].filename == __file__
+    assert caught[0].filename == __file__
 
 
 def test_saving_a_network_with_a_factory_does_not_warn(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_recorded_factory_rebuilds_the_network(tmp_path: Path) -> None:
     ensemble = cut(se.from_factory("tests.networks.test_provenance:custom", width=8, name="mine"))
     path = tmp_path / "own"
     ensemble.save(path)
-    with pytest.raises(se.ArtifactError, match=r"wants to call tests.networks.test_provenance:custom.*trust_code=True"):
+    with pytest.raises(se.ArtifactError, match=r"would call tests.networks.test_provenance:custom.*trust_code=True"):
         se.Ensemble.load(path)
     before = torch.get_rng_state()
     loaded = se.Ensemble.load(path, trust_code=True)
@@ -93,7 +93,7 @@ def test_recorded_factory_rebuilds_the_network(tmp_path: Path) -> None:
 def test_recorded_factory_rebuilds_the_backbone(tmp_path: Path) -> None:
     made = se.from_factory("tests.networks.test_provenance:backbone", width=9)
     se.continual.NaiveLearner(made, device="cpu", quiet=True).save(tmp_path / "own")
-    with pytest.raises(se.ArtifactError, match=r"wants to call tests.networks.test_provenance:backbone"):
+    with pytest.raises(se.ArtifactError, match=r"would call tests.networks.test_provenance:backbone"):
         se.continual.NaiveLearner.load(tmp_path / "own")
     loaded = se.continual.NaiveLearner.load(tmp_path / "own", trust_code=True, device="cpu")
     assert torch.equal(loaded.backbone(X), made(X))
@@ -136,7 +136,7 @@ def test_import_error_of_a_factory_is_an_artifact_error(tmp_path: Path, monkeypa
 
 
 class Wrapped(nn.Module):
-    """Wrap a network that may have been extracted."""
+    """A wrapper of a network that may have been extracted."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -187,14 +187,14 @@ def test_saving_a_loaded_ensemble_gives_the_same_file(tmp_path: Path) -> None:
 
 def test_extracted_networks_round_trip_inside_a_wrapper_and_with_a_new_head(tmp_path: Path) -> None:
     inner = cut(custom(6))
-    ensemble = se.Ensemble([Wrapped(own) for own in inner.members]).eval()
+    ensemble = se.Ensemble([Wrapped(member) for member in inner.members]).eval()
     ensemble.save(tmp_path / "wrapped")
     assert torch.equal(se.Ensemble.load(tmp_path / "wrapped", model=Wrapped(custom(6)))(X), ensemble(X))
     with pytest.raises(se.ArtifactError, match=r"inner\..* has the shape"):
         se.Ensemble.load(tmp_path / "wrapped", model=Wrapped(custom(8)))
     headed = cut(custom(6))
-    for own in headed.members:
-        own[6] = nn.Linear(own[6].in_features, 4)
+    for member in headed.members:
+        member[6] = nn.Linear(member[6].in_features, 4)
     headed.save(tmp_path / "headed")
     for model in (custom(6), custom(6, classes=4)):
         assert torch.equal(se.Ensemble.load(tmp_path / "headed", model=model)(X), headed(X))

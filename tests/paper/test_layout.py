@@ -143,7 +143,9 @@ def test_published_tables_render_without_our_figures(name: str) -> None:
 
 
 def test_invalid_arguments_are_errors() -> None:
-    with pytest.raises(ValueError, match=r"ours has figures for \[\('deep', 'mnist'\)\], which are no row and column"):
+    with pytest.raises(
+        ValueError, match=r"ours must have figures of rows and columns of this table, not of \[\('deep', 'mnist'\)\]"
+    ):
         markdown_table(ROWS, COLUMNS, METRICS, {("deep", "mnist"): [0.9]})
     with pytest.raises(ValueError, match="has none for svhn/vgg11"):
         html_table(ROWS, COLUMNS, {"cifar10/resnet20": "cls/accuracy"}, {})

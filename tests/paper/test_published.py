@@ -35,7 +35,7 @@ def test_every_published_cell_is_present_and_in_our_unit(table: Table) -> None:
         metric = METRICS[table.metrics[column]]
         assert math.isfinite(cell.value)
         assert cell.deviation is None or cell.deviation >= 0
-        if metric.percent:  # nobody forgot to divide, nor did it twice
+        if metric.percent:  # divided by 100 exactly once
             assert 0.01 < cell.value < 1
         if cell.deviation is not None:
             assert cell.deviation < 0.2 * cell.value + 0.01
@@ -45,9 +45,9 @@ def test_published_columns_name_known_data_sets_and_models(table: Table) -> None
     data_names = set(data_sets())
     models = {name.replace("_", "-") for name in zoo.__all__}
     for column in table.columns:
-        places = column.removesuffix(table.metrics[column]).strip("/").split("/")
-        for place in filter(None, places):
-            assert place in data_names | models or place.startswith(("fgsm-", "corruptions-"))
+        words = column.removesuffix(table.metrics[column]).strip("/").split("/")
+        for word in filter(None, words):
+            assert word in data_names | models or word.startswith(("fgsm-", "corruptions-"))
     assert (table.dataset or "cifar10") in data_names
     assert (table.model or "resnet20") in models
 
@@ -55,9 +55,9 @@ def test_published_columns_name_known_data_sets_and_models(table: Table) -> None
 def test_accuracy_covers_every_data_set_model_and_method() -> None:
     table = published("accuracy")
     small, large = ("resnet20", "vgg11"), ("resnet32", "vgg16")
-    places = {f"{data}/{model}" for data in DATASETS for model in (large if data == "tiny-imagenet" else small)}
+    setups = {f"{data}/{model}" for data in DATASETS for model in (large if data == "tiny-imagenet" else small)}
     assert table.rows == METHODS
-    assert set(table.columns) == places
+    assert set(table.columns) == setups
     assert set(table.metrics.values()) == {"cls/accuracy"}
     # what the text says of it: on VGG with CIFAR-100 and TinyImageNet even better than the deep ensemble
     better = {column for column in table.columns if table["structured", column].value > table["deep", column].value}
@@ -116,16 +116,16 @@ def test_cells_marked_as_repeats_are_repeats() -> None:
         assert vgg.value == resnet.value
         assert (vgg.deviation == resnet.deviation) == (method != "deep")
         assert "ResNet20" in vgg.suspicious
-    for method, kind in (("snapshot", "cc"), ("batch-ensemble", "cc"), ("mc-dropout", "wc")):
-        cell, twin = ece[method, "tiny-imagenet/resnet32"], diversity[method, f"div/{kind}"]
+    for method, outcome in (("snapshot", "cc"), ("batch-ensemble", "cc"), ("mc-dropout", "wc")):
+        cell, twin = ece[method, "tiny-imagenet/resnet32"], diversity[method, f"div/{outcome}"]
         assert 100 * cell.value == pytest.approx(twin.value)  # shares, and per cent of log C
         assert 100 * cell.deviation == pytest.approx(twin.deviation)
-        assert f"{kind.upper()} diversity" in cell.suspicious
+        assert f"{outcome.upper()} diversity" in cell.suspicious
     initial = published("initialization")
     for metric in ("size/overhead", "div/cc", "div/wc"):
         assert initial["N(0,1)", metric] == initial["N(0,2)", metric]
     pruning = published("pruning")
-    for metric in pruning.columns:  # the 60 % row: not the same digits, but nothing that deviations do not explain
+    for metric in pruning.columns:  # the 60 % row: other digits, but within the deviations
         half, more = pruning["0.5", metric], pruning["0.6", metric]
         assert abs(half.value - more.value) <= max(half.deviation, more.deviation) + 1e-9
     settings = [

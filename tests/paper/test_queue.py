@@ -18,8 +18,8 @@ from structured_ensembles.cli.main import main
 from structured_ensembles.evaluation.corruptions import STANDARD
 from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.queue import KEPT, is_finished, run_queue, write_queue
-from structured_ensembles.paper.sections import ABSOLUTE_CHECK, planned_runs
-from structured_ensembles.paper.studies import EVERYTHING, Part
+from structured_ensembles.paper.sections import ABSOLUTE_CHECK, plan_runs
+from structured_ensembles.paper.studies import EVERYTHING, StudyOptions
 from structured_ensembles.runs.evaluations import evaluation_path
 from structured_ensembles.runs.experiment import Experiment, train_experiment
 from structured_ensembles.runs.grid import Job, run_grid
@@ -34,7 +34,7 @@ def test_grid_starts_only_jobs_that_fit_its_time(monkeypatch: pytest.MonkeyPatch
 
     @contextmanager
     def endless(workers: int | None, jobs: int) -> Iterator[Pool]:
-        """Give two workers whose first job never ends; leaving the pool by an exception ends them."""
+        """Yield two workers whose first job never ends; leaving the pool by an exception stops them."""
 
         def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
             future: Future[Any] = Future()
@@ -53,37 +53,37 @@ def test_grid_starts_only_jobs_that_fit_its_time(monkeypatch: pytest.MonkeyPatch
         Job("too long", dict, seconds=1000.0),
         Job("short", dict, {"a": 1}, seconds=0.1),
     ]
-    told = []
-    outcomes = run_grid(jobs, quiet=True, time_limit=0.5, on_outcome=lambda own: told.append(own.name))
-    assert [own.state for own in outcomes] == ["left", "left", "done"]
-    assert (told, outcomes[2].result) == (["short"], {"a": 1})
+    reported = []
+    outcomes = run_grid(jobs, quiet=True, time_limit=0.5, on_outcome=lambda outcome: reported.append(outcome.name))
+    assert [outcome.state for outcome in outcomes] == ["left", "left", "done"]
+    assert (reported, outcomes[2].result) == (["short"], {"a": 1})
     assert left_by[0] is not None
 
 
 def test_queue_has_every_run_of_every_study_once() -> None:
-    planned = planned_runs()
-    names = [own.experiment.folder for own in planned]
+    planned = plan_runs()
+    names = [run.experiment.folder for run in planned]
     assert len(set(names)) == len(names)
-    controls = {run.folder for run in study("table-accuracy", Part()).experiments if run.method == "magnitude"}
+    controls = {run.folder for run in study("table-accuracy", StudyOptions()).experiments if run.method == "magnitude"}
     for name in study_names():
-        wanted = {run.folder for run in study(name, Part()).experiments}
+        wanted = {run.folder for run in study(name, StudyOptions()).experiments}
         assert wanted - controls <= set(names), name
-    first = [own for own in planned if own.section == "cifar10-resnet20"]
+    first = [run for run in planned if run.section == "cifar10-resnet20"]
     assert planned[: len(first)] == first
-    assert {own.request for own in first} == {EVERYTHING}
-    assert [own.experiment.seed for own in first] == [0] * 9 + [1] * 9 + [2] * 9
-    assert all(0 < own.minutes < 600 for own in planned)
+    assert {run.request for run in first} == {EVERYTHING}
+    assert [run.experiment.seed for run in first] == [0] * 9 + [1] * 9 + [2] * 9
+    assert all(0 < run.minutes < 600 for run in planned)
 
 
 def test_queue_file_in_the_repository_is_current() -> None:
     listed = yaml.safe_load((ROOT / "results" / "queue.yaml").read_text(encoding="utf-8"))
-    planned = planned_runs()
-    assert [row["run"] for row in listed["runs"]] == [own.name for own in planned]
+    planned = plan_runs()
+    assert [row["run"] for row in listed["runs"]] == [run.name for run in planned]
     done = {row["run"] for row in listed["runs"] if row.get("done")}
-    assert done == {own.name for own in planned if is_finished(own, ROOT / "results")}
+    assert done == {run.name for run in planned if is_finished(run, ROOT / "results")}
 
 
-RECORDED = [own for own in planned_runs() if (ROOT / "results" / own.name / "result.json").exists()]
+RECORDED = [run for run in plan_runs() if (ROOT / "results" / run.name / "result.json").exists()]
 
 
 def test_recorded_run_folders_hold_small_files_only() -> None:
@@ -129,34 +129,36 @@ def test_unavailable_data_set_leaves_its_runs_undone(tmp_path: Path, monkeypatch
         raise RuntimeError("no internet here")
 
     monkeypatch.setattr("structured_ensembles.paper.queue.load_data", load)
-    found = run_queue(planned_runs((0,), smoke=True), tmp_path, backend="sequential", quiet=True)
-    assert (found.new, len(found.left), found.failed) == ([], 4, {})
-    assert found.without == {"digits": "no internet here"}
+    progress = run_queue(plan_runs((0,), smoke=True), tmp_path, backend="sequential", quiet=True)
+    assert (progress.new, len(progress.left), progress.failed) == ([], 4, {})
+    assert progress.without == {"digits": "no internet here"}
 
 
 def test_resumable_runs_start_with_little_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, float] = {}
+    estimates: dict[str, float] = {}
     monkeypatch.setattr("structured_ensembles.paper.queue.load_data", lambda name, root: None)
     monkeypatch.setattr(
         "structured_ensembles.paper.queue.run_grid",
-        lambda jobs, *_, **__: given.update({job.name: job.seconds for job in jobs}) or [],
+        lambda jobs, *_, **__: estimates.update({job.name: job.seconds for job in jobs}) or [],
     )
-    planned = planned_runs((0,))
+    planned = plan_runs((0,))
     run_queue(planned, Path("nowhere"), minutes=25, workers=2)
-    members = {own.experiment.model: own for own in planned if own.experiment.method in ("deep", "structured")}
-    assert given[members["resnet20"].name] == 90
+    members = {run.experiment.model: run for run in planned if run.experiment.method in ("deep", "structured")}
+    assert estimates[members["resnet20"].name] == 90
     for model in ("resnet18", "wrn28_10"):
-        whole = members[model]
-        assert given[whole.name] == pytest.approx(60 * whole.minutes * 1.8)  # a second worker takes 0.8 of the time
-        assert given[whole.name] > 90
+        planned_run = members[model]
+        assert estimates[planned_run.name] == pytest.approx(
+            60 * planned_run.minutes * 1.8
+        )  # a second worker takes 0.8 of the time
+        assert estimates[planned_run.name] > 90
 
 
 def test_run_is_finished_with_all_figures_by_both_rules(tmp_path: Path) -> None:
-    planned, other, *_ = planned_runs((0,), smoke=True)
+    planned, other, *_ = plan_runs((0,), smoke=True)
     folder = tmp_path / planned.name
-    whole = {"size/overhead": 1.0, "adv/fgsm@0.02": 0.5, "adv/fgsm@0.5": 0.1}
-    whole |= {f"cor/{name}@{severity}": 0.5 for name in STANDARD for severity in (3, 5)}
-    whole |= {f"cor/mean@{severity}": 0.5 for severity in (3, 5)}
+    complete = {"size/overhead": 1.0, "adv/fgsm@0.02": 0.5, "adv/fgsm@0.5": 0.1}
+    complete |= {f"cor/{name}@{severity}": 0.5 for name in STANDARD for severity in (3, 5)}
+    complete |= {f"cor/mean@{severity}": 0.5 for severity in (3, 5)}
 
     def rows() -> list[dict[str, Any]]:
         write_queue([planned, other], tmp_path)
@@ -168,14 +170,14 @@ def test_run_is_finished_with_all_figures_by_both_rules(tmp_path: Path) -> None:
 
     result = {"figures": {}, "seconds": 90.0, "date": "2026-11-16", "device": "CPU", "versions": {}}
     write_json(folder / "result.json", result)
-    write_json(evaluation_path(folder, "mean"), {"figures": whole})
+    write_json(evaluation_path(folder, "mean"), {"figures": complete})
     assert not is_finished(planned, tmp_path)  # trained, but measured by one rule only
-    for missing in whole:
-        figures = {name: value for name, value in whole.items() if name != missing}
+    for missing in complete:
+        figures = {name: value for name, value in complete.items() if name != missing}
         write_json(evaluation_path(folder, "logits"), {"figures": figures})
         assert not is_finished(planned, tmp_path), missing
     assert rows()[0] == {"run": planned.name, "minutes": round(planned.minutes, 1)}
-    write_json(evaluation_path(folder, "logits"), {"figures": whole})
+    write_json(evaluation_path(folder, "logits"), {"figures": complete})
     assert is_finished(planned, tmp_path)
     assert rows()[0] == {"run": planned.name, "minutes": 1.5, "done": True}
 
@@ -188,16 +190,16 @@ def test_options_that_change_the_queues_runs_are_refused(capsys: pytest.CaptureF
 
 
 def test_validation_false_trains_on_all_samples(tmp_path: Path) -> None:
-    held_out, everything = (read_data("digits", None, 0, validation=own) for own in (True, False))
+    held_out, everything = (read_data("digits", None, 0, validation=validation) for validation in (True, False))
     assert held_out.validation is not None
     assert len(everything.train) == len(held_out.train) + len(held_out.validation)
     assert everything.validation is None
     assert len(everything.train.index.unique()) == len(everything.train)  # type: ignore[attr-defined]
-    one = Experiment("digits", "lenet5", "single", changes={"epochs": 1}, validation=False)
+    experiment = Experiment("digits", "lenet5", "single", changes={"epochs": 1}, validation=False)
     other = Experiment("digits", "lenet5", "single", changes={"epochs": 1})
-    assert one.folder != other.folder
+    assert experiment.folder != other.folder
     assert "validation" not in other.config()
-    done, _ = train_experiment(one, tmp_path / "run", device="cpu", quiet=True)
+    done, _ = train_experiment(experiment, tmp_path / "run", device="cpu", quiet=True)
     assert done["figures"]["cls/accuracy"] > 0.1
     assert ABSOLUTE_CHECK.config()["validation"] is False
 
@@ -205,6 +207,6 @@ def test_validation_false_trains_on_all_samples(tmp_path: Path) -> None:
 def test_wide_resnet_has_the_published_number_of_parameters() -> None:
     with torch.device("meta"):
         network = zoo.wrn28_10()
-    assert sum(own.numel() for own in network.parameters()) == 36_479_194
+    assert sum(parameter.numel() for parameter in network.parameters()) == 36_479_194
     small = zoo.wrn28_10(num_classes=7, width=1)
     assert small(torch.zeros(2, 3, 32, 32)).shape == (2, 7)

@@ -32,14 +32,14 @@ def images() -> tuple[se.Ensemble, nn.Module]:
 def test_wrong_number_of_columns_is_an_error(method: str, tmp_path: Path) -> None:
     ensemble, model = columns()
     ensemble.save(tmp_path / "file.safetensors")
-    for own in (ensemble, se.Ensemble.load(tmp_path / "file.safetensors", model=model)):
-        assert len(own.logits(rng.normal(size=(5, 8)))[0]) == 5
+    for predictor in (ensemble, se.Ensemble.load(tmp_path / "file.safetensors", model=model)):
+        assert len(predictor.logits(rng.normal(size=(5, 8)))[0]) == 5
         with pytest.raises(
             ValueError, match=r"x must be a batch of inputs of shape \(8,\), 8 columns, not of shape \(3,\)"
         ):
-            getattr(own, method)(rng.normal(size=(300, 3)))
+            getattr(predictor, method)(rng.normal(size=(300, 3)))
         with pytest.raises(ValueError, match=r"not of shape \(8, 1\)"):
-            getattr(own, method)(rng.normal(size=(4, 8, 1)))
+            getattr(predictor, method)(rng.normal(size=(4, 8, 1)))
 
 
 def test_wrong_number_of_channels_is_an_error_and_larger_images_are_accepted() -> None:
@@ -55,7 +55,7 @@ def test_unsupported_image_size_is_an_error() -> None:
     data = se.Data.from_arrays(rng.integers(0, 256, (40, 1, 8, 8), dtype=np.uint8), np.arange(40) % 2)
     ensemble = se.structured_ensemble(se.zoo.mlp(64, 2, hidden=(8,)), data, 2, **SETTINGS)
     with pytest.raises(
-        ValueError, match=r"shape \(1, 8, 8\), 1 channel; the network does not take shape \(1, 9, 9\): mat1 and mat2"
+        ValueError, match=r"shape \(1, 8, 8\), 1 channel; the network fails on shape \(1, 9, 9\): mat1 and mat2"
     ):
         ensemble.predict(np.zeros((4, 1, 9, 9), dtype=np.uint8))
 
@@ -69,8 +69,8 @@ class Text(nn.Module):
         self.hidden, self.last = nn.Linear(16, 16), nn.Linear(16, 2)
 
     def forward(self, ids: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1], device=ids.device)
-        embedded = self.words(ids) + self.positions(places)
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        embedded = self.words(ids) + self.positions(positions)
         return self.last(self.hidden(embedded.mean(1)).relu())
 
 
@@ -82,14 +82,14 @@ def test_ids_out_of_range_are_an_error(method: str, tmp_path: Path) -> None:
     settings = SETTINGS if method == "structured" else {name: SETTINGS[name] for name in ("recipe", "device", "quiet")}
     ensemble = se.methods.METHODS[method](model, data, members=2, **settings)
     ensemble.save(tmp_path / "file.safetensors")
-    for own in (ensemble, se.Ensemble.load(tmp_path / "file.safetensors", model=model)):
-        assert own.predict(np.full((3, 7), 49)).shape == (3,)  # another length, an id that training did not have
-        with pytest.raises(ValueError, match="x must be ids from 0 to 49, as many as the network knows, not 3 to 50"):
-            own.predict(np.array([[3, 50]]))
+    for predictor in (ensemble, se.Ensemble.load(tmp_path / "file.safetensors", model=model)):
+        assert predictor.predict(np.full((3, 7), 49)).shape == (3,)  # another length, an id that training did not have
+        with pytest.raises(ValueError, match=r"x must be ids from 0 to 49, the rows of .* embedding, not 3 to 50"):
+            predictor.predict(np.array([[3, 50]]))
         with pytest.raises(ValueError, match="not -1 to 3"):
-            own.predict_proba(np.array([[3, -1]]))
-        with pytest.raises(ValueError, match=r"ids of shape \(10,\); the network does not take shape \(13,\)"):
-            own.predict(np.zeros((2, 13), dtype=int))  # more positions than it has
+            predictor.predict_proba(np.array([[3, -1]]))
+        with pytest.raises(ValueError, match=r"ids of shape \(10,\); the network fails on shape \(13,\)"):
+            predictor.predict(np.zeros((2, 13), dtype=int))  # more positions than it has
 
 
 def test_unknown_ids_in_data_are_refused_before_any_work() -> None:
@@ -124,13 +124,13 @@ def test_learners_check_inputs_like_ensembles(tmp_path: Path) -> None:
     learner.learn(tasks[0])
     learner.save(tmp_path / "learner.safetensors")
     loaded = StructuredLearner.load(tmp_path / "learner.safetensors", backbone=backbone, device="cpu")
-    for own in (learner, loaded):
-        assert own.predict(np.zeros((2, 1, 9, 9), dtype=np.uint8), task=0).shape == (2,)
-        for call in (own.predict, own.logits):
+    for predictor in (learner, loaded):
+        assert predictor.predict(np.zeros((2, 1, 9, 9), dtype=np.uint8), task=0).shape == (2,)
+        for call in (predictor.predict, predictor.logits):
             with pytest.raises(ValueError, match=r"inputs of shape \(1, 8, 8\), 1 channel, not of shape \(3, 8, 8\)"):
                 call(np.zeros((2, 3, 8, 8), dtype=np.uint8), task=0)
         with pytest.raises(ValueError, match="not of shape"):
-            own.infer_task(np.zeros((2, 3, 8, 8), dtype=np.uint8))
+            predictor.infer_task(np.zeros((2, 3, 8, 8), dtype=np.uint8))
 
 
 def test_volumes_of_another_size_are_accepted() -> None:

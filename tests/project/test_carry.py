@@ -36,8 +36,8 @@ def data_folder(tmp_path: Path) -> Path:
 def test_packed_data_round_trips(data_folder: Path, tmp_path: Path) -> None:
     for name in ("cifar10", "mnist"):
         carry["pack_data"](name, data_folder, tmp_path, 10**6)
-        parts = sorted(tmp_path.glob(f"{name}.*.part"))
-        assert len(parts) == {"cifar10": 3, "mnist": 1}[name]
+        packed_files = sorted(tmp_path.glob(f"{name}.*.part"))
+        assert len(packed_files) == {"cifar10": 3, "mnist": 1}[name]
         carry["unpack_data"](name, tmp_path, tmp_path / "there")
         before, after = (
             load_file(data_folder / f"{name}.safetensors"),
@@ -56,14 +56,14 @@ def test_missing_part_of_a_pack_is_an_error(data_folder: Path, tmp_path: Path) -
 
 def files_in(archive: Path) -> set[str]:
     with tarfile.open(archive) as opened:
-        return {own.name for own in opened.getmembers() if own.isfile()}
+        return {member.name for member in opened.getmembers() if member.isfile()}
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a small repository that the tool takes for ours."""
     root = tmp_path / "checkout"
-    unfinished = [f"results/s/run/{own}" for own in UNFINISHED]
+    unfinished = [f"results/s/run/{name}" for name in UNFINISHED]
     for name in ("src/a.py", "docs/b.md", "results/queue.yaml", *unfinished):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
@@ -81,8 +81,8 @@ def test_unfinished_runs_are_packed_with_the_code(checkout: Path, tmp_path: Path
     carry["pack_all"](Namespace(out=tmp_path / "carry", packages=[], datasets=[]))
     packed = files_in(tmp_path / "carry" / "code.tar.gz")
     expected = {"src/a.py", "results/.gitignore", "results/queue.yaml"}
-    expected |= {f"results/s/done/{own}" for own in ("config.yaml", "result.json")}
-    assert packed == expected | {f"results/s/run/{own}" for own in UNFINISHED}  # also what git ignores
+    expected |= {f"results/s/done/{name}" for name in ("config.yaml", "result.json")}
+    assert packed == expected | {f"results/s/run/{name}" for name in UNFINISHED}  # also what git ignores
 
 
 def test_finished_runs_and_small_checkpoints_are_returned(checkout: Path, tmp_path: Path) -> None:
@@ -97,16 +97,16 @@ def test_finished_runs_and_small_checkpoints_are_returned(checkout: Path, tmp_pa
         for name, size in files.items():
             (results / "s" / run / name).write_bytes(bytes(size))
     carry["pack_back"](results, back)
-    done = {f"s/done/{own}" for own in ("config.yaml", "result.json", "history.csv")}
+    done = {f"s/done/{name}" for name in ("config.yaml", "result.json", "history.csv")}
     assert files_in(back / "results.tar.gz") == done
     (other,) = [path for path in back.iterdir() if path.name != "results.tar.gz"]
-    assert files_in(other) == {f"s/begun/{own}" for own in ("config.yaml", "identity.json", "checkpoint.safetensors")}
+    assert files_in(other) == {f"s/begun/{name}" for name in ("config.yaml", "identity.json", "checkpoint.safetensors")}
     stale = checkout / "results" / "s" / "done" / "checkpoint.safetensors"  # from when it came back unfinished
     stale.parent.mkdir()
     stale.touch()
     carry["unpack_back"](Namespace(back=back))
     taken = {path.relative_to(checkout / "results").as_posix() for path in checkout.glob("results/s/*/*")}
-    assert taken == done | files_in(other) | {f"s/run/{own}" for own in UNFINISHED}
+    assert taken == done | files_in(other) | {f"s/run/{name}" for name in UNFINISHED}
     assert "runs:" in (checkout / "results" / "queue.yaml").read_text(encoding="utf-8")
 
 

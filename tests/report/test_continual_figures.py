@@ -4,13 +4,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from structured_ensembles.continual import Capacity, Memory
-from structured_ensembles.continual.figures import capacity_used
-from structured_ensembles.report.continual_figures import accuracy_against_memory
+from structured_ensembles.continual.figures import draw_capacity
+from structured_ensembles.report.continual_figures import draw_accuracy_against_memory
 from structured_ensembles.report.figures import as_svg
 
 
 def test_capacity_bars_stack_to_the_whole() -> None:
-    figure = capacity_used(
+    figure = draw_capacity(
         Capacity((0, None, 2), {"backbone.a": 8, "backbone.b": 4}, {"backbone.a": (4, 2, 1), "backbone.b": (2, 1, 1)})
     )
     widths = [[bar.get_width() for bar in bars] for bars in figure.axes[0].containers]
@@ -26,7 +26,7 @@ def test_accuracy_against_memory_has_a_point_for_every_method() -> None:
         "single": ([0.9], Memory(100, factors=400, heads=10)),
         "structured": ([0.8, 0.9, 1.0], Memory(100, masks=80, stored_masks=40, heads=10)),
     }
-    figure = accuracy_against_memory(methods)
+    figure = draw_accuracy_against_memory(methods)
     points = _points(figure)
     assert points["naive"] == pytest.approx((0, 60))
     assert points["single"] == pytest.approx((1600, 90))

@@ -15,22 +15,28 @@ import pytest
 from structured_ensembles.cli.main import main
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.paper.catalogue import study
-from structured_ensembles.paper.sections import ABSOLUTE_CHECK, Planned, planned_runs
-from structured_ensembles.paper.studies import Part
-from structured_ensembles.report.docs.differences import difference, runs_of_row
-from structured_ensembles.report.docs.pictures import front_figure, pruning_figure
-from structured_ensembles.report.docs.records import Records, provenance
-from structured_ensembles.report.docs.targets import Target, targets, targets_summary, targets_table
-from structured_ensembles.report.docs.topics import rendered, topics
-from structured_ensembles.report.docs.wall_time import Step, read_steps, step_of, steps_per_epoch, wall_time_table
-from structured_ensembles.report.docs.write import BLOCK, README, filled, render_docs
+from structured_ensembles.paper.sections import ABSOLUTE_CHECK, Planned, plan_runs
+from structured_ensembles.paper.studies import StudyOptions
+from structured_ensembles.report.docs.differences import list_runs_of_row, subtract_rows
+from structured_ensembles.report.docs.pictures import draw_front_of_study, draw_pruning
+from structured_ensembles.report.docs.records import Records, format_provenance
+from structured_ensembles.report.docs.targets import Target, list_targets, targets_summary, targets_table
+from structured_ensembles.report.docs.topics import list_topics, render_topic
+from structured_ensembles.report.docs.wall_time import (
+    Step,
+    count_steps_per_epoch,
+    describe_step,
+    read_steps,
+    wall_time_table,
+)
+from structured_ensembles.report.docs.write import BLOCK, README, fill_blocks, render_docs
 from structured_ensembles.report.figures import as_svg
 from structured_ensembles.runs.experiment import Experiment
 from structured_ensembles.runs.finished import Finished
 from tests.support.paths import ROOT
 
-MAIN = Part(datasets=("cifar10",), models=("resnet20",))
-PLANNED = planned_runs()
+MAIN = StudyOptions(datasets=("cifar10",), models=("resnet20",))
+PLANNED = plan_runs()
 H200 = {
     "seconds": 100.0,
     "epochs": 200,
@@ -49,56 +55,58 @@ def finished(experiment: Any, folder: Path = Path(), **figures: float) -> Finish
 
 
 def records_of(*runs: tuple[Any, dict[str, float]]) -> Records:
-    return Records(PLANNED, {own.folder: finished(own, **figures) for own, figures in runs})
+    return Records(PLANNED, {experiment.folder: finished(experiment, **figures) for experiment, figures in runs})
 
 
-def seeds_of(name: str, row: str, values: list[float], figure: str, part: Part = MAIN) -> list[tuple[Any, Any]]:
+def seeds_of(
+    name: str, row: str, values: list[float], figure: str, options: StudyOptions = MAIN
+) -> list[tuple[Any, Any]]:
     """Make runs of one row of a study, one for each value."""
-    runs = runs_of_row(study(name, part), row)
-    return [(own, {figure: value}) for own, value in zip(runs, values, strict=False)]
+    runs = list_runs_of_row(study(name, options), row)
+    return [(experiment, {figure: value}) for experiment, value in zip(runs, values, strict=False)]
 
 
 def test_generated_docs_equal_the_recorded_runs() -> None:
-    found = render_docs(ROOT / "results", ROOT)
-    told = "run `sens report results --docs`"
-    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == found.page, told
-    assert (ROOT / README).read_text(encoding="utf-8") == found.readme, told
-    for name in found.images:
-        assert (ROOT / "docs" / "images" / f"{name}.svg").exists(), told
-    for shown in re.findall(r"images/([\w-]+)\.svg", found.page):
-        assert shown in found.images
+    docs = render_docs(ROOT / "results", ROOT)
+    hint = "run `sens report results --docs`"
+    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == docs.page, hint
+    assert (ROOT / README).read_text(encoding="utf-8") == docs.readme, hint
+    for name in docs.images:
+        assert (ROOT / "docs" / "images" / f"{name}.svg").exists(), hint
+    for shown in re.findall(r"images/([\w-]+)\.svg", docs.page):
+        assert shown in docs.images
 
 
 def test_every_readme_table_is_generated_or_tested() -> None:
     text = (ROOT / README).read_text(encoding="utf-8")
     outside = BLOCK.sub("", text)
     assert len(re.findall(r"^\|[ -]*---", outside, re.MULTILINE)) == 2  # steps and learners: project/test_readme.py
-    assert {own["name"] for own in BLOCK.finditer(text)} == {"progress", "table-accuracy", "targets", "front"}
+    assert {match["name"] for match in BLOCK.finditer(text)} == {"progress", "table-accuracy", "targets", "front"}
 
 
 def test_results_page_has_every_planned_run() -> None:
-    known = topics()
-    shown = {own.folder for topic in known.values() for wanted in topic.studies for own in wanted.experiments}
-    assert {own.experiment.folder for own in PLANNED} - shown == {ABSOLUTE_CHECK.folder}  # a target, not a table
+    known = list_topics()
+    shown = {run.folder for topic in known.values() for wanted in topic.studies for run in wanted.experiments}
+    assert {run.experiment.folder for run in PLANNED} - shown == {ABSOLUTE_CHECK.folder}  # a target, not a table
     template = files("structured_ensembles.report.docs").joinpath("results.md.jinja").read_text(encoding="utf-8")
     assert sorted(re.findall(r'\{\{ topic\("(.+?)"\) \}\}', template)) == sorted(known)
 
 
 def test_topic_without_runs_is_one_line() -> None:
-    known = topics()
-    planned = [own for own in PLANNED if own.section == "front-cifar100"]
-    hours = sum(own.minutes for own in planned) / 60
-    assert rendered(known["front-cifar100"], records_of()) == f"Not run yet (51 runs, about {hours:.1f} GPU hours)."
-    assert "9 runs" in rendered(known["wrn28-10-cifar10"], records_of())  # of 18 for both data sets
+    known = list_topics()
+    planned = [run for run in PLANNED if run.section == "front-cifar100"]
+    hours = sum(run.minutes for run in planned) / 60
+    assert render_topic(known["front-cifar100"], records_of()) == f"Not run yet (51 runs, about {hours:.1f} GPU hours)."
+    assert "9 runs" in render_topic(known["wrn28-10-cifar10"], records_of())  # of 18 for both data sets
     shared = seeds_of("table-accuracy", "structured, layer", [0.9], "cls__accuracy")  # also the 50 % of another table
-    assert rendered(known["pruning"], records_of(*shared)).startswith("Not run yet (24 runs")
-    assert "Not run yet" not in rendered(known["continual-memory"], records_of())  # counted
+    assert render_topic(known["pruning"], records_of(*shared)).startswith("Not run yet (24 runs")
+    assert "Not run yet" not in render_topic(known["continual-memory"], records_of())  # counted
 
 
 def test_table_shows_seeds_and_missing_runs() -> None:
     runs = seeds_of("table-accuracy", "single", [0.89, 0.91], "cls__accuracy")
     runs += seeds_of("table-accuracy", "structured, layer", [0.905], "cls__accuracy")
-    text = rendered(topics()["table-accuracy"], records_of(*runs))
+    text = render_topic(list_topics()["table-accuracy"], records_of(*runs))
     assert "| accuracy (%) | mean of probabilities | paper's rule | seeds |" in text
     assert "| single | 90.00 ± 1.41 (88.67) | 90.00 ± 1.41 (88.67) | 2 |" in text
     assert "| structured, layer | 90.50 (90.95¹) | 90.50 (90.95¹) | 1 |" in text
@@ -109,8 +117,8 @@ def test_table_shows_seeds_and_missing_runs() -> None:
 
 
 def test_published_rows_without_runs_have_no_seeds() -> None:
-    single = next(own.experiment for own in PLANNED if own.section == "wrn28-10" and own.experiment.method == "single")
-    text = rendered(topics()["wrn28-10-cifar10"], records_of((single, {"cls__accuracy": 0.95})))
+    single = next(run.experiment for run in PLANNED if run.section == "wrn28-10" and run.experiment.method == "single")
+    text = render_topic(list_topics()["wrn28-10-cifar10"], records_of((single, {"cls__accuracy": 0.95})))
     (line,) = {line for line in text.splitlines() if line.startswith("| MIMO |")}
     assert "(96.40)" in line
     assert "not run" not in line
@@ -122,30 +130,30 @@ def test_differences_are_paired_over_common_seeds() -> None:
     runs += seeds_of("table-accuracy", "random", [0.900, 0.910, 0.915], "cls__accuracy")
     wanted = study("table-accuracy", MAIN)
     pair = ("structured, layer", "random")
-    found = difference(records_of(*runs), wanted, pair, "cls/accuracy", "mean")
-    assert found is not None
-    assert found.values == pytest.approx((0.005, 0.001, -0.003))
-    assert found.mean == pytest.approx(0.001)
-    assert found.error == pytest.approx(0.004 / math.sqrt(3))
-    assert str(found) == "+0.10 ± 0.23 points"
-    fewer = difference(records_of(*runs[1:4]), wanted, pair, "cls/accuracy", "mean")  # seeds 1, 2 and 0
+    difference = subtract_rows(records_of(*runs), wanted, pair, "cls/accuracy", "mean")
+    assert difference is not None
+    assert difference.values == pytest.approx((0.005, 0.001, -0.003))
+    assert difference.mean == pytest.approx(0.001)
+    assert difference.error == pytest.approx(0.004 / math.sqrt(3))
+    assert str(difference) == "+0.10 ± 0.23 points"
+    fewer = subtract_rows(records_of(*runs[1:4]), wanted, pair, "cls/accuracy", "mean")  # seeds 1, 2 and 0
     assert fewer is None
-    overlapping = difference(records_of(*runs[1:5]), wanted, pair, "cls/accuracy", "mean")  # 1, 2 and 0, 1
+    overlapping = subtract_rows(records_of(*runs[1:5]), wanted, pair, "cls/accuracy", "mean")  # 1, 2 and 0, 1
     assert overlapping is not None
     assert overlapping.values == pytest.approx((0.001,))
     assert overlapping.error is None
     diverged = seeds_of("table-accuracy", "single", [math.nan, 0.9], "cls__accuracy")
-    lost = difference(records_of(*runs, *diverged), wanted, ("structured, layer", "single"), "cls/accuracy", "mean")
+    lost = subtract_rows(records_of(*runs, *diverged), wanted, ("structured, layer", "single"), "cls/accuracy", "mean")
     assert lost is not None
     assert str(lost) == "+nan points"
 
 
 def test_provenance_lists_versions_devices_and_dates() -> None:
-    (own, _), (other, _) = seeds_of("table-accuracy", "single", [0.9, 0.9], "cls__accuracy")
-    one, second = finished(own), finished(other)
+    (first_experiment, _), (second_experiment, _) = seeds_of("table-accuracy", "single", [0.9, 0.9], "cls__accuracy")
+    first, second = finished(first_experiment), finished(second_experiment)
     later = {**H200, "date": "2026-11-18", "device": "NVIDIA L4", "precision": "float32"}
     later["versions"] = {**H200["versions"], "source": "ffff"}  # type: ignore[dict-item]
-    text = provenance([one, Finished(second.folder, second.config, later, {})])
+    text = format_provenance([first, Finished(second.folder, second.config, later, {})])
     assert "0.1.0, source 0123456789ab (1) / 0.1.0, source ffff (1)" in text
     assert "NVIDIA H200 (1) / NVIDIA L4 (1); bfloat16 (1) / float32 (1); 2026-11-16 to 2026-11-18." in text
 
@@ -164,15 +172,15 @@ def test_targets_of_the_main_table_are_judged_from_runs(
 ) -> None:
     runs = seeds_of("table-accuracy", "structured, layer", structured, "cls__accuracy")
     runs += seeds_of("table-accuracy", "single", single, "cls__accuracy")
-    found = [own for own in targets(records_of(*runs)) if "structured, layer" in own.group]
-    assert [own.line[-1] for own in found] == [*verdicts, "not run"]
-    assert found[0].line[2] == f"{len(structured)} of 3"
+    judged = [target for target in list_targets(records_of(*runs)) if "structured, layer" in target.group]
+    assert [target.line[-1] for target in judged] == [*verdicts, "not run"]
+    assert judged[0].line[2] == f"{len(structured)} of 3"
 
 
 def front_run(row: str, accuracy: float, nll: float, ece: float, memory: float = 1.0, **more: float) -> Any:
-    own = runs_of_row(study("front", Part(datasets=("cifar10",))), row)[0]
+    experiment = list_runs_of_row(study("front", StudyOptions(datasets=("cifar10",))), row)[0]
     quality = {"cal__nll": nll, "cal__nll_t": nll, "cal__ece15": ece, "cal__ece15_t": ece, "cls__accuracy": accuracy}
-    return own, {**quality, "size__overhead": memory, "size__members": float(own.members), **more}
+    return experiment, {**quality, "size__overhead": memory, "size__members": float(experiment.members), **more}
 
 
 def test_targets_of_the_front_are_judged_from_runs() -> None:
@@ -183,8 +191,8 @@ def test_targets_of_the_front_are_judged_from_runs() -> None:
         front_run("mc-dropout ×4", 0.944, 0.18, 0.020),  # more accurate: not beaten
     ]
     group = "Front, CIFAR-10, four members in the memory of one, coupled"
-    found = {own.text: own for own in targets(records_of(*runs)) if own.group == group}
-    met = {text: own.met for text, own in found.items()}
+    judged = {target.text: target for target in list_targets(records_of(*runs)) if target.group == group}
+    met = {text: target.met for text, target in judged.items()}
     assert met == {
         "accuracy at least 0.3 points above single": True,
         "NLL at least 15 % below single": True,
@@ -194,24 +202,24 @@ def test_targets_of_the_front_are_judged_from_runs() -> None:
         "better than batch-ensemble ×4 in accuracy, NLL and ECE": True,
         "better than mc-dropout ×4 in accuracy, NLL and ECE": False,
     }
-    assert found["ECE after temperature, 15 bins at least 50 % below single"].figure == "−46.7 %"
+    assert judged["ECE after temperature, 15 bins at least 50 % below single"].figure == "−46.7 %"
 
 
 def test_targets_without_runs_take_at_most_one_line() -> None:
-    runs = seeds_of("table-continual", "structured", [0.93, 0.92], "cl__accuracy", Part(datasets=("cifar10",)))
-    found = targets(records_of(*runs))
-    table = targets_table(found).splitlines()
+    runs = seeds_of("table-continual", "structured", [0.93, 0.92], "cl__accuracy", StudyOptions(datasets=("cifar10",)))
+    judged = list_targets(records_of(*runs))
+    table = targets_table(judged).splitlines()
     assert "| Split-CIFAR-10: accuracy ≥ 92.27 % | 92.50 % | 2 of 3 | met so far |" in table
     assert sum("Front, CIFAR-100" in line for line in table) == 2
-    summary = targets_summary(found).splitlines()
+    summary = targets_summary(judged).splitlines()
     assert summary[2:] == ["| Split-CIFAR-10 | 1 of 1 | – | 2 of 3 |"]
-    assert targets_summary(targets(records_of())) == "None of them yet."
+    assert targets_summary(list_targets(records_of())) == "None of them yet."
     fewest = [Target("group", "a", "1 %", 3, met=True), Target("group", "b", "2 %", 1, met=False)]
     assert targets_summary(fewest).splitlines()[2:] == ["| group | 1 of 2 | b (2 %) | 1 of 3 |"]
 
 
 def test_front_figure_has_whole_ensembles_only() -> None:
-    wanted = study("front", Part(datasets=("cifar10",)))
+    wanted = study("front", StudyOptions(datasets=("cifar10",)))
     runs = [
         front_run("single", 0.940, 0.20, 0.030),
         front_run("deep ×2", 0.945, 0.18, 0.020, 2.0, **{"first__1__accuracy": 0.9}),
@@ -219,31 +227,31 @@ def test_front_figure_has_whole_ensembles_only() -> None:
         front_run("structured ×4, 0.5", 0.935, 0.19, 0.011, 0.5, cal__ece15_t=0.005),
         front_run("structured ×4, 2", 0.944, 0.17, 0.010, 2.0),
     ]
-    assert front_figure(records_of(*runs[:1]), wanted) is None
-    figure = front_figure(records_of(*runs), wanted)
+    assert draw_front_of_study(records_of(*runs[:1]), wanted) is None
+    figure = draw_front_of_study(records_of(*runs), wanted)
     assert figure is not None
     points = {  # what matplotlib drew, by the label of the line
-        own.get_label(): [(float(x), round(float(y), 6)) for x, y in own.lines[0].get_xydata()]
-        for own in figure.axes[0].containers
+        container.get_label(): [(float(x), round(float(y), 6)) for x, y in container.lines[0].get_xydata()]
+        for container in figure.axes[0].containers
     }
     assert points == {
         "single": [(1.0, 94.0)],
         "deep": [(2.0, 94.5), (4.0, 94.8)],
         "structured ×4": [(0.5, 93.5), (2.0, 94.4)],
     }
-    after = front_figure(records_of(*runs), wanted, temperature=True)
+    after = draw_front_of_study(records_of(*runs), wanted, temperature=True)
     assert after is not None
     assert after.axes[2].containers[-1].lines[0].get_ydata()[0] == pytest.approx(0.5)
-    again = front_figure(records_of(*runs), wanted)
+    again = draw_front_of_study(records_of(*runs), wanted)
     assert again is not None
     assert as_svg(figure) == as_svg(again)
 
 
 def test_continual_pruning_figure_has_the_shares_that_were_run() -> None:
-    wanted = study("figure-continual-pruning", Part())
-    runs = [(runs_of_row(wanted, row)[0], {"cl__accuracy": value}) for row, value in (("0.1", 0.9), ("0.5", 0.92))]
-    assert pruning_figure(records_of(*runs[:1]), wanted) is None
-    figure = pruning_figure(records_of(*runs), wanted)
+    wanted = study("figure-continual-pruning", StudyOptions())
+    runs = [(list_runs_of_row(wanted, row)[0], {"cl__accuracy": value}) for row, value in (("0.1", 0.9), ("0.5", 0.92))]
+    assert draw_pruning(records_of(*runs[:1]), wanted) is None
+    figure = draw_pruning(records_of(*runs), wanted)
     assert figure is not None
     assert figure.axes[0].containers[0].lines[0].get_xdata() == pytest.approx([10, 50])
 
@@ -262,7 +270,7 @@ def test_eager_time_is_steps_times_epochs_of_all_networks(tmp_path: Path) -> Non
     (tmp_path / deep.folder).mkdir()
     (tmp_path / deep.folder / "history.csv").write_text("epoch,member\n0,0\n0,1\n1,0\n")  # one stopped early
     learner = ContinualExperiment("cifar10", "half-vgg11", "naive")
-    done = {own.folder: finished(own, tmp_path) for own in (deep, learner)}
+    done = {experiment.folder: finished(experiment, tmp_path) for experiment in (deep, learner)}
     records = Records([Planned("a", deep), Planned("b", learner)], done)
     steps = {("NVIDIA H200", Step("resnet20", 1, 32, "full")): 100.0}
     first, second = wall_time_table(records, steps).splitlines()[2:]
@@ -270,8 +278,8 @@ def test_eager_time_is_steps_times_epochs_of_all_networks(tmp_path: Path) -> Non
     assert first == f"| `{deep.folder}` | 100 | 200 | 3 | graph | 100.0 | 106 | 1.1 |"
     assert second.endswith("| not measured | – | – |")
     # Of 1,000 samples, the last of eight batches is not full; all 50,000 images are 391
-    assert steps_per_epoch(replace(deep, limit=1000)) == 8
-    assert steps_per_epoch(replace(deep, validation=False)) == 391
+    assert count_steps_per_epoch(replace(deep, limit=1000)) == 8
+    assert count_steps_per_epoch(replace(deep, validation=False)) == 391
     other = {("NVIDIA L4", Step("resnet20", 1, 32, "full")): 100.0}
     assert "not measured" in wall_time_table(records, other).splitlines()[2]
 
@@ -290,7 +298,7 @@ def test_fastest_recorded_eager_step_counts_and_own_measurements_come_first(tmp_
     full, half = (Step("resnet20", 1, 32, kind) for kind in ("full", "prune=0.5"))
     wide = Step("resnet32", 1, 64, "full")
     assert read_steps(tmp_path) == {(device, full): 8.0, (device, half): 8.0, (device, wide): 26.0}
-    rows = [{**vars(full), "precision": own, "ms": ms} for own, ms in (("float32", 8.5), ("bfloat16", 9.0))]
+    rows = [{**vars(full), "precision": precision, "ms": ms} for precision, ms in (("float32", 8.5), ("bfloat16", 9.0))]
     write_record(tmp_path, "eager-h200", rows)
     write_record(tmp_path, "eager-trial", [{**vars(wide), "ms": 0.1}], batch=8)
     assert read_steps(tmp_path) == {(device, full): 8.5, (device, half): 8.0, (device, wide): 26.0}
@@ -298,7 +306,7 @@ def test_fastest_recorded_eager_step_counts_and_own_measurements_come_first(tmp_
 
 def test_step_of_names_the_kind_of_training_step() -> None:
     def kind(method: str, members: int = 5, **arguments: Any) -> str:
-        step = step_of(Experiment("cifar10", "resnet20", method, members=members, method_arguments=arguments))
+        step = describe_step(Experiment("cifar10", "resnet20", method, members=members, method_arguments=arguments))
         assert step is not None
         return step.kind
 
@@ -315,16 +323,16 @@ def test_eager_benchmark_covers_the_steps_of_every_run(monkeypatch: pytest.Monke
 
     import eager
 
-    steps = eager.steps_of_the_queue()
-    assert {step_of(own.experiment) for own in PLANNED} - {None} == set(steps)
+    steps = eager.find_steps()
+    assert {describe_step(run.experiment) for run in PLANNED} - {None} == set(steps)
     images, labels = torch.randn(2, 3, 32, 32), torch.tensor([0, 1])
     sizes = {}
     for kind in ("full", "prune=0.5", "batch-ensemble ×5", "mc-dropout"):
-        network = eager.network_of(steps[Step("resnet20", 1, 32, kind)])
-        before = [own.detach().clone() for own in network.parameters()]
+        network = eager.build_network(steps[Step("resnet20", 1, 32, kind)])
+        before = [parameter.detach().clone() for parameter in network.parameters()]
         eager.training_step(network.train(), images, labels, halved=False)()
-        assert any(not torch.equal(own, old) for own, old in zip(network.parameters(), before, strict=True))
-        sizes[kind] = sum(own.numel() for own in network.parameters())
+        assert any(not torch.equal(new, old) for new, old in zip(network.parameters(), before, strict=True))
+        sizes[kind] = sum(parameter.numel() for parameter in network.parameters())
     assert sizes["prune=0.5"] < 0.55 * sizes["full"] == 0.55 * sizes["mc-dropout"] < sizes["batch-ensemble ×5"]
     sys.modules.pop("eager")
 
@@ -334,22 +342,22 @@ def test_eager_benchmark_covers_the_steps_of_every_run(monkeypatch: pytest.Monke
 
 def test_filled_replaces_only_the_text_between_marks() -> None:
     text = "a\n<!-- results: one -->\nold 1\n<!-- end -->\nb\n<!-- results: two -->\n<!-- end -->\nc\n"
-    new = filled(text, {"one": "| 1 |", "two": "2", "three": "3"})
+    new = fill_blocks(text, {"one": "| 1 |", "two": "2", "three": "3"})
     assert new == (
         "a\n<!-- results: one -->\n\n| 1 |\n\n<!-- end -->\nb\n<!-- results: two -->\n\n2\n\n<!-- end -->\nc\n"
     )
-    assert filled(new, {"one": "| 1 |", "two": "2"}) == new
+    assert fill_blocks(new, {"one": "| 1 |", "two": "2"}) == new
     with pytest.raises(ValueError, match="no results named two"):
-        filled(text, {"one": ""})
+        fill_blocks(text, {"one": ""})
     with pytest.raises(ValueError, match="closed by"):
-        filled("<!-- results: one -->\n| 1 |\n", {"one": ""})
+        fill_blocks("<!-- results: one -->\n| 1 |\n", {"one": ""})
 
 
 def test_report_docs_repairs_edited_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(ROOT / "results", tmp_path / "results")
     shutil.copytree(ROOT / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
     text = (ROOT / README).read_text(encoding="utf-8")
-    line = next(own for own in text.splitlines() if own.startswith("| structured, layer |"))
+    line = next(row for row in text.splitlines() if row.startswith("| structured, layer |"))
     (tmp_path / README).write_text(text.replace(line, "| structured, layer | 99.99 |"), encoding="utf-8")
     assert main(["report", str(tmp_path / "results"), "--docs"]) == 0
     assert "docs/results.md" in capsys.readouterr().out

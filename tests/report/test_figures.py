@@ -11,8 +11,14 @@ from PIL import Image
 from sklearn.calibration import calibration_curve
 
 from structured_ensembles.methods import METHODS
-from structured_ensembles.report.figures import as_png, as_svg, entropy_histogram, reliability, reliability_of
-from structured_ensembles.report.style import STYLE, styles
+from structured_ensembles.report.figures import (
+    as_png,
+    as_svg,
+    draw_entropy_histogram,
+    draw_reliability,
+    draw_reliability_of_confidence,
+)
+from structured_ensembles.report.style import STYLE, choose_styles
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
 EYES = {
@@ -29,27 +35,27 @@ def test_method_styles_differ_in_colour_vision_deficiency_and_grey(eye: str) -> 
     assert set(STYLE) == set(METHODS)
     assert len({marker for _, marker in STYLE.values()}) == len(STYLE)
     seen = {name: lab(np.array(EYES[eye]) @ linear(colour)) for name, (colour, _) in STYLE.items()}
-    for one, other in combinations(seen, 2):
-        assert np.linalg.norm(seen[one] - seen[other]) > 15, (one, other)  # about 2 can just be noticed
+    for first, second in combinations(seen, 2):
+        assert np.linalg.norm(seen[first] - seen[second]) > 15, (first, second)  # about 2 can just be noticed
     for name, colour in seen.items():
         assert colour[0] < 80, name  # lightness; thin lines of Okabe and Ito's yellow (90) are lost on white
 
 
 def test_names_have_the_style_of_their_method_and_no_two_are_equal() -> None:
     names = ["deep ensemble of 5", "structured, p=0.5", "structured", "deeper", "one network", "mc_dropout"]
-    found = styles(names)
-    assert list(found) == names
-    assert found["structured"] == STYLE["structured"]
-    assert found["deep ensemble of 5"] == STYLE["deep"]
-    assert found["mc_dropout"] == STYLE["mc-dropout"]
-    assert len(set(found.values())) == len(names)
-    others = {found[name] for name in ("structured, p=0.5", "deeper", "one network")}
+    styles = choose_styles(names)
+    assert list(styles) == names
+    assert styles["structured"] == STYLE["structured"]
+    assert styles["deep ensemble of 5"] == STYLE["deep"]
+    assert styles["mc_dropout"] == STYLE["mc-dropout"]
+    assert len(set(styles.values())) == len(names)
+    others = {styles[name] for name in ("structured, p=0.5", "deeper", "one network")}
     assert not others & set(STYLE.values())
-    assert found["structured, p=0.5"][0] == found["structured"][0]  # a variant has the method's colour
-    assert len({colour for colour, _ in found.values()}) == len(names) - 1  # while there are colours left
-    many = styles([*METHODS, *(f"other {index}" for index in range(40))])
+    assert styles["structured, p=0.5"][0] == styles["structured"][0]  # a variant has the method's colour
+    assert len({colour for colour, _ in styles.values()}) == len(names) - 1  # while there are colours left
+    many = choose_styles([*METHODS, *(f"other {index}" for index in range(40))])
     assert len(set(many.values())) == 49
-    assert styles(["deep", "structured"])["structured"] == styles(["structured"])["structured"]
+    assert choose_styles(["deep", "structured"])["structured"] == choose_styles(["structured"])["structured"]
 
 
 def test_reliability_equals_scikit_learn() -> None:
@@ -58,7 +64,7 @@ def test_reliability_equals_scikit_learn() -> None:
     for name in METHODS:
         confidence = torch.rand(2000, generator=generator).double()
         curves.append((name, confidence, torch.rand(2000, generator=generator) < confidence**2))
-    axis = reliability_of(curves, bins=8).axes[0]
+    axis = draw_reliability_of_confidence(curves, bins=8).axes[0]
     drawn = {line.get_label(): line for line in axis.lines}
     assert list(drawn) == ["perfect", *METHODS]
     for name, confidence, correct in curves:
@@ -72,36 +78,36 @@ def test_reliability_of_probabilities_uses_their_maximum() -> None:
     probabilities = torch.rand(500, 4).softmax(-1)
     targets = torch.randint(4, (500,))
     confidence, labels = probabilities.max(-1)
-    one = reliability([("deep", probabilities, targets)]).axes[0].lines[1]
-    other = reliability_of([("deep", confidence, labels == targets)]).axes[0].lines[1]
-    assert one.get_xydata() == pytest.approx(other.get_xydata())
-    assert len(one.get_xydata()) > 0
+    line = draw_reliability([("deep", probabilities, targets)]).axes[0].lines[1]
+    other = draw_reliability_of_confidence([("deep", confidence, labels == targets)]).axes[0].lines[1]
+    assert line.get_xydata() == pytest.approx(other.get_xydata())
+    assert len(line.get_xydata()) > 0
 
 
 def test_reliability_skips_bins_of_fewer_than_five() -> None:
     confidence = torch.tensor([0.55] * 5 + [0.95] * 4)
     correct = torch.tensor([True, True, True, False, False] + [True] * 4)
-    figure = reliability_of([("deep", confidence, correct), ("single", confidence[5:], correct[5:])])
+    figure = draw_reliability_of_confidence([("deep", confidence, correct), ("single", confidence[5:], correct[5:])])
     _, line, empty = figure.axes[0].lines
     assert line.get_xydata() == pytest.approx(np.array([[0.55, 0.6]]))
     assert len(empty.get_xydata()) == 0
     shown = [text.get_text() for text in figure.legends[0].get_texts()]
     assert shown == ["perfect", "deep", "single (too few samples)"]
     assert as_svg(figure).startswith("<svg")
-    with pytest.raises(ValueError, match="curves holds no value to draw"):
-        reliability_of([])
+    with pytest.raises(ValueError, match="curves must hold a value to draw"):
+        draw_reliability_of_confidence([])
 
 
 def test_entropy_histogram_separates_correct_and_wrong_predictions() -> None:
     entropy, correct = torch.tensor([0.1, 0.2, 1.0, 1.5]), torch.tensor([True, True, True, False])
-    figure = entropy_histogram(entropy, correct, 0.75)
+    figure = draw_entropy_histogram(entropy, correct, 0.75)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["right (3)", "wrong (1)", "discard above"]
-    figure = entropy_histogram(entropy[:3], correct[:3], None)
+    figure = draw_entropy_histogram(entropy[:3], correct[:3], None)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["right (3)"]
 
 
 def test_png_has_150_dots_per_inch() -> None:
-    figure = reliability_of([("deep", torch.rand(50), torch.rand(50) < 0.5)])
+    figure = draw_reliability_of_confidence([("deep", torch.rand(50), torch.rand(50) < 0.5)])
     inches = figure.get_size_inches()
     with Image.open(io.BytesIO(as_png(figure))) as picture:
         assert picture.size == pytest.approx(tuple(150 * inches), abs=1)

@@ -8,13 +8,13 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
 from structured_ensembles.report.figures import as_svg
+from structured_ensembles.report.front import FrontPoint, draw_front
 from structured_ensembles.report.labels import Label, place_labels
-from structured_ensembles.report.run_figures import FrontPoint, front
 from structured_ensembles.report.style import STYLE
 
 
 def test_points_lie_at_their_values() -> None:
-    figure = front(
+    figure = draw_front(
         [
             FrontPoint("structured", "p=0.5", 1.6, [0.93, 0.93, 0.96], [0.2, 0.24], [0.01, 0.03]),
             FrontPoint("single", "", 1.0, [0.9], [0.3], [0.05]),
@@ -57,7 +57,7 @@ def test_points_lie_at_their_values() -> None:
     ],
 )
 def test_memory_axis_has_plain_numbers_and_marks_one_network(sizes: list[float], ticks: list[str]) -> None:
-    figure = front([FrontPoint("deep", "", size, [0.9], [0.3], [0.02]) for size in sizes])
+    figure = draw_front([FrontPoint("deep", "", size, [0.9], [0.3], [0.02]) for size in sizes])
     axis = figure.axes[0]
     low, high = axis.get_xlim()
     assert low < min(sizes)
@@ -68,12 +68,12 @@ def test_memory_axis_has_plain_numbers_and_marks_one_network(sizes: list[float],
 
 
 def test_panel_without_values_has_a_note() -> None:
-    figure = front([FrontPoint("deep", "N=3", 3, [0.9], [], [math.nan])])
+    figure = draw_front([FrontPoint("deep", "N=3", 3, [0.9], [], [math.nan])])
     assert [[text.get_text() for text in axis.texts] for axis in figure.axes] == [["N=3"], ["not known"], ["not known"]]
-    with pytest.raises(ValueError, match="points holds no value to draw"):
-        front([])
-    with pytest.raises(ValueError, match="points holds no value to draw"):
-        front([FrontPoint("deep", "N=3", 3, [], [], [])])
+    with pytest.raises(ValueError, match="points must hold a value to draw"):
+        draw_front([])
+    with pytest.raises(ValueError, match="points must hold a value to draw"):
+        draw_front([FrontPoint("deep", "N=3", 3, [], [], [])])
     with pytest.raises(ValueError, match="memory of deep N=3 is 0; it must be a positive number"):
         FrontPoint("deep", "N=3", 0, [0.9], [0.3], [0.02])
 
@@ -88,13 +88,13 @@ def test_labels_of_a_front_do_not_overlap() -> None:
         gain = math.log(size)
         values = [0.93 + 0.005 * gain], [0.22 - 0.02 * gain], [0.013 - 0.001 * gain]
         points.append(FrontPoint("structured", f"p={prune}", size, *values))
-    figure = front(points)
-    assert as_svg(figure) == as_svg(front(points))
+    figure = draw_front(points)
+    assert as_svg(figure) == as_svg(draw_front(points))
     figure.draw_without_rendering()
     for axis in figure.axes:
         boxes = [text.get_window_extent() for text in axis.texts if text.get_text()]
         assert len(boxes) == 7
-        assert not any(one.overlaps(other) for index, one in enumerate(boxes) for other in boxes[:index])
+        assert not any(box.overlaps(other) for index, box in enumerate(boxes) for other in boxes[:index])
         frame = axis.get_window_extent()
         for box in boxes:
             assert frame.x0 <= box.x0 <= box.x1 <= frame.x1
@@ -104,7 +104,7 @@ def test_labels_of_a_front_do_not_overlap() -> None:
 
 
 def test_labels_avoid_each_other() -> None:
-    """To the right of the point if that is free, else away from lines, labels and the frame."""
+    """A label is right of its point if there is room, else away from lines, labels and the frame."""
     right = placed([Label(5, 5, "one")])[0]
     assert right.xyann[0] > 0
     assert right.xyann[1] == 0

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from structured_ensembles.cli.main import main
-from structured_ensembles.common.markdown import literal
+from structured_ensembles.common.markdown import escape_markdown
 from structured_ensembles.paper.layout import markdown_table
 
 NASTY = [
@@ -37,21 +37,21 @@ NASTY = [
 
 def shown_by_markdown(text: str) -> str:
     """Undo escapes as a renderer of Markdown does."""
-    text = re.sub(r"\\([!-/:-@\[-`{-~])", lambda found: f"&#{ord(found[1])};", text)
-    text = re.sub(r"&#(\d+);", lambda found: chr(int(found[1])), text)
+    text = re.sub(r"\\([!-/:-@\[-`{-~])", lambda match: f"&#{ord(match[1])};", text)
+    text = re.sub(r"&#(\d+);", lambda match: chr(int(match[1])), text)
     return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
 
 @given(st.text() | st.sampled_from(NASTY))
 def test_literal_makes_one_line_of_plain_markdown(text: str) -> None:
-    found = literal(text)
-    assert len(found.splitlines()) <= 1
-    assert found.isprintable() or not found
-    bare = re.sub(r"\\[!-/:-@\[-`{-~]", " ", found)  # what is left after escapes
+    escaped = escape_markdown(text)
+    assert len(escaped.splitlines()) <= 1
+    assert escaped.isprintable() or not escaped
+    bare = re.sub(r"\\[!-/:-@\[-`{-~]", " ", escaped)  # what is left after escapes
     assert not re.search(r"[`*\[\]|<>~$]|://|www\.|(^|[\W_])_|_($|[\W_])|@[A-Za-z]", bare)
     assert not re.search(r"&(?!(amp|lt|gt|#\d+);)", bare)
     if text.isprintable():
-        assert shown_by_markdown(found) == " ".join(text.split())
+        assert shown_by_markdown(escaped) == " ".join(text.split())
 
 
 def test_ordinary_names_are_not_escaped() -> None:
@@ -62,7 +62,7 @@ def test_ordinary_names_are_not_escaped() -> None:
         "my_package:my_data",
         "accuracy (%)",
     ):
-        assert literal(name) == name
+        assert escape_markdown(name) == name
 
 
 @pytest.mark.parametrize("name", NASTY)

@@ -14,9 +14,9 @@ from structured_ensembles.cli.main import main
 from structured_ensembles.evaluation import CORRUPTIONS
 from structured_ensembles.paper.carry_out import is_complete
 from structured_ensembles.paper.catalogue import study, study_names
-from structured_ensembles.paper.studies import Part, figure_of
-from structured_ensembles.report.page import grouped
-from structured_ensembles.report.pictures import _of_all, front_points, pictures
+from structured_ensembles.paper.studies import StudyOptions, figure_of
+from structured_ensembles.report.page import group_runs
+from structured_ensembles.report.pictures import _draw_all, draw_pictures, list_front_points
 from structured_ensembles.runs.evaluations import read_figures
 from structured_ensembles.runs.experiment import Experiment, Request, measure_experiment
 from structured_ensembles.runs.finished import Finished, read_run
@@ -26,7 +26,7 @@ STRUCTURED = ("structured, layer", "structured, network")
 
 
 def test_every_published_cell_has_runs() -> None:
-    accuracy = study("table-accuracy", Part())
+    accuracy = study("table-accuracy", StudyOptions())
     published_rows = {"single", "deep", "snapshot", "batch-ensemble", "mc-dropout", *STRUCTURED}
     assert set(accuracy.paper) == {key for key in accuracy.sources if key[0] in published_rows}
     assert {"random", "magnitude", "narrow"} <= set(accuracy.rows)
@@ -38,13 +38,13 @@ def test_every_published_cell_has_runs() -> None:
     assert runs[0].method_arguments == {"prune": 0.5}
     snapshot, _ = accuracy.sources["snapshot", "cifar10/resnet20"]
     assert snapshot[0].method_arguments == {"cycle": 50}
-    pruning = study("table-pruning", Part())
+    pruning = study("table-pruning", StudyOptions())
     assert pruning.paper["0.3, layer", "size/overhead"] == pruning.paper["0.3, network", "size/overhead"]
-    initial = study("table-initialization", Part())
-    for found in (pruning, initial):
-        assert {run.method_arguments.get("scope", "layer") for run in found.experiments} == {"layer", "network"}
-        assert len(found.experiments) == 30
-        assert found.rules == ("mean", "logits")
+    initial = study("table-initialization", StudyOptions())
+    for restricted in (pruning, initial):
+        assert {run.method_arguments.get("scope", "layer") for run in restricted.experiments} == {"layer", "network"}
+        assert len(restricted.experiments) == 30
+        assert restricted.rules == ("mean", "logits")
     # The same setting is one run, whatever table it is in.
     main = accuracy.sources["structured, layer", "cifar10/resnet20"][0]
     assert pruning.sources["0.5, layer", "cal/ece"][0] == initial.sources["N(0,1), layer", "cal/ece"][0] == main
@@ -52,46 +52,48 @@ def test_every_published_cell_has_runs() -> None:
 
 def test_main_tables_have_both_scopes_and_both_rules() -> None:
     for name in ("table-accuracy", "table-ece", "table-diversity", "table-uncertainty"):
-        found = study(name, Part())
-        assert found.rules == ("mean", "logits")
-        column = next(column for row, column in found.paper if row == "structured, layer")
-        layer, network = (found.sources[row, column][0][0].method_arguments for row in STRUCTURED)
+        table = study(name, StudyOptions())
+        assert table.rules == ("mean", "logits")
+        column = next(column for row, column in table.paper if row == "structured, layer")
+        layer, network = (table.sources[row, column][0][0].method_arguments for row in STRUCTURED)
         assert {**layer, "scope": "network"} == network == {"prune": 0.5, "scope": "network"}
-        assert found.paper[STRUCTURED[0], column] is found.paper[STRUCTURED[1], column]
+        assert table.paper[STRUCTURED[0], column] is table.paper[STRUCTURED[1], column]
 
 
 def test_vgg_tables_include_rescaled_members() -> None:
-    found = study("table-accuracy", Part())
-    rescaled = [row for row in found.rows if row.endswith(", rescaled")]
+    table = study("table-accuracy", StudyOptions())
+    rescaled = [row for row in table.rows if row.endswith(", rescaled")]
     assert rescaled == [f"{row}, rescaled" for row in (*STRUCTURED, "random", "magnitude")]
     for row in rescaled:
         plain = row.removesuffix(", rescaled")
-        columns = {column for own, column in found.sources if own == row}
-        assert columns == {column for column in found.columns if "vgg" in column}
-        one, other = (found.sources[own, "cifar100/vgg11"][0][0] for own in (plain, row))
-        assert {**one.method_arguments, "rescale": True} == other.method_arguments
-    assert not any(row in rescaled for row, _ in found.paper)
-    assert not any("rescaled" in row for row in study("table-ece", Part()).rows)  # of ResNets
-    assert any("rescaled" in row for row in study("table-diversity", Part(models=("vgg11",))).rows)
+        columns = {column for label, column in table.sources if label == row}
+        assert columns == {column for column in table.columns if "vgg" in column}
+        plain_run, rescaled_run = (table.sources[label, "cifar100/vgg11"][0][0] for label in (plain, row))
+        assert {**plain_run.method_arguments, "rescale": True} == rescaled_run.method_arguments
+    assert not any(row in rescaled for row, _ in table.paper)
+    assert not any("rescaled" in row for row in study("table-ece", StudyOptions()).rows)  # of ResNets
+    assert any("rescaled" in row for row in study("table-diversity", StudyOptions(models=("vgg11",))).rows)
 
 
 def test_studies_share_equal_runs() -> None:
     names = ("table-accuracy", "table-ece", "table-diversity", "table-uncertainty", "figure-memory")
-    folders = [{run.folder for run in study(name, Part()).experiments} for name in names]
-    assert all(own <= folders[0] for own in folders[1:])
+    folders = [{run.folder for run in study(name, StudyOptions()).experiments} for name in names]
+    assert all(others <= folders[0] for others in folders[1:])
 
 
-def test_part_restricts_a_study() -> None:
-    part = Part(datasets=("cifar10",), models=("resnet20",), methods=("structured",), seeds=(4,), epochs=7, limit=500)
-    found = study("table-accuracy", part)
-    assert found.rows == STRUCTURED
-    run, _ = found.experiments
+def test_options_restrict_a_study() -> None:
+    options = StudyOptions(
+        datasets=("cifar10",), models=("resnet20",), methods=("structured",), seeds=(4,), epochs=7, limit=500
+    )
+    restricted = study("table-accuracy", options)
+    assert restricted.rows == STRUCTURED
+    run, _ = restricted.experiments
     assert (run.dataset, run.model, run.seed, run.changes["epochs"], run.limit) == ("cifar10", "resnet20", 4, 7, 500)
-    elsewhere = study("table-accuracy", Part(datasets=("mnist",), models=("lenet5",), seeds=(0,)))
+    elsewhere = study("table-accuracy", StudyOptions(datasets=("mnist",), models=("lenet5",), seeds=(0,)))
     assert elsewhere.columns == ("mnist/lenet5",)
     assert not elsewhere.paper
     with pytest.raises(ValueError, match="name must be one of table-accuracy"):
-        study("table-everything", Part())
+        study("table-everything", StudyOptions())
 
 
 def test_table_columns_are_figures_of_evaluate() -> None:
@@ -102,7 +104,7 @@ def test_table_columns_are_figures_of_evaluate() -> None:
 
 
 def test_every_experiment_has_its_own_folder() -> None:
-    runs = [run for name in study_names() for run in study(name, Part()).experiments]
+    runs = [run for name in study_names() for run in study(name, StudyOptions()).experiments]
     configs = {json.dumps(run.config(), sort_keys=True) for run in runs}
     assert len({run.folder for run in runs}) == len(configs)
     assert all("/" not in run.folder and len(run.folder) < 200 for run in runs)
@@ -111,17 +113,17 @@ def test_every_experiment_has_its_own_folder() -> None:
 def test_request_names_its_missing_figures() -> None:
     request = Request(fgsm=(0.02, 0.5), corruptions=True, severities=(3, 5))
     names = ["mean", "extra_mean", *CORRUPTIONS]
-    three, five = ({f"cor/{name}@{own}": 0.4 for name in names} for own in (3, 5))
+    three, five = ({f"cor/{name}@{severity}": 0.4 for name in names} for severity in (3, 5))
     figures = {"adv/fgsm@0.02": 0.5, **three}
     assert request.missing(figures) == Request((0.5,), True, (5,))
     assert request.missing({**figures, "adv/fgsm@0.5": 0.1, **five}) == Request((), False, ())
     some = {"adv/fgsm@0.5": 0.1, "cor/fog@5": 0.1, "cor/mean@5": 0.1}  # sens evaluate --corruptions fog
     assert request.missing({**figures, **some}) == Request((), True, (5,))
     del five["cor/saturate@5"]  # grey images have no saturation
-    whole = {**figures, "adv/fgsm@0.5": 0.1, **five}
-    assert request.missing(whole) == Request((), False, ())
-    assert request.missing(whole, official=True) == Request((), True, (3, 5))
-    official = {name.replace("cor/", "official/"): value for name, value in whole.items()}
+    complete = {**figures, "adv/fgsm@0.5": 0.1, **five}
+    assert request.missing(complete) == Request((), False, ())
+    assert request.missing(complete, official=True) == Request((), True, (3, 5))
+    official = {name.replace("cor/", "official/"): value for name, value in complete.items()}
     assert request.missing(official, official=True) == request.missing(official) == Request((), False, ())
     del five["cor/extra_mean@5"]  # of an earlier version, whose mean was over all nineteen
     assert request.missing({**figures, "adv/fgsm@0.5": 0.1, **five}) == Request((), True, (5,))
@@ -129,17 +131,25 @@ def test_request_names_its_missing_figures() -> None:
 
 def test_corruption_figure_shows_means_over_corruptions(reproduced: Path) -> None:
     run = next(iter((reproduced / "runs").glob("*-deep-*")))
-    whole = read_run(run)
-    some = {name: own for name, own in whole.figures.items() if not name.startswith("cor/") or "fog@" in name}
+    run_with_all = read_run(run)
+    some = {
+        name: value for name, value in run_with_all.figures.items() if not name.startswith("cor/") or "fog@" in name
+    }
     some |= {"cor/mean@3": 0.99, "cor/mean@5": 0.99}  # sens evaluate --corruptions fog
     drawn = [
-        {picture.name for picture in pictures({"deep": [Finished(run, whole.config, whole.result, figures)]})}
-        for figures in (whole.figures, some)
+        {
+            picture.name
+            for picture in draw_pictures({"deep": [Finished(run, run_with_all.config, run_with_all.result, figures)]})
+        }
+        for figures in (run_with_all.figures, some)
     ]
     assert drawn[0] - drawn[1] == {"corruptions"}
-    official = {name.replace("cor/", "official/"): own for name, own in whole.figures.items()}
-    for figures, origin in ((whole.figures, "The ice of frost is ours too"), (official, "The official corrupted")):
-        curves = _of_all({"deep": [Finished(run, whole.config, whole.result, figures)]})[-1]
+    official = {name.replace("cor/", "official/"): value for name, value in run_with_all.figures.items()}
+    for figures, origin in (
+        (run_with_all.figures, "The ice of frost is ours too"),
+        (official, "The official corrupted"),
+    ):
+        curves = _draw_all({"deep": [Finished(run, run_with_all.config, run_with_all.result, figures)]})[-1]
         assert (curves.name, "15 standard corruptions" in curves.caption) == ("corruptions", True)
         assert origin in curves.caption
 
@@ -184,8 +194,8 @@ def test_study_writes_tables_and_figures(reproduced: Path) -> None:
 
 
 def test_table_numbers_equal_the_runs_figures(reproduced: Path) -> None:
-    found = study("table-uncertainty", Part(methods=("structured",), seeds=(0, 1), smoke=True))
-    runs, figure = found.sources["structured, network", "fgsm-0.02/unc/filtered_accuracy"]
+    wanted = study("table-uncertainty", StudyOptions(methods=("structured",), seeds=(0, 1), smoke=True))
+    runs, figure = wanted.sources["structured, network", "fgsm-0.02/unc/filtered_accuracy"]
     text = (reproduced / "table-uncertainty" / "report.md").read_text()
     tables = text.partition("\n## Figures")[0].split("\n## ")[1:]
     assert [table.splitlines()[0].partition(",")[0] for table in tables] == [
@@ -204,8 +214,8 @@ def test_table_numbers_equal_the_runs_figures(reproduced: Path) -> None:
 
 def test_both_rules_share_one_forward_pass(reproduced: Path) -> None:
     """Each file equals `evaluate` by its rule alone, thresholds of attacks and corruptions included."""
-    part = Part(methods=("structured",), seeds=(0,), smoke=True)
-    run = study("table-uncertainty", part).sources["structured, layer", "fgsm-0.02/cls/accuracy"][0][0]
+    options = StudyOptions(methods=("structured",), seeds=(0,), smoke=True)
+    run = study("table-uncertainty", options).sources["structured, layer", "fgsm-0.02/cls/accuracy"][0][0]
     folder = reproduced / "runs" / run.folder
     ensemble, data = se.Ensemble.load(folder / "ensemble.safetensors"), read_data("digits", None, 0)
     for rule in ("mean", "logits"):
@@ -218,7 +228,7 @@ def test_both_rules_share_one_forward_pass(reproduced: Path) -> None:
 
 
 def test_runs_of_earlier_versions_are_evaluated_by_the_second_rule(reproduced: Path, tmp_path: Path) -> None:
-    run = study("table-uncertainty", Part(methods=("deep",), seeds=(1,), smoke=True)).experiments[0]
+    run = study("table-uncertainty", StudyOptions(methods=("deep",), seeds=(1,), smoke=True)).experiments[0]
     folder = tmp_path / run.folder
     shutil.copytree(reproduced / "runs" / run.folder, folder)
     path = folder / "evaluation-test-logits.json"
@@ -229,8 +239,8 @@ def test_runs_of_earlier_versions_are_evaluated_by_the_second_rule(reproduced: P
     assert measure_experiment(folder, Request(), device="cpu")[1]
     assert is_complete(run, folder, Request())
     assert not is_complete(run, folder, Request(fgsm=(0.02,)))  # known of the mean alone
-    found = read_figures(path)
-    assert found == pytest.approx({name: before[name] for name in found})
+    figures = read_figures(path)
+    assert figures == pytest.approx({name: before[name] for name in figures})
 
 
 def test_second_reproduce_runs_nothing(reproduced: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,18 +274,18 @@ def test_front_has_every_number_of_members(reproduced: Path) -> None:
     runs = [
         read_run(reproduced / "runs" / run.folder)
         for run in study(
-            "table-uncertainty", Part(methods=("single", "structured"), seeds=(0,), smoke=True)
+            "table-uncertainty", StudyOptions(methods=("single", "structured"), seeds=(0,), smoke=True)
         ).experiments[:2]
     ]
-    points = front_points({run.label: [run] for run in runs}, "parameters")
+    points = list_front_points({run.label: [run] for run in runs}, "parameters")
     single = [point for point in points if point.method == "single"]
     structured = [point for point in points if point.method.startswith("structured")]
     assert [point.memory for point in single] == [1.0]
     assert [point.label for point in structured] == ["N=1", "N=2", "N=3"]
-    whole = runs[1].figures
-    assert structured[-1].memory == pytest.approx(whole["size/overhead"])
-    assert list(structured[-1].accuracy) == [pytest.approx(whole["cls/accuracy"])]
-    assert structured[0].memory == pytest.approx(whole["size/overhead"] / 3)
+    all_figures = runs[1].figures
+    assert structured[-1].memory == pytest.approx(all_figures["size/overhead"])
+    assert list(structured[-1].accuracy) == [pytest.approx(all_figures["cls/accuracy"])]
+    assert structured[0].memory == pytest.approx(all_figures["size/overhead"] / 3)
 
 
 def test_report_accepts_any_run_folders(reproduced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,13 +307,13 @@ def test_report_separates_runs_that_differ_in_more_than_the_seed() -> None:
         return Finished(Path(folder), config, {}, {})
 
     runs = [run(0), run(1), run(0, "copy"), run(0, members=3), run(0, changes={"epochs": 9})]
-    (found,) = grouped(runs).values()
-    assert {label: len(own) for label, own in found.items()} == {
+    (groups,) = group_runs(runs).values()
+    assert {label: len(seed_runs) for label, seed_runs in groups.items()} == {
         "deep, epochs=None, members=5": 2,
         "deep, epochs=None, members=3": 1,
         "deep, epochs=9, members=5": 1,
     }
-    assert list(grouped(runs[:3]).values()) == [{"deep": runs[:2]}]
+    assert list(group_runs(runs[:3]).values()) == [{"deep": runs[:2]}]
 
 
 def test_damaged_evaluation_file_is_an_error(tmp_path: Path) -> None:
@@ -315,14 +325,14 @@ def test_damaged_evaluation_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_damaged_samples_file_is_measured_again(reproduced: Path, tmp_path: Path) -> None:
-    run = study("table-uncertainty", Part(methods=("deep",), seeds=(1,), smoke=True)).experiments[0]
+    run = study("table-uncertainty", StudyOptions(methods=("deep",), seeds=(1,), smoke=True)).experiments[0]
     folder = tmp_path / run.folder
     shutil.copytree(reproduced / "runs" / run.folder, folder)
     request = Request()
     assert is_complete(run, folder, request)
     path = folder / "samples.safetensors"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:50])
+    content = path.read_bytes()
+    path.write_bytes(content[:50])
     with pytest.warns(UserWarning, match="samples.safetensors is damaged"):
         assert not is_complete(run, folder, request)
     with pytest.warns(UserWarning, match="is damaged"):
@@ -330,7 +340,7 @@ def test_damaged_samples_file_is_measured_again(reproduced: Path, tmp_path: Path
     with pytest.warns(UserWarning, match="is damaged"):
         assert measure_experiment(folder, request, device="cpu")[1]
     assert is_complete(run, folder, request)
-    assert torch.equal(load(whole)["confidence"], read_run(folder).samples["confidence"])
+    assert torch.equal(load(content)["confidence"], read_run(folder).samples["confidence"])
 
 
 @pytest.mark.parametrize(
@@ -359,16 +369,16 @@ def test_experiment_round_trips_through_its_configuration() -> None:
 
 
 def test_continual_studies_have_the_papers_cells_and_settings() -> None:
-    accuracy = study("table-continual", Part())
+    accuracy = study("table-continual", StudyOptions())
     assert len(accuracy.paper) == 18
     runs, figure = accuracy.sources["supsup", "cifar100/half-vgg11"]
     assert figure == "cl/accuracy"
     assert runs[0].config()["tasks"] == 10
     assert runs[0].config()["method_arguments"] == {"epochs": 50}
-    ablation = study("table-continual-ablation", Part())
-    found, _ = ablation.sources["network-soft", "cifar10/half-vgg11"]
-    assert found[0].method_arguments == {"scope": "network", "extraction": "soft"}
-    overhead = study("table-continual-overhead", Part())
+    ablation = study("table-continual-ablation", StudyOptions())
+    runs, _ = ablation.sources["network-soft", "cifar10/half-vgg11"]
+    assert runs[0].method_arguments == {"scope": "network", "extraction": "soft"}
+    overhead = study("table-continual-overhead", StudyOptions())
     assert overhead.rows == ("single", "supsup", "pruning", "batch-ensemble", "structured")
     # (M - 1)·b floats; M·b binary values; 165 and 2,499 factors, 142 and 1,376 neurons per task
     expected = {
@@ -381,7 +391,7 @@ def test_continual_studies_have_the_papers_cells_and_settings() -> None:
     for row, values in expected.items():
         assert [overhead.counted[row, column][0] for column in overhead.columns] == pytest.approx(values)
     assert overhead.paper["structured", "half-vgg11/size/binaries_per_task"].below
-    memory = study("table-continual-memory", Part())
+    memory = study("table-continual-memory", StudyOptions())
     assert not memory.experiments
     differing = {key for key, cell in memory.paper.items() if memory.counted[key] != [cell.value]}
     assert differing == {("batch-ensemble", "lenet5/size/bits_per_task")}  # 165 factors, of which the paper prints 164

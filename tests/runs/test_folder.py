@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from structured_ensembles.runs import folder as runs
-from structured_ensembles.runs.folder import opened_run, read_config
+from structured_ensembles.runs.folder import open_run, read_config
 from structured_ensembles.storage import run_lock as locks
 from structured_ensembles.storage.run_files import write_json
 from structured_ensembles.storage.run_lock import LOCK, run_lock
@@ -38,22 +38,22 @@ def killed() -> None:
 
 
 def begin(folder: Path) -> None:
-    with opened_run(folder, CONFIG):
+    with open_run(folder, CONFIG):
         (folder / "checkpoint.safetensors").write_text("some epochs")
 
 
 def fail_at_once(folder: Path, **changes: object) -> None:
-    with opened_run(folder, {**CONFIG, **changes}):
+    with open_run(folder, {**CONFIG, **changes}):
         raise ValueError("a mistake")
 
 
 @pytest.mark.parametrize("moment", ["replace", "fsync", "open"])
 def test_kill_during_the_first_write_leaves_a_usable_folder(tmp_path: Path, moment: str) -> None:
-    folder, whole = tmp_path / "run", getattr(os, moment)
+    folder, original = tmp_path / "run", getattr(os, moment)
 
-    def killing(*arguments: object, **named: object) -> object:
-        if moment == "open":  # of the lock file: it is there, and locked by nobody
-            whole(*arguments, **named)
+    def killing(*arguments: object, **keywords: object) -> object:
+        if moment == "open":  # of the lock file: it exists, and is not locked
+            original(*arguments, **keywords)
         killed()
         return None
 
@@ -78,7 +78,7 @@ def test_temporary_files_of_any_machine_do_not_block_a_folder(tmp_path: Path) ->
 
 def test_folder_with_other_files_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.part").write_text("do not touch")
-    with pytest.raises(ValueError, match="not empty, and not a run folder"):
+    with pytest.raises(ValueError, match="not empty and not a run folder"):
         begin(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.part"]
     with pytest.raises(ValueError, match="is a file, not a folder"):
@@ -87,10 +87,10 @@ def test_folder_with_other_files_is_refused_and_kept(tmp_path: Path) -> None:
 
 def test_second_process_is_refused_and_deletes_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with opened_run(folder, CONFIG):
+    with open_run(folder, CONFIG):
         assert in_another_process(lambda: fail_at_once(folder)) == 1
         assert in_another_process(lambda: fail_at_once(folder, seed=1)) == 1
-        with pytest.raises(ValueError, match=rf"is being worked on by process {os.getpid()} on .*choose another"):
+        with pytest.raises(ValueError, match=rf"is in use by process {os.getpid()} on .*choose another"):
             begin(folder)
         assert read_config(folder) == CONFIG
     begin(folder)
@@ -108,8 +108,10 @@ def test_run_finished_by_another_process_meanwhile_is_not_repeated(
         write_json(folder / "result.json", result)
         yield
 
-    monkeypatch.setattr(runs, "run_lock", lambda path: monkeypatch.undo() or slow_lock(path))  # `begin` has a lock too
-    with opened_run(folder, CONFIG) as done:
+    monkeypatch.setattr(
+        runs, "run_lock", lambda path: monkeypatch.undo() or slow_lock(path)
+    )  # `_begin_run` runs under a lock too
+    with open_run(folder, CONFIG) as done:
         assert done == result
 
 
@@ -125,7 +127,7 @@ def test_error_before_any_work_removes_the_folder_and_later_errors_keep_it(tmp_p
 
 def test_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
     def run() -> None:
-        with opened_run(tmp_path / "run", CONFIG):
+        with open_run(tmp_path / "run", CONFIG):
             killed()
 
     assert in_another_process(run) == -signal.SIGKILL
@@ -135,7 +137,7 @@ def test_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
 
 
 def test_locks_exclude_each_other_while_folders_are_removed(tmp_path: Path) -> None:
-    """Each holder removes lock and folder at its end; nobody may hold a lock on a removed file."""
+    """Each holder removes lock and folder at its end; a lock on a removed file must not count."""
     counter, folder, rounds = tmp_path / "counter", tmp_path / "run", 60
     counter.write_text("0")
 
@@ -146,7 +148,7 @@ def test_locks_exclude_each_other_while_folders_are_removed(tmp_path: Path) -> N
                 with run_lock(folder):
                     counter.write_text(str(int(counter.read_text()) + 1))
             except ValueError as error:
-                if "is being worked on" not in str(error):
+                if "is in use" not in str(error):
                     os._exit(4)
                 continue
             done += 1

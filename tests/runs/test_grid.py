@@ -15,8 +15,8 @@ import joblib
 import pytest
 import torch
 
-from structured_ensembles.runs.grid import Job, Outcome, _time_left, run_grid
-from structured_ensembles.runs.workers import Backend, _one_call_each, environment
+from structured_ensembles.runs.grid import Job, Outcome, _format_time_left, run_grid
+from structured_ensembles.runs.workers import Backend, _submit_one_each, worker_environment
 from tests.support.grid_jobs import (
     die,
     fail,
@@ -34,7 +34,7 @@ BACKENDS = ("sequential", *PROCESSES)
 
 def children() -> set[int]:
     """List the child processes of this one, except for Python's resource tracker."""
-    found = set()
+    pids = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
@@ -42,8 +42,8 @@ def children() -> set[int]:
         except (OSError, ValueError):
             continue
         if parent == os.getpid() and "resource_tracker" not in command:
-            found.add(int(folder.name))
-    return found
+            pids.add(int(folder.name))
+    return pids
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if backend == "dask":
         pytest.importorskip("distributed")
     folder = tmp_path_factory.mktemp("meeting")
-    one, two = folder / "one", folder / "two"
+    first, second = folder / "one", folder / "two"
     jobs = [
         Job("two", square, {"number": 2}),
         Job("bad", fail, {"reason": "no such thing"}),
@@ -72,7 +72,7 @@ def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         Job("script", lambda number: number + 1, {"number": 6}),
     ]
     if backend != "sequential":
-        jobs += [Job("one", meet, {"own": one, "other": two}), Job("other", meet, {"own": two, "other": one})]
+        jobs += [Job("one", meet, {"own": first, "other": second}), Job("other", meet, {"own": second, "other": first})]
     if backend in PROCESSES:
         jobs += [
             Job("dies", die),
@@ -122,7 +122,7 @@ def test_jobs_run_concurrently_with_shared_cores_and_gpus(grid: Grid) -> None:
 def test_dying_worker_fails_only_its_own_job(grid: Grid) -> None:
     if grid.backend in PROCESSES:
         error = grid["dies"].error
-        assert error.startswith("its worker did not survive it:")
+        assert error.startswith("its worker died:")
         assert {"loky": "EXIT(3)", "dask": "KilledWorker"}[grid.backend] in error
 
 
@@ -133,10 +133,10 @@ def test_result_in_transfer_survives_the_next_job(
     """The next jobs kill their workers while the large result is still being fetched."""
     if backend == "dask":
         pytest.importorskip("distributed")
-    one, two = tmp_path / "one", tmp_path / "two"
+    first, second = tmp_path / "one", tmp_path / "two"
     jobs = [
-        Job("much", meet_and_return_much, {"own": one, "other": two}),
-        Job("little", meet, {"own": two, "other": one}),
+        Job("much", meet_and_return_much, {"own": first, "other": second}),
+        Job("little", meet, {"own": second, "other": first}),
         Job("dies", die),
         Job("dies too", die),
     ]
@@ -153,7 +153,7 @@ def test_dask_workers_get_one_call_at_a_time() -> None:
             return Future()
 
     first, second = Slow(), Slow()
-    submit = _one_call_each([first, second])
+    submit = _submit_one_each([first, second])
     a = submit(square, "a")
     b = submit(square, "b")
     assert (first.name, second.name) == ("a", "b")
@@ -164,7 +164,9 @@ def test_dask_workers_get_one_call_at_a_time() -> None:
     a.set_result("done")
     d = submit(square, "d")
     assert (first.name, second.name) == ("d", "c")
-    d.set_exception(type("NoValidWorkerError", (Exception,), {})())  # and so is the first: it tells of every job
+    d.set_exception(
+        type("NoValidWorkerError", (Exception,), {})()
+    )  # so is the first, which still gets the remaining jobs, to report their failure
     submit(square, "e")
     assert first.name == "e"
 
@@ -186,8 +188,8 @@ def test_lost_dask_worker_fails_one_more_job(tmp_path: Path) -> None:
         "    jobs += [Job(str(n), grid_jobs.rest, {}) for n in range(6)]\n"
         "    print([outcome.state for outcome in run_grid(jobs, 'dask', workers=2)])\n"
     )
-    found = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True, timeout=100)
-    states = ast.literal_eval(found.stdout)
+    completed = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True, timeout=100)
+    states = ast.literal_eval(completed.stdout)
     assert states[0] == "failed"
     assert sorted(states[1:]) == ["done"] * 5 + ["failed"]
 
@@ -200,15 +202,15 @@ def test_unpicklable_job_or_result_fails_that_job(grid: Grid) -> None:
 
 def test_workers_share_cores_and_have_one_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joblib, "cpu_count", lambda: 7)
-    assert environment(0, 2)["OMP_NUM_THREADS"] == "3"
-    assert environment(0, 9)["OMP_NUM_THREADS"] == "1"
+    assert worker_environment(0, 2)["OMP_NUM_THREADS"] == "3"
+    assert worker_environment(0, 9)["OMP_NUM_THREADS"] == "1"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [environment(number, 3)["CUDA_VISIBLE_DEVICES"] for number in range(3)] == ["0", "1", "0"]
+    assert [worker_environment(number, 3)["CUDA_VISIBLE_DEVICES"] for number in range(3)] == ["0", "1", "0"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-77,2")  # of which CUDA found the first two
-    assert [environment(number, 3)["CUDA_VISIBLE_DEVICES"] for number in range(3)] == ["5", "GPU-77", "5"]
+    assert [worker_environment(number, 3)["CUDA_VISIBLE_DEVICES"] for number in range(3)] == ["5", "GPU-77", "5"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert "CUDA_VISIBLE_DEVICES" not in environment(0, 3)
+    assert "CUDA_VISIBLE_DEVICES" not in worker_environment(0, 3)
 
 
 def test_current_dask_client_is_used_and_left_open() -> None:
@@ -220,13 +222,13 @@ def test_current_dask_client_is_used_and_left_open() -> None:
 
 
 def test_interrupted_grid_ends_at_once_and_resumes(tmp_path: Path) -> None:
-    # What a shell starts in the background ignores the signal, and so would all that these tests start.
+    # Processes that a shell starts in the background ignore SIGINT, and so would all children of these tests.
     script = (
         "import pathlib, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from structured_ensembles.runs.grid import run_grid; from tests.support.grid_jobs import short_and_long_jobs; "
         "run_grid(short_and_long_jobs(pathlib.Path(sys.argv[1]), 100), workers=2)"
     )
-    # A session of its own, and the signal to all of it: that is what Ctrl-C in a terminal does.
+    # A new session, and the signal to all of it, as Ctrl-C in a terminal does.
     grid = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)],
         cwd=ROOT,
@@ -281,8 +283,8 @@ def test_progress_bar_counts_failures_only_on_a_terminal(
 
 def test_time_left_is_estimated_from_jobs_that_ran() -> None:
     outcomes = [Outcome("a", "done", 0.01), Outcome("b", "done", 3000.0), Outcome("c", "failed", 1000.0)]
-    assert _time_left(outcomes, 8, 2) == "1:23:20"  # 5 jobs of 2000 s, 2 at a time: 5000 s
-    assert _time_left(outcomes[:1], 3, 8) == "0:00:00"
+    assert _format_time_left(outcomes, 8, 2) == "1:23:20"  # 5 jobs of 2000 s, 2 at a time: 5000 s
+    assert _format_time_left(outcomes[:1], 3, 8) == "0:00:00"
 
 
 @pytest.mark.parametrize(("backend", "package"), [("dask", "distributed"), ("ray", "ray")])

@@ -12,7 +12,7 @@ import yaml
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.runs.experiment import Experiment, Request, measure_experiment, train_experiment
-from structured_ensembles.runs.ingredients import run_ensemble
+from structured_ensembles.runs.ingredients import load_run_ensemble
 from structured_ensembles.zoo.by_name import is_trusted
 
 STRANGER = """
@@ -84,8 +84,8 @@ def test_untrusted_functions_of_a_run_folder_are_not_imported(
         assert main([command, str(folder)]) == 2
         message = capsys.readouterr().err
     assert not stranger()
-    wanted = [f"{changes[kind]!r} for its {kind}" for kind in ("dataset", "model") if kind in changes]
-    assert f"config.yaml wants to import {' and '.join(wanted)}:" in message
+    wanted = [f"{changes[argument]!r} for its {argument}" for argument in ("dataset", "model") if argument in changes]
+    assert f"config.yaml asks to import {' and '.join(wanted)}:" in message
     assert "--trust-code" in message
 
 
@@ -135,7 +135,7 @@ def test_only_functions_named_by_the_caller_are_trusted(
     trained_runs: Path, tmp_path: Path, stranger: Callable[[], bool]
 ) -> None:
     folder = forged(trained_runs / "single", tmp_path, **CHANGES[-1])
-    with pytest.raises(se.ArtifactError, match="wants to import 'stranger:network' for its model: "):
+    with pytest.raises(se.ArtifactError, match="asks to import 'stranger:network' for its model: "):
         measure_experiment(folder, Request(), device="cpu", trust_code=["stranger:data"])
     assert not stranger()
     figures, _ = measure_experiment(folder, Request(), device="cpu", trust_code=["stranger:data", "stranger:network"])
@@ -149,10 +149,10 @@ def test_run_with_a_user_network_loads_if_that_function_is_trusted(
     se.Ensemble([network]).save(tmp_path / "ensemble.safetensors")
     config, data = {"dataset": "digits", "model": "stranger:network", "model_arguments": {}}, se.load_data("digits")
     for trusted in (True, ["stranger:network"]):
-        loaded = run_ensemble(tmp_path, config, data, trusted)
+        loaded = load_run_ensemble(tmp_path, config, data, trusted)
         assert torch.equal(loaded.members[0].state_dict()["layers.1.weight"], network.state_dict()["layers.1.weight"])
-    with pytest.raises(se.ArtifactError, match="wants to import 'stranger:network' for its model"):
-        run_ensemble(tmp_path, config, data, ["stranger:data"])
+    with pytest.raises(se.ArtifactError, match="asks to import 'stranger:network' for its model"):
+        load_run_ensemble(tmp_path, config, data, ["stranger:data"])
 
 
 def test_trust_compares_whole_names() -> None:

@@ -12,7 +12,7 @@ from structured_ensembles.cli.main import main
 from structured_ensembles.continual.experiment import ContinualExperiment, prepare_continual
 from structured_ensembles.methods import METHODS
 from structured_ensembles.runs.experiment import Experiment, prepare_experiment
-from structured_ensembles.runs.settings import USUAL_PRUNE, folder_name
+from structured_ensembles.runs.settings import USUAL_PRUNE, make_folder_name
 
 TRAIN = ["train", "--model", "mlp", "--method", "random", "--members", "2", "--quiet", "true"]
 
@@ -76,15 +76,17 @@ def test_explicit_default_is_the_same_run() -> None:
         assert folder_of(recipe=recipe, changes={"epochs": 60, "milestones": []}) == folder_of()
     assert folder_of(model_arguments={"num_classes": 10, "in_features": 64}) == folder_of()
     assert folder_of("batch_ensemble") == folder_of("batch-ensemble")
-    given = {"prune": 0.5, "epochs": 30, "rate": 1e-3, "head": "linear", "batch_size": 128, "search_epochs": 10}
-    assert continual_folder_of(method_arguments=given, tasks=5) == continual_folder_of()
+    explicit = {"prune": 0.5, "epochs": 30, "rate": 1e-3, "head": "linear", "batch_size": 128, "search_epochs": 10}
+    assert continual_folder_of(method_arguments=explicit, tasks=5) == continual_folder_of()
     assert folder_of(method_arguments={"round_to": 1}) == folder_of()
-    assert folder_of(method_arguments={"coupled": 0}) != folder_of()  # nobody knows whether a method takes it for False
+    assert folder_of(method_arguments={"coupled": 0}) != folder_of()  # a method need not treat 0 as False
 
 
 def test_unprintable_and_long_values_give_distinct_folder_names() -> None:
-    names = [folder_name(["digits", "mlp"], {"a": value}, 0) for value in ("x/y", "x.y", "x y", "../x", "é", "z" * 300)]
-    names.append(folder_name(["digits", "mlp"], {"a": "z" * 301}, 0))
+    names = [
+        make_folder_name(["digits", "mlp"], {"a": value}, 0) for value in ("x/y", "x.y", "x y", "../x", "é", "z" * 300)
+    ]
+    names.append(make_folder_name(["digits", "mlp"], {"a": "z" * 301}, 0))
     assert len(set(names)) == len(names)
     assert all(len(name) < 200 and "/" not in name for name in names)
 
@@ -93,13 +95,13 @@ def test_unprintable_and_long_values_give_distinct_folder_names() -> None:
 def test_usual_prune_is_the_default_of_the_methods(method: str) -> None:
     data = se.load_data("digits")
     sizes = []
-    for given in ({}, {"prune": USUAL_PRUNE}):
+    for arguments in ({}, {"prune": USUAL_PRUNE}):
         torch.manual_seed(0)
         search = {"selection": "random"} if method == "structured" else {}
         recipe = se.Recipe(epochs=0)
-        made = METHODS[method](se.zoo.mlp(64), data, members=1, recipe=recipe, quiet=True, **search, **given)
-        sizes.append([tuple(own.shape) for own in made.members[0].parameters()])
-    assert sizes[0] == sizes[1] != [tuple(own.shape) for own in se.zoo.mlp(64).parameters()]
+        made = METHODS[method](se.zoo.mlp(64), data, members=1, recipe=recipe, quiet=True, **search, **arguments)
+        sizes.append([tuple(parameter.shape) for parameter in made.members[0].parameters()])
+    assert sizes[0] == sizes[1] != [tuple(parameter.shape) for parameter in se.zoo.mlp(64).parameters()]
 
 
 def test_commands_with_other_options_use_other_folders(
@@ -124,7 +126,7 @@ def test_arguments_are_checked_before_folders_are_made(tmp_path: Path, capsys: p
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
     for wrong, message in (
         (["--prune", "1.5"], "prune must be at least 0 and less than 1, not 1.5"),
-        (["--prune", "0.5", "--memory", "1"], "give either prune or memory"),
+        (["--prune", "0.5", "--memory", "1"], "prune and memory exclude each other"),
         (["--method_arguments", '{"placement": "nowhere"}'], "placement must be one of 'output', 'norm'"),
         (["--method_arguments", '{"pune": 0.5}'], "method 'random' does not take these arguments"),
         (["--method_arguments", '{"members": 3}'], "method 'random' does not take these arguments: members"),

@@ -52,27 +52,27 @@ ENSEMBLES = {
 
 def learner(method: str) -> Learner:
     torch.manual_seed(0)
-    found = LEARNERS[method](se.zoo.lenet5_backbone(), epochs=0, quiet=True, device="cpu")
+    trained = LEARNERS[method](se.zoo.lenet5_backbone(), epochs=0, quiet=True, device="cpu")
     for task in make_tasks(tasks=2, size=8):
-        found.learn(task)
-    return found
+        trained.learn(task)
+    return trained
 
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Any], dict[str, Tensor], str]]:
     """Return structure, tensors and format of one file of each kind."""
-    folder, found = tmp_path_factory.mktemp("originals"), {}
+    folder, files = tmp_path_factory.mktemp("originals"), {}
     for kind, make in ENSEMBLES.items():
         path = folder / kind
         make().save(path)
-        found[kind] = (*read_container(path, artifact.FORMAT, 99, "an ensemble"), artifact.FORMAT)
+        files[kind] = (*read_container(path, artifact.FORMAT, 99, "an ensemble"), artifact.FORMAT)
     for method in LEARNERS:
         path = folder / method
         learner(method).save(path)
-        found[method] = (*read_container(path, storage.FORMAT, 99, "a learner"), storage.FORMAT)
+        files[method] = (*read_container(path, storage.FORMAT, 99, "a learner"), storage.FORMAT)
     return {
-        kind: (structure, {n: t.clone() for n, t in own.items()}, form)
-        for kind, (structure, own, form) in found.items()
+        kind: (structure, {n: t.clone() for n, t in tensors.items()}, form)
+        for kind, (structure, tensors, form) in files.items()
     }
 
 
@@ -91,22 +91,22 @@ def forged(originals: Any, kind: str, forge: Forge, path: Path) -> str:
 
 
 def put(*keys: Any) -> Forge:
-    """Set the last value at the place that the others name."""
+    """Set the last value under the keys before it."""
     *keys, last, value = keys  # type: ignore[assignment]
 
     def forge(structure: dict[str, Any], _: dict[str, Tensor]) -> None:
-        place: Any = structure
+        container: Any = structure
         for key in keys:
-            place = place[key]
-        place[last] = value
+            container = container[key]
+        container[last] = value
 
     return forge
 
 
 def both(*forges: Forge) -> Forge:
     def forge(structure: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        for own in forges:
-            own(structure, tensors)
+        for forge_one in forges:
+            forge_one(structure, tensors)
 
     return forge
 
@@ -149,12 +149,12 @@ GREEDY = {
 }
 
 
-@pytest.mark.parametrize("what", GREEDY)
-def test_small_file_cannot_allocate_much_memory(what: str, originals: Any, tmp_path: Path) -> None:
-    kind, forge = GREEDY[what]
+@pytest.mark.parametrize("case", GREEDY)
+def test_small_file_cannot_allocate_much_memory(case: str, originals: Any, tmp_path: Path) -> None:
+    kind, forge = GREEDY[case]
     form = forged(originals, kind, forge, tmp_path / "file")
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if what == "features of a batch ensemble":  # costs nothing: its tensors say how wide it is
+    if case == "features of a batch ensemble":  # costs nothing: its tensors say how wide it is
         assert load(tmp_path / "file", form).members[0].network.layers[1].in_features == 4
     else:
         with pytest.raises(se.ArtifactError, match="file"):
@@ -187,7 +187,7 @@ def test_large_inputs_are_accepted_if_the_caller_gives_the_backbone(
     originals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = forged(originals, "naive", lambda *_: None, tmp_path / "file")
-    monkeypatch.setattr(storage, "MOST_VALUES", 63)
+    monkeypatch.setattr(storage, "MAX_VALUES", 63)
     with pytest.raises(se.ArtifactError, match="64 values each; pass the backbone as backbone="):
         load(tmp_path / "file", form)
     assert load(tmp_path / "file", form, backbone=se.zoo.lenet5_backbone()).learned[0].shape == (1, 8, 8)
@@ -207,9 +207,9 @@ def networks_that_do_not_run() -> dict[str, tuple[str, Forge]]:
     }
 
 
-@pytest.mark.parametrize("what", networks_that_do_not_run())
-def test_file_whose_networks_do_not_run_is_refused_on_load(what: str, originals: Any, tmp_path: Path) -> None:
-    kind, forge = networks_that_do_not_run()[what]
+@pytest.mark.parametrize("case", networks_that_do_not_run())
+def test_file_whose_networks_do_not_run_is_refused_on_load(case: str, originals: Any, tmp_path: Path) -> None:
+    kind, forge = networks_that_do_not_run()[case]
     if kind == "cut":
         forge = both(put("input_shape", [4]), forge)
     form = forged(originals, kind, forge, tmp_path / "file")
@@ -229,7 +229,7 @@ def test_every_zoo_network_runs_after_loading(name: str, tmp_path: Path) -> None
     assert torch.equal(loaded(x), ensemble.eval()(x))
 
 
-ODD = (
+WRONG_VALUES = (
     None,
     True,
     0,
@@ -251,23 +251,23 @@ ODD = (
 )
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """List the places of all values in nested lists and dicts."""
+def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the key paths of all values in nested lists and dicts."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, own in items:
+    for key, item in items:
         yield (*path, key)
-        yield from places(own, (*path, key))
+        yield from paths_in(item, (*path, key))
 
 
 @pytest.mark.parametrize("kind", [*ENSEMBLES, *LEARNERS])
 def test_fields_of_a_wrong_type_are_refused(kind: str, originals: Any, tmp_path: Path) -> None:
-    """Any value at any place loads or raises an ArtifactError."""
+    """Any value under any key path loads or raises an ArtifactError."""
     draw, path = random.Random(kind), tmp_path / "file"
-    found = list(places(originals[kind][0]))
+    paths = list(paths_in(originals[kind][0]))
     refused = 0
     rounds = 60 if kind in ENSEMBLES else 20
-    for place, value in ((draw.choice(found), draw.choice(ODD)) for _ in range(rounds)):
-        form = forged(originals, kind, put(*place, value), path)
+    for key_path, value in ((draw.choice(paths), draw.choice(WRONG_VALUES)) for _ in range(rounds)):
+        form = forged(originals, kind, put(*key_path, value), path)
         try:
             load(path, form)
         except se.ArtifactError as error:
@@ -275,7 +275,7 @@ def test_fields_of_a_wrong_type_are_refused(kind: str, originals: Any, tmp_path:
             assert str(path) in str(error)  # noqa: PT017
             assert len(str(error)) < 1000  # noqa: PT017
         except Exception as error:
-            raise AssertionError(f"{place} = {value!r}") from error
+            raise AssertionError(f"{key_path} = {value!r}") from error
     assert refused > rounds // 4
 
 
@@ -285,7 +285,7 @@ def test_missing_fields_and_tensors_are_refused(kind: str, originals: Any, tmp_p
     optional = {"torch", "storage", "threshold", "pixels", "ids", "id_limit", "target_shape", "gaussian", "units"}
     optional |= {"base_shapes"}  # of earlier versions, or to be read by people
     for field in structure.keys() - optional:
-        form = forged(originals, kind, lambda own, _, field=field: own.pop(field), tmp_path / "file")
+        form = forged(originals, kind, lambda fields, _, field=field: fields.pop(field), tmp_path / "file")
         if field in ("conversions", "calibration"):
             continue
         with pytest.raises(se.ArtifactError):

@@ -24,8 +24,8 @@ def test_killed_writer_leaves_a_whole_file_or_none(tmp_path: Path) -> None:
     write_text(path, "äöü")
     assert path.read_text(encoding="utf-8") == "äöü"
 
-    def fail(part: Path) -> None:
-        part.write_text("half")
+    def fail(temporary: Path) -> None:
+        temporary.write_text("half")
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
@@ -39,9 +39,9 @@ import sys, time
 from pathlib import Path
 from structured_ensembles.storage.files import write_atomically
 
-def write(part):
-    part.write_text("half")
-    print(part, flush=True)
+def write(temporary):
+    temporary.write_text("half")
+    print(temporary, flush=True)
     time.sleep(60)
 
 write_atomically(Path(sys.argv[1]), write)
@@ -80,13 +80,13 @@ def test_only_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> N
 
 def test_old_temporary_files_of_other_machines_are_removed(tmp_path: Path) -> None:
     """Locks do not reach other machines; the age has to decide."""
-    part = tmp_path / f"file.txt.another.host-{'a' * 16}.part"
-    part.write_text("half")
+    temporary = tmp_path / f"file.txt.another.host-{'a' * 16}.part"
+    temporary.write_text("half")
     write_text(tmp_path / "file.txt", "whole")
-    assert part.exists()
-    old(part)
+    assert temporary.exists()
+    old(temporary)
     write_text(tmp_path / "file.txt", "whole")
-    assert not part.exists()
+    assert not temporary.exists()
 
 
 def test_temporary_names_are_unpredictable_and_links_are_refused(
@@ -96,9 +96,9 @@ def test_temporary_names_are_unpredictable_and_links_are_refused(
     secret.write_text("secret")
     names = []
 
-    def write(part: Path) -> None:
-        names.append(part.name)
-        part.write_text("x")
+    def write(temporary: Path) -> None:
+        names.append(temporary.name)
+        temporary.write_text("x")
 
     write_atomically(path, write)
     write_atomically(path, write)
@@ -114,18 +114,18 @@ def test_link_created_while_writing_is_not_followed(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
 
-    def exchange(part: Path) -> None:
-        part.unlink()
-        part.symlink_to(secret)
+    def exchange(temporary: Path) -> None:
+        temporary.unlink()
+        temporary.symlink_to(secret)
 
     with pytest.raises(OSError, match="replaced by another process"):
         write_atomically(tmp_path / "file.txt", exchange)
     assert secret.read_text() == "secret"
     assert list(tmp_path.iterdir()) == [secret]
 
-    def exchange_and_save(part: Path) -> None:
-        exchange(part)
-        save_file({}, part, {})
+    def exchange_and_save(temporary: Path) -> None:
+        exchange(temporary)
+        save_file({}, temporary, {})
 
     with pytest.raises(OSError, match="symbolic link"):
         write_atomically(tmp_path / "file.txt", exchange_and_save)
@@ -133,9 +133,9 @@ def test_link_created_while_writing_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_rewritten_file_has_the_usual_permissions(tmp_path: Path) -> None:
-    def write(part: Path) -> None:
-        part.unlink()
-        os.close(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600))  # as tempfile does
+    def write(temporary: Path) -> None:
+        temporary.unlink()
+        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))  # as tempfile does
 
     write_atomically(tmp_path / "made", write)
     write_text(tmp_path / "text", "x")
@@ -178,13 +178,13 @@ def special(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="such files are a matter of POSIX")
 def test_pipes_and_devices_are_neither_read_nor_replaced(special: dict[str, Path]) -> None:
-    for kind, path in special.items():
-        with pytest.raises(OSError, match=f"is a {kind}, not a"):
+    for file_type, path in special.items():
+        with pytest.raises(OSError, match=f"is a {file_type}, not a"):
             check_regular(path)
-        with pytest.raises(OSError, match=kind):
+        with pytest.raises(OSError, match=file_type):
             read_text(path)
         before = path.lstat()
-        with pytest.raises(ValueError, match=rf"is a {kind}, not a regular file: choose another name"):
+        with pytest.raises(ValueError, match=rf"is a {file_type}, not a regular file: choose another name"):
             write_text(path, "x")
         assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
     folder = special["pipe"].parent
@@ -206,7 +206,7 @@ def test_too_large_text_is_refused(tmp_path: Path) -> None:
 
 def test_safetensors_files_equal_the_librarys(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    tensors = {f"{name}.{kind}": torch.arange(6).view(2, 3).to(kind) for kind in DTYPES for name in ("b", "a")}
+    tensors = {f"{name}.{dtype}": torch.arange(6).view(2, 3).to(dtype) for dtype in DTYPES for name in ("b", "a")}
     tensors |= {"empty": torch.zeros(0, 5), "scalar": torch.tensor(3.0), "strided": torch.randn(4, 6)[:, ::2]}
     tensors["channels last"] = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -217,7 +217,7 @@ def test_safetensors_files_equal_the_librarys(tmp_path: Path) -> None:
     library_save_file(contiguous, theirs)
     assert ours.read_bytes() == theirs.read_bytes()
     assert torch.equal(load_file(ours)["strided"], tensors["strided"])
-    with pytest.raises(ValueError, match=r"a is torch\.sparse_coo"):
+    with pytest.raises(ValueError, match=r"a is a torch\.sparse_coo tensor"):
         save_file({"a": torch.eye(2).to_sparse()}, ours, {})
 
 
@@ -230,9 +230,9 @@ def bomb(levels: int, width: int) -> str:
 def test_yaml_bombs_are_refused() -> None:
     merged = ["a0: &a0 {x: 1}"] + [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 12)]
     for text, reason in (
-        (bomb(12, 10), "its aliases stand for more than 100,000 values"),
+        (bomb(12, 10), "its aliases expand to more than 100,000 values"),
         ("\n".join(merged), "aliases"),
-        ("a: &a [*a]", "hold themselves"),
+        ("a: &a [*a]", "contain themselves"),
         ("[" * 10_000, "brackets"),
         ("a: 2020-03-32", "day"),
         ("a: " + "9" * 5000, "digits"),

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.continual.results import read_continual_result
-from structured_ensembles.report.pictures import front_points
+from structured_ensembles.report.pictures import list_front_points
 from structured_ensembles.runs.evaluations import evaluation_path, merge_figures, read_figures
 from structured_ensembles.runs.experiment import Request, measure_experiment
 from structured_ensembles.runs.finished import read_run
@@ -30,7 +30,7 @@ TEXTS = ("config.yaml", "result.json", "evaluation-test-mean.json", "history.csv
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
     command = ["train", "--model", "mlp", "--epochs", "2", "--members", "2", "--quiet", "true"]
     small = ["--model_arguments", '{"hidden": [8]}', "--method_arguments", '{"search_epochs": 1}']
@@ -40,39 +40,39 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(whole: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "run"))
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
 def contents(folder: Path) -> list[Any]:
     """Read everything that a report reads of a run, as plain values."""
     finished = read_run(folder)
-    samples = {name: own.tolist() for name, own in finished.samples.items()}
+    samples = {name: tensor.tolist() for name, tensor in finished.samples.items()}
     history = read_history(folder, finished.result)
-    subnets = [own.to_json() for own in read_subnets(folder, finished.result)]
+    subnets = [subnet.to_json() for subnet in read_subnets(folder, finished.result)]
     result = {name: value for name, value in finished.result.items() if len(str(value)) != 64}  # a renamed checksum
     return json.loads(json.dumps([finished.config, result, finished.figures, samples, history, subnets]))
 
 
-def outcome(read: Callable[[Any], Any], given: Any) -> tuple[Any, ValueError | None]:
+def outcome(read: Callable[[Any], Any], argument: Any) -> tuple[Any, ValueError | None]:
     """Return what was read or the expected error; other errors propagate."""
     try:
-        return read(given), None
+        return read(argument), None
     except ValueError as error:
         return None, error
 
 
 def damages(content: bytes, rounds: int) -> list[bytes]:
     draw = random.Random(0)
-    found = [b"", content[: len(content) // 2], content[:-3], content + b"\0", b"\xff" + content]
+    versions = [b"", content[: len(content) // 2], content[:-3], content + b"\0", b"\xff" + content]
     for _ in range(rounds):
         changed = bytearray(content)
         for _ in range(draw.choice((1, 1, 1, 8))):
             changed[draw.randrange(len(changed))] = draw.choice(
                 (draw.randrange(256), draw.choice(b'0123456789-:,"{[e.'))
             )
-        found.append(bytes(changed))
-    return found
+        versions.append(bytes(changed))
+    return versions
 
 
 @pytest.mark.parametrize("name", [*TEXTS, "samples.safetensors"])
@@ -82,26 +82,26 @@ def test_damaged_file_is_refused_or_harmless(run: Path, name: str) -> None:
     refused = 0
     for damaged in damages(content, rounds=120):
         (run / name).write_bytes(damaged)
-        found, error = outcome(contents, run)
+        values, error = outcome(contents, run)
         if error is not None:
             assert name in str(error)
             refused += 1
         else:
-            if name == "samples.safetensors" and not found[3]:  # left out, with a warning
+            if name == "samples.safetensors" and not values[3]:  # left out, with a warning
                 refused += 1
-                found[3] = before[3]
-            assert found == before, damaged
+                values[3] = before[3]
+            assert values == before, damaged
     assert refused > 100
 
 
 def forge(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change a record and give it a valid checksum."""
+    """Change a JSON file and give it a valid checksum."""
     content = read_json(path, "")
     change(content)
     path.write_text(json.dumps({**content, CHECKSUM: json_checksum(content)}))
 
 
-ODD = [None, True, "x", [], {}, [1], -1, 0, 1e999, float("nan"), 10**400, {"a": {"b": []}}]
+WRONG_VALUES = [None, True, "x", [], {}, [1], -1, 0, 1e999, float("nan"), 10**400, {"a": {"b": []}}]
 
 
 @pytest.mark.parametrize("name", ["result.json", "evaluation-test-mean.json"])
@@ -110,14 +110,14 @@ def test_forged_values_are_refused_or_shown(run: Path, name: str) -> None:
     template = files("structured_ensembles.report").joinpath("page.html").read_text(encoding="utf-8")
     page = Environment(autoescape=True).from_string(template)
     original = read_json(run / name, "")
-    places = [(key,) for key in original] + [("figures", key) for key in original["figures"] if "size" in key]
-    for place in places:
-        for odd in ODD:
+    key_paths = [(key,) for key in original] + [("figures", key) for key in original["figures"] if "size" in key]
+    for key_path in key_paths:
+        for value in WRONG_VALUES:
 
-            def change(content: dict[str, Any], place: Any = place, odd: Any = odd) -> None:
-                for key in place[:-1]:
+            def change(content: dict[str, Any], key_path: Any = key_path, value: Any = value) -> None:
+                for key in key_path[:-1]:
                     content = content[key]
-                content[place[-1]] = odd
+                content[key_path[-1]] = value
 
             forge(run / name, change)
             finished, error = outcome(read_run, run)
@@ -125,8 +125,8 @@ def test_forged_values_are_refused_or_shown(run: Path, name: str) -> None:
                 assert name in str(error)
             else:
                 assert all(isinstance(value, float) for value in finished.figures.values())
-                outcome(lambda own: front_points({"a": [own]}, "parameters"), finished)
-                page.render(title="", intro=[], tables=[], places={}, runs=[finished])
+                outcome(lambda result: list_front_points({"a": [result]}, "parameters"), finished)
+                page.render(title="", intro=[], tables=[], setups={}, runs=[finished])
             forge(run / name, lambda content: content.update(original))
 
 
@@ -151,7 +151,7 @@ def test_forged_values_are_refused_or_shown(run: Path, name: str) -> None:
         ("result.json", '{"figures": {"a": "b"}, "seconds": 1}', "the figure a is not a number"),
         ("result.json", '{"figures": {}, "seconds": 1, "date": 3}', "date must be"),
         ("evaluation-test-mean.json", '{"figures": [1]}', "it has no figures"),
-        ("evaluation-test-mean.json", "3", "it holds no record"),
+        ("evaluation-test-mean.json", "3", "it holds no JSON object"),
         ("history.csv", "epoch,member\n0,0\n", "its columns are not epoch, member, rate"),
     ],
 )
@@ -168,15 +168,15 @@ def test_each_damage_is_one_error_line_naming_the_file(
     assert shown.count("\n") == 1
 
 
-@pytest.mark.parametrize("part", ["dataset", "seed", "members", "method_arguments", "limit", "changes", "recipe"])
-def test_configuration_of_wrong_types_is_refused(run: Path, part: str) -> None:
+@pytest.mark.parametrize("field", ["dataset", "seed", "members", "method_arguments", "limit", "changes", "recipe"])
+def test_configuration_of_wrong_types_is_refused(run: Path, field: str) -> None:
     config = read_config(run)
-    for odd in (True, [1], 1.5, {"a": 1}, "x", None):
+    for value in (True, [1], 1.5, {"a": 1}, "x", None):
         allowed = {"dataset": str, "recipe": str, "method_arguments": dict, "changes": dict, "limit": type(None)}
-        if isinstance(odd, allowed.get(part, int)) and odd is not True:
+        if isinstance(value, allowed.get(field, int)) and value is not True:
             continue
-        write_yaml(run / "config.yaml", {**config, part: odd})
-        with pytest.raises(ValueError, match=f"config.yaml is damaged: its {part} cannot be"):
+        write_yaml(run / "config.yaml", {**config, field: value})
+        with pytest.raises(ValueError, match=f"config.yaml is damaged: its {field} cannot be"):
             read_config(run)
 
 
@@ -214,7 +214,7 @@ def test_incomplete_samples_file_warns_and_is_ignored(run: Path) -> None:
     assert set(tensors) >= {"confidence", "correct", "entropy", "disagreement"}
     path = run / "samples.safetensors"
     save_file(tensors, path)  # as earlier versions wrote it
-    assert all(torch.equal(own, tensors[name]) for name, own in read_samples(run).items())
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in read_samples(run).items())
     shorter = {**tensors, "entropy": tensors["entropy"][:-1].clone()}
     infinite = {**tensors, "entropy": tensors["entropy"] / 0}
     counted = {**tensors, "correct": tensors["correct"].float()}
@@ -274,12 +274,14 @@ def test_forged_continual_results_are_refused(tmp_path: Path) -> None:
     write_json(path, {**result, "capacity": None})
     assert read_continual_result(tmp_path)["capacity"] is None
     forged: list[dict[str, Any]] = [
-        {key: odd} for key in ("matrix", "memory", "capacity", "file_bytes") for odd in ODD[2:7]
+        {key: value} for key in ("matrix", "memory", "capacity", "file_bytes") for value in WRONG_VALUES[2:7]
     ]
-    forged += [{"matrix": {**matrix, "rows": odd}} for odd in (None, [[1.0], [1.0]], [["a"]], [[None]], 3, [3])]
-    forged += [{"matrix": {**matrix, "unaided": odd}} for odd in ("a", [], {})]
-    forged += [{"memory": {**memory, "heads": odd}} for odd in (None, "a", -1, 1e999)]
-    forged += [{"capacity": {**capacity, name: odd}} for name in ("sizes", "taken") for odd in (None, 3, {"b": [1]})]
+    forged += [{"matrix": {**matrix, "rows": value}} for value in (None, [[1.0], [1.0]], [["a"]], [[None]], 3, [3])]
+    forged += [{"matrix": {**matrix, "unaided": value}} for value in ("a", [], {})]
+    forged += [{"memory": {**memory, "heads": value}} for value in (None, "a", -1, 1e999)]
+    forged += [
+        {"capacity": {**capacity, name: value}} for name in ("sizes", "taken") for value in (None, 3, {"b": [1]})
+    ]
     forged += [{"capacity": {**capacity, "tasks": [0]}}, {"figures": {"accuracy": 0.5}}]
     for changes in forged:
         write_json(path, {**result, **changes})

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from structured_ensembles.training import fleet
+from structured_ensembles.training import fleet, fleet_checkpoint
 from structured_ensembles.training.engine import Member, Result
 from structured_ensembles.training.graph_engine import GraphEngine
 from structured_ensembles.training.loop_engine import LoopEngine
@@ -36,13 +36,13 @@ def stop_before_epoch(monkeypatch: pytest.MonkeyPatch, stop: int | None) -> None
 
 def stop_after_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise `Stopped` after the first checkpoint of a training run is written."""
-    save = fleet.save_checkpoint
+    save = fleet_checkpoint.save_checkpoint
 
     def save_and_stop(*arguments: Any) -> None:
         save(*arguments)
         raise Stopped
 
-    monkeypatch.setattr(fleet, "save_checkpoint", save_and_stop)
+    monkeypatch.setattr(fleet_checkpoint, "save_checkpoint", save_and_stop)
 
 
 def change_validation(monkeypatch: pytest.MonkeyPatch, change: Callable[[Member, Result], Result]) -> None:

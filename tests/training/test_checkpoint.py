@@ -13,15 +13,15 @@ from torch import nn
 import structured_ensembles as se
 from structured_ensembles.storage.container import read_container, write_container
 from structured_ensembles.storage.files import write_tensors
-from structured_ensembles.training import fleet
 from structured_ensembles.training.checkpoint import (
     FORMAT,
+    flatten_optimizer_state,
     load_checkpoint,
-    optimizer_tensors,
     restore_optimizer,
     save_checkpoint,
 )
 from structured_ensembles.training.engine import Member
+from structured_ensembles.training.fleet_checkpoint import set_standing
 from structured_ensembles.training.history import COLUMNS, History
 from tests.support.engines import Stopped, stop_after_checkpoint
 
@@ -56,25 +56,27 @@ def same(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool
 
 
 def test_flipped_bits_are_refused_or_harmless(begun: Path) -> None:
-    whole, draw = begun.read_bytes(), random.Random(0)
+    content, draw = begun.read_bytes(), random.Random(0)
     tensors, state = load_checkpoint(begun) or ({}, {})
-    header = 8 + int.from_bytes(whole[:8], "little")
-    positions = [draw.randrange(header) for _ in range(200)] + [draw.randrange(header, len(whole)) for _ in range(200)]
+    header = 8 + int.from_bytes(content[:8], "little")
+    positions = [draw.randrange(header) for _ in range(200)] + [
+        draw.randrange(header, len(content)) for _ in range(200)
+    ]
     refused = 0
     for position in positions:
-        damaged = bytearray(whole)
+        damaged = bytearray(content)
         damaged[position] ^= 1 << draw.randrange(8)
         begun.write_bytes(damaged)
         try:
-            found = load_checkpoint(begun)
+            checkpoint = load_checkpoint(begun)
         except ValueError as error:
             assert str(begun) in str(error)  # noqa: PT017
             assert "delete it to start anew" in str(error)  # noqa: PT017
             refused += 1
             continue
-        assert found is not None
-        assert same(found[0], tensors)
-        assert found[1] == state
+        assert checkpoint is not None
+        assert same(checkpoint[0], tensors)
+        assert checkpoint[1] == state
     assert refused >= 390  # spaces in the header may change
 
 
@@ -87,7 +89,7 @@ def test_checkpoints_of_earlier_versions_resume_to_the_same_weights(begun: Path)
 
 
 def changed(tensors: dict[str, torch.Tensor], name: str, value: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    others = {own: tensor for own, tensor in tensors.items() if own != name}
+    others = {key: tensor for key, tensor in tensors.items() if key != name}
     return others if value is None else {**others, name: value}
 
 
@@ -149,15 +151,15 @@ def test_unexpected_tensors_and_fields_are_refused(begun: Path) -> None:
         ({"rows": [dict.fromkeys(COLUMNS, 0) | {"member": "0"}]}, "'0' as member"),
         ({"rows": [dict.fromkeys(COLUMNS, 0) | {"loss": [1.0]}]}, "as loss"),
         ({"rows": [dict.fromkeys(COLUMNS, 0) | {"epoch": True}]}, "True as epoch"),
-        ({"engines": {}}, "must be texts"),
-        ({"fallbacks": [1]}, "must be texts"),
+        ({"engines": {}}, "must be lists of strings"),
+        ({"fallbacks": [1]}, "must be lists of strings"),
     ],
 )
 def test_history_of_wrong_types_is_refused(change: dict[str, object], reason: str) -> None:
     right = {"rows": [dict.fromkeys(COLUMNS, 0)], "engines": ["loop"], "fallbacks": []}
-    assert History.restored(**right).epochs == 1
+    assert History.restore(**right).epochs == 1
     with pytest.raises(ValueError, match=reason):
-        History.restored(**{**right, **change})
+        History.restore(**{**right, **change})
 
 
 def test_invalid_optimizer_step_is_refused() -> None:
@@ -165,7 +167,7 @@ def test_invalid_optimizer_step_is_refused() -> None:
     optimizer = torch.optim.Adam(layer.parameters())
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    tensors = optimizer_tensors("", optimizer)
+    tensors = flatten_optimizer_state("", optimizer)
     restore_optimizer("", optimizer, tensors)
     for value in (-1e30, math.inf, math.nan):
         with pytest.raises(ValueError, match=r"step of the optimizer's state 0 cannot be"):
@@ -177,7 +179,7 @@ def test_member_progress_of_wrong_types_is_refused(field: str) -> None:
     layer = nn.Linear(2, 1)
     member = Member(layer, 0, {})
     standing = {"score": -math.inf, "epoch": 0, "rise": 0, "stopped": None}
-    fleet._take_standing(member, standing)
+    set_standing(member, standing)
     for value in ([], {}, True):
         with pytest.raises(ValueError, match="member"):
-            fleet._take_standing(member, {**standing, field: value})
+            set_standing(member, {**standing, field: value})

@@ -21,7 +21,7 @@ from structured_ensembles.training.checkpoint import load_checkpoint, save_check
 from structured_ensembles.training.execution import split_config, split_settings
 
 RECIPE = se.Recipe(epochs=3, batch_size=64, rate=0.05)
-OWN = {"engine": "loop", "precision": "bfloat16", "streams": 2, "compile": True}
+FIELDS = {"engine": "loop", "precision": "bfloat16", "streams": 2, "compile": True}
 TRAIN = ["train", "--model", "mlp", "--method", "single", "--epochs", "1", "--quiet", "true"]
 
 
@@ -56,20 +56,20 @@ def test_invalid_settings_are_errors(settings: dict[str, Any], message: str) -> 
         se.Execution(**settings)
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize(
     "make",
     [
-        lambda own: se.Recipe(epochs=1, **own),
-        lambda own: se.Recipe.named("modern", **own),
-        lambda own: replace(RECIPE, **own),
+        lambda settings: se.Recipe(epochs=1, **settings),
+        lambda settings: se.Recipe.named("modern", **settings),
+        lambda settings: replace(RECIPE, **settings),
     ],
 )
 def test_recipe_error_names_execution_for_moved_settings(
     make: Callable[[dict[str, Any]], se.Recipe], name: str
 ) -> None:
     with pytest.raises(TypeError, match=rf"{name} moved to Execution\({name}=…\): .* --execution.{name}"):
-        make({name: OWN[name]})
+        make({name: FIELDS[name]})
 
 
 def test_recipe_keeps_and_lists_its_own_fields() -> None:
@@ -94,11 +94,13 @@ def test_execution_of_another_type_is_refused() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_uses_its_execution(method: str) -> None:
     """In bfloat16 the outputs are other numbers, and the same at every call."""
-    own = {"selection": "random"} if method == "structured" else {}
+    arguments = {"selection": "random"} if method == "structured" else {}
 
     def outputs(precision: Any) -> torch.Tensor:
         execution = se.Execution(precision=precision)
-        made = METHODS[method](network(), some_data(), members=2, recipe=RECIPE, execution=execution, quiet=True, **own)
+        made = METHODS[method](
+            network(), some_data(), members=2, recipe=RECIPE, execution=execution, quiet=True, **arguments
+        )
         return made.logits(torch.ones(3, 6))
 
     assert torch.equal(outputs("float32"), outputs("auto"))  # on a CPU
@@ -109,7 +111,7 @@ def test_every_method_uses_its_execution(method: str) -> None:
 
 
 def test_old_recipes_are_split_into_recipe_and_execution() -> None:
-    assert split_settings({"rate": 0.1, **OWN}) == ({"rate": 0.1}, OWN)
+    assert split_settings({"rate": 0.1, **FIELDS}) == ({"rate": 0.1}, FIELDS)
     old = {"method": "deep", "changes": {"rate": 0.1, "precision": "float32"}}
     new = {"method": "deep", "changes": {"rate": 0.1}, "execution": {"precision": "float32"}}
     assert split_config(old) == new
@@ -149,10 +151,10 @@ def test_default_execution_is_not_recorded() -> None:
     plain = Experiment("digits", "mlp", "single")
     assert "execution" not in plain.config()
     assert plain.folder == "digits-mlp-single-5x-recipe=modern-0"
-    told = replace(plain, changes={"rate": 0.01}, execution=se.Execution(precision="float32"))
-    assert told.folder == "digits-mlp-single-5x-recipe=modern-rate=0.01-precision=float32-0"
+    changed = replace(plain, changes={"rate": 0.01}, execution=se.Execution(precision="float32"))
+    assert changed.folder == "digits-mlp-single-5x-recipe=modern-rate=0.01-precision=float32-0"
     assert prepare_experiment(plain).folder == "digits-mlp-single-0"
-    assert prepare_experiment(told).folder == "digits-mlp-single-precision=float32-rate=0.01-0"
+    assert prepare_experiment(changed).folder == "digits-mlp-single-precision=float32-rate=0.01-0"
 
 
 def test_checkpoint_of_an_earlier_version_resumes(tmp_path: Path) -> None:
@@ -163,16 +165,16 @@ def test_checkpoint_of_an_earlier_version_resumes(tmp_path: Path) -> None:
     assert loaded is not None
     tensors, state = loaded
     assert state["identity"].pop("execution.precision") == "auto"
-    state["identity"]["recipe.precision"] = "auto"  # as it was named
+    state["identity"]["recipe.precision"] = "auto"  # the name of earlier versions
     save_checkpoint(path, tensors, state)
     exact = se.Execution(precision="float32")
     with pytest.raises(ValueError, match=r"differs in execution\.precision \(there 'auto', here 'float32'\)"):
         se.train(se.Ensemble([network()]), data, RECIPE, execution=exact, checkpoint=path, quiet=True)
-    resumed, whole = se.Ensemble([network()]), se.Ensemble([network()])
+    resumed, uninterrupted = se.Ensemble([network()]), se.Ensemble([network()])
     loop = se.Execution(engine="loop")
     assert se.train(resumed, data, RECIPE, execution=loop, checkpoint=path, quiet=True).epochs == 3
-    se.train(whole, data, RECIPE, quiet=True)
-    assert all(torch.equal(own, whole.state_dict()[name]) for name, own in resumed.state_dict().items())
+    se.train(uninterrupted, data, RECIPE, quiet=True)
+    assert all(torch.equal(tensor, uninterrupted.state_dict()[name]) for name, tensor in resumed.state_dict().items())
 
 
 def test_folder_of_an_earlier_version_resumes(tmp_path: Path) -> None:
@@ -235,8 +237,8 @@ def test_method_without_an_execution_argument_runs(monkeypatch: pytest.MonkeyPat
 def test_command_line_has_every_execution_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--help"])
-    told = capsys.readouterr().out
-    assert all(f"--execution.{name}" in told for name in OWN)
+    output = capsys.readouterr().out
+    assert all(f"--execution.{name}" in output for name in FIELDS)
     words = ["--execution.precision", "bfloat16", "--execution.compile", "--execution.streams=2"]
     assert main([*TRAIN, *words, "--out", str(tmp_path / "run")]) == 0
     assert read_config(tmp_path / "run")["execution"] == {

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.data.augmentation import augment, draw_crops, resolved
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.augmentation import augment, draw_crops, resolve_augmentation
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.training import optimizers
 from structured_ensembles.training.optimizers import optimizer_for
 from tests.support.networks import Sparse, network
@@ -64,24 +64,24 @@ class Relaid(nn.Sequential):
         self[1].weight.register_post_accumulate_grad_hook(relay)
 
 
-@pytest.mark.parametrize("kind", [Gaps, Sparse, Late, Relaid, se.zoo.lenet5])
+@pytest.mark.parametrize("network_class", [Gaps, Sparse, Late, Relaid, se.zoo.lenet5])
 def test_fused_and_plain_optimizers_train_unusual_networks_equally(
-    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+    network_class: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fused optimizer kernels fail or are wrong for some of them."""
-    momentum = 0.0 if kind is Sparse else 0.9
-    rate = 3.0 if kind is Sparse else 0.005
+    momentum = 0.0 if network_class is Sparse else 0.9
+    rate = 3.0 if network_class is Sparse else 0.005
     recipe = se.Recipe(epochs=3, batch_size=32, rate=rate, momentum=momentum, nesterov=False, weight_decay=0.0)
     data = few_digits()
-    if kind is se.zoo.lenet5:
+    if network_class is se.zoo.lenet5:
         images = F.interpolate(data.train.inputs.float(), 28).byte()
         data = se.Data.from_arrays(images, data.train.targets)
     losses = []
     for fused in (True, False):
         if not fused:
-            monkeypatch.setattr(optimizers, "can_be_fused", lambda own: False)
+            monkeypatch.setattr(optimizers, "can_be_fused", lambda parameter: False)
         torch.manual_seed(0)
-        history = se.train(se.Ensemble([kind()]), data, recipe, "cpu", quiet=True)
+        history = se.train(se.Ensemble([network_class()]), data, recipe, "cpu", quiet=True)
         losses.append([row["loss"] for row in history.rows])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0][-1] < losses[0][0]
@@ -91,9 +91,9 @@ def test_ordinary_networks_use_the_fused_optimizer() -> None:
     for optimizer in ("sgd", "adam", "adamw"):
         network = se.zoo.resnet20().to(memory_format=torch.channels_last)
         network(torch.randn(4, 3, 8, 8)).sum().backward()
-        found = optimizer_for(se.Recipe(optimizer=optimizer), network)
-        found.step()
-        assert found.param_groups[0]["fused"] is True
+        built = optimizer_for(se.Recipe(optimizer=optimizer), network)
+        built.step()
+        assert built.param_groups[0]["fused"] is True
         assert not optimizer_for(se.Recipe(optimizer=optimizer), Gaps()).param_groups[0]["fused"]
 
 
@@ -104,9 +104,11 @@ def test_parameters_of_any_dtype_are_updated(dtype: torch.dtype, optimizer: str)
     network, reference = se.zoo.mlp(64).to(dtype), se.zoo.mlp(64).to(dtype)
     reference.load_state_dict(network.state_dict())
     recipe = se.Recipe(optimizer=optimizer)
-    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
-    own = {"momentum": recipe.momentum, "nesterov": recipe.nesterov} if optimizer == "sgd" else {}
-    plain = kind(reference.parameters(), recipe.rate, weight_decay=recipe.weight_decay, foreach=False, **own)
+    optimizer_class = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
+    settings = {"momentum": recipe.momentum, "nesterov": recipe.nesterov} if optimizer == "sgd" else {}
+    plain = optimizer_class(
+        reference.parameters(), recipe.rate, weight_decay=recipe.weight_decay, foreach=False, **settings
+    )
     step = optimizer_for(recipe, network)
     for _ in range(3):
         for one, other in zip(network.parameters(), reference.parameters(), strict=True):
@@ -145,7 +147,7 @@ def test_training_equals_a_plain_pytorch_loop() -> None:
     for epoch in range(3):
         plain.train()
         losses = []
-        for step, (images, labels) in enumerate(data.train.batches(50, stream(5, "order", 0, epoch))):
+        for step, (images, labels) in enumerate(data.train.batches(50, derive_seed(5, "order", 0, epoch))):
             done = (epoch * steps + step) / steps
             rate = 0.1 * (step + 1) / steps if epoch == 0 else 0.05 * (1 + np.cos(np.pi * (done - 1) / 2))
             optimizer.param_groups[0]["lr"] = rate
@@ -179,9 +181,9 @@ CHILD = """
     from tests.support.networks import network
     from structured_ensembles.training.loop_engine import LoopEngine
 
-    whole = LoopEngine.train_epoch
+    train_epoch = LoopEngine.train_epoch
     def slowly(*arguments):  # so that the parent can hit any moment of an epoch
-        losses = whole(*arguments)
+        losses = train_epoch(*arguments)
         time.sleep(0.05)
         return losses
     LoopEngine.train_epoch = slowly
@@ -199,8 +201,8 @@ def test_killed_run_resumes_to_the_same_weights(tmp_path: Path, optimizer: str) 
         code = [sys.executable, "-c", textwrap.dedent(CHILD), str(folder), str(ROOT), optimizer]
         return subprocess.Popen(code, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert start(whole).wait(timeout=120) == 0
+    uninterrupted, broken = tmp_path / "whole", tmp_path / "broken"
+    assert start(uninterrupted).wait(timeout=120) == 0
     kills = 0
     for wait in (0.05, 0.21, 0.4):
         child = start(broken)
@@ -215,7 +217,7 @@ def test_killed_run_resumes_to_the_same_weights(tmp_path: Path, optimizer: str) 
         child.wait()
     assert kills >= 2
     assert start(broken).wait(timeout=120) == 0
-    assert equal(load_file(whole / "final.safetensors"), load_file(broken / "final.safetensors"))
+    assert equal(load_file(uninterrupted / "final.safetensors"), load_file(broken / "final.safetensors"))
     assert not list(broken.glob("*.part"))
 
 
@@ -286,8 +288,8 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
         assert float(F.cross_entropy(outputs, truth)) == pytest.approx(rows[best]["validation_loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize(("scale", "most"), [(1.0, 0.45), (100.0, 0.85)])
-def test_regression_is_learned_with_default_settings(scale: float, most: float) -> None:
+@pytest.mark.parametrize(("scale", "max_error"), [(1.0, 0.45), (100.0, 0.85)])
+def test_regression_is_learned_with_default_settings(scale: float, max_error: float) -> None:
     """Large targets diverge at the rate of classification."""
     torch.manual_seed(0)
     x = torch.rand(1000, 6)
@@ -295,7 +297,7 @@ def test_regression_is_learned_with_default_settings(scale: float, most: float) 
     data = se.Data.from_arrays(x[:800], y[:800], test=(x[800:], y[800:]))
     ensemble = se.structured_ensemble(se.zoo.mlp(6, 1), data, members=2, search_epochs=1, quiet=True)
     error = se.evaluate(ensemble, data)["reg/rmse"]
-    assert error < most * float(y[800:].std())
+    assert error < max_error * float(y[800:].std())
 
 
 def test_regression_trains_without_validation_and_from_loaders() -> None:
@@ -312,8 +314,8 @@ def test_regression_trains_without_validation_and_from_loaders() -> None:
     loader = torch.utils.data.DataLoader(dataset, batch_size=50, shuffle=True)
     streamed = se.Data.from_loaders(loader, validation=loader, test=loader, classes=2)
     first, second = (se.Ensemble([_seeded_mlp()]) for _ in range(2))
-    for own in (first, second):
-        se.train(own, streamed, se.Recipe(epochs=5, rate=0.05), seed=2, quiet=True)
+    for ensemble in (first, second):
+        se.train(ensemble, streamed, se.Recipe(epochs=5, rate=0.05), seed=2, quiet=True)
     assert equal(weights(first), weights(second))  # the seed decides a loader's order too
     assert se.evaluate(first, streamed)["cls/accuracy"] > 0.9
 
@@ -396,13 +398,13 @@ def test_augmentation_gives_crops_and_flips_of_the_image() -> None:
             possible[crop.numpy().tobytes()] = False
             possible[crop.flip(2).numpy().tobytes()] = True
     crops = draw_crops("crop+flip", (3, 16, 16), 64, (0, 1))
-    found = [image.contiguous().numpy().tobytes() for image in augment(images, crops)]
-    assert all(one in possible for one in found)
-    assert 20 < sum(possible[one] for one in found) < 44
-    assert len(set(found)) > 20
+    augmented = [image.contiguous().numpy().tobytes() for image in augment(images, crops)]
+    assert all(one in possible for one in augmented)
+    assert 20 < sum(possible[one] for one in augmented) < 44
+    assert len(set(augmented)) > 20
     assert torch.equal(crops, draw_crops("crop+flip", (3, 16, 16), 64, (0, 1)))
     unflipped = augment(images, draw_crops("crop", (3, 16, 16), 64, (0, 1)))
     assert not any(possible[image.contiguous().numpy().tobytes()] for image in unflipped)
-    assert resolved("auto", (3, 32, 32)) == "crop+flip"
-    assert resolved("auto", (1, 28, 28)) == "none"
-    assert resolved("auto", (3, 32, 32), "regression") == "none"
+    assert resolve_augmentation("auto", (3, 32, 32)) == "crop+flip"
+    assert resolve_augmentation("auto", (1, 28, 28)) == "none"
+    assert resolve_augmentation("auto", (3, 32, 32), "regression") == "none"

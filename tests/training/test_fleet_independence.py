@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from tests.support.engines import use_engine
 from tests.support.networks import network
 from tests.support.real_data import few_digits
@@ -73,10 +73,10 @@ def test_every_member_sees_every_sample_once_per_epoch_in_its_own_order() -> Non
     for batches in members:
         steps = len(batches) // 2
         for epoch in (batches[:steps], batches[steps:]):
-            whole = torch.cat(epoch)
-            orders.append(tuple(whole.sum(1).tolist()))
-            assert len(whole) == len(data.train)
-            torch.testing.assert_close(whole[whole.sum(1).argsort()].sum(1), expected.sum(1))
+            samples = torch.cat(epoch)
+            orders.append(tuple(samples.sum(1).tolist()))
+            assert len(samples) == len(data.train)
+            torch.testing.assert_close(samples[samples.sum(1).argsort()].sum(1), expected.sum(1))
     assert len(set(orders)) == 6  # three members, two epochs
 
 
@@ -109,7 +109,7 @@ def test_wrong_count_of_member_numbers_is_refused() -> None:
 
 def test_no_two_seeds_and_members_share_a_stream() -> None:
     streams = {
-        stream(seed, purpose, member)
+        derive_seed(seed, purpose, member)
         for seed in range(60)
         for purpose in ("weights", "order", "crops", "dropout")
         for member in range(60)
@@ -164,16 +164,16 @@ def test_crops_differ_between_members() -> None:
 def test_snapshot_cycles_see_different_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     from structured_ensembles.methods import snapshot
 
-    given: list[object] = []
+    numbers: list[object] = []
     train = snapshot.train
 
-    def watched(*arguments: object, **named: object) -> se.History:
-        given.append(named.get("numbers"))
-        return train(*arguments, **named)  # type: ignore[arg-type]
+    def watched(*arguments: object, **keywords: object) -> se.History:
+        numbers.append(keywords.get("numbers"))
+        return train(*arguments, **keywords)  # type: ignore[arg-type]
 
     monkeypatch.setattr(snapshot, "train", watched)
     se.methods.snapshot_ensemble(network(0), few_digits(), 3, recipe=RECIPE, cycle=1, quiet=True)
-    assert given == [[0], [1], [2]]
+    assert numbers == [[0], [1], [2]]
 
 
 def test_checkpoint_of_other_member_numbers_is_refused(tmp_path: Path) -> None:

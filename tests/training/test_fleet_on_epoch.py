@@ -92,11 +92,11 @@ def test_exception_of_on_epoch_propagates_after_the_checkpoint(tmp_path: Path) -
     loaded = load_checkpoint(path)
     assert loaded is not None
     assert loaded[1]["epoch"] == 2
-    resumed, whole = se.Ensemble(networks()), se.Ensemble(networks())
+    resumed, uninterrupted = se.Ensemble(networks()), se.Ensemble(networks())
     se.train(resumed, data, RECIPE, checkpoint=path, quiet=True, on_epoch=later.append)
     assert [row.epoch for row in later] == [2, 3]  # the new ones only
-    se.train(whole, data, RECIPE, quiet=True)
-    assert all(torch.equal(own, whole.state_dict()[name]) for name, own in resumed.state_dict().items())
+    se.train(uninterrupted, data, RECIPE, quiet=True)
+    assert all(torch.equal(tensor, uninterrupted.state_dict()[name]) for name, tensor in resumed.state_dict().items())
 
 
 def test_only_the_first_process_calls_on_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,9 +111,9 @@ def test_only_the_first_process_calls_on_epoch(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_passes_on_epoch(method: str) -> None:
     rows: list[se.EpochRow] = []
-    own = {"search_epochs": 1} if method == "structured" else {}
+    arguments = {"search_epochs": 1} if method == "structured" else {}
     ensemble = METHODS[method](
-        networks(1)[0], some_data(), members=2, recipe=RECIPE, quiet=True, on_epoch=rows.append, **own
+        networks(1)[0], some_data(), members=2, recipe=RECIPE, quiet=True, on_epoch=rows.append, **arguments
     )
     assert [row.epoch for row in rows] == [0, 1, 2, 3]
     assert ensemble.history is not None
@@ -177,7 +177,7 @@ def test_how_to_code_logs_every_figure(
 ) -> None:
     text = HOW_TO.read_text(encoding="utf-8")
     first, code = (
-        re.search(r"```python\n(.*?)```", part, re.DOTALL) for part in (text, text.partition(f"## {title}")[2])
+        re.search(r"```python\n(.*?)```", section, re.DOTALL) for section in (text, text.partition(f"## {title}")[2])
     )
     assert first is not None
     assert code is not None
@@ -189,6 +189,6 @@ def test_how_to_code_logs_every_figure(
     exec(first[1].rpartition("\n\n")[0], names)
     exec(code[1], names)
     figures = {"rate", "seconds"}
-    figures |= {f"{kind}/{n}" for kind in ("loss", "validation_loss", "validation_accuracy") for n in (0, 1)}
+    figures |= {f"{figure}/{n}" for figure in ("loss", "validation_loss", "validation_accuracy") for n in (0, 1)}
     assert {(name, step) for name, _, step in logged} == {(name, step) for name in figures for step in range(3)}
     assert all(isinstance(value, float) for _, value, _ in logged)

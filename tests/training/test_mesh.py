@@ -27,8 +27,8 @@ WORK = """
     import torch
     torch.set_num_threads(1)
     from tests.support.mesh_work import no_thread_is_left, work
-    from structured_ensembles.training.mesh import processes
-    with processes():
+    from structured_ensembles.training.mesh import join_processes
+    with join_processes():
         work(sys.argv[1], *sys.argv[2:])
     assert no_thread_is_left()
 """
@@ -38,10 +38,10 @@ AGAIN = """
     import torch.distributed as dist
     import structured_ensembles as se
     from tests.support.mesh_work import members, no_thread_is_left, some_digits
-    place = dict(rank=int(os.environ["RANK"]), world_size=2)
+    ranks = dict(rank=int(os.environ["RANK"]), world_size=2)
     for turn, count in enumerate((1, 1, 2, 2)):  # two processes share one member, or have one each
         # Each meets at a file of its own: the store of torchrun remembers old addresses.
-        dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/" + str(turn), **place)
+        dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/" + str(turn), **ranks)
         se.train(se.Ensemble(members(count)), some_digits(), se.Recipe(epochs=1), "cpu", quiet=True)
         dist.destroy_process_group()
         assert no_thread_is_left()
@@ -79,8 +79,8 @@ def test_members_spread_over_processes_are_bit_identical(tmp_path: Path, process
     assert done.returncode == 0, done.stderr
     expected = load_file(tmp_path / "one" / "train-0.safetensors")
     for number in range(processes):
-        found = load_file(tmp_path / "many" / f"train-{number}.safetensors")
-        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+        tensors = load_file(tmp_path / "many" / f"train-{number}.safetensors")
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
 
 
 def test_more_processes_than_members_share_the_batches(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_dying_process_ends_the_others_and_the_run_resumes(tmp_path: Path) -> No
     assert again.returncode == 0, again.stderr
     run_alone(tmp_path / "one", "die")
     expected = load_file(tmp_path / "one" / "die-0.safetensors")
-    found = load_file(tmp_path / "many" / "die-1.safetensors")
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    tensors = load_file(tmp_path / "many" / "die-1.safetensors")
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
 
 
 def test_user_process_groups_end_without_threads_and_can_be_reopened(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_import_inside_a_process_group_keeps_no_thread(tmp_path: Path) -> None:
 
 
 def test_mesh_spreads_members_before_data() -> None:
-    mesh = Mesh(member_place=1, member_places=2, data_place=0, data_places=2)
+    mesh = Mesh(member_rank=1, member_size=2, data_rank=0, data_size=2)
     assert [mesh.trains(number) for number in range(5)] == [False, True, False, True, False]
     assert [mesh.source(number) for number in range(4)] == [0, 2, 0, 2]
 

@@ -67,8 +67,8 @@ def test_batch_ensemble_factors_have_no_decay_and_half_the_rate(engine: Any, mon
         moved = bool((tensor != changes[0.0][name]).any())
         assert moved == (not name.endswith("_factors")), name
 
-    own = se.ParameterRule("*_factors", weight_decay=0.0, rate_factor=1.0)  # a rule of one's own comes last
-    faster = se.methods.batch_ensemble(model, data, 2, recipe=replace(recipe, rules=(own,)), quiet=True)
+    rule = se.ParameterRule("*_factors", weight_decay=0.0, rate_factor=1.0)  # the user's rule comes last
+    faster = se.methods.batch_ensemble(model, data, 2, recipe=replace(recipe, rules=(rule,)), quiet=True)
     slow, fast = changes[0.5]["network.1.input_factors"], weights(faster.members[0])["network.1.input_factors"]
     start = slow.sign()
     torch.testing.assert_close(fast - start, 2 * (slow - start), rtol=1e-4, atol=1e-6)
@@ -118,34 +118,34 @@ def test_fallback_from_graph_to_loop_keeps_momentum(optimizer: str, monkeypatch:
         return (math.nan, result[1]) if member.number == 0 and member.best_epoch == 0 else result
 
     change_validation(monkeypatch, diverged_in_the_second_epoch)
-    broken, whole = trained("graph"), trained("loop")
-    assert broken.engine == "graph, then loop"
-    assert whole.engine == "loop"
+    graph_history, loop_history = trained("graph"), trained("loop")
+    assert graph_history.engine == "graph, then loop"
+    assert loop_history.engine == "loop"
     close = 1e-4 if optimizer == "sgd" else 3e-2
-    losses = [[row["loss"] for row in history.of(1)] for history in (broken, whole)]
+    losses = [[row["loss"] for row in history.of(1)] for history in (graph_history, loop_history)]
     assert losses[0] == pytest.approx(losses[1], rel=close)
 
 
 def test_failed_capture_leaves_members_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "all_captured", Refusing(after=0))
-    taken: list[Member] = []
-    take = graph.GraphEngine.take
+    prepared: list[Member] = []
+    prepare = graph.GraphEngine.prepare
 
     def watched(self: graph.GraphEngine, active: list[Member]) -> None:
         before = [weights(member.network) for member in active]
         try:
-            take(self, active)
+            prepare(self, active)
         finally:
-            taken.extend(active)
+            prepared.extend(active)
             assert all(member.optimizer_state.optimizer is None for member in active)
             for member, expected in zip(active, before, strict=True):
                 assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(member.network).items())
 
-    monkeypatch.setattr(graph.GraphEngine, "take", watched)
+    monkeypatch.setattr(graph.GraphEngine, "prepare", watched)
     use_engine(monkeypatch, "graph")
     se.train(se.Ensemble([network(0)]), few_digits(), se.Recipe(epochs=1), "cpu", quiet=True)
-    assert len(taken) == 1
-    group = taken[0].optimizer_state.optimizer.param_groups[0]  # type: ignore[union-attr]
+    assert len(prepared) == 1
+    group = prepared[0].optimizer_state.optimizer.param_groups[0]  # type: ignore[union-attr]
     assert isinstance(group["lr"], float)
 
 
@@ -193,13 +193,13 @@ def test_resumed_run_may_change_its_engine(
     history = trained(other, None, tmp_path / "checkpoint.safetensors")
     assert history.engine == f"{first}, then {other}"
     close = 1e-4 if optimizer == "sgd" else 3e-2
-    losses = [[row["loss"] for row in own.rows] for own in (history, expected)]
+    losses = [[row["loss"] for row in run.rows] for run in (history, expected)]
     assert losses[0] == pytest.approx(losses[1], rel=close)
 
 
 def test_rule_without_a_matching_parameter_is_refused() -> None:
     recipe = se.Recipe(epochs=1, rules=(se.ParameterRule("*.bais", weight_decay=0.0),))
     with pytest.raises(
-        ValueError, match=r"pattern '\*.bais' of a rule fits no parameter; they have names such as 0.bias"
+        ValueError, match=r"pattern '\*.bais' of a rule fits no parameter; parameters have names such as 0.bias"
     ):
         se.train(se.Ensemble([network(0)]), few_digits(), recipe, quiet=True)

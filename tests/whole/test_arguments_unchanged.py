@@ -15,7 +15,7 @@ import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS
 from structured_ensembles.cuda import prediction_graphs as replays
 from structured_ensembles.methods import METHODS
-from structured_ensembles.networks.copying import clone_of, shadow_of
+from structured_ensembles.networks.copying import clone_model, copy_frozen
 from tests.support.continual_cases import SHORT, inputs_of, logits_of, make_backbone, make_tasks
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -101,7 +101,7 @@ def knotted(tie: Callable[[Any], None]) -> nn.Module:
 
 
 @pytest.mark.parametrize("tie", KNOTS)
-@pytest.mark.parametrize("copy", [clone_of, shadow_of])
+@pytest.mark.parametrize("copy", [clone_model, copy_frozen])
 def test_copying_a_model_that_refers_to_itself_is_refused(tie: Callable[[Any], None], copy: Any) -> None:
     with pytest.raises(ValueError, match="model keeps a function that refers to its own layers"):
         copy(knotted(tie))
@@ -132,7 +132,7 @@ def test_functions_without_references_to_the_model_are_copied() -> None:
     model.before = lambda x: other(x) * scale
     model.stem = model.first.forward  # a method, which a copy has of its own layer
     model.last.register_forward_hook(lambda _layer, _inputs, output: output * scale)
-    copied = clone_of(model)
+    copied = clone_model(model)
     assert copied.stem.__self__ is copied.first
 
 

@@ -102,7 +102,7 @@ def test_processes_of_one_host_use_loopback(
     seen: list[list[str | None]] = []
     monkeypatch.setattr(dist, "init_process_group", lambda *_: seen.append([os.environ.get(name) for name in names]))
     monkeypatch.setattr(dist, "destroy_process_group", list)
-    with mesh.processes():
+    with mesh.join_processes():
         seen.append([os.environ.get(name) for name in names])  # groups are made later too
     assert seen == [[expected, expected]] * 2
     assert [os.environ.get(name) for name in names] == [chosen, chosen]

@@ -11,8 +11,8 @@ from structured_ensembles.continual import LEARNERS, Learner
 from structured_ensembles.continual.storage import FORMAT
 from structured_ensembles.networks.copying import all_tensors, fill, tensors_of
 from structured_ensembles.storage.container import read_container, write_container
-from structured_ensembles.training import fleet
 from structured_ensembles.training.checkpoint import check_complete
+from structured_ensembles.training.state_copies import copy_state, restore_state, update_copy
 from tests.support.continual_cases import SHORT, inputs_of, make_tasks
 from tests.support.engines import Stopped, change_validation, stop_after_checkpoint
 
@@ -115,7 +115,7 @@ def test_resumed_run_ends_with_equal_buffers(tmp_path: Path, monkeypatch: pytest
 def test_checkpoint_without_nonpersistent_buffers_is_refused() -> None:
     network = backbone()
     check_complete(network, tensors_of(network), earlier_version=False)
-    with pytest.raises(ValueError, match=r"an earlier version wrote it, which did not keep the buffer 2\.mean"):
+    with pytest.raises(ValueError, match=r"an earlier version wrote it, without the non-persistent buffer 2\.mean"):
         check_complete(network, tensors_of(network), earlier_version=True)
     plain = nn.Linear(2, 2)
     check_complete(plain, tensors_of(plain), earlier_version=True)
@@ -138,10 +138,10 @@ def test_buffers_that_grow_or_appear_later_are_restored() -> None:
     fill(other, all_tensors(one))
     assert torch.equal(other.mean, one.mean)
     assert torch.equal(other.cache, one.cache)
-    kept = fleet._copy(one)  # of an earlier epoch
+    kept = copy_state(one)  # of an earlier epoch
     one.mean, one.cache = torch.arange(7.0), None
-    fleet._copy_into(kept, one)
-    fleet._restore(other, kept)
+    update_copy(kept, one)
+    restore_state(other, kept)
     assert torch.equal(other.mean, torch.arange(7.0))
     assert other.cache is None
     with pytest.raises(RuntimeError, match="stranger is not in both"):

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader
 
 import structured_ensembles as se
 from structured_ensembles.artifact import FORMAT, VERSION
-from structured_ensembles.common.inputs import arguments, batch_from, call, each, pieces, rows_of
+from structured_ensembles.common.inputs import batch_from, call, call_arguments, map_inputs, select_rows, split_batch
 from structured_ensembles.data.kinds import Normalizations, normalization_from_json
 from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.methods import METHODS
-from structured_ensembles.networks.copying import shadow_of
-from structured_ensembles.scaling import rows_stay_apart
+from structured_ensembles.networks.copying import copy_frozen
+from structured_ensembles.scaling import can_share_batches
 from structured_ensembles.storage.container import read_container
 from tests.support.engines import use_engine
 
@@ -131,7 +131,7 @@ def test_walk_accepts_several_inputs_and_leaves_the_model_unchanged(kind: type[T
     alone = torch.stack([call(member, x) for member in ensemble.members])
     torch.testing.assert_close(logits, alone)
     torch.testing.assert_close(ensemble(x), alone)
-    positional, named = arguments(x)
+    positional, named = call_arguments(x)
     torch.testing.assert_close(ensemble(*positional, **named), alone)
     torch.testing.assert_close(ensemble.predict_proba(x, temperature=1.0), alone.softmax(-1).mean(0))
     assert ensemble.uncertainty(x).entropy.shape == (7,)
@@ -158,7 +158,7 @@ def test_search_is_equal_with_and_without_nested_tensors() -> None:
         graph = se.trace(model, data.example())
         found.append(se.learn_scales(model, graph, data, members=2, epochs=2, batch_size=16, quiet=True))
         assert model.encoder.use_nested_tensor is nested
-        assert rows_stay_apart(shadow_of(model), graph, "output", data.example())  # all members in one pass
+        assert can_share_batches(copy_frozen(model), graph, "output", data.example())  # all members in one pass
     for name, vectors in found[0].vectors.items():
         assert torch.equal(vectors, found[1].vectors[name])
     assert found[0].history == found[1].history
@@ -191,7 +191,7 @@ def test_every_method_trains_saves_and_loads_several_inputs(method: str, kind: t
     x = inputs_for(kind, sentences(5, seed=4)[0])
     logits = ensemble.logits(x)
     assert logits.shape == (1 if method == "single" else 2, 5, CLASSES)
-    torch.testing.assert_close(logits[:, 3:], ensemble.logits(rows_of(x, slice(3, None))))  # rows stay apart
+    torch.testing.assert_close(logits[:, 3:], ensemble.logits(select_rows(x, slice(3, None))))  # rows stay apart
     ensemble.save(tmp_path / "text.safetensors")
     assert torch.equal(se.Ensemble.load(tmp_path / "text.safetensors", model=kind()).logits(x), logits)
 
@@ -284,7 +284,7 @@ def test_kind_of_each_input_follows_its_dtype() -> None:
     example = data.example(4)
     assert [own.dtype for own in example.values()] == [torch.float32, torch.int64, torch.bool, torch.float32]
     assert isinstance(data.normalization, Normalizations)
-    assert data.normalization.parts["picture"] == Normalization.of(torch.from_numpy(pictures))  # type: ignore[call-overload]
+    assert data.normalization.by_input["picture"] == Normalization.of(torch.from_numpy(pictures))  # type: ignore[call-overload]
     flat = example["picture"].transpose(0, 1).flatten(1)
     torch.testing.assert_close(flat.mean(1), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(flat.std(1, correction=0), torch.ones(2))
@@ -303,7 +303,7 @@ def test_each_input_has_its_own_normalization() -> None:
     torch.testing.assert_close(example["b"], expected, rtol=1e-3, atol=1e-3)
     kept = normalization_from_json(json.loads(json.dumps(data.normalization.to_json())))  # type: ignore[union-attr]
     assert kept == data.normalization
-    assert kept.parts["a"] == Normalization((0.0,), (1 / 255,))  # type: ignore[union-attr, call-overload, index]
+    assert kept.by_input["a"] == Normalization((0.0,), (1 / 255,))  # type: ignore[union-attr, call-overload, index]
     plain = se.Data.from_arrays((pictures, columns), labels, validation=0, standardize=False, normalization="unit")
     assert plain.normalization is None
     assert torch.equal(plain.example(8)[0], pictures / 255)
@@ -321,7 +321,7 @@ def test_tuple_of_numbers_is_one_array() -> None:
 def samples(kind: type[Text], labelled: bool = False) -> list[Any]:
     ids, labels = sentences()
     x = inputs_for(kind, ids)
-    pairs = [(each(lambda own, row=row: own[row], x), int(label)) for row, label in enumerate(labels)]
+    pairs = [(map_inputs(lambda own, row=row: own[row], x), int(label)) for row, label in enumerate(labels)]
     return [{**own, "labels": label} for own, label in pairs] if labelled else pairs
 
 
@@ -394,7 +394,7 @@ def test_invalid_data_of_several_inputs_are_errors() -> None:
     ids, labels = sentences()
     with pytest.raises(ValueError, match=r"each of inputs must have the shape .* as targets \(60\), not \(59, 6\)"):
         se.Data.from_arrays((ids, ids[:59]), labels)
-    with pytest.raises(ValueError, match=r"test inputs are .*int64.* but the training inputs .*bool"):
+    with pytest.raises(ValueError, match=r"test inputs must be .*bool.* not .*int64"):
         se.Data.from_arrays((ids, ids != 0), labels, test=((ids, ids), labels))
     with pytest.raises(ValueError, match="inputs must hold at least one"):
         se.Data.from_arrays({}, labels)
@@ -453,7 +453,7 @@ def test_image_only_features_are_refused_for_several_inputs() -> None:
     data, ids = data_for(Masked), sentences()[0]
     ensemble = TRAINED[Masked]()
     for request in ({"fgsm": [0.1]}, {"corruptions": True}):
-        with pytest.raises(ValueError, match="for images alone, not for data of several inputs"):
+        with pytest.raises(ValueError, match="must be left out for data of several inputs"):
             se.evaluate(ensemble, data, **request)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="several inputs"):
         se.train(ensemble, data, se.Recipe(epochs=1, augmentation="crop"), quiet=True)
@@ -476,9 +476,9 @@ def test_file_of_one_input_keeps_its_format(tmp_path: Path) -> None:
 
 def test_batch_helpers_split_and_call_tuples_and_dicts() -> None:
     batch = {"a": torch.arange(5), "b": torch.arange(10).view(5, 2)}
-    assert [own["b"].tolist() for own in pieces(batch, 2)] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
-    assert [own.tolist() for own in pieces(torch.arange(3), 2)] == [[0, 1], [2]]
-    assert batch_from(*arguments(batch)) == batch
+    assert [own["b"].tolist() for own in split_batch(batch, 2)] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
+    assert [own.tolist() for own in split_batch(torch.arange(3), 2)] == [[0, 1], [2]]
+    assert batch_from(*call_arguments(batch)) == batch
     pair = (batch["a"], batch["b"])
-    assert batch_from(*arguments(pair)) == pair
+    assert batch_from(*call_arguments(pair)) == pair
     assert call(lambda a, b: a.sum() + b.sum(), pair) == call(lambda *, b, a: a.sum() + b.sum(), batch) == 55

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import structured_ensembles as se
 from structured_ensembles.methods import METHODS
-from structured_ensembles.scaling import rows_stay_apart, scaled
+from structured_ensembles.scaling import apply_scales, can_share_batches
 from tests.support.exactness import check_exact
 from tests.support.user_models import (
     IMAGES,
@@ -46,14 +46,14 @@ def test_members_stay_separate_if_the_batch_is_not_the_first_axis(make: Callable
     torch.manual_seed(0)
     model, few = make().eval(), torch.from_numpy(x[:8])
     graph = se.trace(model, few)
-    assert not rows_stay_apart(model, graph, "output", few)
+    assert not can_share_batches(model, graph, "output", few)
     vectors = se.Scales.draw(graph, 2).vectors
     with torch.no_grad():
-        with scaled(model, graph, vectors, "output", together=False) as run:
+        with apply_scales(model, graph, vectors, "output", together=False) as run:
             found = run(torch.cat([few, few]))
         for member in range(2):
             own = {name: value[member : member + 1] for name, value in vectors.items()}
-            with scaled(model, graph, own, "output"):
+            with apply_scales(model, graph, own, "output"):
                 torch.testing.assert_close(found[8 * member : 8 * member + 8], model(few))
     ensemble, data = ensemble_of(model, x)
     assert ensemble.predict_proba(data.test.inputs).shape == (96, 4)
@@ -62,7 +62,7 @@ def test_members_stay_separate_if_the_batch_is_not_the_first_axis(make: Callable
 def test_ordinary_networks_run_members_in_one_pass() -> None:
     for model, x in ((se.zoo.resnet20(num_classes=4), IMAGES), (mlp(4, nn.BatchNorm1d(16)), ROWS)):
         few = torch.from_numpy(x[:4])
-        assert rows_stay_apart(model, se.trace(model, few), "output", few)
+        assert can_share_batches(model, se.trace(model, few), "output", few)
 
 
 @pytest.mark.parametrize("make", [Frozen, Auxiliary])

@@ -6,19 +6,19 @@ from structured_ensembles.calibration.temperature import (
     PRIOR,
     RULES,
     apply_temperature,
-    checked_temperature,
+    check_temperature,
     fit_supported_temperature,
     fit_temperature,
-    same_for_all_rules,
+    repeat_for_rules,
 )
 from structured_ensembles.calibration.threshold import (
     KEEP,
     KEEPS_NOTHING,
     ThresholdRule,
-    checked_rule,
-    checked_threshold,
+    check_threshold,
+    check_threshold_rule,
+    choose_threshold_rule,
     fit_threshold,
-    threshold_rule,
 )
 
 __all__ = [
@@ -30,12 +30,12 @@ __all__ = [
     "Calibration",
     "ThresholdRule",
     "apply_temperature",
-    "checked_rule",
-    "checked_temperature",
-    "checked_threshold",
+    "check_temperature",
+    "check_threshold",
+    "check_threshold_rule",
+    "choose_threshold_rule",
     "fit_supported_temperature",
     "fit_temperature",
     "fit_threshold",
-    "same_for_all_rules",
-    "threshold_rule",
+    "repeat_for_rules",
 ]

@@ -1,4 +1,4 @@
-"""Calibration: what was fitted to an ensemble on held-out samples, and its JSON."""
+"""Calibration: temperature, threshold and conformal rule of an ensemble, and their JSON."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from structured_ensembles.calibration.conformal import Conformal, conformal_from_json, conformal_to_json
-from structured_ensembles.calibration.temperature import RULES, checked_temperature
-from structured_ensembles.calibration.threshold import ThresholdRule, checked_rule, checked_threshold
+from structured_ensembles.calibration.temperature import RULES, check_temperature
+from structured_ensembles.calibration.threshold import ThresholdRule, check_threshold, check_threshold_rule
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,24 @@ class Calibration:
 
     @property
     def fitted(self) -> bool:
-        """Tell whether there is more here than one threshold, given as a number or by a file of an earlier version."""
+        """Tell whether anything was fitted; a threshold set by hand, or by a file of an earlier version, was not."""
         return self != Calibration(threshold=self.threshold, paper_threshold=self.threshold)
 
     def temperature(self, combine: str) -> float:
+        """Return the temperature of a combination rule; 1.0 where none was fitted."""
         return self.temperatures.get(combine, 1.0)
 
+    def temperature_for(self, combine: str, requested: float | None) -> float:
+        """Return the requested temperature, checked; the fitted one of this combination rule for None."""
+        if requested is None:
+            return self.temperature(combine)
+        temperature = check_temperature(requested)
+        if combine == "vote" and temperature != 1:
+            raise ValueError(f"temperature must be left out for combine='vote', which has none, not {requested!r}")
+        return temperature
+
     def to_json(self) -> dict[str, Any]:
+        """Encode as a dict for JSON."""
         return {
             "temperatures": dict(self.temperatures),
             "threshold": self.threshold,
@@ -61,9 +72,9 @@ class Calibration:
                 f"threshold_rule must be a list of a name and a share, such as ['keep', 0.95], not {rule!r}"
             )
         return cls(
-            {name: checked_temperature(own) for name, own in temperatures.items()},
-            checked_threshold(value["threshold"]),
-            None if rule is None else checked_rule(*rule),
-            checked_threshold(value["paper_threshold"], "paper_threshold"),
+            {name: check_temperature(temperature) for name, temperature in temperatures.items()},
+            check_threshold(value["threshold"]),
+            None if rule is None else check_threshold_rule(*rule),
+            check_threshold(value["paper_threshold"], "paper_threshold"),
             None if conformal is None else conformal_from_json(conformal),
         )

@@ -1,11 +1,11 @@
-"""Split conformal prediction on plain arrays: sets of classes, and intervals, that hold the truth as often as asked.
+"""Split conformal prediction on plain arrays: sets of classes, and intervals, with a given coverage.
 
 A score says how badly a class or a value fits a sample. Of n held-out samples, the ⌈(n+1)·coverage⌉-th smallest score
 is the limit; whatever scores at most that is in the set. If those samples and a new one are exchangeable, the set holds
 the truth with a probability of at least `coverage`, and of at most coverage + 1/(n+1) where no two scores are equal,
 whatever the network. It is a promise on average over samples and over draws of the n, not for each kind of sample.
 
-It holds to the letter only for held-out samples that nothing was chosen by.
+The promise is exact only for held-out samples that no other choice was based on.
 
 All scores are deterministic: the same input gets the same set.
 """
@@ -31,8 +31,8 @@ class ConformalSets:
     """Prediction sets of classes.
 
     method: the score of a class with probability p.
-        "thr" (LAC, Sadinle et al. 2019): 1 - p. The smallest sets on average. A set may be empty: no class is likely
-            enough, which happens to about as many samples as the network is right more often than `coverage`.
+        "thr" (LAC, Sadinle et al. 2019): 1 - p. The smallest sets on average. A set is empty where no class is likely
+            enough: for a share of about accuracy - coverage of the samples, if the accuracy is the higher one.
         "aps" (Romano et al. 2020): the summed probability of the classes that are likelier. Larger sets for harder
             samples. The likeliest class scores 0, so that no set is empty; a network that is right more often than
             `coverage` gets sets of one class, and is covered as often as it is right.
@@ -49,7 +49,7 @@ class ConformalSets:
 
     def sets(self, probabilities: Tensor) -> Tensor:
         """Return which classes are in the sets, booleans (samples, classes), from probabilities (samples, classes)."""
-        return class_scores(probabilities, self.method, self.penalty, self.free_ranks) <= self.limit
+        return score_classes(probabilities, self.method, self.penalty, self.free_ranks) <= self.limit
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class ConformalIntervals:
     """Intervals of a regression: mean ± limit · (spread + floor), for each of the values of a target.
 
     limits: of |target - mean| / (spread + floor); infinite where there were too few samples.
-    floors: the mean spread of the members on the held-out samples, so that members which happen to agree give no
-        interval of no width; 1 where there is no spread, as of a single network, whose intervals all have one width;
-        0 for Gaussian heads, whose spread is that of the targets.
+    floors: the mean spread of the members on the held-out samples, so that the interval has a width even where all
+        members agree; 1 where there is no spread, as of a single network, whose intervals all have one width; 0 for
+        Gaussian heads, whose spread is that of the targets.
     """
 
     coverage: float
@@ -67,10 +67,10 @@ class ConformalIntervals:
     floors: tuple[float, ...]
 
     def interval(self, mean: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper ends, shaped as the members' mean and spread (samples, …) are."""
-        limits, floors = (mean.new_tensor(own).view(_per_value(mean)) for own in (self.limits, self.floors))
-        reach = limits * (spread + floors)
-        return mean - reach, mean + reach
+        """Return the lower and upper ends of the intervals for the members' mean and spread, all (samples, …)."""
+        limits, floors = (mean.new_tensor(values).view(_shape_per_value(mean)) for values in (self.limits, self.floors))
+        half_width = limits * (spread + floors)
+        return mean - half_width, mean + half_width
 
 
 Conformal = ConformalSets | ConformalIntervals
@@ -86,8 +86,8 @@ def fit_sets(
 ) -> ConformalSets:
     """Fit sets to the probabilities (samples, classes) of held-out samples and their labels (samples,)."""
     check_conformal(coverage, method, penalty, free_ranks)
-    scores = class_scores(probabilities, method, penalty, free_ranks).gather(-1, targets[:, None]).squeeze(-1)
-    return ConformalSets(method, float(coverage), _limit(scores, coverage), float(penalty), int(free_ranks))
+    scores = score_classes(probabilities, method, penalty, free_ranks).gather(-1, targets[:, None]).squeeze(-1)
+    return ConformalSets(method, float(coverage), _fit_limit(scores, coverage), float(penalty), int(free_ranks))
 
 
 def fit_intervals(
@@ -95,7 +95,7 @@ def fit_intervals(
 ) -> ConformalIntervals:
     """Fit intervals to the members' mean and spread on held-out samples and their targets, all (samples, …).
 
-    floored: False for a spread that is a deviation of the targets themselves, as of Gaussian heads, and never zero.
+    floored: False for a spread that includes the noise of the targets, as of Gaussian heads, and so is never zero.
     """
     check_conformal(coverage)
     if mean.numel() != targets.numel():
@@ -103,15 +103,15 @@ def fit_intervals(
             f"intervals need one output for each value of a target, but outputs are {tuple(mean.shape[1:])} and "
             f"targets {tuple(targets.shape[1:])}"
         )
-    rows, spreads = (own.double().reshape(len(own), -1) for own in (mean, spread))
+    rows, spreads = (values.double().reshape(len(values), -1) for values in (mean, spread))
     floors = spreads.mean(0)
     floors = torch.where(floors > 0, floors, torch.ones_like(floors)) if floored else torch.zeros_like(floors)
     scores = (targets.double().reshape(rows.shape) - rows).abs() / (spreads + floors)
-    limits = tuple(_limit(own, coverage) for own in scores.unbind(1))
+    limits = tuple(_fit_limit(column, coverage) for column in scores.unbind(1))
     return ConformalIntervals(float(coverage), limits, tuple(floors.tolist()))
 
 
-def class_scores(probabilities: Tensor, method: Method, penalty: float = 0.01, free_ranks: int = 5) -> Tensor:
+def score_classes(probabilities: Tensor, method: Method, penalty: float = 0.01, free_ranks: int = 5) -> Tensor:
     """Return how badly each class fits, (samples, classes) in float64; see `ConformalSets`."""
     values = probabilities.double()
     if method == "thr":
@@ -125,9 +125,9 @@ def class_scores(probabilities: Tensor, method: Method, penalty: float = 0.01, f
 
 
 def finite_quantile(scores: Tensor, coverage: float) -> float:
-    """Return the ⌈(n+1)·coverage⌉-th smallest of n scores (samples,); infinity where there is none."""
-    place = math.ceil((len(scores) + 1) * coverage - 1e-9)
-    return float(scores.double().sort().values[place - 1]) if place <= len(scores) else math.inf
+    """Return the ⌈(n+1)·coverage⌉-th smallest of n scores (samples,); infinity if that is beyond n."""
+    position = math.ceil((len(scores) + 1) * coverage - 1e-9)
+    return float(scores.double().sort().values[position - 1]) if position <= len(scores) else math.inf
 
 
 def samples_needed(coverage: float) -> int:
@@ -136,6 +136,7 @@ def samples_needed(coverage: float) -> int:
 
 
 def check_conformal(coverage: Any, method: Any = "thr", penalty: Any = 0.01, free_ranks: Any = 5) -> None:
+    """Raise a ValueError that names the argument which is invalid."""
     check_choice("method", method, METHODS)
     if isinstance(coverage, bool) or not isinstance(coverage, int | float) or not 0 < coverage < 1:
         raise ValueError(f"coverage must be above 0 and below 1, such as 0.9, not {coverage!r}")
@@ -144,7 +145,7 @@ def check_conformal(coverage: Any, method: Any = "thr", penalty: Any = 0.01, fre
 
 
 def conformal_to_json(conformal: Conformal) -> dict[str, Any]:
-    """Encode for JSON, which has no infinity: None stands for it."""
+    """Encode a conformal rule for JSON, with None for infinity, which JSON lacks."""
     if isinstance(conformal, ConformalSets):
         return {**vars(conformal), "limit": _number_or_none(conformal.limit)}
     limits = [_number_or_none(limit) for limit in conformal.limits]
@@ -155,7 +156,7 @@ def conformal_from_json(value: Any) -> Conformal:
     """Restore what `conformal_to_json` wrote; raise a ValueError that says what is invalid."""
     if isinstance(value, dict) and set(value) == {"method", "coverage", "limit", "penalty", "free_ranks"}:
         check_conformal(value["coverage"], value["method"], value["penalty"], value["free_ranks"])
-        return ConformalSets(**{**value, "limit": _checked_limit(value["limit"])})
+        return ConformalSets(**{**value, "limit": _parse_limit(value["limit"])})
     if isinstance(value, dict) and set(value) == {"coverage", "limits", "floors"}:
         check_conformal(value["coverage"])
         limits, floors = value["limits"], value["floors"]
@@ -165,32 +166,36 @@ def conformal_from_json(value: Any) -> Conformal:
             )
         for floor in floors:
             check_number("each of floors", floor)
-        return ConformalIntervals(value["coverage"], tuple(map(_checked_limit, limits)), tuple(map(float, floors)))
+        return ConformalIntervals(value["coverage"], tuple(map(_parse_limit, limits)), tuple(map(float, floors)))
     raise ValueError(f"conformal must have the entries of ConformalSets or of ConformalIntervals, not {value!r}")
 
 
-def _limit(scores: Tensor, coverage: float) -> float:
+def _fit_limit(scores: Tensor, coverage: float) -> float:
+    """Return the limit of the scores (samples,); warn if there are too few samples for a finite one."""
     if bool(scores.isnan().any()):
         raise ValueError("predictions must be finite, but some are NaN")
-    found = finite_quantile(scores, coverage)
-    if math.isinf(found):
+    limit = finite_quantile(scores, coverage)
+    if math.isinf(limit):
         warnings.warn(
             f"{len(scores)} samples are too few for coverage={coverage:g}, which needs {samples_needed(coverage)}: "
             "every set has all classes, every interval is infinite",
             stacklevel=4,
         )
-    return found
+    return limit
 
 
-def _per_value(mean: Tensor) -> tuple[int, ...]:
+def _shape_per_value(mean: Tensor) -> tuple[int, ...]:
+    """Return the shape that broadcasts one number per value against a mean (samples, …)."""
     return (1, *mean.shape[1:]) if mean.dim() > 1 else (1,)
 
 
 def _number_or_none(value: float) -> float | None:
+    """Return None for infinity, which JSON lacks."""
     return None if math.isinf(value) else value
 
 
-def _checked_limit(value: Any) -> float:
+def _parse_limit(value: Any) -> float:
+    """Return a limit from JSON; None stands for infinity."""
     if value is None:
         return math.inf
     check_number("a limit", value)

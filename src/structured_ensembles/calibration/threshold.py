@@ -1,4 +1,4 @@
-"""Fit the entropy above which a prediction is better discarded, on plain arrays."""
+"""Discard threshold on plain arrays: the entropy above which a prediction is better discarded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.checks import check_choice, is_finite_number, plain_number
+from structured_ensembles.common.checks import check_choice, is_finite_number, to_python_number
 
 KEEP = 0.95  # share of the right predictions that the default threshold keeps
 KEEPS_NOTHING = -1.0  # a threshold below any entropy
@@ -16,33 +16,33 @@ KEEPS_NOTHING = -1.0  # a threshold below any entropy
 ThresholdRule = tuple[Literal["keep", "risk"], float]
 
 
-def checked_rule(name: Any, share: Any) -> ThresholdRule:
-    """Return the rule of a threshold; raise a ValueError unless name and share are valid."""
+def check_threshold_rule(name: Any, share: Any) -> ThresholdRule:
+    """Return a threshold rule; raise a ValueError unless name and share are valid."""
     check_choice("the rule of a threshold", name, ("keep", "risk"))
-    above = 0 if name == "risk" else math.ulp(0.0)
-    if not is_finite_number(share) or not above <= share <= 1:
-        possible = "at least 0 and at most 1" if name == "risk" else "above 0 and at most 1"
-        raise ValueError(f"{name} must be a share {possible}, not {share!r}")
+    lowest = 0 if name == "risk" else math.ulp(0.0)
+    if not is_finite_number(share) or not lowest <= share <= 1:
+        allowed = "at least 0 and at most 1" if name == "risk" else "above 0 and at most 1"
+        raise ValueError(f"{name} must be a share {allowed}, not {share!r}")
     return name, float(share)
 
 
-def threshold_rule(keep: float | None, risk: float | None) -> ThresholdRule:
-    """Return the rule that exactly one of the two shares asks for."""
+def choose_threshold_rule(keep: float | None, risk: float | None) -> ThresholdRule:
+    """Return the rule for whichever of `keep` and `risk` is given; raise a ValueError unless it is exactly one."""
     if (keep is None) == (risk is None):
         raise ValueError(f"give either keep, such as 0.95, or risk, such as 0.01, not keep={keep!r}, risk={risk!r}")
-    return checked_rule("keep", keep) if risk is None else checked_rule("risk", risk)
+    return check_threshold_rule("keep", keep) if risk is None else check_threshold_rule("risk", risk)
 
 
-def checked_threshold(given: Any, argument: str = "threshold") -> float | None:
+def check_threshold(value: Any, argument: str = "threshold") -> float | None:
     """Return a threshold as a float, or None; raise a ValueError unless it is a finite number."""
-    number = plain_number(given)
+    number = to_python_number(value)
     if number is not None and not is_finite_number(number):
-        raise ValueError(f"{argument} must be a finite number, or None, not {given!r}")
+        raise ValueError(f"{argument} must be a finite number, or None, not {value!r}")
     return None if number is None else float(number)
 
 
 def fit_threshold(entropy: Tensor, correct: Tensor, rule: ThresholdRule) -> float:
-    """Return the threshold of a rule; a prediction is kept if its entropy is at most the threshold.
+    """Fit the threshold of a rule; a prediction is kept if its entropy is at most the threshold.
 
     entropy: of predictions, (samples,). correct: whether they are right, booleans (samples,).
     ("keep", share): the smallest threshold that keeps at least this share of the right predictions (of all, where none
@@ -57,5 +57,5 @@ def fit_threshold(entropy: Tensor, correct: Tensor, rule: ThresholdRule) -> floa
         return float(right[max(math.ceil(share * len(right) - 1e-9), 1) - 1])
     distinct, index, counts = values.unique(return_inverse=True, return_counts=True)  # ties are kept together
     wrong = torch.zeros_like(distinct).index_add_(0, index, (~correct).double())
-    good = wrong.cumsum(0) <= share * counts.cumsum(0) + 1e-9
-    return float(distinct[good.nonzero().max()]) if bool(good.any()) else KEEPS_NOTHING
+    allowed = wrong.cumsum(0) <= share * counts.cumsum(0) + 1e-9
+    return float(distinct[allowed.nonzero().max()]) if bool(allowed.any()) else KEEPS_NOTHING

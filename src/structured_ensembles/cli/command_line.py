@@ -1,4 +1,4 @@
-"""The words of a command line, in the one form that the parser reads; and the code that they name."""
+"""Command lines brought into the one form that the parser reads, and the code that they name."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from structured_ensembles.storage.safe_yaml import parse_yaml
 from structured_ensembles.training.execution import split_config
 
 CODE = ("dataset", "model", "method", "ood")  # options that may be package.module:function
-EMPTY = "{}"  # a configuration that says nothing
+EMPTY = "{}"  # a configuration without options
 
 
-def settled_words(words: Sequence[str], commands: Mapping[str, Callable[..., int]]) -> list[str]:
-    """Bring a command line into the form that does not depend on how it was written.
+def normalize_words(words: Sequence[str], commands: Mapping[str, Callable[..., int]]) -> list[str]:
+    """Normalise a command line, so that different spellings give the same words.
 
     `--trust-code` is `--trust_code`; `--smoke` alone is `--smoke true`; files of `--config` come first, so that every
-    option beats them.
+    option overrides them.
     """
     if not words or words[0] not in commands:
         return list(words)
-    switches = _switches(get_type_hints(commands[words[0]])) | {"trust_code"}
-    end = words.index("--") if "--" in words else len(words)  # all that follows is no option
-    options = _with_values(list(map(_underscored, words[1:end])), switches)
-    return [words[0], *_configurations_first(options), *words[end:]]
+    switches = _list_switches(get_type_hints(commands[words[0]])) | {"trust_code"}
+    end = words.index("--") if "--" in words else len(words)  # no options follow
+    options = _complete_switches(list(map(_underscore, words[1:end])), switches)
+    return [words[0], *_move_configs_first(options), *words[end:]]
 
 
-def _switches(hints: Mapping[str, Any]) -> set[str]:
+def _list_switches(hints: Mapping[str, Any]) -> set[str]:
     """List the options that are true or false, such as "quiet" and "execution.compile"."""
-    found = {name for name, hint in hints.items() if hint is bool}
+    switches = {name for name, hint in hints.items() if hint is bool}
     for name, hint in hints.items():
         if is_dataclass(hint):
-            found |= {f"{name}.{key}" for key, kind in get_type_hints(hint).items() if kind is bool}
-    return found
+            switches |= {f"{name}.{key}" for key, field_type in get_type_hints(hint).items() if field_type is bool}
+    return switches
 
 
-def _underscored(word: str) -> str:
-    """Write the name of an option with underscores; its value, and what is no option, stays."""
+def _underscore(word: str) -> str:
+    """Write the name of an option with underscores; its value, and other words, stay."""
     if not word.startswith("--"):
         return word
     name, equals, value = word[2:].partition("=")
@@ -53,19 +53,20 @@ def _underscored(word: str) -> str:
     return "--" + option.replace("-", "_") + dot + key + equals + value
 
 
-def _with_values(words: Sequence[str], switches: Collection[str]) -> list[str]:
-    found: list[str] = []
+def _complete_switches(words: Sequence[str], switches: Collection[str]) -> list[str]:
+    """Add `true` after every switch without a value."""
+    completed: list[str] = []
     for word, following in zip(words, [*words[1:], "--"], strict=False):
-        found.append(word)
+        completed.append(word)
         if word.startswith("--") and word[2:] in switches:
-            found += [] if following.lower() in ("true", "false", "yes", "no") else ["true"]
-    return found
+            completed += [] if following.lower() in ("true", "false", "yes", "no") else ["true"]
+    return completed
 
 
-def _configurations_first(words: Sequence[str]) -> list[str]:
-    """Move what the files of `--config` say to the front.
+def _move_configs_first(words: Sequence[str]) -> list[str]:
+    """Move the configurations of `--config` to the front.
 
-    An empty configuration stays where each was: without it, `--fgsm --config FILE runs/a` would read as
+    An empty configuration takes the place of each: without it, `--fgsm --config FILE runs/a` would read as
     `--fgsm runs/a`.
     """
     first: list[str] = []
@@ -78,49 +79,49 @@ def _configurations_first(words: Sequence[str]) -> list[str]:
             continue
         path = value if equals else next(remaining, None)
         if path is None:
-            return list(words)  # the parser says that a file is missing
-        first += ["--config", _configuration(Path(path))]
+            return list(words)  # the parser reports the missing file
+        first += ["--config", _read_config_file(Path(path))]
         rest += ["--config", EMPTY]
     return first + rest
 
 
-def _configuration(path: Path) -> str:
-    """Read a file of options, whose names may have dashes, as YAML that the parser takes."""
+def _read_config_file(path: Path) -> str:
+    """Read a file of options, whose names may have dashes, into YAML that the parser takes."""
     try:
         options = parse_yaml(read_text(path))
     except ValueError as error:
-        raise ValueError(f"--config must be a YAML file of options, and {path} is none: {error}") from error
+        raise ValueError(f"--config must be a YAML file of options, not {path}: {error}") from error
     except OSError as error:
         raise ValueError(
-            f"--config must be a YAML file, and {path} cannot be read: {error.strerror or error}"
+            f"--config must be a YAML file that can be read, not {path}: {error.strerror or error}"
         ) from error
     if options is None:
         return EMPTY
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
-        raise ValueError(f"--config must be a YAML file with lines such as `members: 5`, and {path} is not")
+        raise ValueError(f"--config must be a YAML file with lines such as `members: 5`, not {path}")
     if "config" in options:
         raise ValueError(f"{path} cannot name another file of options: give both as --config on the command line")
-    named = {name.replace("-", "_"): value for name, value in options.items()}
-    return str(yaml.safe_dump(split_config(named), allow_unicode=True))
+    underscored = {name.replace("-", "_"): value for name, value in options.items()}
+    return str(yaml.safe_dump(split_config(underscored), allow_unicode=True))
 
 
 def check_code(options: Mapping[str, Any], words: Sequence[str], trust_code: bool) -> None:
-    """Refuse functions that a file of `--config` names, and the command line does not, unless they are trusted."""
+    """Raise a ValueError for functions that only a file of `--config` names, unless they are trusted."""
     if trust_code:
         return
-    for option, name in _code(options):
+    for option, name in _list_functions(options):
         if not _is_among(name, words):
             raise ValueError(
-                f"the file of --config wants to import {name} as {option}: say --trust-code to let it, or "
+                f"the file of --config asks to import {name} as {option}: say --trust-code to let it, or "
                 f"--{option} {name} on the command line"
             )
 
 
 @contextmanager
-def current_folder_for(options: Mapping[str, Any], words: Sequence[str]) -> Iterator[None]:
-    """Let functions that the command line itself names be found in the current folder, after all that is installed."""
+def search_current_folder(options: Mapping[str, Any], words: Sequence[str]) -> Iterator[None]:
+    """Add the current folder to the end of `sys.path` while functions named on the command line are used."""
     here = os.getcwd()
-    if here in sys.path or not any(_is_among(name, words) for _, name in _code(options)):
+    if here in sys.path or not any(_is_among(name, words) for _, name in _list_functions(options)):
         yield
         return
     sys.path.append(here)
@@ -131,12 +132,13 @@ def current_folder_for(options: Mapping[str, Any], words: Sequence[str]) -> Iter
         sys.path.remove(here)
 
 
-def _code(options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List the options that are functions to import, with each function."""
-    given = [(option, options.get(option)) for option in CODE]
-    every = [(option, name) for option, own in given for name in (own if isinstance(own, list) else [own])]
-    return [(option, name) for option, name in every if isinstance(name, str) and ":" in name]
+def _list_functions(options: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """List the options that name functions to import, with each function."""
+    values = [(option, options.get(option)) for option in CODE]
+    names = [(option, name) for option, value in values for name in (value if isinstance(value, list) else [value])]
+    return [(option, name) for option, name in names if isinstance(name, str) and ":" in name]
 
 
 def _is_among(name: str, words: Sequence[str]) -> bool:
+    """Tell whether a word, or the value of `--option=value`, is this name."""
     return any(word == name or word.partition("=")[2] == name for word in words)

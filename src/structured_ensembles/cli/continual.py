@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from structured_ensembles.cli.hints import next_steps
+from structured_ensembles.cli.hints import suggest_commands
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.continual.experiment import ContinualExperiment, prepare_continual, run_prepared
-from structured_ensembles.continual.results import capacity_of, matrix_of
-from structured_ensembles.runs.folder import finished_before
+from structured_ensembles.continual.results import rebuild_capacity, rebuild_matrix
+from structured_ensembles.runs.folder import describe_finished_run
 
 
 def continual(
@@ -34,7 +34,7 @@ def continual(
     device: str = "auto",
     quiet: bool = False,
 ) -> int:
-    """Learn a data set task after task; a run folder that exists is resumed.
+    """Learn a data set task after task; an existing run folder is resumed.
 
     Args:
         out: the run folder; by default runs/continual-DATASET-MODEL-METHOD-SEED, with what differs from the defaults
@@ -42,7 +42,7 @@ def continual(
         tasks: how many tasks to split the classes into; by default as many as the benchmark has
         model: lenet5, half-vgg11, or package.module:function that returns a backbone
         method: structured, naive, single, supsup, pruning, batch-ensemble, or package.module:class
-        seed: of everything random
+        seed: of all random numbers
         epochs: how long a task is trained; by default as long as the paper does for the data set
         prune: the share of neurons that a task leaves to others (structured)
         scope: rank the neurons of each layer, or of the whole network (structured)
@@ -56,16 +56,16 @@ def continual(
         method_arguments: further arguments of the method
         root: where data sets are kept
         device: auto, cpu, cuda, …
-        quiet: no progress
+        quiet: show no progress
 
     """
-    own = {"epochs": epochs, "prune": prune, "scope": scope, "extraction": extraction}
+    method_options = {"epochs": epochs, "prune": prune, "scope": scope, "extraction": extraction}
     arguments = {
         "head": head,
         "optimizer": optimizer,
         "rate": rate,
         "batch_size": batch_size,
-        **{name: value for name, value in own.items() if value is not None},
+        **{name: value for name, value in method_options.items() if value is not None},
         **(method_arguments or {}),
     }
     experiment = ContinualExperiment(
@@ -75,19 +75,20 @@ def continual(
     folder = out or Path("runs") / prepared.folder
     done, new = run_prepared(prepared, folder)
     if not new:
-        print(finished_before(folder, done))
+        print(describe_finished_run(folder, done))
     show(method, done)
     print(f"\n{'it took ' * (not new)}{done['seconds']:.0f} s; see {folder}")
-    print(next_steps(("report",), folder))
+    print(suggest_commands(("report",), folder))
     return 0
 
 
 def show(method: str, result: dict[str, Any]) -> None:
+    """Print the accuracies, figures and memory of a continual run."""
     memory = result["memory"]
-    print(matrix_of(result).table())
+    print(rebuild_matrix(result).table())
     print()
-    percent = [(name.replace("_", " "), f"{100 * value:.2f} %") for name, value in result["figures"].items()]
-    print(text_table(("", method), percent))
+    figure_rows = [(name.replace("_", " "), f"{100 * value:.2f} %") for name, value in result["figures"].items()]
+    print(text_table(("", method), figure_rows))
     print()
     header = ("memory", "backbone", "tasks' own", "masks", "heads", "file")
     sizes = [f"{memory[name]:,} floats" for name in ("backbone", "factors")]
@@ -98,6 +99,6 @@ def show(method: str, result: dict[str, Any]) -> None:
         f"{result['file_bytes']:,} bytes",
     )
     print(text_table(header, [("", *cells)]))
-    capacity = capacity_of(result)
+    capacity = rebuild_capacity(result)
     if capacity is not None and not any(capacity.free.values()):
         print("\nno neuron is free any more: further tasks would learn their heads alone")

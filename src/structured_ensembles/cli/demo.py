@@ -18,7 +18,7 @@ from structured_ensembles.report.demo_page import Outcome, write_page
 from structured_ensembles.training import Recipe
 
 EPOCHS = 20
-COVERAGE = 0.99  # of the prediction sets: below the accuracy, most sets would have one class anyway
+COVERAGE = 0.99  # of the prediction sets: with less than the accuracy, most sets would have one class
 
 
 def demo(out: Path = Path("runs/demo"), seed: int = 0, epochs: int = EPOCHS) -> int:
@@ -26,7 +26,7 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0, epochs: int = EPOCHS) -> 
 
     Args:
         out: the folder for the ensembles and report.html
-        seed: of everything random
+        seed: of all random numbers
         epochs: how long to train
 
     """
@@ -44,18 +44,18 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0, epochs: int = EPOCHS) -> 
     outcomes: list[Outcome] = []
     for method, title in titles.items():
         print(f"training: {title} …", flush=True)
-        begun = time.perf_counter()
+        training_start = time.perf_counter()
         ensemble: Ensemble = METHODS[method](model, data, members=5, recipe=recipe, seed=seed)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - training_start
         ensemble.conformal(data, COVERAGE)
         path = out / f"{method}.safetensors"
         outcomes.append(Outcome(title, ensemble, evaluate(ensemble, data), ensemble.save(path), path, seconds))
-    compact = out / "structured-int8.safetensors"
-    size = outcomes[-1].ensemble.save(compact, dtype="int8")
-    reloaded = Ensemble.load(compact)
-    outcomes.append(Outcome("… stored as int8", reloaded, evaluate(reloaded, data), size, compact, 0.0))
+    int8_path = out / "structured-int8.safetensors"
+    int8_bytes = outcomes[-1].ensemble.save(int8_path, dtype="int8")
+    reloaded = Ensemble.load(int8_path)
+    outcomes.append(Outcome("… stored as int8", reloaded, evaluate(reloaded, data), int8_bytes, int8_path, 0.0))
 
-    print("\n" + text_table(("", *HEADER), [(outcome.title, *figures(outcome)) for outcome in outcomes]))
+    print("\n" + text_table(("", *HEADER), [(outcome.title, *format_cells(outcome)) for outcome in outcomes]))
     print(
         f"T: after a temperature fitted to {len(data.split('validation'))} held-out images; "
         f"coverage: of conformal sets that promise {100 * COVERAGE:g} %"
@@ -69,19 +69,19 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0, epochs: int = EPOCHS) -> 
 HEADER = ("accuracy", "ECE", "ECE, T", "NLL", "NLL, T", "T", "coverage", "set size", "parameters", "file", "seconds")
 
 
-def figures(outcome: Outcome) -> tuple[str, ...]:
-    """The cells of a row under HEADER."""
-    found = outcome.figures
+def format_cells(outcome: Outcome) -> tuple[str, ...]:
+    """Format the cells of a row under HEADER."""
+    values = outcome.figures
     return (
-        f"{100 * found['cls/accuracy']:.2f} %",
-        f"{100 * found['cal/ece']:.2f} %",
-        f"{100 * found['cal/ece_t']:.2f} %",
-        f"{found['cal/nll']:.4f}",
-        f"{found['cal/nll_t']:.4f}",
+        f"{100 * values['cls/accuracy']:.2f} %",
+        f"{100 * values['cal/ece']:.2f} %",
+        f"{100 * values['cal/ece_t']:.2f} %",
+        f"{values['cal/nll']:.4f}",
+        f"{values['cal/nll_t']:.4f}",
         f"{outcome.ensemble.temperature:.2f}",
-        f"{100 * found['conf/coverage']:.1f} %",
-        f"{found['conf/size']:.2f}",
-        f"{found['size/parameters']:,.0f}",
+        f"{100 * values['conf/coverage']:.1f} %",
+        f"{values['conf/size']:.2f}",
+        f"{values['size/parameters']:,.0f}",
         f"{outcome.file_bytes / 1024:,.0f} KiB",
         f"{outcome.seconds:.1f}" if outcome.seconds else "",
     )

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Literal
 
 from structured_ensembles import evaluation
-from structured_ensembles.cli.printing import figures_table
+from structured_ensembles.cli.printing import format_figures
 from structured_ensembles.data import load_corrupted
 from structured_ensembles.evaluation.corruptions import ORIGIN
 from structured_ensembles.runs.evaluations import merge_figures
-from structured_ensembles.runs.folder import machine, read_config
-from structured_ensembles.runs.ingredients import base_network, read_data, run_data, run_ensemble
+from structured_ensembles.runs.folder import describe_machine, read_config
+from structured_ensembles.runs.ingredients import build_base_network, load_run_data, load_run_ensemble, read_data
 from structured_ensembles.zoo.by_name import Trust
 
 EPSILONS = (0.02, 0.5)  # the paper's
@@ -31,31 +31,31 @@ def evaluate(
     device: str = "auto",
     trust_code: bool = False,
 ) -> int:
-    """Evaluate a trained ensemble; what earlier evaluations found is kept beside it.
+    """Evaluate a trained ensemble; figures of earlier evaluations are kept.
 
     Args:
         run: a run folder of sens train
-        split: which part of the data
+        split: the split of the data
         combine: the mean of probabilities, of logits, or a vote
-        corruptions: accuracy under corruptions: all of them, or those named
+        corruptions: accuracy under corruptions: all of them, or the named ones
         severities: of the corruptions, from 1 to 5; by default 3 and 5
         official: accuracy on official corrupted images: cifar10-c, cifar100-c or tiny-imagenet-c
         fgsm: accuracy under attacks of these strengths; by default 0.02 and 0.5
         ood: a data set to tell apart from the ensemble's own, by name or package.module:function
         root: where data sets are kept
         device: auto, cpu, cuda, …
-        trust_code: let the folder import the functions that make its network and its data
+        trust_code: let the folder import the functions that build its network and its data
 
     """
     from structured_ensembles.common.devices import pick_device
 
     config = read_config(run)
     path = run / "ensemble.safetensors"
-    trusted: Trust = trust_code or ([] if ood is None else [ood])  # what is named here needs no further trust
-    data = run_data(run, config, root, trusted)
-    ensemble = run_ensemble(run, config, data, trusted)
+    trusted: Trust = trust_code or ([] if ood is None else [ood])  # the user named it here
+    data = load_run_data(run, config, root, trusted)
+    ensemble = load_run_ensemble(run, config, data, trusted)
     ensemble.to(pick_device(device, ensemble))
-    strengths = severities or SEVERITIES
+    measured_severities = severities or SEVERITIES
     figures = evaluation.evaluate(
         ensemble,
         data,
@@ -63,17 +63,19 @@ def evaluate(
         combine,
         fgsm=() if fgsm is None else fgsm or EPSILONS,
         corruptions=corruptions is not None and (corruptions or True),
-        severities=strengths,
+        severities=measured_severities,
         ood=None if ood is None else read_data(ood, root, config["seed"]),
-        base=base_network(config, data, trusted),
+        base=build_base_network(config, data, trusted),
     )
     if official is not None:
         images = load_corrupted(official, root)
-        figures |= evaluation.evaluate(ensemble, data, split, combine, corruptions=images, severities=strengths)
-    figures["size/file_bytes"] = float(path.stat().st_size)  # as it was stored, perhaps in fewer bits
-    record = {"split": split, "combine": combine, **({} if ood is None else {"ood": ood}), **machine()}
+        figures |= evaluation.evaluate(
+            ensemble, data, split, combine, corruptions=images, severities=measured_severities
+        )
+    figures["size/file_bytes"] = float(path.stat().st_size)  # of the stored file, perhaps with fewer bits per weight
+    record = {"split": split, "combine": combine, **({} if ood is None else {"ood": ood}), **describe_machine()}
     figures = merge_figures(run / f"evaluation-{split}-{combine}.json", figures, record)
-    print(figures_table({f"{config['method']}, {split}": figures}))
+    print(format_figures({f"{config['method']}, {split}": figures}))
     if any(name.startswith("cor/") for name in figures):
         print(f"\ncor/mean is over the 15 standard corruptions, cor/extra_mean over the four extra ones. {ORIGIN}")
     return 0

@@ -1,4 +1,4 @@
-"""Commands to give next, written so that they work when they are pasted."""
+"""Suggested next commands, written so that they work when pasted."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def next_steps(commands: Sequence[str], run: Path, code: Sequence[str] = (), root: Path | None = None) -> str:
+def suggest_commands(commands: Sequence[str], run: Path, code: Sequence[str] = (), root: Path | None = None) -> str:
     """Write one line per command for a run folder.
 
-    code: what the run was given as data set and network; functions of the user's own must be trusted. root: the data
-        folder, if it is not the usual one.
+    code: data set and network of the run; functions of the user must be trusted. root: the data folder, if it is not
+        the default one.
     """
-    own = [name for name in code if ":" in name]
-    options = ["--trust-code"] * bool(own) + ([] if root is None else ["--root", str(root)])
-    # Names in files are never looked up in the current folder, unless the user says so, in Python's own way
-    setting = "PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH} " if any(map(_is_in_current_folder, own)) else ""
+    functions = [name for name in code if ":" in name]
+    options = ["--trust-code"] * bool(functions) + ([] if root is None else ["--root", str(root)])
+    # Functions named in files are found in the current folder only by PYTHONPATH.
+    setting = "PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH} " if any(map(_is_in_current_folder, functions)) else ""
     program = ["sens"] if shutil.which("sens") else [sys.executable, "-m", "structured_ensembles"]
     lines = [setting + shlex.join([*program, command, str(run), *options]) for command in commands]
     return "\n".join(["Next:", *(f"  {line}" for line in lines)])
 
 
 def _is_in_current_folder(name: str) -> bool:
+    """Tell whether the package of a function lies in the current folder."""
     package = name.partition(":")[0].partition(".")[0]
     spec = importlib.util.find_spec(package)
     origins = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]

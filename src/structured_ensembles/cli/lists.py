@@ -1,4 +1,4 @@
-"""`sens models` and `sens datasets`: what there is, and how to bring your own."""
+"""`sens models` and `sens datasets`: the available ones, and how to bring your own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def models() -> int:
 
 
 def datasets(root: Path | None = None) -> int:
-    """List the data sets and whether they are at hand.
+    """List the data sets and whether they are on this machine.
 
     Args:
         root: where data sets are kept

@@ -1,20 +1,24 @@
-"""Figures and messages as people read them."""
+"""Printing of figures and messages."""
 
 from collections.abc import Mapping
 
-from structured_ensembles.common.tables import printable, text_table
+from structured_ensembles.common.tables import escape_control_characters, text_table
 
 PERCENT = ("accuracy", "ece", "disagreement", "discarded", "auroc", "aurc", "fpr95", "kept", "coverage", "@")
 
 
-def figures_table(columns: Mapping[str, Mapping[str, float]]) -> str:
-    """A table with one row per figure and one column per method."""
+def format_figures(columns: Mapping[str, Mapping[str, float]]) -> str:
+    """Format a table with one row per figure and one column per method."""
     names = list(dict.fromkeys(name for figures in columns.values() for name in figures))
-    rows = [(printable(name), *(shown(name, own.get(name)) for own in columns.values())) for name in names]
-    return text_table(("", *map(printable, columns)), rows)
+    rows = [
+        (escape_control_characters(name), *(format_figure(name, figures.get(name)) for figures in columns.values()))
+        for name in names
+    ]
+    return text_table(("", *map(escape_control_characters, columns)), rows)
 
 
-def shown(name: str, value: float | None) -> str:
+def format_figure(name: str, value: float | None) -> str:
+    """Format a figure: a percentage, a count or a decimal number, by its name; a dash for None."""
     if value is None:
         return "–"
     if any(word in name for word in PERCENT):
@@ -24,5 +28,5 @@ def shown(name: str, value: float | None) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, of a message that may have several lines."""
-    return "\n".join(map(printable, text.splitlines()))
+    """Escape a message of several lines, as `escape_control_characters` does one line."""
+    return "\n".join(map(escape_control_characters, text.splitlines()))

@@ -25,20 +25,23 @@ def report(
     Args:
         runs: run folders of sens train, or of sens continual; with --docs the folder results
         out: the folder of the report
-        measure: evaluate runs that lack what the figures need
+        measure: evaluate runs that lack figures
         root: where data sets are kept
         device: auto, cpu, cuda, …
-        trust_code: let the folders import the functions that make their networks and data
+        trust_code: let the folders import the functions that build their networks and data
         docs: write docs/results.md, its figures and the README's tables from the recorded runs of the queue instead
 
     """
     if docs:
         if len(runs) != 1 or not (runs[0] / QUEUE).exists():
-            raise ValueError("--docs takes one folder, that of the queue and its runs: sens report results --docs")
+            raise ValueError(
+                f"--docs takes one folder, with the queue and its runs, not {', '.join(map(str, runs))}: "
+                "sens report results --docs"
+            )
         for path in write_docs(runs[0]):
             print(f"wrote {path}")
         return 0
-    for run in [own for own in runs if measure and not is_continual(own)]:
+    for run in [folder for folder in runs if measure and not is_continual(folder)]:
         measure_experiment(run, Request(), root=root, device=device, trust_code=trust_code)
     page = report_runs(runs, out)
     print((out / "report.md").read_text(encoding="utf-8").rstrip())

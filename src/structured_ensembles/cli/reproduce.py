@@ -9,8 +9,8 @@ from typing import Literal
 
 from structured_ensembles.paper.catalogue import study_names
 from structured_ensembles.paper.queue import QUEUE, run_queue, write_queue
-from structured_ensembles.paper.sections import planned_runs
-from structured_ensembles.paper.studies import SEEDS, Part
+from structured_ensembles.paper.sections import plan_runs
+from structured_ensembles.paper.studies import SEEDS, StudyOptions
 from structured_ensembles.report.page import FIGURES
 from structured_ensembles.report.reproduce import reproduce as carry_out
 from structured_ensembles.runs.grid import Outcome
@@ -35,7 +35,7 @@ def reproduce(
     minutes: float | None = None,
     quiet: bool = False,
 ) -> int:
-    """Run what a table or figure of the paper needs, and write it beside the published numbers; resumes what is done.
+    """Run the experiments of a table or figure of the paper and write it beside the published numbers; resumable.
 
     Args:
         name: table-accuracy, figure-memory, table-ece, table-diversity, table-uncertainty, table-pruning,
@@ -46,8 +46,8 @@ def reproduce(
         model: only these networks
         method: only these methods; also package.module:function
         seeds: one run each; by default 0 1 2
-        epochs: how long to train instead of what the recipe says
-        limit: at most so many training samples
+        epochs: how long to train, instead of the recipe's epochs
+        limit: the largest number of training samples
         recipe: how to train; by default paper, and modern for the front
         smoke: a trial of everything, on digits, in minutes on a CPU
         out: the folder of all runs and reports; by default runs/reproduce, and results for the queue
@@ -55,13 +55,13 @@ def reproduce(
         device: auto, cpu, cuda, …
         backend: processes of this machine (loky), or a cluster
         workers: runs at a time; by default one per GPU, or per core
-        minutes: of the queue, take what can be finished in so many
-        quiet: no progress
+        minutes: take as many runs of the queue as can be finished in so many
+        quiet: show no progress
 
     """
     if smoke and (dataset or model):
-        raise ValueError("--smoke is of digits, on a small network: leave out --dataset and --model")
-    part = Part(
+        raise ValueError("--smoke runs on digits with a small network: leave out --dataset and --model")
+    options = StudyOptions(
         datasets=None if dataset is None else tuple(dataset),
         models=None if model is None else tuple(model),
         methods=None if method is None else tuple(method),
@@ -72,25 +72,27 @@ def reproduce(
         smoke=smoke,
     )
     if name == "queue":
-        return _queue(part, out or Path("results"), minutes, root, device, backend, workers, quiet)
+        return _run_queue(options, out or Path("results"), minutes, root, device, backend, workers, quiet)
     if minutes is not None:
         raise ValueError("--minutes is for the queue: sens reproduce queue --minutes 25")
-    where = (out or Path("runs/reproduce")) / ("smoke" if smoke else "")
+    folder = (out or Path("runs/reproduce")) / ("smoke" if smoke else "")
     failures = 0
-    for own in study_names() if name == "all" else (name,):
-        found = carry_out(own, where, part, root=root, device=device, backend=backend, workers=workers, quiet=quiet)
-        failures += len(found.failed)
-        news = f"{found.new} runs trained or measured, {found.known} known"
-        news = news if found.new or found.failed else "nothing new to run"
-        print((found.page.parent / "report.md").read_text(encoding="utf-8").partition(f"\n{FIGURES}")[0].rstrip())
-        print(f"\n{own}: {news}; see {found.page}\n")
-        for run, error in found.failed.items():
+    for study_name in study_names() if name == "all" else (name,):
+        reproduced = carry_out(
+            study_name, folder, options, root=root, device=device, backend=backend, workers=workers, quiet=quiet
+        )
+        failures += len(reproduced.failed)
+        news = f"{reproduced.new} runs trained or measured, {reproduced.known} known"
+        news = news if reproduced.new or reproduced.failed else "nothing new to run"
+        print((reproduced.page.parent / "report.md").read_text(encoding="utf-8").partition(f"\n{FIGURES}")[0].rstrip())
+        print(f"\n{study_name}: {news}; see {reproduced.page}\n")
+        for run, error in reproduced.failed.items():
             print(f"sens: {run} failed: {error}", file=sys.stderr)
     return 1 if failures else 0
 
 
-def _queue(
-    part: Part,
+def _run_queue(
+    options: StudyOptions,
     out: Path,
     minutes: float | None,
     root: Path | None,
@@ -99,19 +101,19 @@ def _queue(
     workers: int | None,
     quiet: bool,
 ) -> int:
-    """Take the next unfinished runs of the queue, narrowed to `part`."""
-    if part.epochs is not None or part.limit is not None or part.recipe is not None:
-        raise ValueError("the queue's runs are what they are: leave out --epochs, --limit and --recipe")
-    planned = planned_runs(part.seeds, part.smoke)
-    wanted = {"dataset": part.datasets, "model": part.models, "method": part.methods}
+    """Run the next unfinished runs of the queue, restricted by `options`."""
+    if options.epochs is not None or options.limit is not None or options.recipe is not None:
+        raise ValueError("the queue's runs have fixed settings: leave out --epochs, --limit and --recipe")
+    planned = plan_runs(options.seeds, options.smoke)
+    wanted = {"dataset": options.datasets, "model": options.models, "method": options.methods}
     chosen = [
-        own
-        for own in planned
-        if all(names is None or getattr(own.experiment, kind) in names for kind, names in wanted.items())
+        run
+        for run in planned
+        if all(names is None or getattr(run.experiment, field) in names for field, names in wanted.items())
     ]
     start = time.monotonic()
 
-    def tell(outcome: Outcome) -> None:
+    def print_outcome(outcome: Outcome) -> None:
         news = (
             f"{outcome.seconds:.0f} s"
             if outcome.state == "done"
@@ -119,14 +121,14 @@ def _queue(
         )
         print(f"{(time.monotonic() - start) / 60:5.1f} min  {outcome.name}: {news}", flush=True)
 
-    found = run_queue(
+    progress = run_queue(
         chosen, out, minutes=minutes, workers=workers, root=root, device=device, backend=backend, quiet=quiet,
-        on_outcome=tell,
+        on_outcome=print_outcome,
     )  # fmt: skip
     write_queue(planned, out)
-    for run, error in found.failed.items():
+    for run, error in progress.failed.items():
         print(f"sens: {run} failed: {error}", file=sys.stderr)
-    for name, reason in found.without.items():
+    for name, reason in progress.without.items():
         print(f"sens: runs on {name} are left, since it cannot be had: {reason}", file=sys.stderr)
-    print(f"{len(found.new)} runs finished, {len(found.left)} left; see {out / QUEUE}")
-    return 1 if found.failed else 0
+    print(f"{len(progress.new)} runs finished, {len(progress.left)} left; see {out / QUEUE}")
+    return 1 if progress.failed else 0

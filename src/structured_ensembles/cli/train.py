@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from structured_ensembles.cli.hints import next_steps
-from structured_ensembles.cli.printing import figures_table
+from structured_ensembles.cli.hints import suggest_commands
+from structured_ensembles.cli.printing import format_figures
 from structured_ensembles.runs.experiment import Experiment, prepare_experiment, train_prepared
-from structured_ensembles.runs.folder import finished_before
+from structured_ensembles.runs.folder import describe_finished_run
 from structured_ensembles.training import Execution
 
 AUTOMATIC = Execution()
@@ -37,7 +37,7 @@ def train(
     device: str = "auto",
     quiet: bool = False,
 ) -> int:
-    """Train an ensemble on a data set; a run folder that exists is resumed.
+    """Train an ensemble on a data set; an existing run folder is resumed.
 
     Args:
         out: the run folder; by default runs/DATASET-MODEL-METHOD-SEED, with what differs from the defaults
@@ -47,25 +47,25 @@ def train(
             package.module:function
         members: how many networks
         prune: the share of neurons each member loses (structured, random, magnitude, narrow)
-        memory: instead of prune, how much all members may weigh, in networks (the same)
+        memory: instead of prune, the parameters that all members may have, in networks (the same methods)
         scope: rank the neurons of each layer, or of the whole network (structured, random, magnitude)
         selection: how neurons are chosen (structured)
-        seed: of everything random
+        seed: of all random numbers
         recipe: how to train; auto is modern, or regression if the targets of the data are numbers
-        changes: parts of the recipe to change, such as {rate: 0.01}
+        changes: fields of the recipe to change, such as {rate: 0.01}
         epochs: how long to train; short for changes.epochs
         execution: how training is computed
         model_arguments: what the model function is called with, besides the classes and channels of the data
         method_arguments: further arguments of the method, such as {repeat: split} of batch-ensemble
-        storage: how weights are stored in the file; what that costs is shown
+        storage: how weights are stored in the file; the loss in accuracy is shown
         root: where data sets are kept
         device: auto, cpu, cuda, …
-        quiet: no progress
+        quiet: show no progress
 
     """
-    own = {"prune": prune, "memory": memory, "scope": scope, "selection": selection}
-    arguments = {name: value for name, value in own.items() if value is not None} | (method_arguments or {})
-    changed = {**(changes or {}), **({} if epochs is None else {"epochs": epochs})}
+    method_options = {"prune": prune, "memory": memory, "scope": scope, "selection": selection}
+    arguments = {name: value for name, value in method_options.items() if value is not None} | (method_arguments or {})
+    recipe_changes = {**(changes or {}), **({} if epochs is None else {"epochs": epochs})}
     experiment = Experiment(
         dataset,
         model,
@@ -75,24 +75,24 @@ def train(
         model_arguments or {},
         arguments,
         recipe,
-        changed,
+        recipe_changes,
         storage,
         execution=execution,
     )
     prepared = prepare_experiment(experiment, root=root, device=device)
     folder = out or Path("runs") / prepared.folder
     done, new = train_prepared(prepared, folder, quiet=quiet)
-    if int(os.environ.get("RANK", "0")) > 0:  # of several processes, one speaks
+    if int(os.environ.get("RANK", "0")) > 0:  # of several processes, only the first prints
         return 0
     if not new:
-        print(finished_before(folder, done))
+        print(describe_finished_run(folder, done))
     columns = {method: done["figures"]}
     if storage != "float32":
         columns = {
             f"{method}, in float32": done.get("figures_in_float32", {}),
             f"as stored, in {storage}": done["figures"],
         }
-    print(figures_table(columns))
+    print(format_figures(columns))
     print(f"\n{'it took ' * (not new)}{done['seconds']:.0f} s; see {folder}")
-    print(next_steps(("evaluate", "report"), folder, (dataset, model), root))
+    print(suggest_commands(("evaluate", "report"), folder, (dataset, model), root))
     return 0

@@ -1,4 +1,4 @@
-"""Arguments that cannot be: an error that names the argument, what is possible and what was given, before any work."""
+"""Argument validation: each error names the argument, what it must be and what was given, before any work starts."""
 
 from __future__ import annotations
 
@@ -8,59 +8,67 @@ from numbers import Integral, Real
 from typing import Any
 
 
-def check_type(argument: str, given: Any, kind: type, hint: str = "") -> None:
-    """A TypeError unless `given` is of this kind. hint: where to get one."""
-    if not isinstance(given, kind):
-        expected = "torch.nn.Module" if kind.__name__ == "Module" else kind.__name__
-        raise TypeError(f"{argument} must be {_a(expected)}, not {_a(type(given).__name__)}{hint and f': {hint}'}")
+def check_type(argument: str, value: Any, expected: type, hint: str = "") -> None:
+    """Raise a TypeError unless `value` is an instance of `expected`. hint: where to get one."""
+    if not isinstance(value, expected):
+        name = "torch.nn.Module" if expected.__name__ == "Module" else expected.__name__
+        raise TypeError(
+            f"{argument} must be {_with_article(name)}, not {_with_article(type(value).__name__)}{hint and f': {hint}'}"
+        )
 
 
-def plain_number(given: Any) -> Any:
-    """A number of numpy or torch as Python's; anything else as it is."""
-    return given.item() if getattr(given, "ndim", None) == 0 else given
+def to_python_number(value: Any) -> Any:
+    """Convert a number of NumPy or torch to Python's; return anything else unchanged."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
-def checked_seed(seed: Any) -> int:
-    """Return a seed as Python's number; it may be any that torch takes, numpy's too."""
+def check_seed(seed: Any) -> int:
+    """Return a seed as a Python int; raise an error unless it is a whole number that torch accepts."""
     if not isinstance(seed, Integral):
         raise TypeError(f"seed must be a whole number, not {seed!r}")
-    if not -(2**63) <= int(seed) < 2**64:  # beyond, two seeds would draw the same
+    if not -(2**63) <= int(seed) < 2**64:  # beyond this range, two seeds would draw the same numbers
         raise ValueError(f"seed must be a whole number from -2**63 to 2**64 - 1, not {seed!r}")
     return int(seed)
 
 
-def check_list(argument: str, given: Any, of: str = "") -> None:
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ValueError(f"{argument} must be a list{of and f' of {of}'}, such as [{given!r}]")
+def check_list(argument: str, value: Any, items: str = "") -> None:
+    """Raise a ValueError unless `value` can be iterated over and is no string. items: what it should hold, in words."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ValueError(f"{argument} must be a list{items and f' of {items}'}, such as [{value!r}]")
 
 
-def check_whole(argument: str, given: Any, least: int = 1, *, or_none: bool = False) -> None:
-    if or_none and given is None:
+def check_whole(argument: str, value: Any, least: int = 1, *, or_none: bool = False) -> None:
+    """Raise a ValueError unless `value` is a whole number of at least `least`, or None where `or_none` allows it."""
+    if or_none and value is None:
         return
-    if not isinstance(given, Integral) or given < least:
+    if not isinstance(value, Integral) or value < least:
         none = ", or None" if or_none else ""
-        raise ValueError(f"{argument} must be a whole number of at least {least}{none}, not {given!r}")
+        raise ValueError(f"{argument} must be a whole number of at least {least}{none}, not {value!r}")
 
 
-def check_number(argument: str, given: Any, least: float = 0) -> None:
-    if not isinstance(given, Real) or not math.isfinite(given) or float(given) < least:
-        raise ValueError(f"{argument} must be a finite number of at least {least:g}, not {given!r}")
+def check_number(argument: str, value: Any, least: float = 0) -> None:
+    """Raise a ValueError unless `value` is a finite number of at least `least`."""
+    if not isinstance(value, Real) or not math.isfinite(value) or float(value) < least:
+        raise ValueError(f"{argument} must be a finite number of at least {least:g}, not {value!r}")
 
 
-def check_share(argument: str, given: Any) -> None:
-    if not isinstance(given, Real) or not 0 <= float(given) < 1:
-        raise ValueError(f"{argument} must be at least 0 and less than 1, not {given!r}")
+def check_share(argument: str, value: Any) -> None:
+    """Raise a ValueError unless `value` is a number in [0, 1)."""
+    if not isinstance(value, Real) or not 0 <= float(value) < 1:
+        raise ValueError(f"{argument} must be at least 0 and less than 1, not {value!r}")
 
 
-def check_choice(argument: str, given: Any, possible: Sequence[Any]) -> None:
-    if given not in possible:
-        raise ValueError(f"{argument} must be one of {', '.join(map(repr, possible))}, not {given!r}")
-
-
-def _a(word: str) -> str:
-    return f"{'an' if word[0] in 'AEIOaeio' else 'a'} {word}"
+def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> None:
+    """Raise a ValueError unless `value` is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{argument} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
 def is_finite_number(value: Any) -> bool:
-    """Tell whether a value is a number, neither infinite nor NaN; True and False are none."""
+    """Tell whether a value is an int or float other than NaN and infinity; a bool is not a number here."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _with_article(noun: str) -> str:
+    """Put "a" or "an" before a noun."""
+    return f"{'an' if noun[0] in 'AEIOaeio' else 'a'} {noun}"

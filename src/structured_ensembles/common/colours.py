@@ -1,4 +1,4 @@
-"""Colours of all figures."""
+"""The colours that all figures share."""
 
 import matplotlib as mpl
 

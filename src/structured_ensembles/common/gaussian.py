@@ -2,14 +2,14 @@
 
 A network for targets of `values` numbers ends in `2 * values` outputs: the means first, then as many raw variances, of
 which softplus makes variances (Lakshminarayanan et al. 2017). `gaussian_nll` trains them; an ensemble of them is a
-mixture of Gaussians, whose variance has two parts: the noise that the members see in the targets (aleatoric), and the
-distance between their means, for want of data (epistemic).
+mixture of Gaussians, whose variance is the sum of two: the noise that the members see in the targets (aleatoric), and
+the disagreement of their means for lack of data (epistemic).
 
 model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))            # targets (samples,): one value
 ensemble = se.structured_ensemble(model, data, loss=se.gaussian_nll)            # or se.train(…, loss=se.gaussian_nll)
 ensemble.predict(x), ensemble.spread(x)                                         # mean and deviation of a target
-found = ensemble.distribution(x)
-found.aleatoric, found.epistemic, found.nll(y), found.interval(0.9)
+gaussians = ensemble.distribution(x)
+gaussians.aleatoric, gaussians.epistemic, gaussians.nll(y), gaussians.interval(0.9)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LEAST_VARIANCE = 1e-6  # in the units that networks learn in, so that no sample's likelihood is without bounds
+MIN_VARIANCE = 1e-6  # in the units that networks learn in: bounds the likelihood of every sample
 
 
 def moments(outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,7 @@ def moments(outputs: Tensor) -> tuple[Tensor, Tensor]:
             f"{outputs.shape[-1]}"
         )
     means, raw = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).chunk(2, -1)
-    return means, (F.softplus(raw) + LEAST_VARIANCE).sqrt()
+    return means, (F.softplus(raw) + MIN_VARIANCE).sqrt()
 
 
 def gaussian_nll(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -58,9 +58,9 @@ def negative_log_density(means: Tensor, deviations: Tensor, targets: Tensor) -> 
 
 @dataclass(frozen=True)
 class Gaussians:
-    """The prediction of an ensemble with Gaussian heads: a Gaussian of each member, mixed in equal parts.
+    """Prediction of an ensemble with Gaussian heads: an equally weighted mixture of one Gaussian per member.
 
-    means, deviations: (members, samples, values), as the targets are.
+    means, deviations: (members, samples, values), in the units of the targets.
     """
 
     means: Tensor
@@ -73,31 +73,31 @@ class Gaussians:
 
     @property
     def mean(self) -> Tensor:
-        """Mean of the mixture, (samples, values)."""
+        """Return the mean of the mixture, (samples, values)."""
         return self.means.mean(0)
 
     @property
     def aleatoric(self) -> Tensor:
-        """The noise in the targets as a deviation: the root of the members' mean variance, (samples, values)."""
+        """Return the noise in the targets as a deviation: the root of the members' mean variance, (samples, values)."""
         return self.deviations.square().mean(0).sqrt()
 
     @property
     def epistemic(self) -> Tensor:
-        """The disagreement of the members as a deviation: that of their means, (samples, values)."""
+        """Return the disagreement of the members: the deviation of their means, (samples, values)."""
         return self.means.std(0, correction=0)
 
     @property
     def deviation(self) -> Tensor:
-        """Deviation of the mixture, (samples, values): its square is that of `aleatoric` plus that of `epistemic`."""
+        """Return the deviation of the mixture, (samples, values): its variance is aleatoric² + epistemic²."""
         return (self.aleatoric.square() + self.epistemic.square()).sqrt()
 
     def nll(self, targets: Any) -> Tensor:
-        """Compute the mixture's negative log-likelihood of each value, in nats: (samples, values), as the targets."""
-        each = negative_log_density(self.means, self.deviations, self.fitting(targets))
-        return math.log(len(each)) - torch.logsumexp(-each, 0)
+        """Compute the mixture's negative log-likelihood of each value, in nats: (samples, values)."""
+        member_nll = negative_log_density(self.means, self.deviations, self.fitting(targets))
+        return math.log(len(member_nll)) - torch.logsumexp(-member_nll, 0)
 
     def matched_nll(self, targets: Any) -> Tensor:
-        """Compute the same of the Gaussian with the mixture's mean and deviation, a common figure of deep ensembles."""
+        """Compute the NLL of one Gaussian with the mixture's mean and deviation, a common metric of deep ensembles."""
         return negative_log_density(self.mean, self.deviation, self.fitting(targets))
 
     def fitting(self, targets: Any) -> Tensor:
@@ -110,19 +110,19 @@ class Gaussians:
         return targets.view_as(self.means[0])
 
     def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Return low and high ends (samples, values) that hold this share of the Gaussian of `matched_nll`."""
+        """Return the ends (samples, values) of the interval that holds this share of the Gaussian of `matched_nll`."""
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must be a share between 0 and 1, not {coverage!r}")
-        reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(coverage, dtype=torch.float64)))
+        multiple = math.sqrt(2) * float(torch.erfinv(torch.tensor(coverage, dtype=torch.float64)))
         mean, deviation = self.mean, self.deviation
-        return mean - reach * deviation, mean + reach * deviation
+        return mean - multiple * deviation, mean + multiple * deviation
 
 
 def mean_and_spread(outputs: Tensor, gaussian: bool) -> tuple[Tensor, Tensor]:
     """Return the prediction of a regression and its deviation, (samples, …), from outputs (members, samples, …).
 
-    Of plain values the deviation is that of the members. Of Gaussian heads, whose outputs are means and then deviations
-    (members, samples, 2 * values), it is that of the mixture.
+    Without Gaussian heads, the deviation is that of the members' outputs. With them, the outputs are means and then
+    deviations, (members, samples, 2 * values), and the deviation is that of the mixture.
     """
     if not gaussian:
         return outputs.mean(0), outputs.std(0, correction=0)

@@ -1,4 +1,4 @@
-"""Inputs of a network: one tensor, or several: a tuple (positional arguments) or a dict (keyword arguments)."""
+"""Inputs of a network: one tensor, a tuple of tensors (positional) or a dict of tensors (keyword arguments)."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ import torch
 from torch import Tensor, nn
 
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]  # each (batch, …)
-Shape = tuple[int, ...] | tuple[tuple[int, ...], ...] | dict[str, tuple[int, ...]]  # of one sample of such inputs
+Shape = tuple[int, ...] | tuple[tuple[int, ...], ...] | dict[str, tuple[int, ...]]  # of one sample
 
 
 def call(network: nn.Module | Callable[..., Any], inputs: Inputs) -> Any:
     """Run a network on a batch."""
     if isinstance(inputs, Tensor):
         return network(inputs)
-    positional, named = arguments(inputs)
-    return network(*positional, **named)
+    positional, keywords = call_arguments(inputs)
+    return network(*positional, **keywords)
 
 
-def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and the keyword arguments that a network gets for a batch."""
     if isinstance(inputs, dict):
         return (), inputs
     return inputs if isinstance(inputs, tuple) else (inputs,), {}
 
 
-def batch_from(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """Return the batch that a network was called with: the inverse of `arguments`."""
-    if positional and named:
+def batch_from(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """Return the batch that a network was called with: the inverse of `call_arguments`."""
+    if positional and keywords:
         raise TypeError("several inputs must be all positional or all keyword arguments")
-    if named:
-        return dict(named)
+    if keywords:
+        return dict(keywords)
     return positional[0] if len(positional) == 1 else positional
 
 
-def each(function: Callable[..., Any], inputs: Any, *others: Any) -> Any:
+def map_inputs(function: Callable[..., Any], inputs: Any, *others: Any) -> Any:
     """Apply a function to each input of a batch (and the same one of `others`); return the same structure."""
     if isinstance(inputs, dict):
-        return {name: function(own, *(other[name] for other in others)) for name, own in inputs.items()}
+        return {name: function(value, *(other[name] for other in others)) for name, value in inputs.items()}
     if isinstance(inputs, tuple):
-        return tuple(function(*own) for own in zip(inputs, *others, strict=True))
+        return tuple(function(*values) for values in zip(inputs, *others, strict=True))
     return function(inputs, *others)
 
 
@@ -57,41 +57,41 @@ def batch_size(inputs: Inputs) -> int:
     return len(tensors_in(inputs)[0])
 
 
-def rows_of(inputs: Inputs, rows: Any) -> Any:
+def select_rows(inputs: Inputs, rows: Any) -> Any:
     """Select samples of a batch: `rows` is a slice or a tensor of indices."""
-    return inputs[rows] if isinstance(inputs, Tensor) else each(lambda own: own[rows], inputs)
+    return inputs[rows] if isinstance(inputs, Tensor) else map_inputs(lambda tensor: tensor[rows], inputs)
 
 
-def joined(batches: Sequence[Inputs]) -> Any:
-    """Concatenate batches along the samples."""
-    return each(lambda *own: torch.cat(own), *batches)
+def join_batches(batches: Sequence[Inputs]) -> Any:
+    """Concatenate batches along the batch dimension."""
+    return map_inputs(lambda *tensors: torch.cat(tensors), *batches)
 
 
-def moved(inputs: Inputs, device: torch.device | str) -> Any:
+def move_inputs(inputs: Inputs, device: torch.device | str) -> Any:
     """Move inputs to a device."""
-    return inputs.to(device) if isinstance(inputs, Tensor) else each(lambda own: own.to(device), inputs)
+    return inputs.to(device) if isinstance(inputs, Tensor) else map_inputs(lambda tensor: tensor.to(device), inputs)
 
 
-def cloned(inputs: Inputs) -> Any:
-    """Copy inputs for one network: it may work in place, and others, or the caller, still need them."""
-    return each(Tensor.clone, inputs)
+def clone_inputs(inputs: Inputs) -> Any:
+    """Copy inputs for one network, which may change them in place while others, or the caller, still need them."""
+    return map_inputs(Tensor.clone, inputs)
 
 
-def pieces(inputs: Inputs, size: int) -> list[Any]:
+def split_batch(inputs: Inputs, size: int) -> list[Any]:
     """Split a batch into batches of `size` samples; the last one may be smaller."""
     if isinstance(inputs, Tensor):
         return list(inputs.split(size))
-    return [rows_of(inputs, slice(start, start + size)) for start in range(0, batch_size(inputs), size)]
+    return [select_rows(inputs, slice(start, start + size)) for start in range(0, batch_size(inputs), size)]
 
 
 def is_several(shape: Any) -> bool:
-    """Tell whether a shape of `Data` or `Ensemble` is that of several inputs."""
-    return isinstance(shape, dict) or (isinstance(shape, tuple) and any(isinstance(own, tuple) for own in shape))
+    """Tell whether an input shape, as `Data` and `Ensemble` have it, is of several inputs."""
+    return isinstance(shape, dict) or (isinstance(shape, tuple) and any(isinstance(size, tuple) for size in shape))
 
 
-def one_tensor(outputs: Any) -> Tensor:
-    """Return the outputs of a model; raise a TypeError unless they are one tensor."""
+def check_one_tensor(outputs: Any) -> Tensor:
+    """Return a model's outputs; raise a TypeError unless they are one tensor."""
     if not isinstance(outputs, Tensor):
-        kind = type(outputs).__name__
-        raise TypeError(f"model must return one tensor (batch, …), not a {kind}: wrap it in a module that picks one")
+        name = type(outputs).__name__
+        raise TypeError(f"model must return one tensor (batch, …), not a {name}: wrap it in a module that picks one")
     return outputs

@@ -1,22 +1,22 @@
-"""Text from files in Markdown, shown as it is."""
+"""Escaping, so that Markdown shows text from files literally."""
 
 from __future__ import annotations
 
 import re
 
-from structured_ensembles.common.tables import printable
+from structured_ensembles.common.tables import escape_control_characters
 
 ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word marks nothing
-LINKS = re.compile(r":(?=//)|(?<=www)\.|@(?=[^\W\d])", re.IGNORECASE)  # GitHub makes links of bare addresses
+MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is no markup
+LINKS = re.compile(r":(?=//)|(?<=www)\.|@(?=[^\W\d])", re.IGNORECASE)  # GitHub turns bare addresses into links
 
 
-def literal(text: str) -> str:
-    """Write any text so that no markup, HTML, link, table cell or second line comes of it.
+def escape_markdown(text: str) -> str:
+    """Escape any text so that it cannot make markup, HTML, a link, a table cell or a second line.
 
-    Control characters, which might act on a terminal or hide what is written, are spelled out.
+    Control characters, which could act on a terminal or hide text, are written out.
     """
-    line = printable(" ".join(text.split()))
-    line = "".join(ENTITIES.get(own, own) for own in line)
-    line = MARKUP.sub(lambda found: "\\" + found[0], line)
-    return LINKS.sub(lambda found: f"&#{ord(found[0])};", line)
+    line = escape_control_characters(" ".join(text.split()))
+    line = "".join(ENTITIES.get(character, character) for character in line)
+    line = MARKUP.sub(lambda match: "\\" + match[0], line)
+    return LINKS.sub(lambda match: f"&#{ord(match[0])};", line)

@@ -1,4 +1,4 @@
-"""Several processes: what they share, if there are several. Started by `torchrun`; alone, all of this does nothing."""
+"""Communication between the processes that `torchrun` starts; a process on its own exchanges nothing."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from torch import Tensor
 Decision = TypeVar("Decision")
 
 
-def world() -> int:
-    """How many processes work together."""
+def world_size() -> int:
+    """Return the number of processes that work together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Which of them this is."""
-    return dist.get_rank() if world() > 1 else 0
+    """Return this process's rank, from 0."""
+    return dist.get_rank() if world_size() > 1 else 0
 
 
-def gather(own: Any) -> list[Any]:
-    """What every process has to tell, in the order of the processes."""
-    found: list[Any] = [None] * world()
-    if world() == 1:
-        return [own]
-    dist.all_gather_object(found, own)
-    return found
+def gather(value: Any) -> list[Any]:
+    """Collect one value from every process, in the order of their ranks; every process gets the list."""
+    values: list[Any] = [None] * world_size()
+    if world_size() == 1:
+        return [value]
+    dist.all_gather_object(values, value)
+    return values
 
 
-def decided_by_first(decide: Callable[[], Decision]) -> Decision:
+def decide_in_first_process(decide: Callable[[], Decision]) -> Decision:
     """Return in every process what `decide` returns in the first one; its error is raised in all of them."""
-    found: Decision | Exception | None = None
+    outcome: Decision | Exception | None = None
     if rank() == 0:
         try:
-            found = decide()
-        except Exception as error:  # which the others must hear of, or they would wait
-            found = error
-    found = gather(found)[0]
-    if isinstance(found, Exception):
-        raise found
-    return cast(Decision, found)
+            outcome = decide()
+        except Exception as error:  # raised below in all processes: the others would wait for this one otherwise
+            outcome = error
+    outcome = gather(outcome)[0]
+    if isinstance(outcome, Exception):
+        raise outcome
+    return cast(Decision, outcome)
 
 
 @torch.no_grad()
-def add_up(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Replace each tensor by its sum over the processes of a group (all of them by default); one message for all."""
-    if world() == 1 or not tensors:
+def sum_over_processes(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Replace each tensor by its sum over the processes of a group (by default all), with one all-reduce."""
+    if world_size() == 1 or not tensors:
         return
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat, group=group)
@@ -58,11 +58,11 @@ def add_up(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) ->
 
 @torch.no_grad()
 def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Replace statistics that each process collected on its own part of the data by their mean."""
+    """Replace statistics that each process collected on its share of the data by their mean."""
     floats = [buffer for buffer in buffers if buffer.is_floating_point()]
-    if world() == 1 or not floats:
+    if world_size() == 1 or not floats:
         return
     size = dist.get_world_size(group)
     for buffer in floats:
         buffer.div_(size)
-    add_up(floats, group)
+    sum_over_processes(floats, group)

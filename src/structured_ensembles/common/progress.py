@@ -1,4 +1,4 @@
-"""A progress bar for anything that may take longer than two seconds; silent when nobody looks at a terminal."""
+"""Progress bars for anything that may take longer than two seconds; none where stderr is not a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ from structured_ensembles.common.processes import rank
 def progress(
     description: str, total: int, quiet: bool = False, time_left: bool = True
 ) -> Iterator[Callable[..., None]]:
-    """Gives a function that advances the bar by one step and may be handed figures to show: `advance(loss=2.3)`.
+    """Show a bar; yield a function that advances it by one step and takes figures to show: `advance(loss=2.3)`.
 
-    time_left: whether the bar estimates it, from the steps of the last half minute.
+    time_left: whether the bar shows an estimate of the time left, from the steps of the last half minute.
     """
     console = Console(stderr=True)
     columns = [
@@ -34,10 +34,11 @@ def progress(
         def advance(**figures: float | str) -> None:
             bar.advance(task)
             if figures:
-                bar.update(task, figures="  ".join(f"{name} {_shown(value)}" for name, value in figures.items()))
+                bar.update(task, figures="  ".join(f"{name} {_format(value)}" for name, value in figures.items()))
 
         yield advance
 
 
-def _shown(value: float | str) -> str:
+def _format(value: float | str) -> str:
+    """Write a float with three decimals, anything else as it is."""
     return f"{value:.3f}" if isinstance(value, float) else str(value)

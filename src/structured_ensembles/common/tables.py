@@ -1,10 +1,10 @@
-"""Tables of text, as `print` shows them, and text as terminals may have it."""
+"""Plain-text tables, and text that is safe to print on a terminal."""
 
 from collections.abc import Sequence
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned, numbers to the right."""
+    """Format rows as a table with aligned columns, numeric ones to the right."""
     table = [tuple(header), *map(tuple, rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     numeric = [bool(rows) and all(_is_number(row[column]) for row in rows) for column in range(len(header))]
@@ -20,16 +20,16 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), "  ".join("─" * width for width in widths_shown), *map(line, rows)])
 
 
-def printable(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Write out control characters: a name from a file must not move the cursor, colour the terminal or add lines."""
-    return "".join(own if own.isprintable() else repr(own)[1:-1] for own in text)
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def _is_number(cell: str) -> bool:
-    """Also a share such as 3/6, and the dash that stands for a number that is not there."""
+    """Tell whether a cell holds a number, a fraction such as 3/6, or the dash of a missing number."""
     try:
-        for part in cell.replace(",", "").replace("%", "").replace(" ", "").split("/"):
-            float(part.replace("–", "0"))
+        for number in cell.replace(",", "").replace("%", "").replace(" ", "").split("/"):
+            float(number.replace("–", "0"))
     except ValueError:
         return False
     return True

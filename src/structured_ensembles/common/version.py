@@ -1,3 +1,3 @@
-"""Version of this package, for the files and messages that record it."""
+"""The version of this package, for the files and messages that record it."""
 
 VERSION = "0.1.0"

@@ -1,6 +1,6 @@
 """BatchEnsembleLearner (Wen et al. 2020): shared weights from the first task, and rank-one factors for every task.
 
-A task sees W ∘ (s rᵀ) in place of every weight W of a linear layer or convolution. The first task trains W, s and r;
+A task uses W ∘ (s rᵀ) in place of every weight W of a linear layer or convolution. The first task trains W, s and r;
 the others train their s and r, on the W of the first.
 """
 
@@ -13,10 +13,15 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.continual.fitting import derived
+from structured_ensembles.continual.fitting import derive_seed
 from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.memory import Memory
-from structured_ensembles.continual.reweighting import Own, ReweightingLearner, tensors_but, weight_names
+from structured_ensembles.continual.reweighting import (
+    ReweightingLearner,
+    TaskTensors,
+    copy_tensors_except,
+    list_weights,
+)
 from structured_ensembles.networks.copying import copy_with, unsaved_buffers
 from structured_ensembles.training import ParameterRule
 
@@ -24,7 +29,7 @@ OUTPUTS, INPUTS = "#outputs", "#inputs"  # suffixes of the factors of a weight
 
 
 class BatchEnsembleLearner(ReweightingLearner):
-    """Factors start as random signs. Biases and normalisation, where there are any, are every task's own."""
+    """Learner with rank-one factors per task, which start as random signs; biases and norms belong to the task."""
 
     method = "batch-ensemble"
 
@@ -35,28 +40,32 @@ class BatchEnsembleLearner(ReweightingLearner):
         self.recipe = replace(self.recipe, rules=(rule,))
 
     def _factor(self, name: str, weight: Tensor, number: int) -> nn.Module:
-        return RankOne(weight.shape, derived(self.seed, number, 2, weight_names(self.backbone).index(name)))
+        return RankOne(weight.shape, derive_seed(self.seed, number, 2, list_weights(self.backbone).index(name)))
 
     def _freeze(self, backbone: nn.Module, weights: list[str]) -> None:
-        for name in weights if self.own else ():
+        for name in weights if self.task_tensors else ():
             backbone.get_parameter(name).requires_grad_(False)
 
-    def _keep(self, backbone: nn.Module, factors: Mapping[str, nn.Module], original: Own) -> Own:
-        if not self.own:
+    def _keep(self, backbone: nn.Module, factors: Mapping[str, nn.Module], original: TaskTensors) -> TaskTensors:
+        if not self.task_tensors:
             self.backbone = copy_with(
-                self.backbone, lambda name, own: original.get(name, own).clone(), lambda _, own: own.clone()
+                self.backbone,
+                lambda name, parameter: original.get(name, parameter).clone(),
+                lambda _, buffer: buffer.clone(),
             )
-        own = tensors_but(backbone, list(original), lambda tensor: True)
+        kept = copy_tensors_except(backbone, list(original), lambda tensor: True)
         for name, factor in factors.items():
-            own |= {name + OUTPUTS: factor.outputs.detach().clone(), name + INPUTS: factor.inputs.detach().clone()}  # type: ignore[operator, union-attr]
-        return own
+            kept |= {name + OUTPUTS: factor.outputs.detach().clone(), name + INPUTS: factor.inputs.detach().clone()}  # type: ignore[operator, union-attr]
+        return kept
 
-    def _weight(self, weight: Tensor, name: str, own: Own) -> Tensor:
-        return reweighted(weight, own[name + OUTPUTS], own[name + INPUTS])
+    def _weight(self, weight: Tensor, name: str, task_tensors: TaskTensors) -> Tensor:
+        return reweight(weight, task_tensors[name + OUTPUTS], task_tensors[name + INPUTS])
 
-    def _own_shapes(self) -> dict[str, torch.Size]:
-        weights = weight_names(self.backbone)
-        shapes = {name: tensor.shape for name, tensor in tensors_but(self.backbone, weights, lambda _: True).items()}
+    def _task_shapes(self) -> dict[str, torch.Size]:
+        weights = list_weights(self.backbone)
+        shapes = {
+            name: tensor.shape for name, tensor in copy_tensors_except(self.backbone, weights, lambda _: True).items()
+        }
         for name in unsaved_buffers(self.backbone):
             del shapes[name]
         for name in weights:
@@ -65,12 +74,14 @@ class BatchEnsembleLearner(ReweightingLearner):
         return shapes
 
     def memory(self) -> Memory:
-        floats = sum(t.numel() for own in self.own.values() for t in own.values() if t.is_floating_point())
+        """Count what it stores, with the tensors of each task."""
+        tensors = [tensor for kept in self.task_tensors.values() for tensor in kept.values()]
+        floats = sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
         return replace(super().memory(), factors=floats)
 
 
 class RankOne(nn.Module):
-    """A factor for every output and every input of a weight, drawn as random signs."""
+    """Rank-one factor of a weight: a number for every output and every input, drawn as random signs."""
 
     def __init__(self, shape: torch.Size, seed: int) -> None:
         super().__init__()
@@ -79,10 +90,10 @@ class RankOne(nn.Module):
         self.outputs, self.inputs = nn.Parameter(outputs.clone()), nn.Parameter(inputs.clone())
 
     def forward(self, weight: Tensor) -> Tensor:
-        return reweighted(weight, self.outputs, self.inputs)
+        return reweight(weight, self.outputs, self.inputs)
 
 
-def reweighted(weight: Tensor, outputs: Tensor, inputs: Tensor) -> Tensor:
-    """Weight (outputs, inputs, …) times the matrix outputs · inputsᵀ."""
-    rest = [1] * (weight.dim() - 2)
-    return weight * outputs.view(-1, 1, *rest) * inputs.view(1, -1, *rest)
+def reweight(weight: Tensor, outputs: Tensor, inputs: Tensor) -> Tensor:
+    """Multiply a weight (outputs, inputs, …) with the matrix outputs · inputsᵀ."""
+    trailing = [1] * (weight.dim() - 2)
+    return weight * outputs.view(-1, 1, *trailing) * inputs.view(1, -1, *trailing)

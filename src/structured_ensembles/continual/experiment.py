@@ -1,4 +1,4 @@
-"""One experiment in continual learning: a data set split into tasks, a backbone, a learner, a seed; run in a folder."""
+"""Continual experiments: a data set split into tasks, a backbone, a learner and a seed; run in a folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from structured_ensembles.continual.results import check_continual_result
 from structured_ensembles.continual.sequence import run_sequence
 from structured_ensembles.continual.tasks import BENCHMARKS, Task, split_tasks
 from structured_ensembles.data import Data
-from structured_ensembles.runs.folder import machine, opened_run
-from structured_ensembles.runs.ingredients import fitting_arguments, read_data
-from structured_ensembles.runs.settings import Defaults, defaults_of, folder_name
+from structured_ensembles.runs.folder import describe_machine, open_run
+from structured_ensembles.runs.ingredients import add_data_arguments, read_data
+from structured_ensembles.runs.settings import Defaults, make_folder_name, read_defaults
 from structured_ensembles.storage.files import write_atomically
 from structured_ensembles.storage.run_files import write_json
 from structured_ensembles.zoo.by_name import build_model, find_function, find_model
@@ -30,7 +31,10 @@ from structured_ensembles.zoo.by_name import build_model, find_function, find_mo
 
 @dataclass(frozen=True)
 class ContinualExperiment:
-    """What decides the figures of a run. tasks: by default as many as the benchmark has. limit: training samples."""
+    """Settings that determine the figures of a run.
+
+    tasks: by default as many as the benchmark has. limit: the largest number of training samples.
+    """
 
     dataset: str
     model: str
@@ -43,31 +47,31 @@ class ContinualExperiment:
     limit: int | None = None
 
     def config(self) -> dict[str, Any]:
-        """As `config.yaml` has it."""
+        """Return the contents of `config.yaml`."""
         usual = BENCHMARKS.get(self.dataset)
         tasks = self.tasks if usual is None or self.tasks is not None else usual.tasks
         if tasks is None:
             known = ", ".join(BENCHMARKS)
             raise ValueError(f"tasks must be given for {self.dataset!r}: only {known} have a usual number")
-        own = {**vars(self), "tasks": tasks, "model_arguments": dict(self.model_arguments)}
-        own["method_arguments"] = {"epochs": _usual_epochs(self.dataset), **self.method_arguments}
-        return {name: value for name, value in own.items() if not (name == "limit" and value is None)}
+        config = {**vars(self), "tasks": tasks, "model_arguments": dict(self.model_arguments)}
+        config["method_arguments"] = {"epochs": _usual_epochs(self.dataset), **self.method_arguments}
+        return {name: value for name, value in config.items() if not (name == "limit" and value is None)}
 
     @property
     def folder(self) -> str:
-        """A name for its run folder that tells it from every other experiment."""
+        """Return a name for its run folder that no other experiment has."""
         config = self.config()
-        parts = ["continual", self.dataset, f"{config['tasks']}t", self.model, self.method]
+        words = ["continual", self.dataset, f"{config['tasks']}t", self.model, self.method]
         for settings in (config["model_arguments"], config["method_arguments"]):
-            parts += [f"{name}={value}" for name, value in settings.items()]
-        parts += ["shuffled"] if self.shuffle_labels else []
-        parts += [] if self.limit is None else [f"limit={self.limit}"]
-        return "-".join([*parts, str(self.seed)]).replace(":", ".").replace("/", ".").replace(" ", "")
+            words += [f"{name}={value}" for name, value in settings.items()]
+        words += ["shuffled"] if self.shuffle_labels else []
+        words += [] if self.limit is None else [f"limit={self.limit}"]
+        return "-".join([*words, str(self.seed)]).replace(":", ".").replace("/", ".").replace(" ", "")
 
 
 @dataclass(frozen=True)
 class PreparedSequence:
-    """A continual experiment whose arguments were checked, and what its names stand for."""
+    """Checked continual experiment with its learner and tasks."""
 
     experiment: ContinualExperiment
     learner: Learner
@@ -76,29 +80,31 @@ class PreparedSequence:
 
     @property
     def folder(self) -> str:
-        """A name for its run folder: data set, model, method, what differs from the defaults, seed."""
-        own, config = self.experiment, self.experiment.config()
-        usual = BENCHMARKS.get(own.dataset)
-        told: dict[str, Any] = {}
-        told |= {} if usual is not None and config["tasks"] == usual.tasks else {"tasks": config["tasks"]}
-        told |= {f"model.{name}": value for name, value in self.defaults.told(config, "model_arguments").items()}
-        told |= self.defaults.told(config, "method_arguments")
-        told |= {"shuffled": True} if own.shuffle_labels else {}
-        told |= {"limit": own.limit} if own.limit is not None else {}
-        return folder_name(["continual", own.dataset, own.model, own.method], told, own.seed)
+        """Return a name for its run folder: data set, model, method, non-default settings, seed."""
+        experiment, config = self.experiment, self.experiment.config()
+        usual = BENCHMARKS.get(experiment.dataset)
+        changed: dict[str, Any] = {}
+        changed |= {} if usual is not None and config["tasks"] == usual.tasks else {"tasks": config["tasks"]}
+        changed |= {f"model.{name}": value for name, value in self.defaults.changed(config, "model_arguments").items()}
+        changed |= self.defaults.changed(config, "method_arguments")
+        changed |= {"shuffled": True} if experiment.shuffle_labels else {}
+        changed |= {"limit": experiment.limit} if experiment.limit is not None else {}
+        return make_folder_name(
+            ["continual", experiment.dataset, experiment.model, experiment.method], changed, experiment.seed
+        )
 
 
 def prepare_continual(
     experiment: ContinualExperiment, *, root: Path | None = None, device: str = "auto", quiet: bool = False
 ) -> PreparedSequence:
-    """Check all arguments of an experiment before any work, read its data and make its learner."""
+    """Check all arguments of an experiment before any work, read its data and build its learner."""
     config = experiment.config()
     make = find_function("method", experiment.method, LEARNERS)
     data = read_data(experiment.dataset, root, experiment.seed, experiment.limit)
     tasks = split_tasks(data, config["tasks"], experiment.shuffle_labels, experiment.seed)
     torch.manual_seed(experiment.seed)
     arguments = _backbone_arguments(experiment.model, data, experiment.model_arguments)
-    backbone = build_model(backbone_name(experiment.model), **arguments)
+    backbone = build_model(find_backbone_name(experiment.model), **arguments)
     try:
         learner: Learner = make(
             backbone, seed=experiment.seed, device=device, quiet=quiet, **config["method_arguments"]
@@ -106,9 +112,9 @@ def prepare_continual(
     except TypeError as error:
         raise ValueError(f"method {experiment.method!r} does not take these arguments: {error}") from error
     defaults = Defaults(
-        model_arguments=defaults_of(find_model(backbone_name(experiment.model)))
+        model_arguments=read_defaults(find_model(find_backbone_name(experiment.model)))
         | _backbone_arguments(experiment.model, data, {}),
-        method_arguments=defaults_of(make) | {"epochs": _usual_epochs(experiment.dataset)},
+        method_arguments=read_defaults(make) | {"epochs": _usual_epochs(experiment.dataset)},
         changes={},
     )
     return PreparedSequence(experiment, learner, tasks, defaults)
@@ -122,32 +128,32 @@ def run_continual(
     device: str = "auto",
     quiet: bool = False,
 ) -> tuple[dict[str, Any], bool]:
-    """Learn all tasks, or go on with what lies in the folder; returns the results, and whether there was work to do."""
+    """Learn all tasks, or resume in the folder; return the results, and whether there was anything to do."""
     return run_prepared(prepare_continual(experiment, root=root, device=device, quiet=quiet), folder)
 
 
 def run_prepared(prepared: PreparedSequence, folder: Path) -> tuple[dict[str, Any], bool]:
-    """Carry out an experiment that was checked, as `run_continual` does."""
-    with opened_run(folder, prepared.experiment.config(), prepared.defaults.comparable) as done:
+    """Run a checked experiment, as `run_continual` does."""
+    with open_run(folder, prepared.experiment.config(), prepared.defaults.comparable) as done:
         if done is not None:
             check_continual_result(folder, done)
             return done, False
         start = time.perf_counter()
         matrix = run_sequence(prepared.learner, prepared.tasks, folder)
-        return _close(folder, prepared.learner, matrix, time.perf_counter() - start), True
+        return _close_run(folder, prepared.learner, matrix, time.perf_counter() - start), True
 
 
-def _backbone_arguments(model: str, data: Data, given: Mapping[str, Any]) -> dict[str, Any]:
-    """As `fitting_arguments`, for a network without a head."""
-    return {name: value for name, value in fitting_arguments(model, data, given).items() if name != "num_classes"}
+def _backbone_arguments(model: str, data: Data, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the arguments that follow from the data, for a network without a head."""
+    return {name: value for name, value in add_data_arguments(model, data, arguments).items() if name != "num_classes"}
 
 
 def _usual_epochs(dataset: str) -> int:
     return BENCHMARKS[dataset].epochs if dataset in BENCHMARKS else 30
 
 
-def backbone_name(model: str) -> str:
-    """The zoo's backbone for a network that has one, or the user's own function."""
+def find_backbone_name(model: str) -> str:
+    """Return the name of the zoo's backbone for a network that has one; leave a user's function as it is."""
     backbones = [name.removesuffix("_backbone") for name in zoo.__all__ if name.endswith("_backbone")]
     plain = model.replace("-", "_").removesuffix("_backbone")
     if ":" in model:
@@ -160,19 +166,24 @@ def backbone_name(model: str) -> str:
     return f"{plain}_backbone"
 
 
-def _close(folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: float) -> dict[str, Any]:
+def _close_run(folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: float) -> dict[str, Any]:
     """Write the figures and the results; `result.json` comes last and says that the run is done."""
-    from structured_ensembles.continual.figures import capacity_used  # matplotlib takes long to import
+    from structured_ensembles.continual.figures import draw_capacity  # matplotlib takes long to import
 
-    pictures = {"accuracy.png": matrix.figure()}
+    charts = {"accuracy.png": matrix.figure()}
     capacity = None
     if isinstance(learner, OwningLearner):
-        found = learner.capacity()
-        pictures["capacity.png"] = capacity_used(found)
-        taken = {name: list(own) for name, own in found.taken.items()}
-        capacity = {"sizes": dict(found.sizes), "taken": taken, "free": found.free, "tasks": list(found.tasks)}
-    for name, figure in pictures.items():
-        write_atomically(folder / name, lambda part, figure=figure: figure.savefig(part, format="png", dpi=150))  # type: ignore[misc]
+        capacity_now = learner.capacity()
+        charts["capacity.png"] = draw_capacity(capacity_now)
+        taken = {name: list(counts) for name, counts in capacity_now.taken.items()}
+        capacity = {
+            "sizes": dict(capacity_now.sizes),
+            "taken": taken,
+            "free": capacity_now.free,
+            "tasks": list(capacity_now.tasks),
+        }
+    for name, figure in charts.items():
+        write_atomically(folder / name, partial(figure.savefig, format="png", dpi=150))
     result = {
         "figures": matrix.figures,
         "matrix": matrix.to_dict(),
@@ -180,9 +191,9 @@ def _close(folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: floa
         "capacity": capacity,
         "file_bytes": (folder / "learner.safetensors").stat().st_size,
         "seconds": round(seconds, 3),
-        "precision": "float32",  # `fit` computes in nothing else
+        "precision": "float32",  # the only one that `fit` computes in
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **machine(),
+        **describe_machine(),
     }
     write_json(folder / "result.json", result)
     return result

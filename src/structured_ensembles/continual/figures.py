@@ -1,4 +1,4 @@
-"""Figures of one continual learner: accuracy after every task, and who owns which layer."""
+"""Charts of one continual learner: accuracy after every task, and the neurons that each task owns."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from structured_ensembles.common.colours import GREY, SHADES
 from structured_ensembles.continual.owning import Capacity
 
 
-def accuracy_matrix(rows: Sequence[Sequence[float]], title: str) -> Figure:
+def draw_accuracy_matrix(rows: Sequence[Sequence[float]], title: str) -> Figure:
     """Draw R as a heat map: a row per task learned, a column per task tested, in per cent.
 
-    rows: those of the triangle: the accuracies on the tasks 0 … i after learning task i.
+    rows: of a lower triangle: row i has the accuracies on the tasks 0 … i after learning task i.
     """
     tasks = len(rows)
     figure = Figure(figsize=(1.6 + 0.62 * tasks, 1.1 + 0.5 * tasks), layout="constrained")
@@ -36,21 +36,21 @@ def accuracy_matrix(rows: Sequence[Sequence[float]], title: str) -> Figure:
     return figure
 
 
-def capacity_used(capacity: Capacity) -> Figure:
-    """Draw the share of every layer's neurons that each task took, stacked; what is pale is free."""
+def draw_capacity(capacity: Capacity) -> Figure:
+    """Draw the share of every layer's neurons that each task took, as stacked bars; free neurons are white."""
     groups = list(capacity.sizes)
     figure = Figure(figsize=(7.2, 1.2 + 0.3 * len(groups)), layout="constrained")
     axis = figure.subplots()
     colours = SHADES.resampled(len(capacity.tasks) + 1)
-    done = [0.0] * len(groups)
+    left = [0.0] * len(groups)
     for index, task in enumerate(capacity.tasks):
         shares = [100 * capacity.taken[name][index] / capacity.sizes[name] for name in groups]
         label = "forgotten" if task is None else f"task {task}"
         colour = GREY if task is None else colours(len(capacity.tasks) - index)
-        axis.barh(range(len(groups)), shares, left=done, color=colour, edgecolor="white", label=label)
-        done = [before + share for before, share in zip(done, shares, strict=True)]
-    rest = [100 - share for share in done]
-    axis.barh(range(len(groups)), rest, left=done, color="white", edgecolor=GREY, linewidth=0.5, label="free")
+        axis.barh(range(len(groups)), shares, left=left, color=colour, edgecolor="white", label=label)
+        left = [before + share for before, share in zip(left, shares, strict=True)]
+    free_shares = [100 - share for share in left]
+    axis.barh(range(len(groups)), free_shares, left=left, color="white", edgecolor=GREY, linewidth=0.5, label="free")
     names = [f"{_short(name)} ({capacity.sizes[name]})" for name in groups]
     axis.set_yticks(range(len(groups)), names)
     axis.invert_yaxis()
@@ -62,5 +62,5 @@ def capacity_used(capacity: Capacity) -> Figure:
 
 
 def _short(name: str) -> str:
-    """Shorten the name of a layer, from a file; a dollar sign would begin a formula."""
+    """Shorten the name of a layer for matplotlib, to which a dollar sign would begin a formula."""
     return name.replace("$", r"\$").removeprefix("backbone.")

@@ -1,4 +1,4 @@
-"""fit(): train the network of one task; every learner's tasks go through here."""
+"""fit(): the training loop of one task, which all learners share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from structured_ensembles.common.progress import progress
 from structured_ensembles.cuda.capture import Step, captured_if_possible
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data import Data
-from structured_ensembles.data.augmentation import resolved
+from structured_ensembles.data.augmentation import resolve_augmentation
 from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import feed_for
 from structured_ensembles.data.splits import TensorSplit
@@ -35,64 +35,65 @@ def fit(
     description: str = "train",
     quiet: bool = False,
 ) -> list[float]:
-    """Train `network` in place, all epochs of the recipe, with the cross-entropy; returns the mean loss of each epoch.
+    """Train `network` in place with the cross-entropy, for all epochs of the recipe; return the mean loss per epoch.
 
-    The optimizer is new, and randomness comes from `seed` alone. after_step: called after every step of the optimizer.
+    The optimizer is new, and all random numbers follow from `seed`. after_step: called after every optimizer step.
     penalty: added to the loss.
     """
     cuda = device.type == "cuda"
     rates = {factor: torch.tensor(recipe.rate * factor, device=device) for factor in rate_factors(recipe)}
     optimizer = optimizer_for(recipe, network, rates if cuda else None)
     augmentation = (
-        resolved(recipe.augmentation, data.shape, data.task) if isinstance(data.train, TensorSplit) else "none"
+        resolve_augmentation(recipe.augmentation, data.shape, data.task)
+        if isinstance(data.train, TensorSplit)
+        else "none"
     )
     dtype = next(network.parameters()).dtype
-    # Even batches: the few samples that a small task leaves for the last one would spoil the statistics of
-    # normalisation at the end of every epoch.
+    # Even batches: a last batch of a few samples would spoil the statistics of batch norm at the end of every epoch.
     feed = feed_for(data.train, data, recipe.batch_size, device, augmentation=augmentation, dtype=dtype, even=True)
     total = torch.zeros((), device=device)
 
     def step(size: int) -> None:
         inputs, targets = feed.batch(size)
-        cost = F.cross_entropy(network(inputs), targets)
-        loss = cost if penalty is None else cost + penalty()
+        cross_entropy = F.cross_entropy(network(inputs), targets)
+        loss = cross_entropy if penalty is None else cross_entropy + penalty()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if after_step is not None:
             after_step()
-        total.add_(cost.detach())
+        total.add_(cross_entropy.detach())
         feed.step.add_(1)
 
     state = partial(tensors_of, network, optimizer, feed.step, total)
-    steps: dict[int, Step] = {}  # by the size of the batch; on a GPU, CUDA graphs
-    number = data.num_batches("train", recipe.batch_size)
+    steps: dict[int, Step] = {}  # by batch size; on a GPU, CUDA graphs
+    num_batches = data.num_batches("train", recipe.batch_size)
     losses = []
     with (
         torch.random.fork_rng(devices=[device] if cuda else []),
-        progress(description, recipe.epochs * number, quiet) as advance,
+        progress(description, recipe.epochs * num_batches, quiet) as advance,
     ):
-        seed_generators(derived(*seed), device)  # dropout
+        seed_generators(derive_seed(*seed), device)  # dropout
         network.train()
         for epoch in range(recipe.epochs):
             total.zero_()
             for size in feed.epoch((*seed, epoch)):
-                if size not in steps and not feed.odd:
+                if size not in steps and not feed.irregular:
                     steps[size] = captured_if_possible(
                         partial(step, size), device, state, description, modules=[network]
                     )
-                (partial(step, size) if feed.odd else steps[size])()
+                (partial(step, size) if feed.irregular else steps[size])()
                 advance()
-            losses.append(float(total) / number)
+            losses.append(float(total) / num_batches)
             if not math.isfinite(losses[-1]):
                 raise FloatingPointError(
-                    f"the loss became {losses[-1]} in epoch {epoch + 1}: look for extremes in the task's data, "
+                    f"the loss became {losses[-1]} in epoch {epoch + 1}: look for extreme values in the task's data, "
                     f"or lower `rate` ({recipe.rate:g})"
                 )
     network.eval()
     return losses
 
 
-def derived(*seed: int) -> int:
-    """One seed made of several numbers."""
+def derive_seed(*seed: int) -> int:
+    """Combine several numbers into one seed."""
     return fold(seed) >> 32

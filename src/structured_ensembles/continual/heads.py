@@ -1,4 +1,4 @@
-"""Heads: what turns a backbone's features into the logits of one task."""
+"""Task heads, which map a backbone's features to the logits of one task."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_choice
 from structured_ensembles.common.devices import seed_generators
-from structured_ensembles.networks.copying import shadow_of
+from structured_ensembles.networks.copying import copy_frozen
 
 HeadKind = Literal["linear", "paper"]
 
 
 class TaskNetwork(nn.Module):
-    """A backbone and the head of one task."""
+    """Backbone with the head of one task."""
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -23,12 +23,12 @@ class TaskNetwork(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, …) to logits (batch, classes of the task)."""
+        """Map (batch, …) to logits (batch, classes of the task)."""
         return self.head(self.backbone(x))
 
 
 class PaperHead(nn.Module):
-    """The authors' head: 49 copies of every feature, two hidden layers with dropout.
+    """Head of the authors' code: 49 copies of every feature, two hidden layers with dropout.
 
     On the 256 features of a half-VGG11 it has 98 million parameters, 43 times the backbone's.
     """
@@ -47,23 +47,23 @@ class PaperHead(nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """(batch, features) to logits (batch, classes)."""
+        """Map (batch, features) to logits (batch, classes)."""
         return self.layers(features[:, :, None].repeat(1, 1, 49).flatten(1))
 
 
-def new_head(kind: HeadKind, features: int, classes: int, seed: int) -> nn.Module:
-    """A head with weights drawn from `seed` alone."""
-    check_choice("head", kind, get_args(HeadKind))
+def create_head(head: HeadKind, features: int, classes: int, seed: int) -> nn.Module:
+    """Create a head whose weights depend only on `seed`."""
+    check_choice("head", head, get_args(HeadKind))
     with torch.random.fork_rng(devices=[]):
         seed_generators(seed, torch.device("cpu"))
-        return nn.Linear(features, classes) if kind == "linear" else PaperHead(features, classes)
+        return nn.Linear(features, classes) if head == "linear" else PaperHead(features, classes)
 
 
-def num_features(backbone: nn.Module, example: Tensor) -> int:
-    """How many features the backbone, which is not changed, gives for a batch such as `example`."""
+def count_features(backbone: nn.Module, example: Tensor) -> int:
+    """Count the features that the backbone returns for a batch such as `example`; the backbone is not changed."""
     try:
         with torch.no_grad():
-            features = shadow_of(backbone).eval()(example)
+            features = copy_frozen(backbone).eval()(example)
     except RuntimeError as error:
         raise ValueError(f"backbone cannot take inputs of shape {tuple(example.shape[1:])}: {error}") from error
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(example):

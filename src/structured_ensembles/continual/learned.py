@@ -1,4 +1,4 @@
-"""Learned: what a learner remembers of a task."""
+"""Learned: the description of a learned task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from structured_ensembles.data import Normalization
 
 @dataclass(frozen=True)
 class Learned:
-    """Description of a task that was learned, besides its weights.
+    """Description of a learned task, without its weights.
 
     classes: the labels of its classes in the whole data set. names: of the classes. losses: of every epoch.
     pixels: whether inputs are uint8 pixels.

@@ -1,4 +1,4 @@
-"""Learner: what all continual learners share; what one of them does with a task is in its own file."""
+"""Learner: the common base of the continual learners, each of which has its own file."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from typing import Any, ClassVar, Self, TypedDict, get_args
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.checks import check_choice, check_type, checked_seed
+from structured_ensembles.common.checks import check_choice, check_seed, check_type
 from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.inputs import is_several
-from structured_ensembles.continual.fitting import derived, fit
-from structured_ensembles.continual.heads import HeadKind, new_head, num_features
+from structured_ensembles.continual.fitting import derive_seed, fit
+from structured_ensembles.continual.heads import HeadKind, count_features, create_head
 from structured_ensembles.continual.learned import Learned
-from structured_ensembles.continual.memory import Memory, count
+from structured_ensembles.continual.memory import Memory, count_floats
 from structured_ensembles.continual.storage import load, save
 from structured_ensembles.continual.tasks import SPLITS, Task
 from structured_ensembles.data import Data
 from structured_ensembles.data.arrays import check_labels
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.splits import TensorSplit
-from structured_ensembles.ensemble import Ensemble, entropy_of
-from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.networks.copying import clone_model
+from structured_ensembles.prediction.combination import entropy_of
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.recipe import Optimizer
 
 
 class Common(TypedDict, total=False):
-    """The arguments that all learners take; see `Learner`."""
+    """Arguments that all learners take; see `Learner`."""
 
     epochs: int
     seed: int
@@ -47,11 +48,11 @@ class Common(TypedDict, total=False):
     quiet: bool
 
 
-LEARNERS: dict[str, type[Learner]] = {}  # by the method that files name; the room's `__init__` lists them
+LEARNERS: dict[str, type[Learner]] = {}  # by method, as files name it; filled by the package's `__init__`
 
 
 class Learner(ABC):
-    """A backbone that learns one task after the other, with one head for each.
+    """Backbone that learns one task after the other, with one head for each.
 
     backbone: maps inputs (batch, …) to pooled features (batch, features); it is copied, never changed.
     epochs, optimizer, rate, momentum (of "sgd"), weight_decay, batch_size: how a task is trained; the optimizer is new
@@ -80,7 +81,7 @@ class Learner(ABC):
         quiet: bool = False,
     ) -> None:
         check_type("backbone", backbone, nn.Module)
-        seed = checked_seed(seed)
+        seed = check_seed(seed)
         if not any(parameter.is_floating_point() for parameter in backbone.parameters()):
             raise ValueError("backbone has no parameters to learn")
         check_choice("head", head, get_args(HeadKind))
@@ -101,7 +102,7 @@ class Learner(ABC):
         self.seed = seed
         self.quiet = quiet
         self.device = pick_device(device, backbone)
-        self.backbone = clone_of(backbone).to(self.device)
+        self.backbone = clone_model(backbone).to(self.device)
         self.heads: dict[int, nn.Module] = {}
         self.learned: dict[int, Learned] = {}  # in the order of learning
         self.settings: dict[str, Any] = {
@@ -116,13 +117,13 @@ class Learner(ABC):
     # Learning -------------------------------------------------------------------------------------------------------
 
     def learn(self, task: Task) -> None:
-        """Learn a task. If anything goes wrong, or an interrupt comes, the learner is as it was before."""
+        """Learn a task; on an error or an interrupt the learner stays as it was."""
         self._check(task)
         changed = self._copy()
         data = task.data.to(self.device)
         example = self._example(data.shape)
-        features = num_features(self.backbone, example)
-        head = new_head(self.head, features, data.num_classes, derived(self.seed, task.number, 1)).to(example)
+        features = count_features(self.backbone, example)
+        head = create_head(self.head, features, data.num_classes, derive_seed(self.seed, task.number, 1)).to(example)
         head, losses = changed._learn(task.number, data, head)
         changed.heads[task.number] = head.eval()
         normalization: Any = data.normalization
@@ -132,33 +133,33 @@ class Learner(ABC):
         self._become(changed)
 
     def _copy(self) -> Self:
-        """Copy the learner so that whatever `_learn` or `forget` changes in the copy leaves the original as it is.
+        """Copy the learner, so that `_learn` and `forget` can change the copy and leave the original alone.
 
-        Past heads are shared: nothing changes them any more.
+        Past heads are shared, as they never change.
         """
         copied = copy.copy(self)
         copied.heads, copied.learned = dict(self.heads), dict(self.learned)
         return copied
 
     def _become(self, changed: Self) -> None:
-        """Take over the state of a changed copy."""
-        self.__dict__ = changed.__dict__  # one assignment: an interrupt comes before it, or after it
+        """Replace the state by that of a changed copy."""
+        self.__dict__ = changed.__dict__  # a single assignment is safe against interrupts
 
     @abstractmethod
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
-        """Train on `data`, with a new head on all features; returns the head to keep and the losses.
+        """Train on `data`, with a new head on all features; return the head to keep and the losses.
 
         It is called on a copy of the learner, see `_copy`.
         """
 
     def _example(self, shape: tuple[int, ...]) -> Tensor:
-        """A batch of inputs of this shape, as the backbone takes them."""
+        """Return a batch of zeros of this shape, as the backbone takes it."""
         parameter = next(self.backbone.parameters())
         return torch.zeros(2, *shape, device=self.device, dtype=parameter.dtype)
 
     @abstractmethod
     def _network(self, number: int) -> nn.Module:
-        """The network of a learned task: (batch, …) to logits (batch, classes)."""
+        """Return the network of a learned task, which maps (batch, …) to logits (batch, classes)."""
 
     def _fit(
         self,
@@ -168,7 +169,7 @@ class Learner(ABC):
         after_step: Callable[[], None] | None = None,
         penalty: Callable[[], Tensor] | None = None,
     ) -> list[float]:
-        """Train the network of a task as the arguments of the learner say; returns the losses."""
+        """Train the network of a task by the learner's recipe; return the losses."""
         return fit(
             network,
             data,
@@ -186,10 +187,10 @@ class Learner(ABC):
     def network(self, task: int) -> nn.Module:
         """Return a copy of a task's network as an ordinary module: normalised inputs (batch, …) to logits.
 
-        Whatever is done to it, the learner stays as it is.
+        Changes of the copy do not affect the learner.
         """
         self._check_known(task)
-        return clone_of(self._network(task)).eval()
+        return clone_model(self._network(task)).eval()
 
     def ensemble(self, task: int) -> Ensemble:
         """Return a copy of a task's network as an ensemble of one, such as `se.evaluate` takes."""
@@ -202,61 +203,64 @@ class Learner(ABC):
         return ensemble
 
     def logits(self, x: Any, task: int, batch_size: int = 512) -> Tensor:
-        """Logits (samples, classes of the task) for arrays, tensors, datasets or loaders, pixels as users have them."""
+        """Compute logits (samples, classes of the task) of arrays, tensors, datasets or loaders, not yet normalised."""
         self._check_known(task)
-        return self._ensemble(task, self._network(task).eval()).logits(x, batch_size)[0]  # no copy: it only looks
+        return self._ensemble(task, self._network(task).eval()).logits(x, batch_size)[0]  # no copy: it is not changed
 
     def predict(self, x: Any, task: int, batch_size: int = 512) -> Tensor:
-        """Labels within the task, (samples,)."""
+        """Predict labels within the task, (samples,)."""
         return self.logits(x, task, batch_size).argmax(-1)
 
     def infer_task(self, x: Any, together: bool = False, batch_size: int = 512) -> Tensor:
-        """Which task each sample is from, (samples,): the one whose head is surest, by the entropy over log(classes).
+        """Infer the task of each sample, (samples,): the one whose head is surest, by the entropy over log(classes).
 
         together: all samples are from one task, that of the lowest mean entropy.
         """
         if not self.learned:
-            raise ValueError("no task has been learned yet")
-        return surest({number: self.logits(x, number, batch_size) for number in self.learned}, together)
+            raise ValueError("no task has been learned yet: call learn(task) first")
+        return find_surest_task({number: self.logits(x, number, batch_size) for number in self.learned}, together)
 
     # Size and storage -----------------------------------------------------------------------------------------------
 
     def memory(self) -> Memory:
-        """What it stores: floats of the backbone, of the tasks and of the heads, and bits of masks."""
-        return Memory(backbone=count(self.backbone), heads=sum(map(count, self.heads.values())))
+        """Count what it stores: floats of the backbone, of the tasks and of the heads, and bits of masks."""
+        return Memory(backbone=count_floats(self.backbone), heads=sum(map(count_floats, self.heads.values())))
 
     def save(self, path: str | Path) -> int:
-        """Write one safetensors file without pickle; returns its size in bytes."""
+        """Write one safetensors file without pickle; return its size in bytes."""
         return save(self, path)
 
     @classmethod
     def load(
         cls, path: str | Path, backbone: nn.Module | None = None, trust_code: bool = False, device: Device = "auto"
     ) -> Self:
-        """Read a learner that `save` wrote; it can go on learning. See `storage.load`."""
+        """Read a learner that `save` wrote and that can learn further tasks. See `storage.load`."""
         methods = {name: method for name, method in LEARNERS.items() if issubclass(method, cls)}
         return load(path, methods, cls.__name__, backbone, trust_code, device)
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What the method itself has to save: tensors, and what can be written as JSON."""
+        """Return what the method adds to the file: tensors, and details for JSON."""
         return {}, {}
 
     def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:  # noqa: B027, many have nothing
-        """The inverse of `_state`; backbone, heads and tasks are there already."""
+        """Restore what `_state` returned, after backbone, heads and tasks were restored."""
 
     # Checks ---------------------------------------------------------------------------------------------------------
 
     def _check(self, task: Task) -> None:
+        """Raise an error unless the task is new and the learner can learn it."""
         if not isinstance(task, Task):
-            raise TypeError(f"task must be a Task, such as split_tasks() gives, not {type(task).__name__}")
+            raise TypeError(f"task must be a Task, such as split_tasks() returns, not {type(task).__name__}")
         if not isinstance(task.number, int) or task.number < 0:
             raise ValueError(f"task must have a number of at least 0, not {task.number!r}")
         if task.number in self.learned:
-            raise ValueError(f"task {task.number} has been learned already: {', '.join(map(str, self.learned))}")
+            raise ValueError(
+                f"task must be new, but {task.number} has been learned already: {', '.join(map(str, self.learned))}"
+            )
         if task.data.task != "classification":
             raise ValueError(f"task {task.number} must be a classification, not a {task.data.task}")
         if is_several(task.data.shape):
-            raise ValueError(f"task {task.number} must have one input: learners take no tuples or dicts of several")
+            raise ValueError(f"task {task.number} must have one input, not a tuple or dict of several")
         if task.data.ids:
             raise ValueError(f"task {task.number} must have images or other numbers as inputs, not ids")
         for name in SPLITS:
@@ -273,17 +277,19 @@ class Learner(ABC):
             )
 
     def _check_known(self, task: int) -> Learned:
+        """Return the description of a learned task; raise a ValueError for any other."""
         if task not in self.learned:
             known = ", ".join(map(str, self.learned)) or "none yet"
             raise ValueError(f"task must be one that has been learned ({known}), not {task!r}")
         return self.learned[task]
 
 
-def surest(logits: Mapping[int, Tensor], together: bool = False) -> Tensor:
-    """The task whose logits (samples, classes of the task) have the lowest relative entropy, (samples,)."""
-    classes = [max(own.shape[-1], 2) for own in logits.values()]
-    entropies = [entropy_of(own.softmax(-1)) / math.log(k) for own, k in zip(logits.values(), classes, strict=True)]
-    every = torch.stack(entropies)  # (tasks, samples)
+def find_surest_task(logits: Mapping[int, Tensor], together: bool = False) -> Tensor:
+    """Find the task whose logits (samples, classes of the task) have the lowest relative entropy, (samples,)."""
+    relative = [
+        entropy_of(task_logits.softmax(-1)) / math.log(max(task_logits.shape[-1], 2)) for task_logits in logits.values()
+    ]
+    entropies = torch.stack(relative)  # (tasks, samples)
     if together:
-        every = every.mean(1, keepdim=True).expand_as(every)
-    return torch.tensor(list(logits))[every.argmin(0)]
+        entropies = entropies.mean(1, keepdim=True).expand_as(entropies)
+    return torch.tensor(list(logits))[entropies.argmin(0)]

@@ -1,4 +1,4 @@
-"""AccuracyMatrix: how good a learner was on every task, after every task."""
+"""AccuracyMatrix: the accuracy on every task after learning each task."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AccuracyMatrix:
-    """R: row i holds the test accuracies on the tasks 0 … i after learning task i.
+    """Accuracy matrix R: row i holds the test accuracies on the tasks 0 … i after learning task i.
 
-    unaided: accuracy after the last task when nobody says which task a sample is from. inferred: how often the learner
-        finds the task. Both are shares of all test samples.
+    unaided: accuracy after the last task when the learner has to infer the task of a sample. inferred: how often it
+        infers the right task. Both are shares of all test samples.
     """
 
     rows: tuple[tuple[float, ...], ...]
@@ -28,14 +28,14 @@ class AccuracyMatrix:
 
     def __post_init__(self) -> None:
         if not self.rows or any(len(row) != number + 1 for number, row in enumerate(self.rows)):
-            raise ValueError("rows must be those of a triangle: 1, 2, … accuracies")
+            raise ValueError(f"rows must be a lower triangle of 1, 2, … accuracies, not of {[*map(len, self.rows)]}")
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def values(self) -> Tensor:
-        """Shape (tasks, tasks), in doubles; not a number above the diagonal."""
+        """Return R as float64, shape (tasks, tasks); NaN above the diagonal."""
         full = torch.full((len(self), len(self)), torch.nan, dtype=torch.float64)
         for number, row in enumerate(self.rows):
             full[number, : number + 1] = torch.tensor(row, dtype=torch.float64)
@@ -43,45 +43,45 @@ class AccuracyMatrix:
 
     @property
     def accuracy(self) -> float:
-        """The paper's: the mean of R on and below the diagonal."""
+        """Return the paper's accuracy: the mean of R on and below the diagonal."""
         entries = [value for row in self.rows for value in row]
         return sum(entries) / len(entries)
 
     @property
     def final_accuracy(self) -> float:
-        """The mean over the tasks after the last one."""
+        """Return the mean accuracy over the tasks after learning the last one."""
         return sum(self.rows[-1]) / len(self)
 
     @property
     def forgetting(self) -> float:
-        """How much of a task's best accuracy is lost in the end, on average over all but the last task."""
+        """Return the loss from a task's best to its final accuracy, averaged over all but the last task."""
         lost = [max(row[task] for row in self.rows[task:-1]) - self.rows[-1][task] for task in range(len(self) - 1)]
         return sum(lost) / len(lost) if lost else 0.0
 
     @property
     def backward_transfer(self) -> float:
-        """How much later tasks have changed a task's accuracy since it was learned; negative if it is forgotten."""
+        """Return the mean change of a task's accuracy since it was learned; negative if it is forgotten."""
         changes = [self.rows[-1][task] - self.rows[task][task] for task in range(len(self) - 1)]
         return sum(changes) / len(changes) if changes else 0.0
 
     @property
     def figures(self) -> dict[str, float]:
-        """The figures above by name, with those without task identity where they are known."""
-        found = {
+        """Return the figures above by name, with those without task identity where they are known."""
+        figures = {
             "accuracy": self.accuracy,
             "final_accuracy": self.final_accuracy,
             "forgetting": self.forgetting,
             "backward_transfer": self.backward_transfer,
         }
         without = {"accuracy_without_identity": self.unaided, "task_inference_accuracy": self.inferred}
-        return found | {name: value for name, value in without.items() if value is not None}
+        return figures | {name: value for name, value in without.items() if value is not None}
 
     def __str__(self) -> str:
         figures = [f"{name.replace('_', ' ')} {100 * value:.2f} %" for name, value in self.figures.items()]
         return f"{self.table()}\n{', '.join(figures)}"
 
     def table(self) -> str:
-        """R in per cent, a row per task learned."""
+        """Return R as a text table in per cent, a row per task learned."""
         header = ("after", *(f"task {number}" for number in range(len(self))), "mean")
         rows = []
         for number, row in enumerate(self.rows):
@@ -91,14 +91,16 @@ class AccuracyMatrix:
 
     def figure(self) -> Figure:
         """Draw R as a heat map."""
-        from structured_ensembles.continual.figures import accuracy_matrix  # matplotlib takes long to import
+        from structured_ensembles.continual.figures import draw_accuracy_matrix  # matplotlib takes long to import
 
         title = f"accuracy {100 * self.accuracy:.2f} %, forgetting {100 * self.forgetting:.2f} %"
-        return accuracy_matrix(self.rows, title)
+        return draw_accuracy_matrix(self.rows, title)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the matrix as JSON has it."""
         return {"rows": [list(row) for row in self.rows], "unaided": self.unaided, "inferred": self.inferred}
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> AccuracyMatrix:
+        """Rebuild the matrix from `to_dict`."""
         return cls(tuple(map(tuple, content["rows"])), content["unaided"], content["inferred"])

@@ -1,4 +1,4 @@
-"""Memory: what a learner stores, in floats and bits."""
+"""Memory of a learner, in floats and bits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Memory:
-    """What a learner stores; the heads, which the paper's table leaves out, apart.
+    """Memory of a learner; heads are counted apart, as the paper's table leaves them out.
 
-    backbone: floats that all tasks share. factors: floats of single tasks (rank-one factors, networks of their own).
+    backbone: floats that all tasks share. factors: floats of single tasks (rank-one factors, separate networks).
     masks: bits of the tasks' masks, counted as the paper does, one mask per task. stored_masks: bits in the file, where
-        another code is shorter. heads: floats.
+        another encoding is shorter. heads: floats.
     """
 
     backbone: int
@@ -24,34 +24,35 @@ class Memory:
     stored_masks: int | None = None
 
     def bits(self, float_bits: int = 32, heads: bool = True) -> int:
-        """All of it, as it is stored."""
+        """Return the total number of bits, as stored."""
         floats = self.backbone + self.factors + (self.heads if heads else 0)
         return floats * float_bits + (self.masks if self.stored_masks is None else self.stored_masks)
 
     def bytes(self, heads: bool = True) -> int:
-        """As `bits`, in bytes of a file with floats of four bytes."""
+        """Return the total number of bytes with floats of four bytes."""
         return math.ceil(self.bits(32, heads) / 8)
 
     def to_dict(self) -> dict[str, int]:
+        """Return the memory as `result.json` has it."""
         stored = self.masks if self.stored_masks is None else self.stored_masks
         return {**vars(self), "stored_masks": stored, "bytes": self.bytes(), "bytes_without_heads": self.bytes(False)}
 
 
-def count(module: nn.Module) -> int:
-    """How many floats a module stores: its parameters, and the statistics of its normalisation."""
+def count_floats(module: nn.Module) -> int:
+    """Count the floats that a module stores: its parameters and floating-point buffers."""
     tensors = [*module.parameters(), *(buffer for buffer in module.buffers() if buffer.is_floating_point())]
     return sum(tensor.numel() for tensor in tensors)
 
 
 def paper_memory(backbone: nn.Module, tasks: int) -> dict[str, Memory]:
-    """What the paper's tables on memory say of each method, for any backbone, without heads.
+    """Compute each method's memory by the paper's formulas, for any backbone, without heads.
 
-    They give Pruning a mask over all weights. CLNP, as its own paper has it and as `PruningLearner` is, masks neurons:
-    `learner.memory()` tells what it really needs.
+    They give Pruning a mask over all weights. CLNP in its own paper, and `PruningLearner`, mask neurons instead:
+    `learner.memory()` returns the actual memory.
     """
     layers = [module for module in backbone.modules() if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)]
     shapes = [module.weight.shape for module in layers]
-    base = count(backbone)
+    base = count_floats(backbone)
     neurons = sum(shape[0] for shape in shapes)
     factors = sum(shape[0] + shape[1] for shape in shapes)
     return {

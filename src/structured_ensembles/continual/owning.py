@@ -1,7 +1,7 @@
-"""OwningLearner: a learner whose tasks own neurons of one backbone; the structured and the pruning learner are such.
+"""OwningLearner: the base of learners whose tasks own neurons of one backbone (structured, pruning).
 
-The logits of a task are bit-identical for ever: its network is cut out of the backbone by its mask, and none of the
-entries that it reads is ever written again.
+The logits of a task stay bit-identical: its network is extracted from the backbone by its mask, and the entries that it
+reads are never written again.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.continual.fitting import derived
-from structured_ensembles.continual.heads import new_head, num_features
+from structured_ensembles.continual.fitting import derive_seed
+from structured_ensembles.continual.heads import count_features, create_head
 from structured_ensembles.continual.learner import Common, Learner
-from structured_ensembles.continual.masks import Owners, owner_digits
+from structured_ensembles.continual.masks import Owners, count_owner_digits
 from structured_ensembles.continual.memory import Memory
-from structured_ensembles.continual.shared import Chosen, Part, SharedBackbone
+from structured_ensembles.continual.shared import Neurons, SharedBackbone, TaskSubnetwork
 
-MOST_STAGES = 100_000  # that a file may tell of
+MAX_STAGES = 100_000  # that a file may have
 NONE_FREE = "none is free any more"
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """Who owns how many neurons: for every group its size, and what each task in the order of learning took of it.
+    """Number of neurons per owner: for every group its size, and how many each task took, in the order of learning.
 
     tasks: their numbers; None for one that was forgotten, but whose neurons others still use.
     """
@@ -38,6 +38,7 @@ class Capacity:
 
     @property
     def free(self) -> dict[str, int]:
+        """Return the number of free neurons by group."""
         return {name: size - sum(self.taken[name]) for name, size in self.sizes.items()}
 
     def __str__(self) -> str:
@@ -50,7 +51,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What `forget` did: neurons that are free again, neurons that later tasks still use, tasks proved unchanged."""
+    """Effect of `forget`: freed neurons, neurons that later tasks still use, tasks checked to be unchanged."""
 
     freed: int
     in_use: int
@@ -58,16 +59,17 @@ class Forgotten:
 
 
 class OwningLearner(Learner):
-    """Tasks own neurons. seal: cut the connections from other neurons into those of a finished task."""
+    """Learner whose tasks own neurons. seal: cut the connections from other neurons into those of a finished task."""
 
     def __init__(self, backbone: nn.Module, *, seal: bool = True, **common: Unpack[Common]) -> None:
         super().__init__(backbone, **common)
         self.shared = SharedBackbone(self.backbone, seal)
-        self.stages: dict[int, int] = {}  # of every task: its place in the order of learning
+        self.stages: dict[int, int] = {}  # of every task: its index in the order of learning
         self.settings |= {"seal": seal}
 
     @property
     def next_stage(self) -> int:
+        """Return the stage of the next task."""
         return 1 + max(self.stages.values(), default=-1)
 
     def _copy(self) -> Self:
@@ -79,27 +81,27 @@ class OwningLearner(Learner):
     def _network(self, number: int) -> nn.Module:
         return self.shared.network(self.stages[number], self.heads[number])
 
-    def _take(self, number: int, part: Part, chosen: Chosen) -> None:
-        """The task is done: the neurons it has chosen are its own from now on."""
+    def _take(self, number: int, subnetwork: TaskSubnetwork, chosen: Neurons) -> None:
+        """Store the trained neurons of a finished task and make the task their owner."""
         stage = self.next_stage
-        self.shared.commit(part, stage, chosen)
+        self.shared.commit(subnetwork, stage, chosen)
         self.stages[number] = stage
 
     def capacity(self) -> Capacity:
-        """Who owns how many neurons."""
+        """Count the neurons that each task owns."""
         owners, numbers = self.shared.owners, {stage: number for number, stage in self.stages.items()}
         counts = [owners.count(stage) for stage in range(self.next_stage)]
         return Capacity(
             tuple(numbers.get(stage) for stage in range(self.next_stage)),
-            {name: len(own) for name, own in owners.groups.items()},
-            {name: tuple(own[name] for own in counts) for name in owners.groups},
+            {name: len(stages) for name, stages in owners.groups.items()},
+            {name: tuple(count[name] for count in counts) for name in owners.groups},
         )
 
     def forget(self, task: int) -> Forgotten:
-        """Drop a task and free its neurons; raises an error if that would change any other task, which it cannot.
+        """Drop a task and free its neurons, after checking that no other task changes.
 
-        Neurons that a task learned later still reads stay as they are, and become free when the last such task is
-        forgotten. The weights of freed neurons are drawn anew. If an interrupt comes, the learner is as it was before.
+        Neurons that a later task still uses stay as they are, and become free when the last such task is forgotten.
+        The weights of freed neurons are reinitialised. On an interrupt the learner stays as it was.
         """
         self._check_known(task)
         changed = self._copy()
@@ -107,20 +109,21 @@ class OwningLearner(Learner):
         del changed.heads[task], changed.learned[task]
         owned = self.shared.owners
         changed.shared.owners = owned.release(changed.next_stage - 1)
-        freed = sum(int((own >= changed.next_stage).sum()) for own in owned.groups.values())
+        freed = sum(int((stages >= changed.next_stage).sum()) for stages in owned.groups.values())
         if freed:
-            changed.shared.redraw(derived(self.seed, task, 3))
+            changed.shared.redraw(derive_seed(self.seed, task, 3))
         for number in changed.learned:
             before, after = _tensors(self.network(number)), _tensors(changed.network(number))
-            if any(not torch.equal(own, other) for own, other in zip(before, after, strict=True)):
+            if any(not torch.equal(old, new) for old, new in zip(before, after, strict=True)):
                 raise AssertionError(f"forgetting task {task} would change task {number}: please report this")
         in_use = sum(changed.shared.owners.count(stage).values()) if stage < changed.next_stage else 0
         self._become(changed)
         return Forgotten(freed, in_use, tuple(changed.learned))
 
     def memory(self) -> Memory:
+        """Count what it stores, with the bits of the masks."""
         masks = self.shared.owners.neurons * len(self.learned)
-        stored = self.shared.owners.neurons * min(self.next_stage, owner_digits(self.next_stage))
+        stored = self.shared.owners.neurons * min(self.next_stage, count_owner_digits(self.next_stage))
         return replace(super().memory(), masks=masks, stored_masks=stored)
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -128,7 +131,7 @@ class OwningLearner(Learner):
         layout, packed = owners.pack(self.next_stage)
         details = {
             "stages": {str(number): stage for number, stage in self.stages.items()},
-            "groups": {name: len(own) for name, own in owners.groups.items()},
+            "groups": {name: len(stages) for name, stages in owners.groups.items()},
             "layout": layout,
             "rest": owners.rest,
         }
@@ -138,19 +141,20 @@ class OwningLearner(Learner):
         if not self.learned:
             return
         example = self._example(next(iter(self.learned.values())).shape)
-        probe = new_head("linear", num_features(self.backbone, example), 1, seed=0).to(example)
-        graph = self.shared.graph(probe, 0, example)  # under a head that no task has
+        probe = create_head("linear", count_features(self.backbone, example), 1, seed=0).to(example)
+        graph = self.shared.graph(probe, 0, example)  # any head will do
         if graph.prunable != details["groups"]:
-            raise ValueError("backbone has other neurons than the file")
+            raise ValueError("its neurons are not those of the backbone")
         self.stages = {int(number): stage for number, stage in details["stages"].items()}
         stages = list(self.stages.values())
-        if self.stages.keys() != self.learned.keys() or any(type(own) is not int for own in stages):
+        if self.stages.keys() != self.learned.keys() or any(type(stage) is not int for stage in stages):
             raise ValueError("its stages are not those of its tasks")
-        if len(set(stages)) != len(stages) or not 0 <= min(stages) <= max(stages) < MOST_STAGES:
-            raise ValueError(f"its stages must differ and be from 0 to below {MOST_STAGES}")
+        if len(set(stages)) != len(stages) or not 0 <= min(stages) <= max(stages) < MAX_STAGES:
+            raise ValueError(f"its stages must differ and be from 0 to below {MAX_STAGES}")
         layout = details["layout"]
         self.shared.owners = Owners.unpack(layout, tensors[layout], details["groups"], details["rest"], self.next_stage)
 
 
 def _tensors(network: nn.Module) -> list[Tensor]:
+    """Return parameters and buffers in order."""
     return [*network.parameters(), *network.buffers()]

@@ -1,4 +1,4 @@
-"""Batch normalisation of which some channels are finished: they keep their statistics while the others learn theirs."""
+"""Batch norm with frozen channels, which keep their statistics while the others learn theirs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.autograd.function import once_differentiable
 
 
 class PartlyFrozenNorm(nn.Module):
-    """In place of a batch norm during training: `past` channels are normalised by their running statistics.
+    """Stand-in for a batch norm during training: `past` channels are normalised by their running statistics.
 
-    It has the norm's own tensors under the norm's own names. past: shape (channels,).
+    It shares the norm's tensors, under the same names. past: booleans (channels,).
     """
 
     running_mean: Tensor
@@ -30,7 +30,7 @@ class PartlyFrozenNorm(nn.Module):
         self.register_buffer("new", torch.nonzero(~past).flatten().to(self.running_mean.device), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, …) to the same shape."""
+        """Normalise x (batch, channels, …); the shape stays."""
         if not self.training or len(self.new) == 0:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         result, mean, variance = _Normalize.apply(
@@ -39,7 +39,7 @@ class PartlyFrozenNorm(nn.Module):
         with torch.no_grad():
             self.num_batches_tracked += 1
             share = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.to(mean.dtype)
-            # Past channels get their own statistics back, to the bit: running + share · (running - running).
+            # Past channels keep their statistics to the bit: running + share · (running - running).
             self.running_mean.lerp_(mean, share)
             count = x.numel() // x.shape[1]
             unbiased = torch.ones_like(variance).index_fill_(0, self.new, count / max(count - 1, 1))  # as torch has it
@@ -48,7 +48,7 @@ class PartlyFrozenNorm(nn.Module):
 
 
 class _Normalize(torch.autograd.Function):
-    """All channels go through torch's kernels for evaluation; what the new ones need besides is done for them alone."""
+    """Normalisation of all channels by torch's evaluation kernels, with the extra terms of the new channels."""
 
     @staticmethod
     def forward(
@@ -61,8 +61,8 @@ class _Normalize(torch.autograd.Function):
         new: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        others = [dim for dim in range(x.dim()) if dim != 1]
-        new_variance, new_mean = torch.var_mean(x.index_select(1, new), others, correction=0)
+        reduced = [dim for dim in range(x.dim()) if dim != 1]
+        new_variance, new_mean = torch.var_mean(x.index_select(1, new), reduced, correction=0)
         mean = running_mean.index_copy(0, new, new_mean)
         variance = running_variance.index_copy(0, new, new_variance)
         result = F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
@@ -75,16 +75,18 @@ class _Normalize(torch.autograd.Function):
     @once_differentiable  # type: ignore[misc]
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, variance, new = ctx.saved_tensors
-        for_x, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
+        x_gradient, weight_gradient, bias_gradient = torch.ops.aten.native_batch_norm_backward(
             gradient.contiguous(), x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
         )
-        # That took all statistics for constants. Those of the new channels are not: their gradient has two terms more.
+        # That treats all statistics as constants. Those of new channels are not: their gradient has two more terms.
         inverse = (variance[new] + ctx.eps).rsqrt()
         scale = (inverse if weight is None else inverse * weight[new]) / (x.numel() // x.shape[1])
-        slope = scale * inverse * for_weight[new]
-        offset = scale * for_bias[new] - slope * mean[new]
+        factor = scale * inverse * weight_gradient[new]
+        offset = scale * bias_gradient[new] - factor * mean[new]
         shape = [1, -1] + [1] * (x.dim() - 2)
-        for_x.index_add_(1, new, torch.addcmul(offset.view(shape), x.index_select(1, new), slope.view(shape)), alpha=-1)
+        x_gradient.index_add_(
+            1, new, torch.addcmul(offset.view(shape), x.index_select(1, new), factor.view(shape)), alpha=-1
+        )
         if weight is None:
-            for_weight = for_bias = None
-        return for_x, for_weight, for_bias, None, None, None, None
+            weight_gradient = bias_gradient = None
+        return x_gradient, weight_gradient, bias_gradient, None, None, None, None

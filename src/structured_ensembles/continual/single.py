@@ -1,4 +1,4 @@
-"""SingleModelLearner: a network of its own for every task; the upper line, which costs the most memory."""
+"""SingleModelLearner: a separate network for every task; the upper bound, which needs the most memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Common, Learner
-from structured_ensembles.continual.memory import Memory, count
+from structured_ensembles.continual.memory import Memory, count_floats
 from structured_ensembles.data import Data
-from structured_ensembles.networks.copying import all_tensors, clone_of, fill
+from structured_ensembles.networks.copying import all_tensors, clone_model, fill
 
 
 class SingleModelLearner(Learner):
-    """Every task starts from the weights that the backbone was given with, and shares nothing."""
+    """Learner whose tasks share nothing; each starts from the backbone's initial weights."""
 
     method = "single"
 
@@ -25,7 +25,7 @@ class SingleModelLearner(Learner):
         self.backbones: dict[int, nn.Module] = {}
 
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
-        network = TaskNetwork(clone_of(self.backbone), head)
+        network = TaskNetwork(clone_model(self.backbone), head)
         losses = self._fit(network, data, number)
         self.backbones[number] = network.backbone
         return head, losses
@@ -39,8 +39,8 @@ class SingleModelLearner(Learner):
         return TaskNetwork(self.backbones[number], self.heads[number])
 
     def memory(self) -> Memory:
-        """The first task's network is the backbone, the others come on top."""
-        return replace(super().memory(), factors=sum(map(count, list(self.backbones.values())[1:])))
+        """Count the first task's network as the backbone, and the others as factors."""
+        return replace(super().memory(), factors=sum(map(count_floats, list(self.backbones.values())[1:])))
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {
@@ -51,7 +51,7 @@ class SingleModelLearner(Learner):
 
     def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
         for number in self.learned:
-            backbone, prefix = clone_of(self.backbone), f"{number}."
-            own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            fill(backbone, own)
+            backbone, prefix = clone_model(self.backbone), f"{number}."
+            weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            fill(backbone, weights)
             self.backbones[number] = backbone

@@ -1,7 +1,7 @@
 """StructuredLearner (Section 3.3 of the paper): every task takes some free neurons and reuses those of the past.
 
-A task's neurons are found as for a member of an ensemble: scaling vectors on the frozen network, saliency, selection.
-It then trains on the part of the network that its mask keeps, where the neurons of the past are frozen.
+A task's neurons are selected as those of an ensemble's member: scaling vectors on the frozen network, saliency, select.
+It then trains on the subnetwork that its mask keeps, where past neurons are frozen.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 
 from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.common.checks import check_choice, check_share, check_whole
-from structured_ensembles.continual.fitting import derived
+from structured_ensembles.continual.fitting import derive_seed
 from structured_ensembles.continual.freezing import freeze
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Common
@@ -30,7 +30,7 @@ Neurons = dict[str, tuple[int, ...]]
 
 
 class StructuredLearner(OwningLearner):
-    """One backbone, one mask and one head per task; nothing is ever forgotten.
+    """Learner with one backbone, and one mask and one head per task, which never forgets.
 
     prune: the share of neurons that a task leaves to others: of n it takes n - ⌈prune·(n-1)⌉.
     scope: rank the neurons of each "layer", or of the whole "network".
@@ -82,19 +82,21 @@ class StructuredLearner(OwningLearner):
         network = TaskNetwork(self.backbone, head)
         graph = self.shared.graph(head, data.num_classes, self._example(data.shape))
         free = self.shared.owners.free()
-        chosen = self._choose(network, graph, data, free, derived(self.seed, number, 2)) if free else {}
+        chosen = self._choose(network, graph, data, free, derive_seed(self.seed, number, 2)) if free else {}
         if not any(chosen.values()):
-            why = "those that it chose are all taken" if free else NONE_FREE
+            why = "the selected ones are all taken" if free else NONE_FREE
             warnings.warn(
-                f"task {number} gets no neuron, as {why}: it learns a head on those of the past", stacklevel=3
+                f"task {number} gets no neuron, as {why}: it learns only a head on past neurons", stacklevel=3
             )
-        part = self.shared.cut(network, graph, chosen)
-        losses = self._fit(part.network, data, number, after_step=freeze(part.network.backbone, part.past))
-        self._take(number, part, chosen)
-        return part.network.head, losses
+        subnetwork = self.shared.cut(network, graph, chosen)
+        losses = self._fit(
+            subnetwork.network, data, number, after_step=freeze(subnetwork.network.backbone, subnetwork.past)
+        )
+        self._take(number, subnetwork, chosen)
+        return subnetwork.network.head, losses
 
     def _choose(self, network: TaskNetwork, graph: ChannelGraph, data: Data, free: Neurons, seed: int) -> Neurons:
-        """The free neurons that the task takes, AN_t."""
+        """Select the free neurons that the task takes, AN_t."""
         scores = None
         if self.selection == "learned":
             scales = learn_scales(
@@ -116,15 +118,15 @@ class StructuredLearner(OwningLearner):
         if self.extraction == "soft":
             ranked = self._select(graph, scores, seed)
             return {name: tuple(sorted(set(kept) & set(free.get(name, ())))) for name, kept in ranked.items()}
-        view, own = _only(graph, scores, free)
-        return {
-            name: tuple(free[name][index] for index in kept) for name, kept in self._select(view, own, seed).items()
-        }
+        free_graph, free_scores = _restrict_to_free(graph, scores, free)
+        selected = self._select(free_graph, free_scores, seed)
+        return {name: tuple(free[name][index] for index in kept) for name, kept in selected.items()}
 
     def _select(self, graph: ChannelGraph, scores: Scores | None, seed: int) -> Neurons:
+        """Select the neurons of one subnet of the graph."""
         ranked = None if scores is None else [scores]
         with warnings.catch_warnings():
-            # That a layer's last neuron is taken is what happens when capacity runs out; `capacity()` tells.
+            # Expected when capacity runs out, which `capacity()` shows: the last neuron of a layer is taken.
             warnings.filterwarnings("ignore", message="prune=.* would empty")
             subnet = select(
                 graph, ranked, prune=self.prune, scope=self.scope, selection=self.selection, members=1, seed=seed
@@ -132,9 +134,9 @@ class StructuredLearner(OwningLearner):
         return subnet.kept
 
 
-def _only(graph: ChannelGraph, scores: Scores | None, free: Neurons) -> tuple[ChannelGraph, Scores | None]:
-    """The graph and the scores as if the network had only the free neurons, in their order."""
+def _restrict_to_free(graph: ChannelGraph, scores: Scores | None, free: Neurons) -> tuple[ChannelGraph, Scores | None]:
+    """Restrict graph and scores to the free neurons, in their order."""
     groups = tuple(replace(group, size=len(free[group.name])) for group in graph.groups if group.name in free)
     magnitudes = {name: graph.magnitudes[name][list(channels)] for name, channels in free.items()}
-    own = None if scores is None else {name: scores.values[name][list(channels)] for name, channels in free.items()}
-    return replace(graph, groups=groups, magnitudes=magnitudes), None if own is None else Scores(own)
+    values = None if scores is None else {name: scores.values[name][list(channels)] for name, channels in free.items()}
+    return replace(graph, groups=groups, magnitudes=magnitudes), None if values is None else Scores(values)

@@ -1,7 +1,7 @@
 """SupSupLearner (Wortsman et al. 2020): a frozen random network, and for every task a mask over its weights.
 
-Weights are signed constants; a task trains a score for each, and sees the weights with the largest |score|. Gradients
-pass the choice unchanged (straight-through).
+Weights are signed constants; a task trains a score for each, and uses the weights with the largest |score|. Gradients
+pass the selection unchanged (straight-through).
 """
 
 from __future__ import annotations
@@ -15,18 +15,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.continual.fitting import derived
+from structured_ensembles.continual.fitting import derive_seed
 from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.memory import Memory
-from structured_ensembles.continual.reweighting import Own, ReweightingLearner, tensors_but, weight_names
+from structured_ensembles.continual.reweighting import (
+    ReweightingLearner,
+    TaskTensors,
+    copy_tensors_except,
+    list_weights,
+)
 from structured_ensembles.networks.copying import unsaved_buffers
 
 
 class SupSupLearner(ReweightingLearner):
-    """keep: the share of weights that a task sees. The other arguments are those of `Learner`.
+    """Learner with a mask over the weights of a frozen random network for each task.
 
+    keep: the share of weights that a task uses. The other arguments are those of `Learner`.
     The backbone gives the signs of the weights; their size is Kaiming's for the weights that are kept. Biases and the
-    affine part of normalisation are never trained; its statistics belong to the task.
+    affine parameters of norms are never trained; the norms' statistics belong to the task.
     """
 
     method = "supsup"
@@ -38,33 +44,37 @@ class SupSupLearner(ReweightingLearner):
         self.keep = keep
         self.settings |= {"keep": keep}
         with torch.no_grad():
-            for name in weight_names(self.backbone):
+            for name in list_weights(self.backbone):
                 weight = self.backbone.get_parameter(name)
                 fan = keep * weight.numel() / len(weight)
                 weight.copy_(torch.where(weight < 0, -1.0, 1.0) * math.sqrt(2 / fan))
 
     def _factor(self, name: str, weight: Tensor, number: int) -> nn.Module:
-        place = weight_names(self.backbone).index(name)
-        return Supermask(weight.shape, self.keep, derived(self.seed, number, 2, place))
+        index = list_weights(self.backbone).index(name)
+        return Supermask(weight.shape, self.keep, derive_seed(self.seed, number, 2, index))
 
     def _freeze(self, backbone: nn.Module, weights: list[str]) -> None:
         backbone.requires_grad_(False)
 
-    def _keep(self, backbone: nn.Module, factors: Mapping[str, nn.Module], original: Own) -> Own:
+    def _keep(self, backbone: nn.Module, factors: Mapping[str, nn.Module], original: TaskTensors) -> TaskTensors:
         masks = {name: factor.mask() for name, factor in factors.items()}  # type: ignore[operator]
-        return masks | tensors_but(backbone, list(original), lambda tensor: not isinstance(tensor, nn.Parameter))
+        return masks | copy_tensors_except(
+            backbone, list(original), lambda tensor: not isinstance(tensor, nn.Parameter)
+        )
 
-    def _weight(self, weight: Tensor, name: str, own: Own) -> Tensor:
-        return weight * own[name]
+    def _weight(self, weight: Tensor, name: str, task_tensors: TaskTensors) -> Tensor:
+        return weight * task_tensors[name]
 
-    def _own_shapes(self) -> dict[str, torch.Size]:
+    def _task_shapes(self) -> dict[str, torch.Size]:
         buffers = dict(self.backbone.named_buffers())
         shapes = {name: buffers[name].shape for name in buffers.keys() - unsaved_buffers(self.backbone)}
-        return shapes | {name: self.backbone.get_parameter(name).shape for name in weight_names(self.backbone)}
+        return shapes | {name: self.backbone.get_parameter(name).shape for name in list_weights(self.backbone)}
 
     def memory(self) -> Memory:
-        masks = sum(t.numel() for own in self.own.values() for t in own.values() if t.dtype == torch.bool)
-        floats = sum(t.numel() for own in self.own.values() for t in own.values() if t.is_floating_point())
+        """Count what it stores, with the masks and the statistics of norms."""
+        tensors = [tensor for kept in self.task_tensors.values() for tensor in kept.values()]
+        masks = sum(tensor.numel() for tensor in tensors if tensor.dtype == torch.bool)
+        floats = sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
         return replace(super().memory(), masks=masks, factors=floats)
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -76,7 +86,7 @@ class SupSupLearner(ReweightingLearner):
         return packed, details
 
     def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
-        shapes = {name: self.backbone.get_parameter(name).shape for name in weight_names(self.backbone)}
+        shapes = {name: self.backbone.get_parameter(name).shape for name in list_weights(self.backbone)}
         unpacked = dict(tensors)
         for name, tensor in tensors.items():
             shape = shapes.get(name.partition(".")[2])
@@ -89,7 +99,7 @@ class SupSupLearner(ReweightingLearner):
 
 
 class Supermask(nn.Module):
-    """Scores of a weight's entries; it multiplies the weight with 1 where they are among the largest, else with 0."""
+    """Mask of a weight by trained scores: 1 where a score is among the largest, else 0."""
 
     def __init__(self, shape: torch.Size, keep: float, seed: int) -> None:
         super().__init__()
@@ -99,6 +109,7 @@ class Supermask(nn.Module):
         self.dropped = int((1 - keep) * self.scores.numel())
 
     def mask(self) -> Tensor:
+        """Return the mask, booleans in the shape of the weight."""
         return _largest(self.scores.detach().abs(), self.dropped)
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -106,6 +117,8 @@ class Supermask(nn.Module):
 
 
 class _StraightThrough(torch.autograd.Function):
+    """Mask of the largest scores, whose gradient passes to the scores unchanged."""
+
     @staticmethod
     def forward(ctx: Any, scores: Tensor, dropped: int) -> Tensor:
         return _largest(scores, dropped).to(scores.dtype)
@@ -116,10 +129,10 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _largest(scores: Tensor, dropped: int) -> Tensor:
-    """True for all but the `dropped` smallest scores."""
+    """Return booleans in the shape of scores: True for all but the `dropped` smallest."""
     if dropped == 0:
         return torch.ones_like(scores, dtype=torch.bool)
     flat = scores.flatten()
-    # On a GPU, kthvalue searches with a single block of threads; sorting keeps all of it busy.
-    least = flat.sort().values[dropped - 1] if flat.is_cuda else flat.kthvalue(dropped).values
-    return scores > least
+    # On a GPU, kthvalue uses a single block of threads; sorting uses all of it.
+    threshold = flat.sort().values[dropped - 1] if flat.is_cuda else flat.kthvalue(dropped).values
+    return scores > threshold

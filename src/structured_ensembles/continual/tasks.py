@@ -1,4 +1,4 @@
-"""Task, split_tasks(): one data set as a sequence of tasks with disjoint classes."""
+"""Task and split_tasks(): a data set as a sequence of tasks with disjoint classes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.checks import checked_seed
-from structured_ensembles.common.inputs import joined, moved, rows_of
+from structured_ensembles.common.checks import check_seed
+from structured_ensembles.common.inputs import join_batches, move_inputs, select_rows
 from structured_ensembles.data import Data, Split, load_data
 from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.data.splits import Batch, TensorSplit
@@ -20,13 +20,13 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
 
 class Benchmark(NamedTuple):
-    """How many tasks a data set is usually split into, and how many epochs each is trained."""
+    """Usual number of tasks of a data set, and of epochs per task."""
 
     tasks: int
     epochs: int
 
 
-# Those of the paper, Tiny ImageNet of its code, and the digits that need no download.
+# The paper's benchmarks, Tiny ImageNet of its code, and the digits, which need no download.
 BENCHMARKS = {
     "digits": Benchmark(5, 30),
     "mnist": Benchmark(5, 10),
@@ -38,9 +38,9 @@ BENCHMARKS = {
 
 @dataclass(frozen=True)
 class Task:
-    """Some classes of a data set, to be learned at one time.
+    """Classes of a data set that are learned together.
 
-    number: what the task is called by, from 0. classes: the labels that its classes have in the whole data set.
+    number: identifies the task, from 0. classes: the labels of its classes in the full data set.
     data: its samples, labelled 0, 1, … within the task.
     """
 
@@ -66,22 +66,22 @@ def split_tasks(data: Data, tasks: int, shuffle_labels: bool = False, seed: int 
         raise ValueError(f"tasks must divide the {data.num_classes} classes: one of {fitting}, not {tasks!r}")
     labels = torch.arange(data.num_classes)
     if shuffle_labels:
-        labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(checked_seed(seed)))]
+        labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(check_seed(seed)))]
     groups = labels.view(tasks, -1)
     within = torch.empty_like(labels)  # the label of every class within its task
     within[groups] = torch.arange(groups.shape[1]).expand_as(groups)
-    found = []
+    result = []
     for number, group in enumerate(groups):
-        part = replace(
+        task_data = replace(
             data,
             classes=tuple(data.classes[label] for label in group.tolist()),
-            train=_of_classes(data.train, group, within),
-            validation=_if_any(data.validation, group, within),
-            test=_if_any(data.test, group, within),
+            train=_select_classes(data.train, group, within),
+            validation=_select_classes_if_any(data.validation, group, within),
+            test=_select_classes_if_any(data.test, group, within),
             name=f"{data.name}, task {number} of {tasks}",
         )
-        found.append(Task(number, tuple(group.tolist()), part))
-    return found
+        result.append(Task(number, tuple(group.tolist()), task_data))
+    return result
 
 
 def load_tasks(
@@ -92,38 +92,39 @@ def load_tasks(
     shuffle_labels: bool = False,
     seed: int = 0,
 ) -> list[Task]:
-    """A benchmark by the name of its data set: Split-MNIST is `load_tasks("mnist")`, five tasks of two classes.
+    """Load a benchmark by the name of its data set: Split-MNIST is `load_tasks("mnist")`, five tasks of two classes.
 
-    tasks: another number of tasks than the benchmark's. The other arguments are those of `load_data` and `split_tasks`.
+    tasks: by default the benchmark's number. The other arguments are those of `load_data` and `split_tasks`.
     """
     if tasks is None and name not in BENCHMARKS:
         raise ValueError(f"tasks must be given for {name!r}: only {', '.join(BENCHMARKS)} have a usual number")
     return split_tasks(load_data(name, root, seed=seed), tasks or BENCHMARKS[name].tasks, shuffle_labels, seed)
 
 
-def _of_classes(split: Split, classes: Tensor, within: Tensor) -> Split:
+def _select_classes(split: Split, classes: Tensor, within: Tensor) -> Split:
+    """Select the samples of some classes and relabel them. within: the new label of every label."""
     if not isinstance(split, TensorSplit):
-        return StreamedPart.of(split, classes, within)
+        return StreamedClasses.of(split, classes, within)
     device = split.targets.device
     chosen = torch.isin(split.targets[split.index], classes.to(device))
     return TensorSplit(split.inputs, within.to(device)[split.targets], split.index[chosen])
 
 
-def _if_any(split: Split | None, classes: Tensor, within: Tensor) -> Split | None:
-    """None if the split, or what it has of these classes, is empty."""
-    part = None if split is None else _of_classes(split, classes, within)
-    return part if part is not None and len(part) else None
+def _select_classes_if_any(split: Split | None, classes: Tensor, within: Tensor) -> Split | None:
+    """Select samples as `_select_classes` does; return None if there is no split, or no sample."""
+    selected = None if split is None else _select_classes(split, classes, within)
+    return selected if selected is not None and len(selected) else None
 
 
-def _joined(batches: Sequence[Batch]) -> Batch:
-    return joined([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
+def _join_batches(batches: Sequence[Batch]) -> Batch:
+    return join_batches([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
 
 
 @dataclass(frozen=True)
-class StreamedPart:
-    """The samples of some classes of a streamed split, in batches of the size that is asked for.
+class StreamedClasses:
+    """Streamed split restricted to some classes.
 
-    classes: the labels wanted. within: the new label of every label. samples: how many there are.
+    classes: the labels to keep. within: the new label of every label. samples: how many there are.
     """
 
     split: Split
@@ -132,33 +133,36 @@ class StreamedPart:
     samples: int
 
     @classmethod
-    def of(cls, split: Split, classes: Tensor, within: Tensor) -> StreamedPart:
-        """Counts the samples, which takes a pass over the split."""
+    def of(cls, split: Split, classes: Tensor, within: Tensor) -> StreamedClasses:
+        """Restrict a split to some classes; counting their samples takes a pass over it."""
         return cls(split, classes, within, sum(int(torch.isin(y, classes).sum()) for _, y in split.batches(512)))
 
     def __len__(self) -> int:
         return self.samples
 
     def num_batches(self, size: int) -> int:
+        """Return the number of batches of this size."""
         return -(-self.samples // size)
 
     def batches(
         self, size: int, seed: int | tuple[int, ...] | None = None, device: torch.device | str = "cpu"
     ) -> Iterator[Batch]:
-        waiting: list[Batch] = []
+        """Yield batches of this size, the last one with the rest."""
+        pending: list[Batch] = []
         for inputs, targets in self.split.batches(size, seed):
             chosen = torch.isin(targets, self.classes)
-            waiting.append((rows_of(inputs, chosen), self.within[targets[chosen]]))
-            if sum(len(labels) for _, labels in waiting) >= size:
-                x, y = _joined(waiting)
-                whole = len(y) - len(y) % size
-                for start in range(0, whole, size):
+            pending.append((select_rows(inputs, chosen), self.within[targets[chosen]]))
+            if sum(len(labels) for _, labels in pending) >= size:
+                x, y = _join_batches(pending)
+                complete = len(y) - len(y) % size
+                for start in range(0, complete, size):
                     rows = slice(start, start + size)
-                    yield moved(rows_of(x, rows), device), y[rows].to(device)
-                waiting = [(rows_of(x, slice(whole, None)), y[whole:])]
-        x, y = _joined(waiting)
+                    yield move_inputs(select_rows(x, rows), device), y[rows].to(device)
+                pending = [(select_rows(x, slice(complete, None)), y[complete:])]
+        x, y = _join_batches(pending)
         if len(y):
-            yield moved(x, device), y.to(device)
+            yield move_inputs(x, device), y.to(device)
 
-    def to(self, device: torch.device | str) -> StreamedPart:
+    def to(self, device: torch.device | str) -> StreamedClasses:
+        """Return itself: batches are moved one by one."""
         return self

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.devices import constant
+from structured_ensembles.common.devices import make_constant
 from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import ceil_div
 from structured_ensembles.data.augmentation import padding
@@ -80,7 +80,7 @@ class BatchDrawer:
         launch(
             draw_images, (rows, ceil_div(channels * height * width, BLOCK)),
             stored, targets, self.order, self.order if self.crops is None else self.crops, feed.starts, feed.step,
-            *(constant(values, stored.device, torch.float32) for values in (mean, deviation)),
+            *(make_constant(values, stored.device, torch.float32) for values in (mean, deviation)),
             images, labels, size, self.order.shape[1], channels, height, width, padding(height),
             CROPS=self.crops is not None, CHANNELS_LAST=self.channels_last, BLOCK=BLOCK,
         )  # fmt: skip

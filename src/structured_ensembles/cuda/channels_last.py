@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from structured_ensembles.common.inputs import Inputs, call
-from structured_ensembles.networks.copying import clear_hooks, clone_of
+from structured_ensembles.networks.copying import clear_hooks, clone_model
 from structured_ensembles.tracing.fake_model import first_line
 
 
@@ -35,7 +35,7 @@ def _can(network: nn.Module, example: Inputs, tell: Callable[[str], None]) -> bo
     if not any(parameter.dim() == 4 for parameter in network.parameters()):
         return False
     try:
-        trial = clone_of(network).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        trial = clone_model(network).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         clear_hooks(trial)
         with torch.no_grad():
             call(trial.eval(), example)

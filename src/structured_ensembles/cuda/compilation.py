@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from structured_ensembles.common.inputs import Inputs, call, each, tensors_in
+from structured_ensembles.common.inputs import Inputs, call, map_inputs, tensors_in
 from structured_ensembles.cuda.capture import host_state
 from structured_ensembles.cuda.channel_padding import Shapes, common_network, shapes_of
 from structured_ensembles.cuda.operations import conv_norm, member_conv, member_dropout, member_linear
@@ -32,7 +32,7 @@ from structured_ensembles.cuda.passes import (
 from structured_ensembles.cuda.program import Program, ProgramError, export_program
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack, unpadded
-from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.tracing.fake_model import first_line
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -172,9 +172,9 @@ class _WithoutDropout(TorchFunctionMode):
 def check_program(program: Program, networks: Sequence[nn.Module], shapes: Shapes, example: Inputs) -> None:
     """Raise `ProgramError` unless a program computes what the networks do: tried in double precision."""
     try:
-        trials = [clone_of(network).double().train() for network in networks]
+        trials = [clone_model(network).double().train() for network in networks]
         device = next(trials[0].parameters()).device
-        inputs = each(lambda x: x.to(device, torch.float64 if x.is_floating_point() else x.dtype), example)
+        inputs = map_inputs(lambda x: x.to(device, torch.float64 if x.is_floating_point() else x.dtype), example)
         stack = Stack(program, trials, shapes)
         run = Run(program, stack.weights, stack.learned, generators=None)
         outputs = run.forward([torch.cat([x] * len(trials)) for x in tensors_in(inputs)])

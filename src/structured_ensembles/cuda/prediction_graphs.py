@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.inputs import Inputs, cloned, each, tensors_in
+from structured_ensembles.common.inputs import Inputs, clone_inputs, map_inputs, tensors_in
 from structured_ensembles.cuda.capture import CaptureError, Step, captured, log_once, side_by_side, side_streams
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.prediction.combination import member_outputs
@@ -75,7 +75,7 @@ class Replays:
                 return None
             self.print = own
         place, results, replay = self.graphs[key]
-        each(Tensor.copy_, place, x)
+        map_inputs(Tensor.copy_, place, x)
         replay()
         return torch.cat(results)
 
@@ -124,19 +124,19 @@ def _captured(ensemble: Any, x: Inputs) -> tuple[Inputs, list[Tensor], Step]:
     """A place for inputs like x, a place for the outputs of each network, and what computes these from that."""
     # Tensors made in inference mode could not be written to outside of it.
     with torch.inference_mode(False), torch.no_grad():
-        place, results = each(Tensor.clone, x), [torch.empty(0)] * len(ensemble.members)
+        place, results = map_inputs(Tensor.clone, x), [torch.empty(0)] * len(ensemble.members)
         device = tensors_in(x)[0].device
         streams = side_streams(device, len(ensemble.members))
 
         changing = [_overwrites(member, ensemble.prepare(place)) for member in ensemble.members]
 
         def run(number: int, member: nn.Module, prepared: Inputs) -> None:
-            results[number] = member_outputs(member, cloned(prepared) if changing[number] else prepared)
+            results[number] = member_outputs(member, clone_inputs(prepared) if changing[number] else prepared)
 
         order = memory_order(ensemble, place)
 
         def step() -> None:
-            prepared = each(partial(Tensor.contiguous, memory_format=order), ensemble.prepare(place))
+            prepared = map_inputs(partial(Tensor.contiguous, memory_format=order), ensemble.prepare(place))
             members = enumerate(ensemble.members)
             side_by_side([partial(run, number, member, prepared) for number, member in members], streams)
 
@@ -145,7 +145,7 @@ def _captured(ensemble: Any, x: Inputs) -> tuple[Inputs, list[Tensor], Step]:
 
 def _overwrites(network: nn.Module, inputs: Inputs) -> bool:
     """Tell whether a network works in place on its inputs, which it then cannot share with the other members."""
-    own = cloned(inputs)
+    own = clone_inputs(inputs)
     before = [tensor._version for tensor in tensors_in(own)]
     member_outputs(network, own)
     return before != [tensor._version for tensor in tensors_in(own)]

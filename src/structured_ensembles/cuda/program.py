@@ -20,7 +20,7 @@ from torch.export import Dim
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_map_only
 
-from structured_ensembles.common.inputs import arguments
+from structured_ensembles.common.inputs import call_arguments
 
 LARGEST_BATCH = 16384  # members × samples; export proves that indices of that many fit 32 bits
 ALLOWED_INPUT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.USER_INPUT)
@@ -86,7 +86,7 @@ def export_program(network: nn.Module, example: Any) -> Program:
 
     example: inputs of at least two samples; only their shapes and types matter.
     """
-    positional, named = arguments(example)
+    positional, named = call_arguments(example)
     batch = Dim("batch", min=2, max=LARGEST_BATCH)
     dynamic = tree_map_only(Tensor, lambda _: {0: batch}, (positional, named))
     training = network.training

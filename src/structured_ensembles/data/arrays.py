@@ -1,4 +1,4 @@
-"""Arrays that users bring, as tensors; with an error that names whatever is wrong."""
+"""Conversion of users' arrays and samples to tensors, with errors that name the argument."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from structured_ensembles.common.inputs import Inputs, each, tensors_in
+from structured_ensembles.common.inputs import Inputs, map_inputs, tensors_in
 from structured_ensembles.data.conversion import as_float32, as_tensor
-from structured_ensembles.data.kinds import stored
-from structured_ensembles.data.random_states import kept_states
+from structured_ensembles.data.kinds import cast_for_storage
+from structured_ensembles.data.random_states import preserve_random_states
 
-Check = Callable[[str, Tensor], None]  # of an argument's name and value
+Check = Callable[[str, Tensor], None]  # takes an argument's name and value, and raises if it is invalid
 # Whole numbers look like values of a regression if they would be more classes than this, …
 MANY_CLASSES = 100
 FEW_SAMPLES = 10  # … with fewer samples than this for each, on average
-MOST_CLASSES = 100_000  # that are taken from the largest label, unless there are more samples
+MAX_CLASSES = 100_000  # inferred from the largest label, unless there are more samples
 
 
 def as_inputs(argument: str, values: Any, ids: bool = False, check: Check | None = None) -> Inputs:
     """Convert inputs: uint8 stays uint8 (pixels), other numbers become float32, or int64 if they are `ids`.
 
-    A tuple of arrays, or a dict, are several inputs: each is kept as `kinds.stored` says.
+    A tuple of arrays, or a dict, are several inputs: each is cast by `kinds.cast_for_storage`.
     check: called with a single input as it was given, such as `check_images`.
     """
     if _are_several(values):
-        named: Mapping[Any, Any] = values if isinstance(values, Mapping) else dict(enumerate(values))
-        if not named:
-            raise ValueError(f"{argument} must hold at least one input, not none")
-        found = {name: _stored(f"{argument}[{name!r}]", own, ids) for name, own in named.items()}
-        return found if isinstance(values, Mapping) else tuple(found.values())
+        by_name: Mapping[Any, Any] = values if isinstance(values, Mapping) else dict(enumerate(values))
+        if not by_name:
+            raise ValueError(f"{argument} must hold at least one input, but is empty")
+        tensors = {name: _convert_one(f"{argument}[{name!r}]", value, ids) for name, value in by_name.items()}
+        return tensors if isinstance(values, Mapping) else tuple(tensors.values())
     tensor = as_tensor(argument, values)
     if ids and (tensor.is_floating_point() or tensor.dtype == torch.bool):
         raise TypeError(f"{argument} must be whole numbers, as they are ids, not {tensor.dtype}")
@@ -45,38 +45,40 @@ def as_inputs(argument: str, values: Any, ids: bool = False, check: Check | None
     return tensor if tensor.dtype == torch.uint8 else as_float32(argument, tensor)
 
 
-def _stored(argument: str, values: Any, ids: bool) -> Tensor:
+def _convert_one(argument: str, values: Any, ids: bool) -> Tensor:
+    """Convert one of several inputs."""
     tensor = as_tensor(argument, values)
-    return as_float32(argument, tensor) if tensor.is_floating_point() else stored(tensor, ids)
+    return as_float32(argument, tensor) if tensor.is_floating_point() else cast_for_storage(tensor, ids)
 
 
 def as_targets(argument: str, values: Any, task: str | None) -> Tensor:
-    """Labels (samples,) as int64 or values as float32: by their type, unless the task is given."""
+    """Convert labels (samples,) to int64, values to float32; their type tells which, unless there is a task."""
     tensor = as_tensor(argument, values)
     if task == "regression" or (task is None and tensor.is_floating_point()):
         return as_float32(argument, tensor)
     if tensor.is_floating_point():
-        as_float32(argument, tensor)  # or an error
+        as_float32(argument, tensor)  # raises unless all are finite
         if not torch.equal(tensor, tensor.round()) or (tensor.abs() >= 2**63).any():
             raise ValueError(f"{argument} must be whole numbers for a classification")
     return tensor.squeeze(-1).long() if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor.long()
 
 
 def _are_several(values: Any) -> bool:
-    """Tell several inputs (a dict, or a tuple of arrays or pictures) from one array (also nested lists of numbers)."""
-    pictured = isinstance(values, tuple) and any(
-        isinstance(own, Image.Image) or getattr(own, "ndim", 0) >= 1 for own in values
+    """Tell whether values are several inputs (a dict, or a tuple of arrays or images) rather than one array."""
+    is_tuple_of_inputs = isinstance(values, tuple) and any(
+        isinstance(value, Image.Image) or getattr(value, "ndim", 0) >= 1 for value in values
     )
-    return isinstance(values, Mapping) or pictured
+    return isinstance(values, Mapping) or is_tuple_of_inputs
 
 
 def check_pair(first: str, inputs: Inputs, second: str, targets: Tensor) -> None:
+    """Raise a ValueError unless inputs and targets have equally many samples, at least one."""
     if not isinstance(inputs, Tensor):
-        for own in tensors_in(inputs):
-            if own.dim() < 1 or len(own) != len(targets) or len(own) == 0:
+        for tensor in tensors_in(inputs):
+            if tensor.dim() < 1 or len(tensor) != len(targets) or len(tensor) == 0:
                 raise ValueError(
                     f"each of {first} must have the shape (samples, …), with as many samples as {second} "
-                    f"({len(targets)}), not {tuple(own.shape)}"
+                    f"({len(targets)}), not {tuple(tensor.shape)}"
                 )
         return
     if inputs.dim() < 2 or len(inputs) == 0:
@@ -90,6 +92,7 @@ def check_pair(first: str, inputs: Inputs, second: str, targets: Tensor) -> None
 
 
 def check_labels(argument: str, labels: Tensor, classes: int) -> None:
+    """Raise a ValueError unless labels are (samples,), from 0 to classes - 1."""
     if labels.dim() != 1:
         raise ValueError(f"{argument} must have the shape (samples,), not {tuple(labels.shape)}")
     low, high = int(labels.min()), int(labels.max())
@@ -98,9 +101,9 @@ def check_labels(argument: str, labels: Tensor, classes: int) -> None:
 
 
 def check_largest_label(targets: Tensor) -> None:
-    """Raise if the largest label (samples,) would make more classes than there can be, with a name for each."""
+    """Raise a ValueError if the largest of the labels (samples,) implies an implausible number of classes."""
     classes = int(targets.max()) + 1
-    if classes > max(MOST_CLASSES, len(targets)):
+    if classes > max(MAX_CLASSES, len(targets)):
         raise ValueError(
             f"targets reach to {classes - 1:,}, which would be {classes:,} classes for {len(targets):,} samples: "
             "number the classes from 0 on, as numpy.unique(targets, return_inverse=True)[1] does, or say how many "
@@ -109,7 +112,7 @@ def check_largest_label(targets: Tensor) -> None:
 
 
 def warn_of_many_classes(targets: Tensor) -> None:
-    """Warn if targets (samples,) that would be labels look like the values of a regression."""
+    """Warn if whole-number targets (samples,) look like the values of a regression."""
     if targets.is_floating_point() or targets.numel() == 0:
         return
     classes = int(targets.max()) + 1
@@ -128,20 +131,20 @@ def stack_samples(argument: str, dataset: Any) -> tuple[Inputs, Tensor]:
     """Read a map-style dataset of (input, target) into tensors; an input may be a tuple or a dict of several."""
     if not hasattr(dataset, "__len__") or len(dataset) == 0:
         raise ValueError(f"{argument} must be a map-style dataset with at least one sample")
-    with kept_states():  # a transform may draw
-        pairs = [_pair_of(argument, index, dataset[index]) for index in range(len(dataset))]
+    with preserve_random_states():  # a transform may draw
+        pairs = [_convert_pair(argument, index, dataset[index]) for index in range(len(dataset))]
     inputs, targets = zip(*pairs, strict=True)
     try:
-        return each(lambda *own: _stacked(argument, own), *inputs), torch.stack(targets)
+        return map_inputs(lambda *samples: _stack(argument, samples), *inputs), torch.stack(targets)
     except (KeyError, AttributeError, TypeError) as error:
         raise TypeError(f"{argument} has inputs of different structures: {error}") from error
 
 
-def _pair_of(argument: str, index: int, given: Any) -> tuple[Inputs, Tensor]:
-    """Convert one sample of a dataset."""
+def _convert_pair(argument: str, index: int, item: Any) -> tuple[Inputs, Tensor]:
+    """Convert one item of a dataset to an input and a target."""
     try:
-        sample, target = labelled(given) if isinstance(given, Mapping) else given
-        return each(_sample_tensor, _structured(sample)), _sample_array(target)
+        sample, target = split_labels(item) if isinstance(item, Mapping) else item
+        return map_inputs(_convert_sample, _as_structure(sample)), _convert_array(target)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{argument}[{index}] must be a pair (input, target) of numbers, arrays or images, the input possibly "
@@ -149,31 +152,34 @@ def _pair_of(argument: str, index: int, given: Any) -> tuple[Inputs, Tensor]:
         ) from error
 
 
-def labelled(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Split a dict, such as tokenizers' collators give, into inputs and "labels"."""
+def split_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Split a dict, such as tokenizers' collators return, into inputs and "labels"."""
     if "labels" not in batch or len(batch) == 1:
         raise TypeError(f'a dict with only {", ".join(map(repr, batch))}, without "labels" or without inputs')
-    return {name: own for name, own in batch.items() if name != "labels"}, batch["labels"]
+    return {name: tensor for name, tensor in batch.items() if name != "labels"}, batch["labels"]
 
 
-def _structured(sample: Any) -> Any:
+def _as_structure(sample: Any) -> Any:
+    """Return an input as an array, a tuple of several or a dict."""
     if not _are_several(sample):
-        return _sample_array(sample) if isinstance(sample, tuple) else sample
+        return _convert_array(sample) if isinstance(sample, tuple) else sample
     return dict(sample) if isinstance(sample, Mapping) else sample
 
 
-def _sample_tensor(sample: Any) -> Tensor:
-    return image_tensor(sample) if isinstance(sample, Image.Image) else _sample_array(sample)
+def _convert_sample(sample: Any) -> Tensor:
+    """Convert an image, an array or a number."""
+    return convert_image(sample) if isinstance(sample, Image.Image) else _convert_array(sample)
 
 
-def _sample_array(sample: Any) -> Tensor:
+def _convert_array(sample: Any) -> Tensor:
     """Convert an array, a tensor or a number of any shape."""
     plain = isinstance(sample, int | float | np.number | np.bool_)
     return torch.as_tensor(sample) if plain else as_tensor("it", sample).reshape(np.shape(sample))
 
 
-def _stacked(argument: str, samples: tuple[Tensor, ...]) -> Tensor:
-    shapes = {tuple(item.shape) for item in samples}
+def _stack(argument: str, samples: tuple[Tensor, ...]) -> Tensor:
+    """Stack samples; raise a ValueError if their shapes differ."""
+    shapes = {tuple(sample.shape) for sample in samples}
     if len(shapes) > 1:
         raise ValueError(
             f"{argument} has inputs of different shapes, such as {sorted(shapes)[0]} and {sorted(shapes)[-1]}"
@@ -181,10 +187,10 @@ def _stacked(argument: str, samples: tuple[Tensor, ...]) -> Tensor:
     return torch.stack(samples)
 
 
-def image_tensor(image: Image.Image) -> Tensor:
-    """Pixels of a picture, uint8 (channels, height, width); one channel if it is grey, else three.
+def convert_image(image: Image.Image) -> Tensor:
+    """Convert an image to uint8 pixels (channels, height, width); one channel if it is grey, else three.
 
-    Grey pictures of 16 bits become floats in [0,1], those of floats or 32 bits floats as they are.
+    Grey images of 16 bits become floats in [0,1]; those of floats or 32 bits become floats of the same values.
     """
     if image.mode.startswith("I;16"):
         return torch.from_numpy(np.array(image).astype(np.float32)[None] / 65535)

@@ -1,4 +1,4 @@
-"""Random crops and flips, for a whole batch at once."""
+"""Augmentation: random crops and flips, for a whole batch at once."""
 
 from typing import Any, Literal
 
@@ -12,11 +12,11 @@ from structured_ensembles.data.drawing import Seed, draw
 Augmentation = Literal["auto", "crop", "crop+flip", "none"]
 
 
-def resolved(augmentation: Augmentation, shape: Any, task: str = "classification") -> Augmentation:
-    """What "auto" means for inputs of `shape`: crops and flips for colour images of classes, nothing for anything else.
+def resolve_augmentation(augmentation: Augmentation, shape: Any, task: str = "classification") -> Augmentation:
+    """Resolve "auto" for inputs of `shape`: crops and flips for colour images of a classification, else "none".
 
-    Grey images are mostly characters, which a flip turns into others. The targets of a regression may be places in the
-    image, or an image, and would not move along.
+    Grey images are mostly characters, which a flip turns into others. The targets of a regression may be positions in
+    the image, or an image, and would not move along.
     """
     if is_several(shape):
         if augmentation not in ("auto", "none"):
@@ -31,10 +31,9 @@ def resolved(augmentation: Augmentation, shape: Any, task: str = "classification
 def draw_crops(
     augmentation: Augmentation, shape: Any, samples: int, seed: Seed, device: torch.device | str = "cpu"
 ) -> Tensor | None:
-    """For each of so many images of `shape`: how far down and right its crop lies, and whether it is flipped.
+    """Draw the offset (down, right) of each image's crop and whether it is flipped, (samples, 3); None without any.
 
-    Shape (samples, 3); None if there is nothing to do. The draws come from `seed` alone, so that a resumed run and
-    another device see the same pictures.
+    shape: of one image. The draws depend on `seed` alone, so that a resumed run and another device see the same images.
     """
     if augmentation == "none":
         return None
@@ -42,18 +41,18 @@ def draw_crops(
         raise ValueError(
             f"augmentation {augmentation!r} is for images (channels, height, width), not inputs of {shape}"
         )
-    places = 2 * padding(shape[-2]) + 1
+    offsets = 2 * padding(shape[-2]) + 1
     down, right, flip = draw(seed, 3 * samples, device).view(3, samples)
-    return torch.stack([down % places, right % places, flip % 2 * (augmentation == "crop+flip")], dim=1)
+    return torch.stack([down % offsets, right % offsets, flip % 2 * (augmentation == "crop+flip")], dim=1)
 
 
 def padding(height: int) -> int:
-    """An eighth of the size: 4 for 32×32, 8 for 64×64."""
+    """Return the padding of images of this height, an eighth of it: 4 for 32×32, 8 for 64×64."""
     return max(1, height // 8)
 
 
 def augment(images: Tensor, crops: Tensor | None) -> Tensor:
-    """Zero-pad, crop and flip images (batch, c, h, w) as `crops` (batch, 3) says; nothing if that is None."""
+    """Zero-pad, crop and flip images (batch, c, h, w) by `crops` (batch, 3); return them as they are for None."""
     if crops is None:
         return images
     batch, _, height, width = images.shape

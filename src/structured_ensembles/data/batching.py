@@ -1,4 +1,4 @@
-"""batches_of(): the inputs of arrays, datasets, loaders or splits, batch after batch, to predict from."""
+"""batches_of(): batches of inputs from arrays, datasets, loaders or splits, to predict from."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from structured_ensembles.common.inputs import Shape, batch_size, is_several, pieces, tensors_in
+from structured_ensembles.common.inputs import Shape, batch_size, is_several, split_batch, tensors_in
 from structured_ensembles.data.arrays import as_inputs, stack_samples
 from structured_ensembles.data.conversion import check_bytes
-from structured_ensembles.data.random_states import undisturbed
-from structured_ensembles.data.splits import as_batch
+from structured_ensembles.data.random_states import iterate_isolated
+from structured_ensembles.data.splits import parse_batch
 
 
 def batches_of(x: Any, size: int, ids: bool = False, shape: Shape | None = None, pixels: bool = False) -> Iterator[Any]:
-    """Yield batches of `size` samples, checked and converted by `as_inputs`; those of a loader have its own size.
+    """Yield batches of `size` samples, checked and converted by `as_inputs`; a loader decides on its batch size itself.
 
     ids: inputs are whole numbers. shape: of one sample in training; it tells whether the network takes several inputs.
     pixels: they were uint8 in training, so that other whole numbers are refused.
     """
     check = check_bytes if pixels else None
     if isinstance(x, DataLoader):
-        for batch in undisturbed(x):
+        for batch in iterate_isolated(x):
             yield as_inputs("x", _without_targets(batch, shape), ids, check)
     elif hasattr(x, "batches"):  # a split of `Data`
         for inputs, _ in x.batches(size):
@@ -33,7 +33,7 @@ def batches_of(x: Any, size: int, ids: bool = False, shape: Shape | None = None,
         inputs = as_inputs("x", stack_samples("x", x)[0] if isinstance(x, Dataset) else x, ids, check)
         if tensors_in(inputs)[0].dim() == 0 or batch_size(inputs) == 0:
             raise ValueError("x has no samples")
-        yield from pieces(inputs, size)
+        yield from split_batch(inputs, size)
 
 
 def _without_targets(batch: Any, shape: Shape | None) -> Any:
@@ -41,9 +41,9 @@ def _without_targets(batch: Any, shape: Shape | None) -> Any:
     if not is_several(shape):
         return batch[0] if isinstance(batch, list | tuple) else batch
     if isinstance(batch, Mapping):
-        return {name: own for name, own in batch.items() if name != "labels"}
+        return {name: tensor for name, tensor in batch.items() if name != "labels"}
     with suppress(TypeError):
-        inputs, _ = as_batch(batch)
+        inputs, _ = parse_batch(batch)
         if not isinstance(inputs, Tensor):
             return inputs
-    return tuple(batch) if isinstance(batch, list) else batch  # a list of tensors, of as many inputs
+    return tuple(batch) if isinstance(batch, list) else batch  # a list with one tensor per input

@@ -1,4 +1,4 @@
-"""A data set as one safetensors file, which is mapped into memory rather than read.
+"""The cache of a data set: one safetensors file, which is mapped into memory rather than read.
 
 Files that we write have one more entry in their metadata, `sha256`, over the names of the classes, the source and all
 tensors. It is checked once per process: at 1 to 2 GB per second, as fast as a disk. Files that others made may lack it.
@@ -23,22 +23,23 @@ TENSORS = {
     "test.labels": "test_labels",
 }  # name in the file: field of Contents
 CHECKSUM = "sha256"
-_INTACT: set[tuple[object, ...]] = set()  # files whose checksum was found right: path, inode, size, time of change
+_INTACT: set[tuple[object, ...]] = set()  # files with a verified checksum: path, inode, size, time of change
 
 
 def cache_path(root: Path, name: str) -> Path:
+    """Return the path of a data set's cached file."""
     return root / f"{name}.safetensors"
 
 
 def write_cache(path: Path, info: DataInfo, contents: Contents) -> None:
-    """The file appears under its name when it is complete, or not at all."""
+    """Write a data set to its cached file, which appears under its name when it is complete."""
     tensors = {name: getattr(contents, field) for name, field in TENSORS.items()}
     metadata = {"name": info.name, "classes": json.dumps(contents.classes), "source": info.source}
     write_tensors(path, tensors, {**metadata, CHECKSUM: _checksum(metadata, tensors)})
 
 
 def read_cache(path: Path, info: DataInfo) -> Contents:
-    """The tensors stay mapped to the file: they cost memory only where they are used."""
+    """Read and check a cached data set; its tensors stay mapped to the file, and take memory only when used."""
     try:
         check_regular(path)
         with safe_open(path, framework="pt") as file:
@@ -54,24 +55,25 @@ def read_cache(path: Path, info: DataInfo) -> Contents:
         info.check(contents)
         if CHECKSUM in metadata:
             if names != TENSORS.keys():
-                raise ValueError(f"it has {', '.join(sorted(names))}")
+                raise ValueError(f"it must have {', '.join(TENSORS)}, not {', '.join(sorted(names))}")
             _check_intact(path, metadata, tensors)
     except (SafetensorError, ValueError, OSError, RecursionError) as error:
-        raise ValueError(_damaged(path, error)) from error
+        raise ValueError(_damage_message(path, error)) from error
     return contents
 
 
 def cached_source(path: str | Path) -> str:
-    """Where the data in a cached file comes from, in words: archives and checksums if `load_data` made it."""
+    """Return the source of a cached data set in words: archives and checksums if `load_data` wrote it."""
     try:
         check_regular(Path(path))
         with safe_open(path, framework="pt") as file:
             return (file.metadata() or {}).get("source", "unknown")
     except (SafetensorError, OSError) as error:
-        raise ValueError(_damaged(path, error)) from error
+        raise ValueError(_damage_message(path, error)) from error
 
 
 def _check_intact(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError if a file does not match its checksum; each file is checked once per process."""
     status = os.stat(path)
     file = (path.resolve(), status.st_ino, status.st_size, status.st_mtime_ns)
     if file in _INTACT:
@@ -82,15 +84,18 @@ def _check_intact(path: Path, metadata: Mapping[str, str], tensors: Mapping[str,
 
 
 def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    return checksum(json.dumps({name: own for name, own in sorted(metadata.items()) if name != CHECKSUM}), tensors)
+    """Compute the checksum over metadata and tensors."""
+    return checksum(json.dumps({name: value for name, value in sorted(metadata.items()) if name != CHECKSUM}), tensors)
 
 
 def _class_names(text: str) -> tuple[str, ...]:
+    """Parse the names of the classes; raise a ValueError unless they are a list of strings."""
     names = json.loads(text)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("its metadata classes is no list of names")
+        raise ValueError("its metadata classes must be a list of names")
     return tuple(names)
 
 
-def _damaged(path: str | Path, error: Exception) -> str:
+def _damage_message(path: str | Path, error: Exception) -> str:
+    """Describe a damaged file, and what to do about it."""
     return f"{path} is damaged or not a cached data set ({error}): delete it, and it will be made again"

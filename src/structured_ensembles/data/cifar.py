@@ -14,32 +14,35 @@ SHAPE = (3, 32, 32)
 
 
 def _read_cifar10(paths: Sequence[Path]) -> Contents:
+    """Read the archive of CIFAR-10."""
     folder = "cifar-10-batches-bin"
     batches = [f"{folder}/data_batch_{number}.bin" for number in range(1, 6)]
     test, names, *train = read_tar(paths[0], [f"{folder}/test_batch.bin", f"{folder}/batches.meta.txt", *batches])
-    return Contents(*_records(b"".join(train), 1), *_records(test, 1), _lines(names))
+    return Contents(*_read_records(b"".join(train), 1), *_read_records(test, 1), _read_lines(names))
 
 
 def _read_cifar100(paths: Sequence[Path]) -> Contents:
+    """Read the archive of CIFAR-100, with its fine labels."""
     names = ("train.bin", "test.bin", "fine_label_names.txt")
     train, test, classes = read_tar(paths[0], [f"cifar-100-binary/{name}" for name in names])
-    return Contents(*_records(train, 2), *_records(test, 2), _lines(classes))
+    return Contents(*_read_records(train, 2), *_read_records(test, 2), _read_lines(classes))
 
 
-def _records(raw: bytes, label_bytes: int) -> tuple[Tensor, Tensor]:
-    """Images (samples, 3, 32, 32) and labels (samples,) from records of label bytes and pixels.
+def _read_records(raw: bytes, label_bytes: int) -> tuple[Tensor, Tensor]:
+    """Read images (samples, 3, 32, 32) and labels (samples,) from records of label bytes and pixels.
 
-    CIFAR-100 has two label bytes, the coarse and the fine one; the last is the one we want.
+    CIFAR-100 has two label bytes, the coarse and the fine one; we use the last.
     """
     length = label_bytes + int(np.prod(SHAPE))
     if len(raw) % length:
         raise ValueError(f"it has {len(raw)} bytes of images, which is no multiple of {length}")
     records = np.frombuffer(raw, np.uint8).reshape(-1, length)
-    images = records[:, label_bytes:].copy().reshape(-1, *SHAPE)  # a copy: bytes cannot be written, tensors can
+    images = records[:, label_bytes:].copy().reshape(-1, *SHAPE)  # a copy: bytes are read-only, tensors are not
     return torch.from_numpy(images), torch.from_numpy(records[:, label_bytes - 1].astype(np.int64))
 
 
-def _lines(raw: bytes) -> tuple[str, ...]:
+def _read_lines(raw: bytes) -> tuple[str, ...]:
+    """Decode the lines of a text file that are not blank."""
     return tuple(line for line in raw.decode().splitlines() if line.strip())
 
 

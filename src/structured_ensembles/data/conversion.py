@@ -1,4 +1,4 @@
-"""as_tensor(): one array of numbers, whatever kind of array it is, as a tensor; or a sentence that says what it is."""
+"""as_tensor(): convert any kind of array of real numbers to a tensor; and checks of its values."""
 
 from __future__ import annotations
 
@@ -10,43 +10,44 @@ import torch
 from torch import Tensor
 
 IN_UNIT_RANGE = 2.0  # pixels in [0,1] may be beyond 1 after noise or a change of contrast, but not so far
-WHOLE_TYPES = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)  # no pixels
+# Whole numbers that are not pixels, which are uint8.
+WHOLE_TYPES = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 
 
 def as_tensor(argument: str, values: Any) -> Tensor:
-    """Convert real numbers, keeping their type; an error names whatever else they are. Memory is shared if possible."""
+    """Convert real numbers to a tensor of the same type, sharing memory if possible; raise an error for others."""
     if isinstance(values, Tensor):
         tensor = values.detach()
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
-            kinds = (("quantized", tensor.is_quantized), ("nested", tensor.is_nested), ("meta", tensor.is_meta))
-            kind = next((kind for kind, found in kinds if found), "sparse")
-            raise TypeError(f"{argument} must be an ordinary dense tensor, not a {kind} tensor")
+            layouts = (("quantized", tensor.is_quantized), ("nested", tensor.is_nested), ("meta", tensor.is_meta))
+            layout = next((layout for layout, applies in layouts if applies), "sparse")
+            raise TypeError(f"{argument} must be an ordinary dense tensor, not a {layout} tensor")
     else:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # we only read
-            tensor = torch.from_numpy(_array(argument, values))
+            tensor = torch.from_numpy(_as_array(argument, values))
     if tensor.is_complex():
         raise TypeError(f"{argument} must be real numbers, not {tensor.dtype}")
     return tensor
 
 
 def as_float32(argument: str, tensor: Tensor) -> Tensor:
-    """Convert to float32; raise if any value is not finite, or too large for that type."""
+    """Convert to float32; raise a ValueError if any value is not finite, or too large for it."""
     converted = tensor.float()
     if not bool(converted.isfinite().all()):
-        beyond = bool(tensor.isfinite().all())
+        finite = bool(tensor.isfinite().all())
         raise ValueError(
             f"{argument} contain values that float32 cannot hold, beyond 3.4e38: scale them down"
-            if beyond
+            if finite
             else f"{argument} contain values that are not finite"
         )
     return converted
 
 
 def check_images(argument: str, tensor: Tensor) -> None:
-    """Raise for images (samples, channels, height, width) of whole numbers whose range nothing tells.
+    """Raise a ValueError for images (samples, channels, height, width) of whole numbers of unknown range.
 
-    Pixels are uint8. Others would reach a network as they are, uint16 up to 65535, and it would hardly learn.
+    Pixels are uint8. Other types would reach a network unscaled, uint16 up to 65535, and it would hardly learn.
     """
     if tensor.dim() != 4 or tensor.dtype not in WHOLE_TYPES or not tensor.numel():
         return
@@ -61,7 +62,7 @@ def check_images(argument: str, tensor: Tensor) -> None:
 
 
 def check_bytes(argument: str, tensor: Tensor) -> None:
-    """Raise for whole numbers that are not uint8, where uint8 are pixels: others would be taken for floats in [0,1]."""
+    """Raise a ValueError for whole numbers other than uint8 pixels, which would be taken for floats in [0,1]."""
     if tensor.dtype in WHOLE_TYPES:
         name = str(tensor.dtype).removeprefix("torch.")
         raise ValueError(
@@ -70,12 +71,12 @@ def check_bytes(argument: str, tensor: Tensor) -> None:
         )
 
 
-def _array(argument: str, values: Any) -> np.ndarray[Any, Any]:
-    """Convert to an array of real numbers in the order of bytes of this machine."""
+def _as_array(argument: str, values: Any) -> np.ndarray[Any, Any]:
+    """Convert to an array of real numbers in native byte order."""
     if hasattr(values, "toarray"):
         raise TypeError(f"{argument} must be a dense array, not a {type(values).__name__}: call its toarray() first")
-    parts = values if isinstance(values, list | tuple) else (values,)
-    if masked := sum(int(np.ma.count_masked(own)) for own in parts if isinstance(own, np.ma.MaskedArray)):
+    arrays = values if isinstance(values, list | tuple) else (values,)
+    if masked := sum(int(np.ma.count_masked(value)) for value in arrays if isinstance(value, np.ma.MaskedArray)):
         raise ValueError(
             f"{argument} has {masked:,} masked values, which a tensor cannot leave out: replace them, as in "
             "x.filled(0), or drop the samples that have any"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from structured_ensembles.common.checks import check_choice, check_type
-from structured_ensembles.common.inputs import Inputs, Shape, batch_size, each, rows_of
+from structured_ensembles.common.inputs import Inputs, Shape, batch_size, map_inputs, select_rows
 from structured_ensembles.data.arrays import (
     Check,
     as_inputs,
@@ -31,12 +31,12 @@ from structured_ensembles.data.kinds import (
     Normalizations,
     kind_of,
     kinds_of,
+    normalization_of_each,
     normalizations_for,
-    parts_of,
 )
 from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
-from structured_ensembles.data.random_states import undisturbed
-from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, as_batch, hold_out
+from structured_ensembles.data.random_states import iterate_isolated
+from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, hold_out, parse_batch
 
 Task = Literal["classification", "regression"]
 SplitName = Literal["train", "validation", "test"]
@@ -44,16 +44,16 @@ SplitName = Literal["train", "validation", "test"]
 
 @dataclass(frozen=True, repr=False)
 class Data:
-    """A data set for one task; made by `from_arrays`, `from_datasets`, `from_loaders` or `load_data`.
+    """A data set for one task; `from_arrays`, `from_datasets`, `from_loaders` and `load_data` make one.
 
-    Pixels are stored as uint8 and reach a network as floats in [0,1], normalised; columns of floats standardised; other
-    floats as they are; ids, such as those of tokens, as whole numbers. A network of several inputs gets a tuple as
-    positional arguments, a dict as keyword arguments, each input as its type says: see `from_arrays`.
+    Pixels are stored as uint8 and reach a network as floats in [0,1], normalised; columns of floats are standardised;
+    other floats stay as they are; ids, such as those of tokens, are whole numbers. A network of several inputs gets a
+    tuple as positional arguments, a dict as keyword arguments, each input by its type: see `from_arrays`.
 
     normalization: applied to inputs on their way to a network; None: pixels in [0,1], floats as they are.
-    normalization_settled: whether it was chosen by the user, or for a network; else a network that was trained on
-        inputs of another normalisation gets that one, see `fitted_normalization`.
-    examined: whether a network was looked at with these data already, see `examined`.
+    normalization_settled: whether the user chose it, or it was fitted to a network; else a network that was trained on
+        inputs of another normalisation gets that one, see `find_normalization`.
+    examined: whether a network was examined with these data already, see `examine`.
     """
 
     task: Task
@@ -68,13 +68,13 @@ class Data:
     examined: bool = False
 
     def __repr__(self) -> str:
-        what = f"{self.num_classes} classes" if self.classes else self.task
-        named = {name: getattr(self, name) for name in ("train", "validation", "test")}
-        splits = ", ".join(f"{name}: {split}" for name, split in named.items() if split is not None)
+        description = f"{self.num_classes} classes" if self.classes else self.task
+        by_name = {name: getattr(self, name) for name in ("train", "validation", "test")}
+        splits = ", ".join(f"{name}: {split}" for name, split in by_name.items() if split is not None)
         stored = self.train.inputs if isinstance(self.train, TensorSplit) else None
         columns = isinstance(stored, Tensor) and stored.dim() == 2 and not self.ids
         standardized = ", columns standardised" if columns and self.normalization is not None else ""
-        return f"Data({self.name}, {what}, {splits}{standardized})"
+        return f"Data({self.name}, {description}, {splits}{standardized})"
 
     @classmethod
     def from_arrays(
@@ -92,7 +92,7 @@ class Data:
         normalization: Choice = "auto",
         standardize: bool = True,
     ) -> Data:
-        """Arrays or tensors: inputs (samples, …) and targets (samples,), or (samples, values) for regression.
+        """Make data from arrays: inputs (samples, …) and targets (samples,), or (samples, values) for regression.
 
         inputs: uint8 arrays are pixels, (samples, channels, height, width) if they are images; other numbers become
             floats. Images of other whole numbers, such as uint16, need a `normalization`. A tuple or a dict of arrays
@@ -128,23 +128,23 @@ class Data:
         if not 0 <= share < 1:
             raise ValueError(f"validation must be a share of at least 0 and less than 1, not {share!r}")
 
-        given: dict[str, TensorSplit] = {}
-        for label, pair in (
+        splits_by_name: dict[str, TensorSplit] = {}
+        for split_name, pair in (
             ("test", test),
             ("validation", None if isinstance(validation, float | int) else validation),
         ):
             if pair is not None:
-                given[label] = _given_split(label, pair, x, task, ids, check)
+                splits_by_name[split_name] = _make_split(split_name, pair, x, task, ids, check)
         if task == "classification":
             check_labels("targets", y, len(names))
-            for label, split in given.items():
-                check_labels(f"{label} targets", split.targets, len(names))
+            for split_name, split in splits_by_name.items():
+                check_labels(f"{split_name} targets", split.targets, len(names))
 
         kept, held_out = hold_out(y if task == "classification" else torch.zeros(len(y)), share, seed)
         if len(held_out):
-            given["validation"] = TensorSplit(x, y, held_out)
-        moments = _normalization(normalization, x, ids, kept, standardize)
-        splits = TensorSplit(x, y, kept), given.get("validation"), given.get("test")
+            splits_by_name["validation"] = TensorSplit(x, y, held_out)
+        moments = _resolve_normalization(normalization, x, ids, kept, standardize)
+        splits = TensorSplit(x, y, kept), splits_by_name.get("validation"), splits_by_name.get("test")
         return cls(task, names, *splits, moments, name, ids, normalization_settled=_is_settled(normalization, x))
 
     @classmethod
@@ -162,7 +162,7 @@ class Data:
         normalization: Choice = "auto",
         standardize: bool = True,
     ) -> Data:
-        """Map-style datasets of (input, target): images, arrays or tensors. They are read once, into memory.
+        """Make data from map-style datasets of (input, target): images, arrays or tensors, read once into memory.
 
         An input may be a tuple or a dict of several; a dict with "labels" is an input and its target.
         Images (PIL, or uint8 arrays) become pixels (channels, height, width); random transforms would be frozen, so
@@ -196,7 +196,7 @@ class Data:
         name: str = "loaders",
         ids: bool = False,
     ) -> Data:
-        """DataLoaders of (inputs, targets), streamed: for data that do not fit in memory.
+        """Make data from DataLoaders of (inputs, targets), which are streamed: for data that do not fit in memory.
 
         Batch size, order, augmentation are the loaders' own. `classes` may be left out for regression (float targets),
         and where the loader's dataset has an attribute `classes`. Inputs may be a tuple or dict of tensors; a dict with
@@ -209,7 +209,7 @@ class Data:
         for label, loader in (("train", train), ("validation", validation), ("test", test)):
             if loader is not None:
                 _check_loader(label, loader, ids, check)
-        inputs, targets = as_batch(next(undisturbed(train)))
+        inputs, targets = parse_batch(next(iterate_isolated(train)))
         if targets.is_floating_point():
             task: Task = "regression"
             names: tuple[str, ...] = ()
@@ -222,37 +222,40 @@ class Data:
                 )
             names = _class_names(known, targets)
             check_labels("targets of train", targets, len(names))
-        number = len(names) if task == "classification" else None
-        held_out, tested = (None if own is None else StreamedSplit(own, number) for own in (validation, test))
-        moments = _normalization(normalization, inputs, ids)
+        label_count = len(names) if task == "classification" else None
+        held_out, test_split = (
+            None if loader is None else StreamedSplit(loader, label_count) for loader in (validation, test)
+        )
+        moments = _resolve_normalization(normalization, inputs, ids)
         settled = _is_settled(normalization, inputs)
-        return cls(task, names, StreamedSplit(train, number), held_out, tested, moments, name, ids, settled)
+        return cls(task, names, StreamedSplit(train, label_count), held_out, test_split, moments, name, ids, settled)
 
     @property
     def num_classes(self) -> int:
+        """Return the number of classes; 0 for regression."""
         return len(self.classes)
 
     @property
     def shape(self) -> Any:
-        """The shape of one input; of several, a tuple or dict of shapes."""
-        shape: Shape = each(lambda own: tuple(own.shape[1:]), self.example(1))
+        """Return the shape of one input; of several, a tuple or dict of shapes."""
+        shape: Shape = map_inputs(lambda tensor: tuple(tensor.shape[1:]), self.example(1))
         return shape
 
     @property
     def kinds(self) -> Kinds | None:
-        """What each of several inputs holds; None for one input."""
+        """Return the kind of each of several inputs, such as "pixels"; None for one input."""
         return kinds_of(next(iter(self.train.batches(1)))[0], self.ids)
 
     @property
     def pixels(self) -> bool:
-        """Whether inputs are pixels: uint8, and not ids."""
+        """Tell whether inputs are pixels: uint8, and not ids."""
         stored = isinstance(self.train, TensorSplit)
         inputs = self.train.inputs if stored else next(iter(self.train.batches(1, seed=0)))[0]  # type: ignore[attr-defined]
         return isinstance(inputs, Tensor) and kind_of(inputs, self.ids) == "pixels"
 
     @property
     def target_shape(self) -> tuple[int, ...]:
-        """Of one target: () for a label or a single value."""
+        """Return the shape of one target: () for a label or a single value."""
         if self.task == "classification":
             return ()
         if isinstance(self.train, TensorSplit):
@@ -260,16 +263,17 @@ class Data:
         return tuple(next(iter(self.train.batches(1, seed=0)))[1].shape[1:])
 
     def example(self, batch: int = 2, dtype: torch.dtype = torch.float32) -> Any:
-        """Return a batch as a network gets it, (batch, …), such as `trace` wants; a tuple or dict of several inputs."""
+        """Return a batch as a network gets it, (batch, …), such as for `trace`; a tuple or dict of several inputs."""
         inputs, _ = next(iter(self.train.batches(batch)))
-        return self.prepare(rows_of(inputs, torch.arange(batch) % batch_size(inputs)), dtype)
+        return self.prepare(select_rows(inputs, torch.arange(batch) % batch_size(inputs)), dtype)
 
     def split(self, name: SplitName) -> Split:
+        """Return a split by name; raise a ValueError if there is none."""
         check_choice("split", name, get_args(SplitName))
-        found: Split | None = getattr(self, name)
-        if found is None:
+        split: Split | None = getattr(self, name)
+        if split is None:
             raise ValueError(f"data has no {name} split")
-        return found
+        return split
 
     def batches(
         self,
@@ -280,24 +284,25 @@ class Data:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Iterator[Batch]:
-        """Batches as a network gets them: inputs (size, …) prepared, targets; shuffled if there is a `seed`."""
+        """Yield batches as a network gets them: prepared inputs (size, …), and targets; shuffled if there is a seed."""
         for inputs, targets in self.split(split).batches(size, seed, device):
             yield self.prepare(inputs, dtype), targets.to(dtype) if targets.is_floating_point() else targets
 
     def num_batches(self, split: SplitName, size: int) -> int:
+        """Return the number of batches of a split."""
         return self.split(split).num_batches(size)
 
     def prepare(self, inputs: Inputs, dtype: torch.dtype = torch.float32) -> Any:
         """Prepare stored inputs for a network: as floats (pixels in [0,1]), normalised; or as ids."""
-        return prepared(inputs, dtype, self.normalization, self.ids)
+        return prepare_inputs(inputs, dtype, self.normalization, self.ids)
 
     def to(self, device: torch.device | str) -> Data:
-        """The same data with its tensors on a device (streamed splits stay where they are)."""
+        """Copy the tensors to a device; streamed splits stay as they are."""
         splits = {label: getattr(self, label) for label in ("train", "validation", "test")}
         return replace(self, **{label: split.to(device) for label, split in splits.items() if split is not None})
 
 
-def prepared(
+def prepare_inputs(
     inputs: Inputs,
     dtype: torch.dtype,
     normalization: Normalization | Normalizations | None,
@@ -310,10 +315,12 @@ def prepared(
     """
     if not isinstance(inputs, Tensor):
 
-        def one_of_several(own: Tensor, kind: Kind, moments: Normalization | None) -> Any:
-            return own.bool() if kind == "mask" else prepared(own, dtype, moments, kind == "whole numbers")
+        def prepare_one(tensor: Tensor, kind: Kind, moments: Normalization | None) -> Any:
+            return tensor.bool() if kind == "mask" else prepare_inputs(tensor, dtype, moments, kind == "whole numbers")
 
-        return each(one_of_several, inputs, kinds or kinds_of(inputs, ids), parts_of(normalization, inputs))
+        return map_inputs(
+            prepare_one, inputs, kinds or kinds_of(inputs, ids), normalization_of_each(normalization, inputs)
+        )
     assert not isinstance(normalization, Normalizations)
     if ids:
         return inputs.long()
@@ -325,14 +332,16 @@ def prepared(
 
 
 def as_floats(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Pixels as floats in [0,1]; floats as they are. Stored in the order of the axes, as a network's `view` expects."""
-    plain = inputs.contiguous()
-    if 1 in inputs.shape:  # such an axis may have any stride: a convolution could take grey images for channels last
-        plain = plain.flatten().view(inputs.shape)
-    return plain.to(dtype) / 255 if inputs.dtype == torch.uint8 else plain.to(dtype)
+    """Convert pixels to floats in [0,1]; other values stay. The result is contiguous, as a network's `view` expects."""
+    contiguous = inputs.contiguous()
+    if (
+        1 in inputs.shape
+    ):  # an axis of size 1 may have any stride: a convolution could take grey images for channels last
+        contiguous = contiguous.flatten().view(inputs.shape)
+    return contiguous.to(dtype) / 255 if inputs.dtype == torch.uint8 else contiguous.to(dtype)
 
 
-def _normalization(
+def _resolve_normalization(
     choice: Choice, inputs: Inputs, ids: bool, rows: Tensor | None = None, standardize: bool = True
 ) -> Normalization | Normalizations | None:
     """Resolve a choice for stored inputs, one or several; see `normalization_for`."""
@@ -341,24 +350,28 @@ def _normalization(
     return None if ids else normalization_for(choice, inputs, rows, standardize)
 
 
-def _given_split(
+def _make_split(
     label: str, pair: Iterable[Any], like: Inputs, task: Task, ids: bool, check: Check | None
 ) -> TensorSplit:
+    """Convert a pair of arrays to a split, with inputs like those of training."""
     inputs, targets = pair
     x, y = as_inputs(f"{label} inputs", inputs, ids, check), as_targets(f"{label} targets", targets, task)
     check_pair(f"{label} inputs", x, f"{label} targets", y)
-    given, expected = (each(lambda own: f"{own.dtype} of shape {tuple(own.shape[1:])}", part) for part in (x, like))
-    if given != expected:
-        raise ValueError(f"{label} inputs are {given} each, but the training inputs {expected}")
+    described, expected = (
+        map_inputs(lambda tensor: f"{tensor.dtype} of shape {tuple(tensor.shape[1:])}", values) for values in (x, like)
+    )
+    if described != expected:
+        raise ValueError(f"{label} inputs must be {expected} each, as those of training, not {described}")
     return TensorSplit(x, y, torch.arange(len(y)))
 
 
 def check_data(data: Any, argument: str = "data") -> None:
+    """Raise a TypeError unless `data` is a `Data`."""
     check_type(argument, data, Data, "see Data.from_arrays, from_datasets and from_loaders")
 
 
 def _check_loader(label: str, loader: DataLoader[Any], ids: bool, check: Check | None) -> None:
-    """Check how many samples a loader has, and its first batch; the others come while it is used."""
+    """Check that a loader knows its length, and check its first batch; the others are checked when they are used."""
     try:
         batches = len(loader)
         len(loader.dataset)  # type: ignore[arg-type]
@@ -366,9 +379,9 @@ def _check_loader(label: str, loader: DataLoader[Any], ids: bool, check: Check |
         raise TypeError(f"{label} must know how many batches and samples it has: {error}") from error
     if batches == 0:
         raise ValueError(f"{label} is empty")
-    batch = next(undisturbed(loader), None)
+    batch = next(iterate_isolated(loader), None)
     try:
-        inputs, targets = as_batch(batch)
+        inputs, targets = parse_batch(batch)
     except TypeError as error:
         raise TypeError(
             f"{label} must give pairs of tensors (inputs, targets), not {error}. Several inputs come in a tuple or a "
@@ -384,10 +397,12 @@ def _is_settled(normalization: Choice, inputs: Inputs) -> bool:
 
 
 def _is_chosen(normalization: Choice) -> bool:
+    """Tell whether the user chose a normalisation: anything but "auto"."""
     return not (isinstance(normalization, str) and normalization == "auto")
 
 
 def _class_names(classes: Sequence[str] | int | None, labels: Tensor) -> tuple[str, ...]:
+    """Return the names of the classes, numbers where there are no names."""
     if classes is None:
         check_largest_label(labels)
         classes = max(int(labels.max()) + 1, 1)

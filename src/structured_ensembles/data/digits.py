@@ -20,7 +20,7 @@ def read_digits(
     bunch = load_digits()
     images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
     labels = bunch.target
-    train, test = (part.numpy() for part in hold_out(torch.from_numpy(labels), test_share, seed=0))
+    train, test = (index.numpy() for index in hold_out(torch.from_numpy(labels), test_share, seed=0))
     return Data.from_arrays(
         images[train],
         labels[train],

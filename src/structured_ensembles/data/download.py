@@ -1,4 +1,4 @@
-"""Get the official archives: those a person put into the folder of downloads, or from the network. Always checked."""
+"""Official archives: from the folder of downloads or from the network, always with their checksums verified."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from structured_ensembles.data.info import Archive
 from structured_ensembles.storage.files import check_regular
 
-CHUNK = 2**16  # bytes of a download
-PIECE = 2**22  # bytes of a file
+DOWNLOAD_CHUNK = 2**16  # bytes of a download
+READ_CHUNK = 2**22  # bytes of a file
 TIMEOUT = 30  # seconds without any answer
 
 
 def fetch_archives(archives: Sequence[Archive], folder: Path) -> list[Path]:
-    """Their files under `folder`, with the right checksums; what is not there yet is downloaded."""
+    """Return the paths of the archives under `folder`, with verified checksums; download those that are missing."""
     for archive in archives:
         path = folder / archive.file
         if path.exists():
@@ -29,8 +29,10 @@ def fetch_archives(archives: Sequence[Archive], folder: Path) -> list[Path]:
             if response is not None:
                 response.close()  # pooch leaves the connection open when the server's answer is an error
             missing = [other for other in archives if not (folder / other.file).exists()]
-            wanted = " and ".join(f"{other.url} at {folder / other.file}" for other in missing)
-            raise RuntimeError(f"{archive.url} cannot be downloaded ({type(error).__name__}): put {wanted}") from error
+            placements = " and ".join(f"{other.url} at {folder / other.file}" for other in missing)
+            raise RuntimeError(
+                f"{archive.url} cannot be downloaded ({type(error).__name__}): put {placements}"
+            ) from error
         except ValueError as error:
             name, value = next(iter(archive.checksums.items()))
             raise ValueError(
@@ -41,27 +43,28 @@ def fetch_archives(archives: Sequence[Archive], folder: Path) -> list[Path]:
 
 
 def check_archive(path: Path, archive: Archive) -> None:
-    """Raise a ValueError unless a regular file has all checksums of an archive; it is read once."""
+    """Raise a ValueError unless a regular file has all checksums of an archive."""
     try:
         check_regular(path)
     except OSError as error:
         raise ValueError(f"{error}: replace it, or delete it and it will be downloaded") from error
     digests = {name: hashlib.new(name) for name in archive.checksums}
     with path.open("rb") as file:
-        while piece := file.read(PIECE):
+        while chunk := file.read(READ_CHUNK):
             for digest in digests.values():
-                digest.update(piece)
+                digest.update(chunk)
     for name, expected in reversed(archive.checksums.items()):
-        found = digests[name].hexdigest()
-        if found != expected:
+        actual = digests[name].hexdigest()
+        if actual != expected:
             raise ValueError(
-                f"{path} has the {name} checksum {found}, but {archive.url} has {expected}: "
+                f"{path} has the {name} checksum {actual}, but {archive.url} has {expected}: "
                 "replace it, or delete it and it will be downloaded"
             )
 
 
 def _download(archive: Archive, path: Path) -> None:
-    import pooch  # here, since most people have their data already
+    """Download an archive, with a progress bar, and verify its checksum."""
+    import pooch  # imported here, since most calls download nothing
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -75,7 +78,7 @@ def _download(archive: Archive, path: Path) -> None:
             path=path.parent,
             downloader=pooch.HTTPDownloader(
                 progressbar=_Bar(bars, path.name),
-                chunk_size=CHUNK,
+                chunk_size=DOWNLOAD_CHUNK,
                 timeout=TIMEOUT,
                 headers={"Accept-Encoding": "identity"},  # the checksum is of the file as it is stored
             ),
@@ -83,7 +86,7 @@ def _download(archive: Archive, path: Path) -> None:
 
 
 class _Bar:
-    """A bar of rich's with the methods that pooch calls; the bars close with the context that holds them."""
+    """A progress bar of rich with the methods that pooch calls; it closes with the context that holds it."""
 
     def __init__(self, bars: Progress, description: str) -> None:
         self._bars = bars
@@ -91,7 +94,7 @@ class _Bar:
 
     @property
     def total(self) -> float | None:
-        """Bytes; None if the server does not tell."""
+        """Return the size in bytes; None if the server does not tell."""
         return self._bars.tasks[self._task].total
 
     @total.setter
@@ -99,10 +102,12 @@ class _Bar:
         self._bars.update(self._task, total=size or None)
 
     def update(self, size: int) -> None:
+        """Advance by so many bytes."""
         self._bars.advance(self._task, size)
 
     def reset(self) -> None:
+        """Go back to the start."""
         self._bars.update(self._task, completed=0)
 
     def close(self) -> None:
-        pass
+        """Do nothing: the context closes the bar."""

@@ -1,7 +1,7 @@
-"""Random numbers that are the same on every device: a counter, hashed (SplitMix64, Steele et al. 2014).
+"""A counter-based random generator, the same on every device: a hashed counter (SplitMix64, Steele et al. 2014).
 
-A GPU can draw the order of an epoch and the crops of its pictures by itself, and a CPU, or a run that goes on from a
-checkpoint, draws the same.
+A GPU draws the order of an epoch and the crops of its images by itself; a CPU, or a run that resumes from a checkpoint,
+draws the same.
 """
 
 from __future__ import annotations
@@ -19,48 +19,49 @@ _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def draw(seed: Seed, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Whole numbers, uniform from 0 to 2⁶³ - 1, shape (count,)."""
+    """Draw whole numbers, uniform from 0 to 2⁶³ - 1, shape (count,)."""
     start = fold(seed)
     counter = torch.arange(count, device=device) * _signed(_STEP) + _signed(start)
-    return _mixed(counter) & (2**63 - 1)
+    return _mix_tensor(counter) & (2**63 - 1)
 
 
-def shuffled(index: Tensor, seed: Seed) -> Tensor:
-    """The entries of `index`, shape (samples,), in random order."""
+def shuffle(index: Tensor, seed: Seed) -> Tensor:
+    """Return the entries of `index`, shape (samples,), in random order."""
     return index[draw(seed, len(index), index.device).argsort(stable=True)]
 
 
-def stream(seed: int, purpose: str, *numbers: int) -> int:
+def derive_seed(seed: int, purpose: str, *numbers: int) -> int:
     """Derive a seed of 63 bits from a run's seed, a purpose and numbers such as a member's and an epoch's.
 
-    `stream(0, "order", member, epoch)`: no two runs, members, epochs or purposes share one. `seed + member` would let
-    member 1 of seed 0 draw what member 0 of seed 1 draws.
+    `derive_seed(0, "order", member, epoch)`: no two runs, members, epochs or purposes share one. `seed + member` would
+    let member 1 of seed 0 draw what member 0 of seed 1 draws.
     """
     return fold((seed, zlib.crc32(purpose.encode()), *numbers))
 
 
 def fold(seed: Seed) -> int:
-    """One number of 63 bits for a seed of several parts."""
+    """Fold a seed of several numbers into one number of 63 bits."""
     folded = 0
-    for part in seed if isinstance(seed, tuple) else (seed,):
-        folded = _mix(folded + _STEP + part)
+    for number in seed if isinstance(seed, tuple) else (seed,):
+        folded = _mix(folded + _STEP + number)
     return folded >> 1
 
 
 def _mix(number: int) -> int:
+    """Hash a number to 64 bits."""
     number &= _MASK
     number = ((number ^ (number >> 30)) * _FIRST) & _MASK
     number = ((number ^ (number >> 27)) * _SECOND) & _MASK
     return number ^ (number >> 31)
 
 
-def _mixed(numbers: Tensor) -> Tensor:
-    """As `_mix`, for int64, whose products wrap around and whose shifts must be kept from copying the sign."""
+def _mix_tensor(numbers: Tensor) -> Tensor:
+    """Hash int64 numbers as `_mix` does; their products wrap around, and their shifts are masked to drop the sign."""
     numbers = (numbers ^ ((numbers >> 30) & (2**34 - 1))) * _signed(_FIRST)
     numbers = (numbers ^ ((numbers >> 27) & (2**37 - 1))) * _signed(_SECOND)
     return numbers ^ ((numbers >> 31) & (2**33 - 1))
 
 
 def _signed(number: int) -> int:
-    """The same 64 bits, read as a signed number."""
+    """Read 64 bits as a signed number."""
     return number - 2**64 if number >= 2**63 else number

@@ -1,4 +1,4 @@
-"""What is known of a published data set before it is read, and what reading it gives."""
+"""Descriptions of published data sets (archives, sizes, reader), and their contents once read."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Archive:
-    """A file as its authors publish it.
+    """A file that the authors of a data set publish.
 
-    md5: the checksum that they publish. sha256: what many have found for that file, where we know it; it holds against
-        whoever makes another file of the same md5, which http would let through.
+    md5: the checksum that they publish. sha256: the widely confirmed one of that file, where we know it; it also
+        detects a forged file of the same md5, which plain http would let through.
     """
 
     url: str
     md5: str
-    folder: str = ""  # of its own under the downloads, for archives whose file names are not unique
+    folder: str = ""  # below the downloads, for archives whose file names are not unique
     sha256: str = ""
 
     @property
     def checksums(self) -> dict[str, str]:
-        """The known checksums, by algorithm, the strongest first."""
+        """Return the known checksums, by algorithm, the strongest first."""
         return {name: value for name, value in (("sha256", self.sha256), ("md5", self.md5)) if value}
 
     @property
     def file(self) -> str:
-        """Where it lies under the folder of downloads."""
+        """Return its path below the folder of downloads."""
         name = self.url.rsplit("/", 1)[-1]
         return f"{self.folder}/{name}" if self.folder else name
 
@@ -48,7 +48,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class DataInfo:
-    """A data set: what it is called, how large it is, and where it comes from."""
+    """The description of a data set: name, sizes, archives and reader."""
 
     name: str
     title: str
@@ -61,15 +61,15 @@ class DataInfo:
 
     @property
     def source(self) -> str:
-        """The archives and their checksums, in one line."""
-        parts = [
+        """Return the archives and their checksums, in one line."""
+        archives = [
             f"{archive.file} {' '.join(f'{name} {value}' for name, value in reversed(archive.checksums.items()))}"
             for archive in self.archives
         ]
-        return "; ".join(parts)
+        return "; ".join(archives)
 
     def check(self, contents: Contents) -> None:
-        """Raises a ValueError that says in what the contents differ from this description."""
+        """Raise a ValueError that says how the contents differ from this description."""
         for split, images, labels, count in (
             ("train", contents.train_images, contents.train_labels, self.train),
             ("test", contents.test_images, contents.test_labels, self.test),
@@ -84,5 +84,6 @@ class DataInfo:
 
 
 def _check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Raise a ValueError unless a tensor has this dtype and shape."""
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
         raise ValueError(f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, not {dtype} of shape {shape}")

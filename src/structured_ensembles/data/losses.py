@@ -1,4 +1,4 @@
-"""The loss of a task: what a batch of outputs costs, averaged over its samples."""
+"""Losses: that of the task or the user's, averaged over samples, for one network or for stacked members."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -9,71 +9,71 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.gaussian import gaussian_nll
 from structured_ensembles.data import Data
-from structured_ensembles.data.target_scaling import Units, units_for
+from structured_ensembles.data.target_scaling import Units, fit_units
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss_for(data: Data, loss: Loss | None, units: Units | None = None) -> Loss:
-    """The user's `loss(outputs, targets)` (a mean over the samples), or the one of the data's task.
+    """Return the user's `loss(outputs, targets)` (a mean over the samples), or that of the data's task.
 
-    units: those of the network's outputs, if they are not the targets'. The user's loss sees outputs as the targets
-        are, in units and in shape; the squared error and `gaussian_nll` see both as the network gives them.
+    units: those of the network's outputs, if they are not the targets'. The user's loss gets outputs in the units and
+        the shape of the targets; the squared error and `gaussian_nll` get standardised targets.
     """
     if loss is gaussian_nll and data.task != "regression":
         raise ValueError("loss=gaussian_nll is for a regression: the targets of data are classes")
     if loss is None and data.task == "classification":
         return F.cross_entropy
     if loss is None or loss is gaussian_nll:
-        own = mean_squared_error if loss is None else loss
-        return own if units is None else lambda outputs, targets: own(outputs, units.standard(targets))
+        task_loss = mean_squared_error if loss is None else loss
+        return task_loss if units is None else lambda outputs, targets: task_loss(outputs, units.standardize(targets))
     return loss if data.task == "classification" else LikeTargets(loss, units)
 
 
-def learned_units(networks: Sequence[nn.Module], data: Data, loss: Loss | None) -> Units | None:
-    """Choose the units in which networks learn the targets; None for the targets' own, as with a user's loss."""
-    ours = loss is None or loss is gaussian_nll
-    return units_for(networks, data, gaussian=loss is gaussian_nll) if ours else None
+def choose_units(networks: Sequence[nn.Module], data: Data, loss: Loss | None) -> Units | None:
+    """Choose the units in which networks learn the targets; None to learn them as they are, as with a user's loss."""
+    is_default = loss is None or loss is gaussian_nll
+    return fit_units(networks, data, gaussian=loss is gaussian_nll) if is_default else None
 
 
 class LikeTargets(nn.Module):
-    """Call a user's loss, which may be a module itself, with outputs in the units of the targets, and in their shape.
+    """A user's loss, which may be a module itself, called with outputs in the units and the shape of the targets.
 
-    A column of outputs (batch, 1) minus a row of targets (batch,) is a matrix, whose mean is no error at all: such a
-    loss gets a row. One that takes the column apart itself gets the column.
+    A column of outputs (batch, 1) minus a row of targets (batch,) broadcasts to a matrix, whose mean is meaningless: a
+    loss that broadcasts gets a row. A loss that handles the column itself gets the column.
     """
 
     def __init__(self, loss: Loss, units: Units | None = None) -> None:
         super().__init__()
         self.loss, self.units = loss, units
-        self.broadcasts: bool | None = None  # found out when it matters
+        self.broadcasts: bool | None = None  # whether it broadcasts, tried when shapes first differ
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.units is not None:
-            outputs = self.units.restored(outputs)
+            outputs = self.units.restore(outputs)
         if outputs.shape != targets.shape and outputs.numel() == targets.numel():
             if self.broadcasts is None:
-                self.broadcasts = self._tried(outputs.detach(), targets)
+                self.broadcasts = self._broadcasts(outputs.detach(), targets)
             if self.broadcasts:
                 outputs = outputs.view_as(targets)
         return self.loss(outputs, targets)
 
     @torch.no_grad()
-    def _tried(self, outputs: Tensor, targets: Tensor) -> bool:
-        """Find out whether the loss of outputs as they are is another one than in the shape of the targets."""
+    def _broadcasts(self, outputs: Tensor, targets: Tensor) -> bool:
+        """Tell whether the loss differs between outputs in their own shape and in that of the targets."""
         try:
             shaped = self.loss(outputs.view_as(targets), targets)
         except Exception:
             return False
         try:
-            with warnings.catch_warnings(action="ignore"):  # torch's, of this very thing
+            with warnings.catch_warnings(action="ignore"):  # torch warns of the broadcast
                 return not torch.allclose(self.loss(outputs, targets), shaped)
         except Exception:
             return True
 
 
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """As torch's, but a column of outputs (batch, 1) may meet a row of targets (batch,)."""
+    """Compute torch's squared error, but accept a column of outputs (batch, 1) with a row of targets (batch,)."""
     if outputs.numel() != targets.numel():
         raise ValueError(
             f"the model gives {tuple(outputs.shape[1:])} for a sample, but targets are {tuple(targets.shape[1:])}: a "
@@ -83,19 +83,20 @@ def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def member_losses(loss: Loss, outputs: Tensor, targets: Tensor, members: int) -> Tensor:
-    """The loss of each member, shape (members,), from rows grouped by member: (members * rows, …) and targets alike."""
-    parts = zip(outputs.chunk(members), targets.chunk(members), strict=True)
-    return torch.stack([_averaged(loss(own, target)) for own, target in parts])
+    """Return the loss of each member, (members,), from outputs and targets grouped by member, (members * rows, …)."""
+    pairs = zip(outputs.chunk(members), targets.chunk(members), strict=True)
+    return torch.stack([_as_scalar(loss(member_outputs, member_targets)) for member_outputs, member_targets in pairs])
 
 
 def mean_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean loss of stacked outputs (members, batch, …), each compared with the same targets (batch, …)."""
+    """Return the mean loss of stacked outputs (members, batch, …), all with the same targets (batch, …)."""
     if len(outputs) == 1:
-        return _averaged(loss(outputs[0], targets))
-    return torch.stack([_averaged(loss(own, targets)) for own in outputs]).mean()
+        return _as_scalar(loss(outputs[0], targets))
+    return torch.stack([_as_scalar(loss(member_outputs, targets)) for member_outputs in outputs]).mean()
 
 
-def _averaged(cost: Tensor) -> Tensor:
+def _as_scalar(cost: Tensor) -> Tensor:
+    """Return a loss as a scalar; raise a ValueError unless it is one number."""
     if cost.numel() != 1:
         raise ValueError(f"loss must give one number, a mean over the samples, not {tuple(cost.shape)}")
     return cost if cost.dim() == 0 else cost.reshape(())

@@ -25,17 +25,18 @@ CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 
 
 def _read_mnist(paths: Sequence[Path], classes: tuple[str, ...]) -> Contents:
+    """Read the four files of a data set."""
     train_images, test_images = (_read_idx(path, dimensions=3).unsqueeze(1) for path in paths[0::2])
     train_labels, test_labels = (_read_idx(path, dimensions=1).long() for path in paths[1::2])
     return Contents(train_images, train_labels, test_images, test_labels, classes)
 
 
 def _read_idx(path: Path, dimensions: int) -> Tensor:
-    """The uint8 tensor of an idx file: two zero bytes, type, number of dimensions, the dimensions, the values."""
+    """Read the uint8 tensor of an idx file: two zero bytes, type, number of dimensions, the dimensions, the values."""
     with gzip.open(path) as file:
         header = file.read(4 + 4 * dimensions)
         if len(header) < 4 + 4 * dimensions or header[:4] != bytes((0, 0, UNSIGNED_BYTES, dimensions)):
-            raise ValueError(f"{path.name} is no idx file of bytes with {dimensions} dimensions")
+            raise ValueError(f"{path.name} is not an idx file of bytes with {dimensions} dimensions")
         shape = struct.unpack(f">{dimensions}I", header[4:])
         size = math.prod(shape)
         if not 0 < size <= LARGEST:
@@ -61,7 +62,7 @@ MNIST = DataInfo(
     train=60_000,
     test=10_000,
     archives=_archives(
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",  # the authors' own server turns programs away
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",  # the authors' server refuses downloads by programs
         "mnist",
         (
             ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.devices import constant
+from structured_ensembles.common.devices import make_constant
 
 CHOICES = ("auto", "none", "unit", "standard", "imagenet")
-NOTICEABLE = 4  # squared distance of a column from mean 0 and (log) deviation 1, from which on columns are standardised
-CHUNK = 8192  # samples that are looked at together
+NOTICEABLE = 4  # squared distance of a column from mean 0 and log deviation 0 above which columns are standardised
+CHUNK = 8192  # samples that are measured at a time
 log = logging.getLogger(__name__)
 
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class Normalization:
     """Mean and standard deviation for each channel or column (the second axis of a batch), or one for all of them.
 
-    Of uint8 inputs they are meant in units of [0,1], where such pixels are brought first.
+    For uint8 pixels they refer to values in [0,1], to which pixels are scaled first.
     """
 
     mean: tuple[float, ...]
@@ -34,19 +34,19 @@ class Normalization:
         """Normalise inputs (batch, channels or columns, …): floats, or pixels in [0,1]."""
         shape = (-1, *[1] * (inputs.dim() - 2))
         mean, deviation = (
-            constant(values, inputs.device, inputs.dtype).view(shape) for values in (self.mean, self.deviation)
+            make_constant(values, inputs.device, inputs.dtype).view(shape) for values in (self.mean, self.deviation)
         )
         return (inputs - mean) / deviation
 
     @classmethod
     def of(cls, images: Tensor) -> Normalization:
-        """Of uint8 images (samples, channels, height, width), by counting how often each value occurs."""
+        """Measure uint8 images (samples, channels, height, width), by counting how often each value occurs."""
         values = torch.arange(256, dtype=torch.float64) / 255
         means, deviations = [], []
         for channel in range(images.shape[1]):
             counts = torch.zeros(256, dtype=torch.int64)
-            for piece in images[:, channel].split(CHUNK):
-                counts += torch.bincount(piece.flatten().cpu(), minlength=256)
+            for chunk in images[:, channel].split(CHUNK):
+                counts += torch.bincount(chunk.flatten().cpu(), minlength=256)
             shares = counts.double() / counts.sum()
             mean = (shares * values).sum()
             variance = (shares * (values - mean).square()).sum()
@@ -61,16 +61,16 @@ class Normalization:
         columns = inputs.flatten(2) if inputs.dim() > 2 else inputs[:, :, None]
         count = len(rows) * columns.shape[2]
 
-        def total(what: Callable[[Tensor], Tensor]) -> Tensor:
-            """Sum what(chunk) over all samples, (columns,); a chunk is (samples, columns, values)."""
-            sums = [what(columns[piece].double() / scale).sum((0, 2)) for piece in rows.split(CHUNK)]
+        def total(function: Callable[[Tensor], Tensor]) -> Tensor:
+            """Sum function(chunk) over all samples, (columns,); a chunk is (samples, columns, values)."""
+            sums = [function(columns[chunk_rows].double() / scale).sum((0, 2)) for chunk_rows in rows.split(CHUNK)]
             return torch.stack(sums).sum(0)
 
         first = columns[rows[0], :, :1].double() / scale
         mean = total(lambda values: values - first) / count + first[:, 0]
         deviation = (total(lambda values: (values - mean[:, None]).square()) / count).sqrt()
-        constant_ones = total(lambda values: (values != first).double()) == 0
-        deviation[constant_ones | (deviation < torch.finfo(torch.float32).tiny)] = 1
+        is_constant = total(lambda values: (values != first).double()) == 0
+        deviation[is_constant | (deviation < torch.finfo(torch.float32).tiny)] = 1
         return cls(tuple(mean.tolist()), tuple(deviation.tolist()))
 
     def noticeable(self) -> bool:
@@ -79,17 +79,18 @@ class Normalization:
         return any(mean**2 + math.log(deviation) ** 2 > NOTICEABLE for mean, deviation in moments)
 
     def to_json(self) -> list[list[float]]:
+        """Encode as two lists for JSON."""
         return [list(self.mean), list(self.deviation)]
 
     @classmethod
     def from_json(cls, value: list[list[float]] | None) -> Normalization | None:
         """Restore what `to_json` wrote; None stays None."""
-        return None if value is None else cls(*(tuple(map(float, own)) for own in value))
+        return None if value is None else cls(*(tuple(map(float, numbers)) for numbers in value))
 
 
 RAW_PIXELS = Normalization((0.0,), (1 / 255,))  # from 0 to 255
 IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-Choice = str | Normalization | tuple[Any, Any] | list[Any] | dict[str, Any] | None  # the last two of several inputs
+Choice = str | Normalization | tuple[Any, Any] | list[Any] | dict[str, Any] | None  # list and dict: of several inputs
 
 
 def normalization_for(
@@ -102,7 +103,7 @@ def normalization_for(
     """
     pixels, images = inputs.dtype == torch.uint8, inputs.dim() == 4
     if choice is not None and not isinstance(choice, str):
-        return _fitting(_pair(choice), inputs)
+        return _check_size(_parse_pair(choice), inputs)
     if choice not in (*CHOICES, None):
         raise ValueError(
             f"normalization must be one of {', '.join(map(repr, CHOICES))}, a Normalization or a pair (mean, "
@@ -113,7 +114,7 @@ def normalization_for(
             return None
         if pixels:
             return Normalization.of(inputs) if images else None
-        return _standardized(inputs, rows) if standardize and inputs.dim() == 2 else None
+        return _standardize_columns(inputs, rows) if standardize and inputs.dim() == 2 else None
     if choice in ("none", None):
         return RAW_PIXELS if pixels else None
     if choice == "unit":
@@ -125,14 +126,15 @@ def normalization_for(
                 "give a pair (mean, deviation), or use Data.from_arrays or from_datasets"
             )
         return Normalization.of(inputs) if pixels and images else Normalization.of_columns(inputs, rows)
-    return _fitting(IMAGENET, inputs)
+    return _check_size(IMAGENET, inputs)
 
 
-def _standardized(columns: Tensor, rows: Tensor) -> Normalization | None:
-    found = Normalization.of_columns(columns, rows)
-    if not found.noticeable():
+def _standardize_columns(columns: Tensor, rows: Tensor) -> Normalization | None:
+    """Measure columns and log that they are standardised; None if they nearly are already."""
+    measured = Normalization.of_columns(columns, rows)
+    if not measured.noticeable():
         return None
-    low, high = min(found.deviation), max(found.deviation)
+    low, high = min(measured.deviation), max(measured.deviation)
     log.warning(
         "%d columns are standardised: their deviations reach from %.3g to %.3g; standardize=False leaves them as they "
         "are",
@@ -140,31 +142,35 @@ def _standardized(columns: Tensor, rows: Tensor) -> Normalization | None:
         low,
         high,
     )
-    return found
+    return measured
 
 
-def _pair(given: Any) -> Normalization:
+def _parse_pair(choice: Any) -> Normalization:
     """Check and convert a Normalization, or a pair of numbers or of lists of numbers."""
-    parts = (given.mean, given.deviation) if isinstance(given, Normalization) else given
+    pair = (choice.mean, choice.deviation) if isinstance(choice, Normalization) else choice
     try:
-        mean, deviation = ([own] if isinstance(own, Real) else [float(value) for value in own] for own in parts)
+        mean, deviation = (
+            [numbers] if isinstance(numbers, Real) else [float(number) for number in numbers] for numbers in pair
+        )
         means, deviations = tuple(map(float, mean)), tuple(map(float, deviation))
     except (TypeError, ValueError) as error:
         raise ValueError(
             "normalization must be a Normalization or a pair (mean, deviation) of numbers, each one for all channels "
-            f"or a list with one for every channel, not {given!r}"
+            f"or a list with one for every channel, not {choice!r}"
         ) from error
     if not _all_finite((*means, *deviations)) or min(deviations, default=0) <= 0:
-        raise ValueError(f"normalization must have finite means and deviations above 0, not {given!r}")
+        raise ValueError(f"normalization must have finite means and deviations above 0, not {choice!r}")
     longest = max(len(means), len(deviations))
-    return Normalization(*(own * longest if len(own) == 1 else own for own in (means, deviations)))
+    return Normalization(*(values * longest if len(values) == 1 else values for values in (means, deviations)))
 
 
 def _all_finite(values: Iterable[float]) -> bool:
+    """Tell whether all values are finite."""
     return all(map(math.isfinite, values))
 
 
-def _fitting(normalization: Normalization, inputs: Tensor) -> Normalization:
+def _check_size(normalization: Normalization, inputs: Tensor) -> Normalization:
+    """Return a normalisation; raise a ValueError unless it fits the channels or columns of the inputs."""
     sizes = {len(normalization.mean), len(normalization.deviation)}
     if inputs.dim() < 2 or sizes not in ({1}, {inputs.shape[1]}):
         raise ValueError(

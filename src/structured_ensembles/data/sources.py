@@ -1,4 +1,4 @@
-"""load_data(): data sets by name, from their official archives once and from a cached file ever after."""
+"""load_data(): data sets by name, read from their official archives once and from a cached file afterwards."""
 
 import tarfile
 import zipfile
@@ -29,10 +29,10 @@ DATA_SETS = {info.name: info for info in (DIGITS, MNIST, FASHION_MNIST, CIFAR10,
 
 
 def load_data(name: str, root: str | Path | None = None, *, seed: int = 0, normalization: Choice = "auto") -> Data:
-    """A data set by name; `data_sets()` tells which there are.
+    """Load a data set by name; `data_sets()` lists them.
 
-    root: the folder of the cached data sets, by default ~/.cache/structured-ensembles. Archives that lie in its folder
-        `downloads` are not downloaded.
+    root: the folder of the cached data sets, by default ~/.cache/structured-ensembles. Archives in its folder
+        `downloads` are not downloaded again.
     seed: draws the validation split.
     normalization: of the pixels, see `Data.from_arrays`.
     """
@@ -56,26 +56,29 @@ def load_data(name: str, root: str | Path | None = None, *, seed: int = 0, norma
 
 
 def data_sets() -> dict[str, DataInfo]:
-    """What `load_data` can load, by name."""
+    """Return the descriptions of all data sets that `load_data` can load, by name."""
     return dict(DATA_SETS)
 
 
 def is_cached(name: str, root: str | Path | None = None) -> bool:
-    """Whether `load_data` finds it without archives and network."""
+    """Tell whether `load_data` needs neither archives nor network for a data set."""
     return _info(name).read is None or cache_path(data_folder(root), name).exists()
 
 
 def _info(name: str) -> DataInfo:
+    """Return the description of a data set; raise a ValueError that lists the names if it is unknown."""
     if name not in DATA_SETS:
         raise ValueError(f"name must be one of {', '.join(map(repr, DATA_SETS))}, not {name!r}")
     return DATA_SETS[name]
 
 
 def data_folder(root: str | Path | None) -> Path:
+    """Return the folder of the cached data sets; the default one for None."""
     return Path(ROOT if root is None else root).expanduser()
 
 
 def _read_archives(info: DataInfo, downloads: Path) -> Contents:
+    """Download what is missing, and read and check the archives of a data set."""
     assert info.read is not None
     paths = fetch_archives(info.archives, downloads)
     try:

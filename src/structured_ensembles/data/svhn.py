@@ -12,20 +12,21 @@ from structured_ensembles.data.info import Archive, Contents, DataInfo
 
 
 def _read_svhn(paths: Sequence[Path]) -> Contents:
+    """Read the files of both splits."""
     train, test = (_read_mat(path) for path in paths)
     return Contents(*train, *test, tuple("0123456789"))
 
 
 def _read_mat(path: Path) -> tuple[Tensor, Tensor]:
-    """Images (samples, channels, height, width) and labels (samples,)."""
+    """Read images (samples, channels, height, width) and labels (samples,)."""
     from scipy.io import loadmat, whosmat
 
     try:
-        sizes = {name: int(np.prod(shape)) for name, shape, _ in whosmat(path)}  # reads no values yet
+        sizes = {name: int(np.prod(shape)) for name, shape, _ in whosmat(path)}  # reads the shapes only
         if not all(0 < sizes.get(name, 0) <= LARGEST for name in ("X", "y")):
             raise ValueError(f"the variables X and y have {sizes.get('X', 0)} and {sizes.get('y', 0)} values")
         variables = loadmat(path, variable_names=("X", "y"))
-    except (ValueError, TypeError, NotImplementedError) as error:  # what SciPy raises for files it does not know
+    except (ValueError, TypeError, NotImplementedError) as error:  # SciPy raises these for unknown files
         raise ValueError(f"{path.name} cannot be read: {error}") from error
     images, labels = variables["X"], variables["y"].astype(np.int64).ravel()
     if images.ndim != 4:

@@ -1,4 +1,4 @@
-"""How good an ensemble is, and how well it knows it."""
+"""Evaluation of an ensemble: accuracy, calibration, uncertainty, robustness and size."""
 
 from structured_ensembles.evaluation.attacks import fgsm
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS, corrupt

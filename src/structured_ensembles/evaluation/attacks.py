@@ -1,4 +1,4 @@
-"""Attacks: images changed a little, in the direction that hurts the most."""
+"""Adversarial attacks: small changes of the images that raise the loss the most."""
 
 from numbers import Real
 
@@ -11,22 +11,27 @@ from structured_ensembles.networks.copying import evaluation_mode
 
 
 def fgsm(ensemble: Ensemble, images: Tensor, targets: Tensor, epsilon: float) -> Tensor:
-    """The fast gradient sign method: every pixel moves by `epsilon`, so that the loss grows; clipped to [0,1].
+    """Attack images by the fast gradient sign method: move every pixel by `epsilon` so that the loss grows.
 
-    images: (batch, …) with pixels in [0,1]. targets: (batch,). epsilon: in units of a pixel in [0,1]. The loss is the
-    cross-entropy of the members' mean logits, in evaluation mode. No gradient of the ensemble itself is kept.
+    images: (batch, …) with pixels in [0,1], as the result's are. targets: (batch,). epsilon: in units of a pixel in
+    [0,1]. The loss is the cross-entropy of the members' mean logits, in evaluation mode. The ensemble's own gradients
+    stay as they are.
     """
     check_epsilon(epsilon)
     if not images.is_floating_point() or (len(images) and not (images.min() >= 0 and images.max() <= 1)):
-        raise ValueError(f"images must be floats with pixels in [0,1], not {images.dtype} with others")
+        raise ValueError(
+            f"images must be floats with pixels in [0,1], "
+            f"not {images.dtype} with other values: divide by 255 or undo the normalisation first"
+        )
     with torch.enable_grad(), evaluation_mode(ensemble):
         pixels = images.detach().clone().requires_grad_()
-        # A sum, so that a sample's gradient does not depend on how many others there are.
+        # A sum, so that a sample's gradient does not depend on the batch size.
         loss = F.cross_entropy(ensemble(pixels).mean(0), targets, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, pixels)
     return (images + epsilon * gradient.sign()).clamp(0, 1)
 
 
 def check_epsilon(epsilon: float) -> None:
+    """Raise a ValueError unless `epsilon` is a number between 0 and 1."""
     if not isinstance(epsilon, Real) or not 0 <= float(epsilon) <= 1:
         raise ValueError(f"epsilon must be between 0 and 1, the range of a pixel, not {epsilon!r}")

@@ -1,4 +1,4 @@
-"""Figures of an ensemble's calibration: after temperature, of the predictions it keeps, of its conformal sets."""
+"""Figures of a calibrated ensemble: after temperature, of the predictions it keeps, of its conformal sets."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from structured_ensembles.calibration.conformal import ConformalIntervals, Confo
 from structured_ensembles.common.gaussian import mean_and_spread
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
-from structured_ensembles.prediction.combination import Combine, combined, entropy_of, exact_probabilities
+from structured_ensembles.prediction.combination import Combine, combine_logits, entropy_of, exact_probabilities
 
 
-def calibrated_figures(ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine) -> dict[str, float]:
-    """Return the figures of all that was fitted: logits (members, samples, classes), targets (samples,).
+def compute_calibrated_figures(
+    ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine
+) -> dict[str, float]:
+    """Compute the figures of whatever was fitted: logits (members, samples, classes), targets (samples,).
 
     The temperature is that of `combine`; threshold and conformal sets are of the rule "mean", as `keep` and
     `predict_set` are.
     """
     calibration, figures = ensemble.calibration, {}
     if combine in calibration.temperatures:
-        probabilities = combined(logits, combine, calibration.temperature(combine))
+        probabilities = combine_logits(logits, combine, calibration.temperature(combine))
         figures["cal/nll_t"] = negative_log_likelihood(probabilities, targets)
         figures["cal/ece_t"] = expected_calibration_error(probabilities, targets, bins=30)
         figures["cal/ece15_t"] = expected_calibration_error(probabilities, targets, bins=15)
     if calibration.threshold is not None:
-        entropy = entropy_of(combined(logits, "mean", ensemble.temperature))
-        figures |= _kept(entropy.double() <= calibration.threshold, combined(logits).argmax(-1) == targets)
+        entropy = entropy_of(combine_logits(logits, "mean", ensemble.temperature))
+        figures |= _kept_figures(
+            entropy.double() <= calibration.threshold, combine_logits(logits).argmax(-1) == targets
+        )
     if isinstance(calibration.conformal, ConformalSets):
         sets = calibration.conformal.sets(exact_probabilities(logits, ensemble.temperature))
         figures["conf/coverage"] = float(sets.gather(-1, targets[:, None]).double().mean())
@@ -35,10 +39,10 @@ def calibrated_figures(ensemble: Ensemble, logits: Tensor, targets: Tensor, comb
     return figures
 
 
-def interval_figures(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return coverage and mean width of a regression's intervals: outputs (members, samples, …), targets (samples, …).
+def compute_interval_figures(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """Compute coverage and mean width of a regression's intervals: outputs (members, samples, …), targets (samples, …).
 
-    Of several values of a target each counts by itself.
+    Each value of a target with several values counts by itself.
     """
     rule = ensemble.calibration.conformal
     if not isinstance(rule, ConformalIntervals):
@@ -50,12 +54,12 @@ def interval_figures(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> di
     return figures if math.isinf(width) else {**figures, "conf/width": width}
 
 
-def _kept(kept: Tensor, correct: Tensor) -> dict[str, float]:
-    """Return the shares kept and the accuracy of the kept, without NaN; kept, correct: booleans (samples,)."""
-    right, sure = correct.double(), kept.double()
+def _kept_figures(kept: Tensor, correct: Tensor) -> dict[str, float]:
+    """Compute the share kept and the accuracy of the kept, leaving NaN out; kept, correct: booleans (samples,)."""
+    hits, keeps = correct.double(), kept.double()
     figures = {
-        "unc/kept": float(sure.mean()),
-        "unc/kept_right": float(sure[correct].mean()),
-        "unc/kept_accuracy": float(right[kept].mean()),
+        "unc/kept": float(keeps.mean()),
+        "unc/kept_right": float(keeps[correct].mean()),
+        "unc/kept_accuracy": float(hits[kept].mean()),
     }
     return {name: value for name, value in figures.items() if not math.isnan(value)}

@@ -1,4 +1,4 @@
-"""What can be asked of evaluate(), checked before any work starts."""
+"""Argument validation of evaluate(), before any work starts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from structured_ensembles.common.inputs import is_several
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import check_data
-from structured_ensembles.ensemble import Combine, Ensemble
+from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.attacks import check_epsilon
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS
 from structured_ensembles.evaluation.corruptions.corrupt import check_name, check_severity
+from structured_ensembles.prediction.combination import Combine
 
 
 def check_request(
@@ -22,11 +23,11 @@ def check_request(
     severities: Sequence[int],
     ood: Data | None,
 ) -> Sequence[str]:
-    """The names of the corruptions to do; raises a ValueError that says what cannot be done."""
+    """Check the arguments of evaluate() and return the names of the corruptions to measure."""
     if data.task == "regression" and (fgsm or corruptions or ood is not None):
-        raise ValueError("fgsm, corruptions and ood must be left out for a regression: there are no classes")
+        raise ValueError("fgsm, corruptions and ood must be left out for a regression, which has no classes")
     if (fgsm or corruptions) and is_several(data.shape):
-        raise ValueError("fgsm and corruptions are for images alone, not for data of several inputs")
+        raise ValueError("fgsm and corruptions must be left out for data of several inputs: they change single images")
     check_list("severities", severities)
     for epsilon in fgsm:
         check_epsilon(epsilon)
@@ -43,7 +44,7 @@ def check_request(
 
 
 def check_deep(deep: Ensemble, data: Data, combine: Combine) -> None:
-    """Raise an error if `deep` is no ensemble, or cannot be compared with on these data."""
+    """Raise an error unless `deep` is an ensemble that these data allow a comparison with."""
     check_type("deep", deep, Ensemble, "methods.deep_ensemble trains one")
     if data.task != "classification":
         raise ValueError("deep must be left out for a regression: the comparison is by the NLL of classes")

@@ -1,4 +1,4 @@
-"""When a prediction is better discarded: the entropy threshold, and what discarding is worth."""
+"""Discarding of uncertain predictions: the entropy threshold, and what it does to the accuracy."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.data import Data
-from structured_ensembles.ensemble import Combine, Ensemble
-from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.evaluation.predictions import gather_predictions
 from structured_ensembles.evaluation.ranking import mean_over_ties
 from structured_ensembles.prediction.calibration_fit import percentile_of_right
+from structured_ensembles.prediction.combination import Combine
 
 
-def discard_threshold(ensemble: Ensemble, data: Data, percentile: float = 75.0, combine: Combine = "mean") -> float:
+def fit_discard_threshold(ensemble: Ensemble, data: Data, percentile: float = 75.0, combine: Combine = "mean") -> float:
     """Fit the paper's threshold on the validation split: see `percentile_of_right`.
 
-    Whatever the network, it discards a quarter of what is right; the ensemble's own threshold is another one, see
+    It discards a quarter of the correct predictions of any network; `Ensemble.keep` has another threshold, see
     `Ensemble.threshold_for`.
     """
-    return percentile_of_right(*predictions(ensemble, data.split("validation")), percentile, combine)
+    return percentile_of_right(*gather_predictions(ensemble, data.split("validation")), percentile, combine)
 
 
 @dataclass(frozen=True)
 class Discarding:
-    """What a threshold does, as shares: A, FA and D of the paper."""
+    """Accuracy, filtered accuracy and discarded share under a threshold: A, FA and D of the paper."""
 
     accuracy: float  # of all samples
-    filtered_accuracy: float  # of those kept; not a number if none is
+    filtered_accuracy: float  # of the kept ones; NaN if none is
     discarded: float
 
 
-def discarding(entropy: Tensor, correct: Tensor, threshold: float) -> Discarding:
+def measure_discarding(entropy: Tensor, correct: Tensor, threshold: float) -> Discarding:
     """Discard the samples whose entropy (samples,) is above the threshold; correct: booleans (samples,)."""
     kept = entropy.double() <= threshold
     right = correct.double()
@@ -40,9 +41,9 @@ def discarding(entropy: Tensor, correct: Tensor, threshold: float) -> Discarding
 
 
 def discarding_curve(entropy: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
-    """The share of samples discarded and the accuracy of the others, for every threshold: shapes (thresholds,).
+    """Compute the share discarded and the accuracy of the rest, for every threshold: shapes (thresholds,).
 
-    From nothing discarded to only the surest kept. Samples of the same entropy are discarded together.
+    Ordered from nothing discarded to only the surest kept. Samples of the same entropy are discarded together.
     """
     values, index, counts = entropy.double().unique(return_inverse=True, return_counts=True)
     right = torch.zeros_like(values).index_add_(0, index, correct.double())
@@ -54,9 +55,8 @@ def risk_coverage_area(uncertainty: Tensor, correct: Tensor) -> float:
     """Compute the AURC: the area under the risk-coverage curve, the error rate of the surest samples by their share.
 
     uncertainty: (samples,), low for the surest, such as the negative confidence. correct: booleans (samples,).
-    As in torch-uncertainty: trapezoids between coverages of 1/n and 1, divided by that range; NaN for less than two
-    samples. Samples of the same uncertainty are taken in every order, on average, where there the order of the
-    sorting decides.
+    As in torch-uncertainty: trapezoids between coverages of 1/n and 1, divided by that range; NaN for fewer than two
+    samples. Unlike there, samples of the same uncertainty count with their mean error, whatever their order.
     """
     samples = len(uncertainty)
     if samples < 2:

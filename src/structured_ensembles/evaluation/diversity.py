@@ -1,18 +1,18 @@
-"""How much the members of an ensemble differ."""
+"""Diversity metrics of an ensemble's members."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from structured_ensembles.ensemble import entropy_of
+from structured_ensembles.prediction.combination import entropy_of
 
 
-def diversity(logits: Tensor) -> Tensor:
-    """The paper's diversity of each sample, (samples,) from 0 to 100: the entropy of softmax(mean logits) over log C.
+def compute_diversity(logits: Tensor) -> Tensor:
+    """Compute the paper's diversity per sample, (samples,) from 0 to 100: entropy of softmax(mean logits) over log C.
 
-    logits: (members, samples, classes). It is the entropy of a prediction, large also where all members agree that they
-    do not know; `disagreement_matrix` and the mutual information see the members alone.
+    logits: (members, samples, classes). As the entropy of the prediction it is also large where all members agree on
+    an unsure prediction; `disagreement_matrix` and the mutual information measure differences of members alone.
     """
     classes = logits.shape[-1]
     if classes == 1:
@@ -21,15 +21,15 @@ def diversity(logits: Tensor) -> Tensor:
 
 
 def diversity_by_outcome(logits: Tensor, correct: Tensor) -> tuple[float, float]:
-    """The mean diversity of correctly (CC) and of wrongly classified samples (WC); not a number where there are none.
+    """Compute the mean diversity of correctly (CC) and of wrongly classified samples (WC); NaN where there are none.
 
     logits: (members, samples, classes). correct: booleans (samples,).
     """
-    values = diversity(logits)
+    values = compute_diversity(logits)
     return float(values[correct].mean()), float(values[~correct].mean())
 
 
 def disagreement_matrix(logits: Tensor) -> Tensor:
-    """The share of samples that two members classify differently, (members, members); logits as above."""
+    """Compute the share of samples that two members classify differently, (members, members); logits as above."""
     labels = logits.argmax(-1)
-    return torch.stack([(labels != own).double().mean(-1) for own in labels])
+    return torch.stack([(labels != member).double().mean(-1) for member in labels])

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from structured_ensembles.common.checks import check_list, check_type, plain_number
+from structured_ensembles.common.checks import check_list, check_type, to_python_number
 from structured_ensembles.common.gaussian import Gaussians
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.data.losses import Loss
-from structured_ensembles.ensemble import Combine, Ensemble, combined, uncertainty_of
-from structured_ensembles.evaluation.calibrated import calibrated_figures, interval_figures
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.evaluation.calibrated import compute_calibrated_figures, compute_interval_figures
 from structured_ensembles.evaluation.calibration import (
     adaptive_calibration_error,
     brier_score,
@@ -23,16 +23,21 @@ from structured_ensembles.evaluation.calibration import (
     negative_log_likelihood,
 )
 from structured_ensembles.evaluation.checks import check_deep, check_request
-from structured_ensembles.evaluation.deep_equivalent import deep_equivalent
-from structured_ensembles.evaluation.discarding import coverage_at_risk, discarding, risk_coverage_area
+from structured_ensembles.evaluation.deep_equivalent import compute_deep_equivalent
+from structured_ensembles.evaluation.discarding import coverage_at_risk, measure_discarding, risk_coverage_area
 from structured_ensembles.evaluation.diversity import diversity_by_outcome
-from structured_ensembles.evaluation.memory import file_bytes, prediction_bytes
-from structured_ensembles.evaluation.ood import ood_figures
-from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.evaluation.memory import measure_file_bytes, measure_prediction_bytes
+from structured_ensembles.evaluation.ood import measure_ood
+from structured_ensembles.evaluation.predictions import gather_predictions
 from structured_ensembles.evaluation.ranking import auroc, false_acceptance
-from structured_ensembles.evaluation.regression import gaussian_figures, loss_figures, regression_figures
-from structured_ensembles.evaluation.robustness import attack_figures, corruption_figures
-from structured_ensembles.evaluation.rules import checked_rules, suffix_of, with_thresholds
+from structured_ensembles.evaluation.regression import (
+    compute_gaussian_figures,
+    compute_loss_figures,
+    compute_regression_figures,
+)
+from structured_ensembles.evaluation.robustness import measure_attacks, measure_corruptions
+from structured_ensembles.evaluation.rules import check_rules, pair_with_thresholds, suffix_of
+from structured_ensembles.prediction.combination import Combine, combine_logits, uncertainty_of
 from structured_ensembles.prediction.input_checks import warn_of_unknown_inputs
 
 
@@ -52,111 +57,114 @@ def evaluate(
     deep: Ensemble | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Plain figures of an ensemble on a split of `data`; names have a family prefix. Shares are from 0 to 1.
+    """Measure an ensemble on a split of `data`; figures' names have a family prefix. Shares are from 0 to 1.
 
-    Always there, from one pass over the data:
+    Always measured, in one pass over the data:
     cls/ accuracy, its members' mean and the Brier score; cal/ NLL and ECE with 30 and 15 bins, as combined, and with
     `_t` after the ensemble's temperature, and with 15 bins the adaptive ECE (bins of equally many samples) and the
-    classwise one (mean over the classes); div/ how the members differ, and the paper's diversity (0 to 100) of
-    correctly (cc) and wrongly (wc) classified samples; unc/ what discarding by the paper's rule gives (its A, FA, D);
+    classwise one (mean over the classes); div/ the members' differences, and the paper's diversity (0 to 100) of
+    correctly (cc) and wrongly (wc) classified samples; unc/ discarding by the paper's rule (its A, FA, D);
     by entropy the AUROC for errors and fpr95 (the share of errors that are kept when 95 % of the right ones are); by
     confidence aurc (area under the risk-coverage curve) and coverage_at_5_risk (the most samples that can be kept with
-    at most 5 % errors); and what `Ensemble.keep` does: the share kept, of all and of the right (`kept`, `kept_right`),
-    and how often the kept are right (`kept_accuracy`); conf/ how often conformal sets or intervals hold the truth, and
-    their mean size or width; size/ members and parameters. All but `_t`, `kept` and conf/ is without temperature, as in
-    the paper. For regression reg/ root mean squared error, its members' mean, and the mean spread of the members (none
-    of these if the networks' outputs are no values of the targets). With Gaussian heads the spread is the whole
-    deviation, with its aleatoric and epistemic part, and there are the NLL of the mixture, of the Gaussian with its
+    at most 5 % errors); and by `Ensemble.keep` the share kept, of all and of the correct (`kept`, `kept_right`), and
+    the accuracy of the kept (`kept_accuracy`); conf/ how often conformal sets or intervals hold the truth, and their
+    mean size or width; size/ members and parameters. All but `_t`, `kept` and conf/ is without temperature, as in the
+    paper. For regression reg/ root mean squared error, its members' mean, and the mean spread of the members (left out
+    if outputs and targets differ in size). With Gaussian heads the spread is the total deviation, with its aleatoric
+    and epistemic components, and there are the NLL of the mixture, of the Gaussian with its
     mean and deviation (nll_matched) and of the members, and how many targets lie in intervals that should hold 90 %
     (coverage_at_90, width_at_90). A figure that does not exist, such as the diversity of errors where there are none,
     or one after a temperature that was never fitted, is left out.
 
-    combine: how the members' predictions become one. Of several rules, such as ("mean", "logits"), the first one's
-        figures have these names; those of another end in it (`cal/ece/logits`). The network runs once for all of them.
+    combine: the combination rule. Of several rules, such as ("mean", "logits"), the first one's figures have these
+        names; the names of another's end in the rule (`cal/ece/logits`). The network runs once for all of them.
         The mean of logits discards by its own entropy, with a threshold from the validation split of `data`.
 
     On request:
     fgsm: adv/, accuracy and discarding under attacks of these strengths, in units of a pixel in [0,1].
     corruptions: cor/, the same under these corruptions at these `severities`, drawn with `seed`; True means all (grey
         images have no saturation to change). `cor/mean@3` is over the 15 standard ones, `cor/extra_mean@3` over the
-        four extra ones. What `load_corrupted` gives: the official images instead, as official/.
+        four extra ones. With the result of `load_corrupted`, the official images instead, as official/.
     ood: detecting that the test split of other data is not this data, by entropy and by mutual information: AUROC,
-        fpr95 (the foreign share accepted when 95 % of its own are), fpr95_foreign (its own share rejected when 95 % of
-        the foreign ones are).
+        fpr95 (the share of other data accepted when 95 % of these are), fpr95_foreign (the share of these rejected when
+        95 % of the other data are).
     loss: a function of (outputs, targets) as for `train`: reg/loss (cls/loss) of the members' mean outputs, as the
         ensemble gives them, and member_loss, the mean of the members' own.
     deep: a deep ensemble: cal/deep_equivalent, how many of its members are as good in NLL, each number of them and this
         ensemble with a temperature from the validation split (see `deep_ensemble_equivalent`).
     base: size/ overhead over this network, bytes of the saved file, peak bytes when predicting a batch.
     """
-    check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
+    check_type("ensemble", ensemble, Ensemble, "make one with Ensemble([network, …]), also of one network")
     check_data(data)
-    asked = checked_rules(combine)
+    combination_rules = check_rules(combine)
     check_list("fgsm", fgsm)
-    fgsm = [plain_number(epsilon) for epsilon in fgsm]
+    fgsm = [to_python_number(epsilon) for epsilon in fgsm]
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of (outputs, targets), not {loss!r}")
     if deep is not None:
-        check_deep(deep, data, asked[0])
+        check_deep(deep, data, combination_rules[0])
     names = check_request(data, fgsm, corruptions, severities, ood)
     warn_of_unknown_inputs(ensemble, data)
-    logits, targets = predictions(ensemble, data.split(split), batch_size)
-    rules = with_thresholds(asked, ensemble, data)
+    logits, targets = gather_predictions(ensemble, data.split(split), batch_size)
+    rules = pair_with_thresholds(combination_rules, ensemble, data)
     if data.task == "regression":
-        figures = _regression(ensemble, logits, targets) | interval_figures(ensemble, logits, targets)
+        figures = _regression_figures(ensemble, logits, targets) | compute_interval_figures(ensemble, logits, targets)
     else:
         figures = {}
         for rule, threshold in rules.items():
-            found = _classification(ensemble, logits, targets, rule, threshold)
-            figures |= {f"{name}{suffix_of(rule, rules)}": value for name, value in found.items()}
+            rule_figures = _classification_figures(ensemble, logits, targets, rule, threshold)
+            figures |= {f"{name}{suffix_of(rule, rules)}": value for name, value in rule_figures.items()}
     if loss is not None:
         family = "reg" if data.task == "regression" else "cls"
-        figures |= {f"{family}/{name}": own for name, own in loss_figures(ensemble, loss, logits, targets).items()}
+        losses = compute_loss_figures(ensemble, loss, logits, targets)
+        figures |= {f"{family}/{name}": value for name, value in losses.items()}
     if deep is not None:
-        figures["cal/deep_equivalent"] = deep_equivalent(ensemble, deep, data, split, asked[0], batch_size)
+        figures["cal/deep_equivalent"] = compute_deep_equivalent(
+            ensemble, deep, data, split, combination_rules[0], batch_size
+        )
     if fgsm:
-        figures |= _family("adv", attack_figures(ensemble, data.split(split), fgsm, rules, batch_size))
+        figures |= _family("adv", measure_attacks(ensemble, data.split(split), fgsm, rules, batch_size))
     if names:
         official = corruptions if isinstance(corruptions, CorruptedData) else None
         source = official or data.split(split)
-        found = corruption_figures(ensemble, source, names, severities, rules, batch_size, seed)
-        figures |= _family("official" if official else "cor", found)
+        corrupted = measure_corruptions(ensemble, source, names, severities, rules, batch_size, seed)
+        figures |= _family("official" if official else "cor", corrupted)
     if ood is not None:
-        figures |= _family("ood", ood_figures(ensemble, uncertainty_of(logits), ood.split("test"), batch_size))
+        figures |= _family("ood", measure_ood(ensemble, uncertainty_of(logits), ood.split("test"), batch_size))
     figures |= {"size/members": float(len(ensemble)), "size/parameters": float(ensemble.num_parameters)}
     if base is not None:
         batch, _ = next(iter(data.split(split).batches(batch_size)))
         figures["size/overhead"] = ensemble.overhead(base)
-        figures["size/file_bytes"] = float(file_bytes(ensemble))
-        figures["size/peak_bytes"] = float(prediction_bytes(ensemble, batch))
+        figures["size/file_bytes"] = float(measure_file_bytes(ensemble))
+        figures["size/peak_bytes"] = float(measure_prediction_bytes(ensemble, batch))
     return figures
 
 
-def _regression(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+def _regression_figures(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> dict[str, float]:
     if ensemble.gaussian:
-        found = gaussian_figures(Gaussians.from_outputs(outputs), targets)
+        figures = compute_gaussian_figures(Gaussians.from_outputs(outputs), targets)
     else:
-        found = regression_figures(outputs, targets)
-    return {f"reg/{name}": value for name, value in found.items()}  # a NaN too: such an error is one to see
+        figures = compute_regression_figures(outputs, targets)
+    return {f"reg/{name}": value for name, value in figures.items()}  # NaN stays: a diverged network should show
 
 
-def _classification(
+def _classification_figures(
     ensemble: Ensemble, logits: Tensor, targets: Tensor, combine: Combine, threshold: float | None
 ) -> dict[str, float]:
-    probabilities = combined(logits, combine)
+    probabilities = combine_logits(logits, combine)
     correct = probabilities.argmax(-1) == targets
-    unsure = uncertainty_of(logits, combine=combine)
+    uncertainty = uncertainty_of(logits, combine=combine)
     cc, wc = diversity_by_outcome(logits, correct)
-    doubt = -probabilities.max(-1).values
-    uncertain = {
+    unconfidence = -probabilities.max(-1).values
+    discarding_figures = {
         "accuracy": float(correct.double().mean()),
-        "auroc": auroc(unsure.entropy, ~correct),
-        "fpr95": false_acceptance(unsure.entropy[correct], unsure.entropy[~correct]),
-        "aurc": risk_coverage_area(doubt, correct),
-        "coverage_at_5_risk": coverage_at_risk(doubt, correct, 0.05),
+        "auroc": auroc(uncertainty.entropy, ~correct),
+        "fpr95": false_acceptance(uncertainty.entropy[correct], uncertainty.entropy[~correct]),
+        "aurc": risk_coverage_area(unconfidence, correct),
+        "coverage_at_5_risk": coverage_at_risk(unconfidence, correct, 0.05),
     }
     if threshold is not None:
-        uncertain |= vars(discarding(unsure.entropy, correct, threshold))
+        discarding_figures |= vars(measure_discarding(uncertainty.entropy, correct, threshold))
     return {
         "cls/accuracy": float(correct.double().mean()),
         "cls/member_accuracy": float((logits.argmax(-1) == targets).double().mean()),
@@ -166,15 +174,15 @@ def _classification(
         "cal/ece15": expected_calibration_error(probabilities, targets, bins=15),
         "cal/adaptive_ece": adaptive_calibration_error(probabilities, targets),
         "cal/classwise_ece": classwise_calibration_error(probabilities, targets),
-        "div/entropy": float(unsure.entropy.mean()),
-        "div/mutual_information": float(unsure.mutual_information.mean()),
-        "div/disagreement": float(unsure.disagreement.mean()),
+        "div/entropy": float(uncertainty.entropy.mean()),
+        "div/mutual_information": float(uncertainty.mutual_information.mean()),
+        "div/disagreement": float(uncertainty.disagreement.mean()),
         **_family("div", {"cc": cc, "wc": wc}),
-        **_family("unc", uncertain),
-        **calibrated_figures(ensemble, logits, targets, combine),
+        **_family("unc", discarding_figures),
+        **compute_calibrated_figures(ensemble, logits, targets, combine),
     }
 
 
 def _family(prefix: str, figures: dict[str, float]) -> dict[str, float]:
-    """With their prefix, and without those that do not exist."""
+    """Prefix the names of figures with their family; leave NaN out."""
     return {f"{prefix}/{name}": value for name, value in figures.items() if not math.isnan(value)}

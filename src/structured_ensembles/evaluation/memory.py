@@ -1,4 +1,4 @@
-"""How much memory something takes: parameters are counted by the ensemble itself, bytes here."""
+"""Memory in bytes: of a saved ensemble, and at the peak of a prediction or any function."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from structured_ensembles.common.devices import device_of
-from structured_ensembles.common.inputs import Inputs, batch_size, moved, rows_of
+from structured_ensembles.common.inputs import Inputs, batch_size, move_inputs, select_rows
 from structured_ensembles.ensemble import Ensemble
 
 
-def file_bytes(ensemble: Ensemble) -> int:
-    """The size of the file that `save` writes."""
+def measure_file_bytes(ensemble: Ensemble) -> int:
+    """Return the size of the file that `save` writes."""
     with tempfile.TemporaryDirectory() as folder:
         return ensemble.save(Path(folder) / "ensemble.safetensors")
 
 
-def prediction_bytes(ensemble: Ensemble, inputs: Inputs) -> int:
-    """The most bytes that predicting a batch (batch, …) takes at one time, beyond weights and the batch itself."""
+def measure_prediction_bytes(ensemble: Ensemble, inputs: Inputs) -> int:
+    """Measure the peak bytes of predicting a batch (batch, …), beyond weights and the batch itself."""
     device = device_of(ensemble)
-    batch = moved(inputs, device)
-    ensemble.logits(rows_of(batch, slice(1)))  # what is set up once, such as a library's workspace, is not the batch's
-    return peak_memory(lambda: ensemble.logits(batch, batch_size(batch)), device)
+    batch = move_inputs(inputs, device)
+    ensemble.logits(select_rows(batch, slice(1)))  # sets up what stays, such as a library's workspace
+    return measure_peak_memory(lambda: ensemble.logits(batch, batch_size(batch)), device)
 
 
-def peak_memory(run: Callable[[], object], device: torch.device | str = "cpu") -> int:
-    """The most bytes that `run` has allocated in tensors at one time, beyond what was there before."""
+def measure_peak_memory(run: Callable[[], object], device: torch.device | str = "cpu") -> int:
+    """Measure the peak bytes that `run` allocates in tensors, beyond what was allocated before."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -41,31 +41,31 @@ def peak_memory(run: Callable[[], object], device: torch.device | str = "cpu") -
         run()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    recorded = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with _no_messages():
-        recorded.start()
+    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with _silence_stderr():
+        profiler.start()
     try:
         run()
     finally:
-        with _no_messages():
-            recorded.stop()
-    events: list[Any] = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
-    now = peak = 0
+        with _silence_stderr():
+            profiler.stop()
+    events: list[Any] = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    allocated = peak = 0
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
+        allocated += event.nbytes()
+        peak = max(peak, allocated)
     return peak
 
 
 @contextmanager
-def _no_messages() -> Iterator[None]:
-    """The profiler tells the terminal that it starts and stops, past Python, and cannot be asked not to."""
+def _silence_stderr() -> Iterator[None]:
+    """Silence stderr at the file descriptor: the profiler writes its messages past Python, with no option to stop."""
     sys.stderr.flush()
-    shown = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
+    stderr = os.dup(2)
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(shown, 2)
-        os.close(shown)
+        os.dup2(stderr, 2)
+        os.close(stderr)

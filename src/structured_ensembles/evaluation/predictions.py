@@ -1,4 +1,4 @@
-"""An ensemble's outputs and the truth, in one pass over a split."""
+"""predictions(): an ensemble's outputs and the targets of a split, in one pass."""
 
 from collections.abc import Callable
 
@@ -9,18 +9,18 @@ from structured_ensembles.common.inputs import Inputs
 from structured_ensembles.data import Split
 from structured_ensembles.data.dataset import as_floats
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.prediction.held_out import gathered
+from structured_ensembles.prediction.held_out import gather_outputs
 
-# Inputs (batch, …) as floats on the ensemble's device, targets, and the number of the first sample, to other inputs.
+# Inputs (batch, …) as floats on the ensemble's device, targets, the index of the first sample → changed inputs.
 Change = Callable[[Tensor, Tensor, int], Tensor]
 
 
-def predictions(
+def gather_predictions(
     ensemble: Ensemble, split: Split, batch_size: int = 512, change: Change | None = None
 ) -> tuple[Tensor, Tensor]:
     """Gather logits (members, samples, classes) and targets (samples, …), in the same order, on the CPU.
 
-    change: what happens to the inputs on their way, such as an attack.
+    change: applied to the inputs first, such as an attack.
     """
     device = device_of(ensemble)
 
@@ -30,4 +30,4 @@ def predictions(
             inputs = change(as_floats(inputs.to(device)), targets.to(device), first)
         return ensemble.logits(inputs, batch_size)
 
-    return gathered(logits, split, batch_size)
+    return gather_outputs(logits, split, batch_size)

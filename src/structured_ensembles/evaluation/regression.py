@@ -1,4 +1,4 @@
-"""Figures of a regression: errors, likelihoods, and a loss of the user's own."""
+"""Figures of a regression: errors, likelihoods, and the user's loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from structured_ensembles.data.losses import LikeTargets, Loss, mean_loss
 from structured_ensembles.ensemble import Ensemble
 
 
-def regression_figures(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+def compute_regression_figures(outputs: Tensor, targets: Tensor) -> dict[str, float]:
     """Compute RMSE, that of the members, and their spread from outputs (members, samples, values).
 
     targets: (samples, values), or (samples,). Returns none if outputs and targets differ in size.
@@ -28,42 +28,42 @@ def regression_figures(outputs: Tensor, targets: Tensor) -> dict[str, float]:
     }
 
 
-def gaussian_figures(gaussians: Gaussians, targets: Tensor, coverage: float = 0.9) -> dict[str, float]:
-    """Compute the same of Gaussian heads, with the total deviation as spread, and figures of the distributions.
+def compute_gaussian_figures(gaussians: Gaussians, targets: Tensor, coverage: float = 0.9) -> dict[str, float]:
+    """Compute the figures of Gaussian heads: as above with the total deviation as spread, and of the distributions.
 
     nll: of the mixture, in nats for each value; nll_matched: of one Gaussian with its mean and deviation; member_nll.
-    aleatoric, epistemic: the mean of the two parts of the deviation. coverage_at_90, width_at_90: how many targets lie
+    aleatoric, epistemic: the means of the deviation's two components. coverage_at_90, width_at_90: how many targets lie
     in an interval that should hold 90 % of them, and its mean width. targets: (samples, values) or (samples,).
     """
     targets = gaussians.fitting(targets)
     low, high = gaussians.interval(coverage)
-    at = f"at_{100 * coverage:g}"
+    suffix = f"at_{100 * coverage:g}"
     return {
-        **regression_figures(gaussians.means, targets),
+        **compute_regression_figures(gaussians.means, targets),
         "spread": float(gaussians.deviation.mean()),
         "aleatoric": float(gaussians.aleatoric.mean()),
         "epistemic": float(gaussians.epistemic.mean()),
         "nll": float(gaussians.nll(targets).mean()),
         "nll_matched": float(gaussians.matched_nll(targets).mean()),
         "member_nll": float(negative_log_density(gaussians.means, gaussians.deviations, targets).mean()),
-        f"coverage_{at}": float(((low <= targets) & (targets <= high)).double().mean()),
-        f"width_{at}": float((high - low).mean()),
+        f"coverage_{suffix}": float(((low <= targets) & (targets <= high)).double().mean()),
+        f"width_{suffix}": float((high - low).mean()),
     }
 
 
 @torch.no_grad()
-def loss_figures(ensemble: Ensemble, loss: Loss, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+def compute_loss_figures(ensemble: Ensemble, loss: Loss, outputs: Tensor, targets: Tensor) -> dict[str, float]:
     """Compute the user's loss of the members' mean outputs, and the mean of the members' own losses.
 
-    outputs: (members, samples, …), as the ensemble gives them; targets: (samples, …). Of Gaussian heads and
+    outputs: (members, samples, …), as the ensemble returns them; targets: (samples, …). For Gaussian heads and
     `gaussian_nll` it is the likelihood of the mixture.
     """
     if ensemble.gaussian and loss is gaussian_nll:
-        found = gaussian_figures(Gaussians.from_outputs(outputs), targets)
-        return {"loss": found["nll"], "member_loss": found["member_nll"]}
-    device = device_of(ensemble)  # where a loss may have tensors of its own, as in training
+        figures = compute_gaussian_figures(Gaussians.from_outputs(outputs), targets)
+        return {"loss": figures["nll"], "member_loss": figures["member_nll"]}
+    device = device_of(ensemble)  # the loss may hold tensors there, as in training
     outputs, targets = outputs.to(device), targets.to(device)
     if targets.is_floating_point():
         targets, loss = targets.to(outputs.dtype), LikeTargets(loss)
-    together, each = mean_loss(loss, outputs.mean(0)[None], targets), mean_loss(loss, outputs, targets)
-    return {"loss": float(together), "member_loss": float(each)}
+    ensemble_loss, member_loss = mean_loss(loss, outputs.mean(0)[None], targets), mean_loss(loss, outputs, targets)
+    return {"loss": float(ensemble_loss), "member_loss": float(member_loss)}

@@ -1,4 +1,4 @@
-"""Several rules of combination in one evaluation: their thresholds, and the names of their figures."""
+"""Several combination rules in one evaluation: their thresholds, and the names of their figures."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from structured_ensembles.common.checks import check_choice, check_list
 from structured_ensembles.data import Data
-from structured_ensembles.ensemble import COMBINE, Combine, Ensemble
-from structured_ensembles.evaluation.discarding import discard_threshold
+from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.evaluation.discarding import fit_discard_threshold
+from structured_ensembles.prediction.combination import COMBINE, Combine
 
 Rules = Mapping[Combine, float | None]  # by rule, the entropy above which it discards; None if it never does
 
 
-def checked_rules(combine: Combine | Sequence[Combine]) -> tuple[Combine, ...]:
+def check_rules(combine: Combine | Sequence[Combine]) -> tuple[Combine, ...]:
     """Check the combination rules; return each once."""
     if isinstance(combine, str):
         check_choice("combine", combine, COMBINE)
@@ -25,16 +26,18 @@ def checked_rules(combine: Combine | Sequence[Combine]) -> tuple[Combine, ...]:
     return tuple(dict.fromkeys(combine))
 
 
-def with_thresholds(rules: Sequence[Combine], ensemble: Ensemble, data: Data) -> Rules:
-    """Pair each rule with the paper's threshold; the mean of logits, whose entropies differ, has its own.
+def pair_with_thresholds(rules: Sequence[Combine], ensemble: Ensemble, data: Data) -> Rules:
+    """Pair each rule with its discard threshold: the paper's, or one of its own for the mean of logits.
 
-    It comes from the validation split; without one the mean of logits has no threshold.
+    The entropies of the mean of logits differ, so its threshold is fitted on the validation split, or None without one.
     """
     threshold = ensemble.calibration.paper_threshold
-    found: dict[Combine, float | None] = dict.fromkeys(rules, threshold)
-    if "logits" in found and threshold is not None:
-        found["logits"] = None if data.validation is None else discard_threshold(ensemble, data, combine="logits")
-    return found
+    thresholds: dict[Combine, float | None] = dict.fromkeys(rules, threshold)
+    if "logits" in thresholds and threshold is not None:
+        thresholds["logits"] = (
+            None if data.validation is None else fit_discard_threshold(ensemble, data, combine="logits")
+        )
+    return thresholds
 
 
 def suffix_of(rule: Combine, rules: Rules) -> str:
@@ -42,12 +45,14 @@ def suffix_of(rule: Combine, rules: Rules) -> str:
     return "" if rule == next(iter(rules)) else f"/{rule}"
 
 
-def figures_by_rule(figures: Mapping[str, float], rules: Sequence[Combine]) -> dict[Combine, dict[str, float]]:
-    """Sort figures by rule, under their plain names; every rule gets the sizes, which none changes."""
+def sort_by_rule(figures: Mapping[str, float], rules: Sequence[Combine]) -> dict[Combine, dict[str, float]]:
+    """Sort figures by rule, under their plain names; every rule gets the sizes, which do not depend on it."""
     others = tuple(f"/{rule}" for rule in rules[1:])
-    found = {rules[0]: {name: value for name, value in figures.items() if not name.endswith(others)}}
+    by_rule = {rules[0]: {name: value for name, value in figures.items() if not name.endswith(others)}}
     sizes = {name: value for name, value in figures.items() if name.startswith("size/")}
     for rule in rules[1:]:
-        end = f"/{rule}"
-        found[rule] = {name.removesuffix(end): value for name, value in figures.items() if name.endswith(end)} | sizes
-    return found
+        suffix = f"/{rule}"
+        by_rule[rule] = {
+            name.removesuffix(suffix): value for name, value in figures.items() if name.endswith(suffix)
+        } | sizes
+    return by_rule

@@ -1,4 +1,4 @@
-"""Check ids, such as tokens, against the embeddings of the network that gets them."""
+"""Check of ids, such as tokens, against the embeddings of the network that gets them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.inputs import call, each, rows_of, tensors_in
+from structured_ensembles.common.inputs import call, map_inputs, select_rows, tensors_in
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import TensorSplit
-from structured_ensembles.networks.copying import bystander_of
+from structured_ensembles.networks.copying import copy_for_trial
 
-TABLES = (nn.Embedding, nn.EmbeddingBag)
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def check_data_ids(network: nn.Module, data: Data) -> None:
-    """Raise an error that names the range, if data in memory have ids that the network does not know."""
+    """Raise a ValueError if data in memory have ids outside the range of the network's embedding."""
     splits = {label: getattr(data, label) for label in ("train", "validation", "test")}
     stored = {label: split for label, split in splits.items() if isinstance(split, TensorSplit)}
     several = any(not isinstance(split.inputs, Tensor) for split in stored.values())
@@ -26,44 +26,44 @@ def check_data_ids(network: nn.Module, data: Data) -> None:
         return
     for label, split in stored.items():
 
-        def check(own: Tensor, limit: int | None, label: str = label) -> None:
-            if limit is None or not own.numel():
+        def check(ids: Tensor, limit: int | None, label: str = label) -> None:
+            if limit is None or not ids.numel():
                 return
-            low, high = int(own.min()), int(own.max())
+            low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= limit:
                 raise ValueError(
                     f"the model's embedding knows the ids from 0 to {limit - 1}, but those of the {label} split reach "
                     f"from {low} to {high}: give the model a larger one"
                 )
 
-        each(check, rows_of(split.inputs, split.index), limits)
+        map_inputs(check, select_rows(split.inputs, split.index), limits)
 
 
 def embedding_size(network: nn.Module, data: Data) -> Any:
-    """Count the ids that a network knows: the rows of the embedding that gets them unchanged; None if none does.
+    """Return the number of rows of the embedding that gets the ids unchanged; None if there is no such embedding.
 
-    Of several, such as those of words and of positions, only those that get the ids count. Of several inputs: a number
-    or None for each.
+    Embeddings that get something else, such as positions, do not count. For several inputs, return a number or None for
+    each.
     """
-    inputs = each(Tensor.cpu, data.example())
+    inputs = map_inputs(Tensor.cpu, data.example())
     several = not isinstance(inputs, Tensor)
     if not (data.ids or several):
         return None
-    parts = tensors_in(inputs)
-    sizes: list[list[int]] = [[] for _ in parts]
+    tensors = tensors_in(inputs)
+    sizes: list[list[int]] = [[] for _ in tensors]
 
-    def look(table: Any, arguments: tuple[Any, ...]) -> None:
-        given: Any = arguments[0] if arguments else None
-        for number, part in enumerate(parts):
-            if isinstance(given, Tensor) and (given.shape[1:], given.dtype) == (part.shape[1:], part.dtype):
-                alike = torch.equal(given[: len(part)], part) if several else torch.equal(given.unique(), part.unique())
-                sizes[number] += [table.num_embeddings] * alike
+    def record_size(embedding: Any, arguments: tuple[Any, ...]) -> None:
+        ids: Any = arguments[0] if arguments else None
+        for number, tensor in enumerate(tensors):
+            if isinstance(ids, Tensor) and (ids.shape[1:], ids.dtype) == (tensor.shape[1:], tensor.dtype):
+                pair = (ids[: len(tensor)], tensor) if several else (ids.unique(), tensor.unique())
+                sizes[number] += [embedding.num_embeddings] * torch.equal(*pair)
 
-    with suppress(Exception), torch.no_grad():  # a network that does not fit the data says so when it is trained
-        bystander = bystander_of(network).cpu()  # an id out of range would break the CUDA context
-        for table in bystander.modules():
-            if isinstance(table, TABLES):
-                table.register_forward_pre_hook(look)
-        call(bystander, inputs)
-    limits = iter([min(own, default=None) for own in sizes])
-    return each(lambda _: next(limits), inputs)
+    with suppress(Exception), torch.no_grad():  # training explains better why a network does not fit the data
+        copied = copy_for_trial(network).cpu()  # an id out of range would break the CUDA context
+        for module in copied.modules():
+            if isinstance(module, EMBEDDINGS):
+                module.register_forward_pre_hook(record_size)
+        call(copied, inputs)
+    limits = iter([min(candidates, default=None) for candidates in sizes])
+    return map_inputs(lambda _: next(limits), inputs)

@@ -1,4 +1,4 @@
-"""examined(): check a network and its data against each other before training."""
+"""examine(): checks of a network and its data against each other before training."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import Device, device_of
-from structured_ensembles.common.inputs import Inputs, call, moved
+from structured_ensembles.common.inputs import Inputs, call, move_inputs
 from structured_ensembles.data import Data
-from structured_ensembles.data.splits import some_samples
+from structured_ensembles.data.splits import take_samples
 from structured_ensembles.examination.embedding_ids import check_data_ids
-from structured_ensembles.examination.pretrained import fitted_normalization
-from structured_ensembles.networks.copying import bystander_of, dtype_of
+from structured_ensembles.examination.pretrained import find_normalization
+from structured_ensembles.networks.copying import copy_for_trial, dtype_of
 
 RESHAPING = ("View", "Reshape", "Squeeze", "Unsqueeze", "Clone", "Copy", "Alias", "Transpose", "Permute", "Slice")
 
 
-def examined(model: nn.Module, data: Data, device: Device = "auto") -> Data:
-    """Return the data with the normalisation that the model expects, marked as examined; do nothing if they are.
+def examine(model: nn.Module, data: Data, device: Device = "auto") -> Data:
+    """Return the data with the normalisation that the model expects, marked as examined; examined data are unchanged.
 
-    See `fitted_normalization` and `warn_of_probabilities`. Ids that the model does not know raise a ValueError.
+    See `find_normalization` and `warn_about_probabilities`. Ids outside the model's embedding raise a ValueError.
     """
     if data.examined:
         return data
     check_data_ids(model, data)
     check_own_parameters(model, data)
-    data = replace(fitted_normalization(model, data, device), examined=True)
-    warn_of_probabilities(model, data)
+    data = replace(find_normalization(model, data, device), examined=True)
+    warn_about_probabilities(model, data)
     return data
 
 
 def check_own_parameters(network: nn.Module, data: Data) -> None:
-    """Raise a ValueError if a copy of the network computes with another network's parameters, not with its own.
+    """Raise a ValueError if a copy of the network does not compute with the copy's parameters.
 
-    Such as where `forward` looks itself up in a global variable: all members would then be the user's one network.
+    That happens if `forward` looks its network up in a global variable: all members would be the user's network.
     """
     if not any(parameter.requires_grad for parameter in network.parameters()):
         return
     used = True
-    with suppress(Exception):  # a network that does not fit the data: the walk itself says it better
-        inputs, _ = some_samples(data.train, 8)
-        copied = bystander_of(network)
+    with suppress(Exception):  # training explains better why a network does not fit the data
+        inputs, _ = take_samples(data.train, 8)
+        copied = copy_for_trial(network)
         for parameter in copied.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         device = device_of(copied)
         cuda = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
-            outputs: Tensor = call(copied, data.prepare(moved(inputs, device), dtype_of(copied)))
+            outputs: Tensor = call(copied, data.prepare(move_inputs(inputs, device), dtype_of(copied)))
             parameters = [parameter for parameter in copied.parameters() if parameter.requires_grad]
             gradients = torch.autograd.grad(outputs.sum(), parameters, allow_unused=True)
             used = any(gradient is not None for gradient in gradients)
@@ -61,26 +61,26 @@ def check_own_parameters(network: nn.Module, data: Data) -> None:
         )
 
 
-def warn_of_probabilities(network: nn.Module, data: Data) -> None:
-    """Warn if a classifier ends in a softmax or a sigmoid. One that ends in a log-softmax gives logits, too."""
+def warn_about_probabilities(network: nn.Module, data: Data) -> None:
+    """Warn if a classifier ends in a softmax or a sigmoid. The outputs of a log-softmax are logits, too."""
     if data.task != "classification":
         return
     ending = None
-    with suppress(Exception):  # a network that does not fit the data: the walk itself says it better
-        inputs, _ = some_samples(data.train, 8)
-        inputs = moved(inputs, device_of(network))
-        ending = _ending(bystander_of(network), data.prepare(inputs, dtype_of(network)))
+    with suppress(Exception):  # training explains better why a network does not fit the data
+        inputs, _ = take_samples(data.train, 8)
+        inputs = move_inputs(inputs, device_of(network))
+        ending = _final_activation(copy_for_trial(network), data.prepare(inputs, dtype_of(network)))
     if ending is not None:
         warnings.warn(
-            f"the model ends in a {ending}, but its outputs are taken for logits: the loss and `predict_proba` apply a "
-            "softmax of their own, so that it learns slowly and its probabilities come out much too even. Remove the "
+            f"the model ends in a {ending}, but its outputs are used as logits: the loss and `predict_proba` apply a "
+            "softmax themselves, so that the model learns slowly and its probabilities are much too even. Remove the "
             f"{ending} from the model",
             stacklevel=4,
         )
 
 
-def _ending(network: nn.Module, example: Inputs) -> str | None:
-    """Tell whether a network ends in a softmax or a sigmoid, by its outputs for an example and their last operation."""
+def _final_activation(network: nn.Module, example: Inputs) -> str | None:
+    """Return "softmax" or "sigmoid" if a network ends in it, by its outputs for an example and their last operation."""
     device = device_of(network)
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
@@ -91,7 +91,7 @@ def _ending(network: nn.Module, example: Inputs) -> str | None:
         tolerance = 1e-4 if outputs.dtype in (torch.float32, torch.float64) else 2e-2
         if values.shape[-1] > 1 and bool((values >= 0).all() & ((values.sum(-1) - 1).abs() < tolerance).all()):
             return "softmax"
-        step = outputs.grad_fn
-        while step is not None and step.name().startswith(RESHAPING):
-            step = step.next_functions[0][0]
-        return "sigmoid" if step is not None and step.name().startswith("SigmoidBackward") else None
+        operation = outputs.grad_fn
+        while operation is not None and operation.name().startswith(RESHAPING):
+            operation = operation.next_functions[0][0]
+        return "sigmoid" if operation is not None and operation.name().startswith("SigmoidBackward") else None

@@ -1,8 +1,8 @@
 """Ensemble methods: one file each, one signature.
 
 A method is a function of (model, data) and the keywords members, recipe, execution, seed, device, folder, on_epoch,
-quiet, loss, loss_name, and what is its own; it leaves the model alone and returns a trained `Ensemble`. A folder
-belongs to one run, see `resuming.identity`. To add a method, write its file and a line here.
+quiet, loss, loss_name, and those of the method; it does not change the model and returns a trained `Ensemble`. A
+folder belongs to one run, see `resuming.identity`. To add a method, write its file and a line here.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """BatchEnsemble (Wen et al. 2020): members that share their weights and differ by rank-one factors.
 
-Member i has the weight W ∘ (r_i s_iᵀ) in every linear layer and convolution, and a bias of its own. No such weight is
-ever made: W (x ∘ s_i) ∘ r_i is the same, so that the rows of all members go through the shared layer in one pass.
+Member i has the weight W ∘ (r_i s_iᵀ) in every linear layer and convolution, and its own bias. These weights are never
+materialised: W (x ∘ s_i) ∘ r_i is the same, so that the rows of all members go through the shared layer in one pass.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.checks import check_choice, check_whole, checked_seed
+from structured_ensembles.common.checks import check_choice, check_seed, check_whole
 from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.inputs import (
     Inputs,
     batch_from,
     batch_size,
     call,
-    joined,
-    moved,
-    one_tensor,
-    rows_of,
+    check_one_tensor,
+    join_batches,
+    move_inputs,
+    select_rows,
     tensors_in,
 )
 from structured_ensembles.data import Data
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examined
-from structured_ensembles.methods.layers import called_layers, layer_of
-from structured_ensembles.networks.conversions import rebuilds
-from structured_ensembles.networks.copying import clone_of, copy_with, dtype_of
-from structured_ensembles.networks.provenance import remember_origin
+from structured_ensembles.examination.examine import examine
+from structured_ensembles.methods.layers import find_called_layers, get_layer
+from structured_ensembles.networks.conversions import register_rebuilder
+from structured_ensembles.networks.copying import clone_model, copy_with, dtype_of
+from structured_ensembles.networks.provenance import copy_origin
 from structured_ensembles.resuming.identity import open_folder
-from structured_ensembles.scaling import per_member
+from structured_ensembles.scaling import broadcast_per_member
 from structured_ensembles.train import train
 from structured_ensembles.training import Execution, ParameterRule, Recipe
 from structured_ensembles.training.execution import execution_or_default
@@ -68,20 +68,22 @@ def batch_ensemble(
     loss_name: str | None = None,
     repeat: Repeat = "tile",
 ) -> Ensemble:
-    """All members start from the model's own weights, times random signs. The model is not changed.
+    """Train a BatchEnsemble whose members start from the model's weights, times random signs.
 
-    recipe: its weight decay does not apply to the factors, and they have half its learning rate, unless rules of the
-        recipe's own say otherwise.
+    The model is not changed.
+
+    recipe: its weight decay does not apply to the factors, and they have half its learning rate, unless the recipe's
+        rules say otherwise.
     repeat: in training every member sees the whole batch ("tile"), or each row goes to one member ("split"), which
         costs no more than to train one network.
     """
-    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examined(model, data, device)
+    seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
+    data = examine(model, data, device)
     example = data.example(dtype=dtype_of(model))
-    layers = called_layers(model, example).all
+    layers = find_called_layers(model, example).all
     network = BatchEnsembleNetwork(model, layers, members, repeat, seed)
     _check_rows(network, example)
-    what = {"members": members, "seed": seed, "repeat": repeat}
+    settings = {"members": members, "seed": seed, "repeat": repeat}
     run = open_folder(
         folder,
         "batch-ensemble",
@@ -91,7 +93,7 @@ def batch_ensemble(
         execution=execution,
         loss=loss,
         loss_name=loss_name,
-        **what,
+        **settings,
     )
     ensemble = Ensemble([network])
     checkpoint = run.file("checkpoint.safetensors")
@@ -112,9 +114,9 @@ def batch_ensemble(
 
 
 class BatchEnsembleNetwork(nn.Module):
-    """A copy of `model` that stands for `members` networks.
+    """Copy of `model` with rank-one factors, which computes the outputs of `members` networks.
 
-    layers: the qualified names of those that get factors, drawn with `seed`: each is -1 or 1.
+    layers: the qualified names of the layers that get factors, drawn with `seed`: each is -1 or 1.
     """
 
     def __init__(
@@ -124,43 +126,43 @@ class BatchEnsembleNetwork(nn.Module):
         check_whole("members", members)
         check_choice("repeat", repeat, get_args(Repeat))
         if not layers:
-            raise ValueError("model has no linear layer or convolution that could get factors")
-        self.network = clone_of(model)
+            raise ValueError("model has no linear layer or convolution to add factors to: use another method for it")
+        self.network = clone_model(model)
         self.num_members, self.repeat, self.layers = members, repeat, tuple(layers)
-        generator = torch.Generator().manual_seed(stream(seed, "factors"))
+        generator = torch.Generator().manual_seed(derive_seed(seed, "factors"))
         for name in self.layers:
-            _add_factors(layer_of(self.network, name), members, generator)
-        remember_origin(self, model)
+            _add_factors(get_layer(self.network, name), members, generator)
+        copy_origin(self, model)
 
     @property
     def conversion(self) -> dict[str, Any]:
-        """Return how it was made, as JSON has it; see `networks.conversions`."""
+        """Return the arguments that rebuild it from its base, for JSON; see `networks.conversions`."""
         arguments = {"members": self.num_members, "repeat": self.repeat, "layers": list(self.layers)}
         return {"method": "batch_ensemble", **arguments}
 
     @property
     def member_vectors(self) -> set[str]:
-        """The tensors that hold a vector for each member."""
+        """Return the names of the tensors that hold a vector for each member."""
         return {f"network.{layer}.{vector}" for layer in self.layers for vector in VECTORS}
 
-    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
-        """(batch, …) to (members, batch, classes), or (1, batch, classes) in training if rows are split."""
-        inputs = batch_from(x, named)
+    def forward(self, *x: Tensor, **named_inputs: Tensor) -> Tensor:
+        """Map (batch, …) to (members, batch, classes), or (1, batch, classes) in training if rows are split."""
+        inputs = batch_from(x, named_inputs)
         members, batch = self.num_members, batch_size(inputs)
         if not (self.training and self.repeat == "split"):
-            return one_tensor(call(self.network, joined([inputs] * members))).unflatten(0, (members, -1))
+            return check_one_tensor(call(self.network, join_batches([inputs] * members))).unflatten(0, (members, -1))
         if batch % members == 0:
-            return one_tensor(call(self.network, inputs))[None]
-        filled, own = _dealt(batch, members, tensors_in(inputs)[0].device)
-        return one_tensor(call(self.network, rows_of(inputs, filled)))[own][None]
+            return check_one_tensor(call(self.network, inputs))[None]
+        filled_rows, row_positions = _assign_rows(batch, members, tensors_in(inputs)[0].device)
+        return check_one_tensor(call(self.network, select_rows(inputs, filled_rows)))[row_positions][None]
 
     def extra_repr(self) -> str:
         return f"members={self.num_members}, repeat={self.repeat}"
 
 
-@rebuilds("batch_ensemble")
-def _rebuilt(base: nn.Module, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Convert the base network of a file again; raise a ValueError if its tensors are of more or fewer members."""
+@register_rebuilder("batch_ensemble")
+def _rebuild(base: nn.Module, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Rebuild the network of a file from its base; raise a ValueError if its tensors have another number of members."""
     members, layers = arguments["members"], arguments["layers"]
     vectors = [tensors.get(f"network.{layer}.{vector}") for layer in layers for vector in VECTORS]
     if any(len(vector) != members for vector in vectors if vector is not None):
@@ -169,12 +171,12 @@ def _rebuilt(base: nn.Module, arguments: Mapping[str, Any], tensors: Mapping[str
 
 
 def _add_factors(layer: nn.Module, members: int, generator: torch.Generator) -> None:
-    """Give a layer its members' factors and biases; its type, weight and place in the model stay."""
+    """Add the members' factors and biases to a layer, in place; its type and weight stay."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
     linear = isinstance(layer, nn.Linear)
     sizes = (layer.in_features, layer.out_features) if linear else (layer.in_channels, layer.out_channels)
     for name, size in zip(VECTORS, sizes, strict=False):
-        if weight.is_meta:  # only its structure is wanted, see `artifact`
+        if weight.is_meta:  # only the structure is needed, see `artifact`
             layer.register_parameter(name, nn.Parameter(weight.new_empty(members, size)))  # type: ignore[call-overload]
             continue
         signs = 2 * torch.randint(2, (members, size), generator=generator) - 1  # type: ignore[arg-type]
@@ -188,52 +190,56 @@ def _add_factors(layer: nn.Module, members: int, generator: torch.Generator) -> 
 
 
 def _scale_inputs(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    factors = _vectors(layer, "input_factors", inputs[0])
+    factors = _broadcast_vectors(layer, "input_factors", inputs[0])
     grouped = inputs[0].unflatten(0, (len(factors), -1)) * factors
     return (grouped.flatten(0, 1), *inputs[1:])
 
 
 def _scale_outputs(layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-    factors = _vectors(layer, "output_factors", output)
+    factors = _broadcast_vectors(layer, "output_factors", output)
     grouped = output.unflatten(0, (len(factors), -1)) * factors
     if "biases" in layer._parameters:
-        grouped = grouped + _vectors(layer, "biases", output)
+        grouped = grouped + _broadcast_vectors(layer, "biases", output)
     return grouped.flatten(0, 1)
 
 
-def _vectors(layer: nn.Module, name: str, x: Tensor) -> Tensor:
-    """The members' vectors in the shape that meets the inputs or outputs `x` of a layer, unflattened by member."""
-    # In lower precision as x is, or the product would be of the higher one.
-    return per_member(layer.get_parameter(name).to(x.dtype), x, -1 if isinstance(layer, nn.Linear) else 1 - x.dim())
+def _broadcast_vectors(layer: nn.Module, name: str, x: Tensor) -> Tensor:
+    """Shape the members' vectors to broadcast over the inputs or outputs `x` of a layer, unflattened by member."""
+    # In the dtype of x: a float32 factor would promote a bfloat16 product.
+    return broadcast_per_member(
+        layer.get_parameter(name).to(x.dtype), x, -1 if isinstance(layer, nn.Linear) else 1 - x.dim()
+    )
 
 
-def _dealt(batch: int, members: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Deal rows out to members as evenly as can be, then fill every share up to the same size by repeating a row.
+def _assign_rows(batch: int, members: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Split rows among members as evenly as possible, then pad every share to the same size by repeating a row.
 
-    Returns which row of the batch stands where, (members * share,), and where each row of the batch is, (batch,).
+    Returns the row of the batch at each position, (members * share,), and the position of each row, (batch,).
     """
     row, member = torch.arange(batch, device=device), torch.arange(members, device=device)[:, None]
     share = -(-batch // members)
-    starts = -(-member * batch // members)  # member i has the rows from here to before those of i + 1
+    starts = -(-member * batch // members)  # member i has the rows from starts[i] up to starts[i + 1]
     ends = -(-(member + 1) * batch // members)
-    filled = torch.minimum(starts + torch.arange(share, device=device), ends - 1).clamp_min(0)
-    owner = row * members // batch
-    return filled.flatten(), owner * share + row - starts[owner, 0]
+    row_at = torch.minimum(starts + torch.arange(share, device=device), ends - 1).clamp_min(0)
+    member_of = row * members // batch
+    return row_at.flatten(), member_of * share + row - starts[member_of, 0]
 
 
 @torch.no_grad()
 def _check_rows(network: BatchEnsembleNetwork, example: Inputs) -> None:
-    """Whether the model keeps the rows of a batch in order, which the members in one pass rely on."""
-    example = moved(example, device_of(network))
-    together = call(network.eval(), example)[-1]
+    """Raise a ValueError unless the model keeps the rows of a batch apart, which members in one pass rely on."""
+    example = move_inputs(example, device_of(network))
+    members_output = call(network.eval(), example)[-1]
 
-    def of_last(name: str, tensor: Tensor) -> Tensor:
+    def select_last(name: str, tensor: Tensor) -> Tensor:
         return tensor[-1:] if name in network.member_vectors else tensor
 
-    last = copy_with(network, of_last, lambda _, tensor: tensor)
-    alone: Tensor = call(last.network, example)  # type: ignore[arg-type]
-    if not torch.allclose(together, alone, rtol=1e-2, atol=1e-2 * float(alone.abs().max()), equal_nan=True):
+    last = copy_with(network, select_last, lambda _, tensor: tensor)
+    alone_output: Tensor = call(last.network, example)  # type: ignore[arg-type]
+    if not torch.allclose(
+        members_output, alone_output, rtol=1e-2, atol=1e-2 * float(alone_output.abs().max()), equal_nan=True
+    ):
         raise ValueError(
             "model mixes the rows of a batch, or does not keep them in the first dimension (sequences with "
-            "batch_first=False?): the members of a BatchEnsemble would mix too"
+            "batch_first=False?), so the members of a BatchEnsemble would mix too: put the batch in the first dimension"
         )

@@ -1,4 +1,4 @@
-"""Structured ensembles whose neurons are chosen without learning: what the learned selection has to be better than."""
+"""Controls for the learned selection: structured ensembles of random or large-weight neurons."""
 
 from pathlib import Path
 from typing import Any
@@ -7,15 +7,15 @@ from torch import nn
 
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.channels import trace
-from structured_ensembles.common.checks import check_whole, checked_seed
+from structured_ensembles.common.checks import check_seed, check_whole
 from structured_ensembles.common.devices import Device
 from structured_ensembles.data import Data
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examined
-from structured_ensembles.extraction import check_rescale, extract, warn_of_faint_members
-from structured_ensembles.networks.copying import clone_of, dtype_of
+from structured_ensembles.examination.examine import examine
+from structured_ensembles.extraction import check_rescale, extract, warn_of_small_outputs
+from structured_ensembles.networks.copying import clone_model, dtype_of
 from structured_ensembles.networks.initialization import draw_weights
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.selection import Scope, select
@@ -27,7 +27,7 @@ from structured_ensembles.training.recipe import recipe_for
 
 
 def random_ensemble(model: nn.Module, data: Data, members: int = 5, **settings: Any) -> Ensemble:
-    """As many neurons of each layer, drawn at random; the other arguments are those of `structured_ensemble`."""
+    """Train a structured ensemble of randomly drawn neurons; the other arguments are those of `structured_ensemble`."""
     return structured_ensemble(model, data, members, **{"selection": "random", **settings})
 
 
@@ -52,18 +52,18 @@ def magnitude_ensemble(
     round_to: int = 1,
     rescale: bool = False,
 ) -> Ensemble:
-    """The neurons with the largest weights, which a member inherits.
+    """Train a structured ensemble of the neurons with the largest weights.
 
-    In one network these are the same for all members. So each is cut out of a network of its own: the model, and copies
-    whose weights are drawn anew, as in a deep ensemble. The arguments are those of `select` and `extract`.
+    In one network these are the same for all members. So each member is cut out of a network of its own: the model,
+    and copies with reinitialised weights, as in a deep ensemble. The arguments are those of `select` and `extract`.
     """
     check_whole("members", members)
     check_rescale(rescale, reinit=False)
     if prune is None and memory is None:
         prune = 0.5
-    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examined(model, data, device)
-    what = {"members": members, "prune": prune, "memory": memory, "scope": scope, "coupled": coupled}
+    seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
+    data = examine(model, data, device)
+    settings = {"members": members, "prune": prune, "memory": memory, "scope": scope, "coupled": coupled}
     run = open_folder(
         folder,
         "magnitude",
@@ -76,22 +76,22 @@ def magnitude_ensemble(
         seed=seed,
         round_to=round_to,
         rescale=rescale,
-        **what,
+        **settings,
     )
     networks, subnets = [], []
     for number in range(members):
-        whole = clone_of(model)
+        network = clone_model(model)
         if number > 0:
-            draw_weights(whole, stream(seed, "weights", number))
-        graph = trace(whole, data.example(dtype=dtype_of(whole)), coupled=coupled)
+            draw_weights(network, derive_seed(seed, "weights", number))
+        graph = trace(network, data.example(dtype=dtype_of(network)), coupled=coupled)
         share = None if memory is None else memory / members
-        chosen = select(
+        selected = select(
             graph, prune=prune, memory=share, scope=scope, selection="magnitude", members=1, round_to=round_to
         )
-        networks.append(extract(whole, graph, chosen[0], rescale=rescale))
-        subnets += chosen
+        networks.append(extract(network, graph, selected[0], rescale=rescale))
+        subnets += selected
     if not rescale:
-        warn_of_faint_members(model, graph, subnets)
+        warn_of_small_outputs(model, graph, subnets)
     ensemble = Ensemble(networks, subnets=subnets)
     checkpoint = run.file("checkpoint.safetensors")
     train(

@@ -4,14 +4,14 @@ from pathlib import Path
 
 from torch import nn
 
-from structured_ensembles.common.checks import check_whole, checked_seed
+from structured_ensembles.common.checks import check_seed, check_whole
 from structured_ensembles.common.devices import Device
 from structured_ensembles.data import Data
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examined
-from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.examination.examine import examine
+from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.networks.initialization import draw_weights
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.train import train
@@ -36,17 +36,17 @@ def deep_ensemble(
     loss: Loss | None = None,
     loss_name: str | None = None,
 ) -> Ensemble:
-    """The first member starts from the model's own weights, the others from weights drawn anew with other seeds."""
+    """Train a deep ensemble: the first member starts from the model's weights, the others are reinitialised."""
     check_whole("members", members)
-    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examined(model, data, device)
-    what = {"members": members, "seed": seed}
+    seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
+    data = examine(model, data, device)
+    settings = {"members": members, "seed": seed}
     run = open_folder(
-        folder, "deep", model, data, recipe=recipe, execution=execution, loss=loss, loss_name=loss_name, **what
+        folder, "deep", model, data, recipe=recipe, execution=execution, loss=loss, loss_name=loss_name, **settings
     )
-    networks = [clone_of(model) for _ in range(members)]
+    networks = [clone_model(model) for _ in range(members)]
     for number, network in enumerate(networks[1:], start=1):
-        draw_weights(network, stream(seed, "weights", number))
+        draw_weights(network, derive_seed(seed, "weights", number))
     ensemble = Ensemble(networks)
     checkpoint = run.file("checkpoint.safetensors")
     train(

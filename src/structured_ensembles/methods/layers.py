@@ -1,4 +1,4 @@
-"""The layers that a model runs through, found by running it: what methods that change layers need to know."""
+"""Linear layers and convolutions that a model calls, found by running it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from structured_ensembles.common.devices import device_of
-from structured_ensembles.common.inputs import Inputs, call, moved
-from structured_ensembles.networks.copying import shadow_of
+from structured_ensembles.common.inputs import Inputs, call, move_inputs
+from structured_ensembles.networks.copying import copy_frozen
 from structured_ensembles.tracing.walk import LAYERS
 
 
@@ -20,8 +20,8 @@ from structured_ensembles.tracing.walk import LAYERS
 class Layers:
     """Qualified names of the linear layers and convolutions that a model calls, in the order of the first call.
 
-    hidden: every way from them to the model's output leads through another of them.
-    last: the others; of most networks the one before the logits.
+    hidden: layers whose output reaches the model's output only through other layers.
+    last: the others; in most networks the one that computes the logits.
     """
 
     hidden: tuple[str, ...]
@@ -29,46 +29,49 @@ class Layers:
 
     @property
     def all(self) -> tuple[str, ...]:
+        """Return the names of hidden and last layers."""
         return self.hidden + self.last
 
 
-def called_layers(model: nn.Module, example: Inputs) -> Layers:
-    """Run a copy of `model` on `example` (batch, …), in evaluation and in training mode.
+def find_called_layers(model: nn.Module, example: Inputs) -> Layers:
+    """Find the called layers by running a copy of `model` on `example` (batch, …), in evaluation and training mode.
 
-    A layer that is never called is not among them, even if its weights are used in another way, such as the ones of
+    Layers that are never called are left out, even if their weights are used in another way, as in
     `nn.MultiheadAttention`.
     """
-    shadow = shadow_of(model)
-    names = {module: name for name, module in shadow.named_modules()}
+    copied = copy_frozen(model)
+    names = {module: name for name, module in copied.named_modules()}
     first, last = dict[str, None](), set[str]()
     leaves: list[tuple[str, Tensor]] = []
 
     def cut(name: str, _layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-        """Start the derivatives anew behind this layer: only the last ones are left to have any."""
+        """Detach the output, so that gradients reach only the last layers."""
         first.setdefault(name)
         leaves.append((name, output.detach().requires_grad_()))
-        return leaves[-1][1].clone()  # which what follows may overwrite
+        return leaves[-1][1].clone()  # an in-place operation may follow
 
-    for module in shadow.modules():
+    for module in copied.modules():
         if isinstance(module, LAYERS):
             module.register_forward_hook(partial(cut, names[module]))
     device = device_of(model)
-    example = moved(example, device)
+    example = move_inputs(example, device)
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
         for training in (False, True):
             leaves.clear()
-            outputs = tree_leaves(call(shadow.train(training), example))
+            outputs = tree_leaves(call(copied.train(training), example))
             reached = [output.sum() for output in outputs if isinstance(output, Tensor) and output.requires_grad]
             if reached:
-                found = torch.autograd.grad(torch.stack(reached).sum(), [leaf for _, leaf in leaves], allow_unused=True)
-                last |= {name for (name, _), derivative in zip(leaves, found, strict=True) if derivative is not None}
+                gradients = torch.autograd.grad(
+                    torch.stack(reached).sum(), [leaf for _, leaf in leaves], allow_unused=True
+                )
+                last |= {name for (name, _), gradient in zip(leaves, gradients, strict=True) if gradient is not None}
     return Layers(tuple(name for name in first if name not in last), tuple(name for name in first if name in last))
 
 
-def layer_of(model: nn.Module, name: str) -> nn.Module:
-    """The linear layer or convolution of this name."""
-    found = dict(model.named_modules()).get(name)
-    if not isinstance(found, LAYERS):
-        raise ValueError(f"layers names {name!r}, which is no linear layer or convolution of the model")
-    return found
+def get_layer(model: nn.Module, name: str) -> nn.Module:
+    """Return the linear layer or convolution of this name."""
+    layer = dict(model.named_modules()).get(name)
+    if not isinstance(layer, LAYERS):
+        raise ValueError(f"layers must name linear layers and convolutions of the model, not {name!r}")
+    return layer

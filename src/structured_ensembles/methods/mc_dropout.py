@@ -1,8 +1,8 @@
-"""MC-Dropout (Gal and Ghahramani 2016): dropout stays on in prediction, and every draw of it is a member.
+"""MC-Dropout (Gal and Ghahramani 2016): dropout stays on in prediction, and every dropout mask is a member.
 
 Predictions are repeatable: whether an element is dropped follows from the seed, the layer, the number of the sample,
-the position of the element and the contents of the input, by a hash. So an input gets the same answer in whatever batch
-it comes, other inputs get other draws, and no random state is read or changed.
+the position of the element and the contents of the input, by a hash. So the prediction of an input does not depend on
+its batch, other inputs get other masks, and no random state is read or changed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.common.checks import check_share, check_whole, checked_seed
+from structured_ensembles.common.checks import check_seed, check_share, check_whole
 from structured_ensembles.common.devices import Device
-from structured_ensembles.common.inputs import Inputs, batch_from, call, joined, one_tensor, tensors_in
+from structured_ensembles.common.inputs import Inputs, batch_from, call, check_one_tensor, join_batches, tensors_in
 from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examined
-from structured_ensembles.methods.layers import called_layers, layer_of
-from structured_ensembles.networks.conversions import rebuilds
-from structured_ensembles.networks.copying import clone_of, dtype_of
-from structured_ensembles.networks.provenance import remember_origin
+from structured_ensembles.examination.examine import examine
+from structured_ensembles.methods.layers import find_called_layers, get_layer
+from structured_ensembles.networks.conversions import register_rebuilder
+from structured_ensembles.networks.copying import clone_model, dtype_of
+from structured_ensembles.networks.provenance import copy_origin
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.train import train
 from structured_ensembles.training import Execution, Recipe
@@ -50,18 +50,26 @@ def mc_dropout(
     loss_name: str | None = None,
     probability: float = 0.25,
 ) -> Ensemble:
-    """One network of the model's size, which starts from its weights. The model is not changed.
+    """Train a copy of the model with dropout, which starts from the model's weights. The model is not changed.
 
-    members: how many samples a prediction draws.
+    members: how many dropout masks a prediction draws.
     probability: of an element of the output of a hidden linear layer or convolution to be dropped.
     """
-    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examined(model, data, device)
-    layers = called_layers(model, data.example(dtype=dtype_of(model))).hidden
+    seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
+    data = examine(model, data, device)
+    layers = find_called_layers(model, data.example(dtype=dtype_of(model))).hidden
     network = DropoutNetwork(model, layers, members, probability, seed)
-    what = {"members": members, "seed": seed, "probability": probability}
+    settings = {"members": members, "seed": seed, "probability": probability}
     run = open_folder(
-        folder, "mc-dropout", model, data, recipe=recipe, execution=execution, loss=loss, loss_name=loss_name, **what
+        folder,
+        "mc-dropout",
+        model,
+        data,
+        recipe=recipe,
+        execution=execution,
+        loss=loss,
+        loss_name=loss_name,
+        **settings,
     )
     ensemble = Ensemble([network])
     checkpoint = run.file("checkpoint.safetensors")
@@ -81,7 +89,7 @@ def mc_dropout(
 
 
 class DropoutNetwork(nn.Module):
-    """A copy of `model` with dropout behind each of `layers` (qualified names), which stands for `members` samples."""
+    """Copy of `model` with dropout after each of `layers` (qualified names), which predicts with `members` masks."""
 
     def __init__(
         self, model: nn.Module, layers: Sequence[str], members: int, probability: float = 0.25, seed: int = 0
@@ -90,33 +98,35 @@ class DropoutNetwork(nn.Module):
         check_whole("members", members)
         check_share("probability", probability)
         if not layers:
-            raise ValueError("model has no hidden linear layer or convolution whose output could be dropped")
-        self.network = clone_of(model)
+            raise ValueError(
+                "model has no hidden linear layer or convolution to add dropout to: use another method for it"
+            )
+        self.network = clone_model(model)
         self.num_members, self.probability, self.seed, self.layers = members, probability, seed, tuple(layers)
         for number, name in enumerate(self.layers):
-            layer = layer_of(self.network, name)
+            layer = get_layer(self.network, name)
             layer.sampled_dropout = SampledDropout(probability, number)
             layer.register_forward_hook(_drop)
-        remember_origin(self, model)
+        copy_origin(self, model)
 
     @property
     def conversion(self) -> dict[str, Any]:
-        """Return how it was made, as JSON has it; see `networks.conversions`."""
+        """Return the arguments that rebuild it from its base, for JSON; see `networks.conversions`."""
         arguments = {"members": self.num_members, "probability": self.probability, "seed": self.seed}
         return {"method": "mc_dropout", **arguments, "layers": list(self.layers)}
 
-    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
-        """(batch, …) to (members, batch, classes); in training one draw of dropout, (1, batch, classes)."""
-        inputs = batch_from(x, named)
+    def forward(self, *x: Tensor, **named_inputs: Tensor) -> Tensor:
+        """Map (batch, …) to (members, batch, classes); in training with one dropout mask, (1, batch, classes)."""
+        inputs = batch_from(x, named_inputs)
         if self.training:
-            return one_tensor(call(self.network, inputs))[None]
+            return check_one_tensor(call(self.network, inputs))[None]
         members = self.num_members
         keys = _sample_keys(inputs, members, self.seed)
-        dropouts = [part for part in self.network.modules() if isinstance(part, SampledDropout)]
+        dropouts = [module for module in self.network.modules() if isinstance(module, SampledDropout)]
         for dropout in dropouts:
             dropout.keys, dropout.calls = keys, 0
         try:
-            return one_tensor(call(self.network, joined([inputs] * members))).unflatten(0, (members, -1))
+            return check_one_tensor(call(self.network, join_batches([inputs] * members))).unflatten(0, (members, -1))
         finally:
             for dropout in dropouts:
                 dropout.keys, dropout.calls = None, 0
@@ -125,16 +135,16 @@ class DropoutNetwork(nn.Module):
         return f"members={self.num_members}, probability={self.probability}, seed={self.seed}"
 
 
-@rebuilds("mc_dropout")
-def _rebuilt(base: nn.Module, arguments: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Convert the base network of a file again; dropout has no tensors that could tell more."""
+@register_rebuilder("mc_dropout")
+def _rebuild(base: nn.Module, arguments: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Rebuild the network of a file from its base; dropout has no tensors to check."""
     return DropoutNetwork(base, **arguments)
 
 
 class SampledDropout(nn.Module):
-    """Dropout: by the random state in training, by a hash of `keys` in evaluation.
+    """Dropout by the random state in training, and by a hash of `keys` in evaluation.
 
-    keys: one for each sample and row, (members * batch,) int32; `DropoutNetwork` sets them for the time of a pass.
+    keys: one for each mask and row, (members * batch,) int32; `DropoutNetwork` sets them during a forward pass.
     calls: how often the layer was called in this pass, so that no two calls drop the same elements.
     """
 
@@ -145,32 +155,35 @@ class SampledDropout(nn.Module):
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """(members * batch, …) to the same shape."""
+        """Drop elements of x (members * batch, …); the shape stays."""
         if self.training:
             return F.dropout(x, self.probability)
         if self.keys is None:
-            raise RuntimeError("call the DropoutNetwork, not the network inside it: it decides what is dropped")
-        # One row of positions per key, also where the model has folded other dimensions into that of the batch.
+            raise RuntimeError(
+                "the network inside a DropoutNetwork has no dropout keys: call the DropoutNetwork itself"
+            )
+        # One row of positions per key, also where the model has folded other dimensions into the batch dimension.
         positions = torch.arange(x.numel() // len(self.keys), dtype=torch.int32, device=x.device)
         salt = _as_int32(self.number * 0x9E3779B9 + self.calls * 0x85EBCA6B)
         self.calls += 1
-        hashed = mixed(self.keys[:, None] + mixed(positions + salt))
+        hashed = mix_bits(self.keys[:, None] + mix_bits(positions + salt))
         hashed &= MAXIMUM
         kept = (hashed >= int(self.probability * MAXIMUM)).to(x.dtype)
         return x * kept.view(x.shape) / (1 - self.probability)
 
 
 def _drop(layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+    """Apply the layer's dropout to its output, as a forward hook."""
     return layer.sampled_dropout(output)  # type: ignore[operator]
 
 
 MAXIMUM = 2**31 - 1
 
 
-def mixed(x: Tensor) -> Tensor:
-    """A hash of int32 numbers in which every bit depends on every bit (lowbias32, by Chris Wellons).
+def mix_bits(x: Tensor) -> Tensor:
+    """Hash int32 numbers so that every bit depends on every bit (lowbias32, by Chris Wellons).
 
-    Integers wrap around on every device, so that all agree.
+    Integers wrap around on every device, so that all devices agree.
     """
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
         shifted = x >> shift  # the only new memory, which costs more than the arithmetic
@@ -182,24 +195,24 @@ def mixed(x: Tensor) -> Tensor:
 
 
 def _sample_keys(inputs: Inputs, members: int, seed: int) -> Tensor:
-    """A number for each sample of each row, (members * batch,) int32, from the row's contents."""
-    first, *others = map(_contents, tensors_in(inputs))
+    """Compute a key for each mask of each row, (members * batch,) int32, from the row's contents."""
+    first, *others = map(_hash_rows, tensors_in(inputs))
     contents = first
-    for own in others:
-        contents = own + mixed(contents)
+    for other in others:
+        contents = other + mix_bits(contents)
     samples = torch.arange(members, dtype=torch.int32, device=contents.device)
-    return mixed(contents + mixed(mixed(samples) + _as_int32(seed))[:, None]).flatten()
+    return mix_bits(contents + mix_bits(mix_bits(samples) + _as_int32(seed))[:, None]).flatten()
 
 
-def _contents(x: Tensor) -> Tensor:
+def _hash_rows(x: Tensor) -> Tensor:
     """Hash each row: (batch,) int32."""
     rows = x.detach().reshape(len(x), -1)
-    # To eight bits, which devices that normalise pixels with other rounding errors still agree on.
+    # In bfloat16, so that devices agree although they normalise pixels with different rounding errors.
     bits = (rows.bfloat16().view(torch.int16) if rows.is_floating_point() else rows).to(torch.int32)
     positions = torch.arange(bits.shape[1], dtype=torch.int32, device=x.device)
-    return mixed(bits + mixed(positions)).sum(1, dtype=torch.int32)
+    return mix_bits(bits + mix_bits(positions)).sum(1, dtype=torch.int32)
 
 
 def _as_int32(number: int) -> int:
-    """The number modulo 2^32, between -2^31 and 2^31."""
+    """Wrap the number modulo 2^32 to between -2^31 and 2^31."""
     return (number + 2**31) % 2**32 - 2**31

@@ -1,4 +1,4 @@
-"""Independent narrow networks: as many and as small as the members of a structured ensemble, which they control for.
+"""Independent narrow networks of the same number and sizes as a structured ensemble's members, as a control for it.
 
 With `coupled=True` these are the members of Packed-Ensembles (Laurent et al. 2023), trained side by side instead of in
 one grouped network: there every hidden layer is narrow, the residual stream too. By default the residual stream keeps
@@ -10,10 +10,10 @@ from pathlib import Path
 from torch import nn
 
 from structured_ensembles.channels import trace
-from structured_ensembles.common.checks import checked_seed
+from structured_ensembles.common.checks import check_seed
 from structured_ensembles.common.devices import Device
 from structured_ensembles.data import Data
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.extraction import extract
@@ -46,20 +46,20 @@ def narrow_ensemble(
     coupled: bool = False,
     round_to: int = 1,
 ) -> Ensemble:
-    """Every member has the same sizes and weights drawn anew, with a seed of its own; nothing is inherited.
+    """Train narrow networks of the same sizes, each initialised with its own seed; no weights are inherited.
 
-    prune: by how much each layer is narrower, by default a half: the sizes are those of `select`; or
-    memory: how much all members together may weigh, in networks.
+    prune: the share by which each layer is narrower, by default a half: the sizes are those of `select`; or
+    memory: the parameters that all members together may have, in networks.
     coupled: narrow the residual stream too, as Packed-Ensembles does; otherwise only the layers inside its blocks.
     round_to: as in `select`.
     """
     if prune is None and memory is None:
         prune = 0.5
-    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
+    seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
-    # Which channels is of no matter: only the sizes are used.
+    # Which channels are selected does not matter: only the sizes are used.
     subnets = select(graph, prune=prune, memory=memory, selection="random", members=members, round_to=round_to)
-    what = {"members": members, "prune": prune, "memory": memory, "coupled": coupled, "round_to": round_to}
+    settings = {"members": members, "prune": prune, "memory": memory, "coupled": coupled, "round_to": round_to}
     run = open_folder(
         folder,
         "narrow",
@@ -70,10 +70,10 @@ def narrow_ensemble(
         loss=loss,
         loss_name=loss_name,
         seed=seed,
-        **what,
+        **settings,
     )
     networks = [
-        extract(model, graph, subnet, reinit=True, seed=stream(seed, "weights", number))
+        extract(model, graph, subnet, reinit=True, seed=derive_seed(seed, "weights", number))
         for number, subnet in enumerate(subnets)
     ]
     ensemble = Ensemble(networks)

@@ -1,4 +1,4 @@
-"""One network: what every ensemble is compared with."""
+"""One network, the baseline of every ensemble."""
 
 from typing import Any
 
@@ -10,5 +10,5 @@ from structured_ensembles.methods.deep import deep_ensemble
 
 
 def single_network(model: nn.Module, data: Data, members: int = 1, **settings: Any) -> Ensemble:
-    """A deep ensemble of one; `members` is there for the common signature and does not matter."""
+    """Train a deep ensemble of one; `members` is ignored and exists for the common signature."""
     return deep_ensemble(model, data, 1, **settings)

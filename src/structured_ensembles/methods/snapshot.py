@@ -1,18 +1,18 @@
-"""Snapshot ensemble (Huang et al. 2017): one network whose rate is restarted; every cycle leaves a member behind."""
+"""Snapshot ensemble (Huang et al. 2017): one network with a cyclic learning rate; every cycle ends in a member."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
-from structured_ensembles.common.checks import check_whole, checked_seed
+from structured_ensembles.common.checks import check_seed, check_whole
 from structured_ensembles.common.devices import Device
 from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.target_scaling import Units
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examined
-from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.examination.examine import examine
+from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.train import calibrate_trained, train
 from structured_ensembles.training import Execution, Recipe
@@ -39,16 +39,16 @@ def snapshot_ensemble(
     loss_name: str | None = None,
     cycle: int | None = None,
 ) -> Ensemble:
-    """The first cycle starts from the model's own weights, each other from the snapshot before it.
+    """Train a snapshot ensemble: the first cycle starts from the model's weights, each other from the last snapshot.
 
-    Within a cycle the rate falls from the recipe's to zero along a cosine. The recipe's own schedule, warm-up and
+    Within a cycle the learning rate falls from the recipe's to zero along a cosine. The recipe's schedule, warm-up and
     patience do not apply, and a snapshot is the last epoch of its cycle, not the best.
 
     cycle: its epochs; by default 50, or the recipe's epochs divided among the members if that is less.
     """
     check_whole("members", members)
-    seed, recipe, execution = checked_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examined(model, data, device)
+    seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
+    data = examine(model, data, device)
     if cycle is None:
         cycle = min(CYCLE, recipe.epochs // members)
     if not isinstance(cycle, int) or cycle < 1:
@@ -56,20 +56,20 @@ def snapshot_ensemble(
             f"cycle must be a whole number of epochs, at least 1, not {cycle!r}; by default it is the recipe's "
             f"{recipe.epochs} epochs divided among {members} members"
         )
-    what = {"members": members, "seed": seed, "cycle": cycle}
+    settings = {"members": members, "seed": seed, "cycle": cycle}
     run = open_folder(
-        folder, "snapshot", model, data, recipe=recipe, execution=execution, loss=loss, loss_name=loss_name, **what
+        folder, "snapshot", model, data, recipe=recipe, execution=execution, loss=loss, loss_name=loss_name, **settings
     )
     annealed = replace(recipe, epochs=cycle, schedule="cosine", warmup=0.0, patience=None, keep="last")
     networks: list[nn.Module] = []
     history = History()
     units: Units | None = None
     for number in range(members):
-        network = clone_of(networks[-1] if networks else model)
+        network = clone_model(networks[-1] if networks else model)
         checkpoint = run.file(f"checkpoint-{number + 1}.safetensors")
-        alone = Ensemble([network], units=units)
-        own = train(
-            alone,
+        member = Ensemble([network], units=units)
+        member_history = train(
+            member,
             data,
             annealed,
             device,
@@ -78,11 +78,11 @@ def snapshot_ensemble(
             numbers=[number],
             loss=loss,
             checkpoint=checkpoint,
-            on_epoch=None if on_epoch is None else _counted_through(on_epoch, number, cycle),
+            on_epoch=None if on_epoch is None else _renumber_epochs(on_epoch, number, cycle),
             quiet=quiet,
         )
-        units = alone.units
-        _append(history, own, number, cycle)
+        units = member.units
+        _append_cycle(history, member_history, number, cycle)
         networks.append(network)
     ensemble = Ensemble(networks, units=units)
     ensemble.adopt(data, loss)
@@ -91,8 +91,8 @@ def snapshot_ensemble(
     return ensemble
 
 
-def _counted_through(on_epoch: OnEpoch, number: int, cycle: int) -> OnEpoch:
-    """Return a function that hands the rows of cycle `number` on as `_append` numbers them."""
+def _renumber_epochs(on_epoch: OnEpoch, number: int, cycle: int) -> OnEpoch:
+    """Wrap `on_epoch` so that it gets the rows of cycle `number` as `_append_cycle` numbers them."""
 
     def call(row: EpochRow) -> None:
         on_epoch(row.renumbered(number * cycle + row.epoch, {0: number}))
@@ -100,10 +100,12 @@ def _counted_through(on_epoch: OnEpoch, number: int, cycle: int) -> OnEpoch:
     return call
 
 
-def _append(history: History, own: History, number: int, cycle: int) -> None:
-    """The rows of cycle `number` as those of member `number`, with epochs counted through."""
-    history.rows += [{**row, "epoch": number * cycle + int(row["epoch"] or 0), "member": number} for row in own.rows]
-    for engine in own.engines:
-        history.add_engine(engine, own.fallbacks)
-    if own.stopped:
-        history.stopped[number] = own.stopped[0]
+def _append_cycle(history: History, member_history: History, number: int, cycle: int) -> None:
+    """Append the rows of cycle `number` as those of member `number`, with epochs numbered across cycles."""
+    history.rows += [
+        {**row, "epoch": number * cycle + int(row["epoch"] or 0), "member": number} for row in member_history.rows
+    ]
+    for engine in member_history.engines:
+        history.add_engine(engine, member_history.fallbacks)
+    if member_history.stopped:
+        history.stopped[number] = member_history.stopped[0]

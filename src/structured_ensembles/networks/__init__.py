@@ -1,1 +1,1 @@
-"""What is done to a module: copying, resizing, initialisation, where it came from."""
+"""Operations on a module: copying, resizing, initialisation, and the record of how it was made."""

@@ -1,7 +1,7 @@
-"""Copies of a model whose tensors are replaced on the way: how we work on a model without ever touching it.
+"""Copies of a model with other tensors in them, so that the user's model is never touched.
 
-Tracing needs a copy with fake tensors (no memory), the search a copy that shares the weights but owns its
-normalisation statistics, extraction a copy with sliced weights. All three are one deep copy with other tensors in it.
+Tracing needs a copy with fake tensors (no memory), the search a copy that shares the weights but has its own batch norm
+statistics, extraction a copy with sliced weights. All three are one deep copy whose tensors are replaced.
 """
 
 import copy
@@ -20,38 +20,38 @@ Replace = Callable[[str, Tensor], Tensor]
 
 
 def copy_with(model: nn.Module, parameter: Replace, buffer: Replace) -> nn.Module:
-    """A deep copy of `model` in which every parameter and buffer is what the given function makes of it.
+    """Copy `model` deeply, with every parameter and buffer replaced by the result of a function.
 
-    The functions get the qualified name and the tensor, detached. `requires_grad` flags, training mode, hooks and
+    The functions get the qualified name and the detached tensor. `requires_grad` flags, training mode, hooks and
     attributes are those of the model; a tensor that has several names (shared weights) stays shared. A model whose
-    copy would still use the model's own layers is refused, see `check_copyable`.
+    copy would still use the model's layers is refused, see `check_copyable`.
     """
     check_copyable(model)
     memo: dict[int, object] = {}
     for name, original in model.named_parameters():
         memo[id(original)] = nn.Parameter(parameter(name, original.detach()), requires_grad=original.requires_grad)
-    for name, stored in model.named_buffers():
-        memo[id(stored)] = buffer(name, stored.detach())
+    for name, original_buffer in model.named_buffers():
+        memo[id(original_buffer)] = buffer(name, original_buffer.detach())
     for module in model.modules():
-        # Tensors kept as plain attributes, such as the result of an old-style weight norm or remembered activations:
-        # part of a graph, so that a deep copy would refuse them.
-        kept = [value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules")]
-        for value in _tensors_in(kept):
-            if id(value) not in memo:
-                memo[id(value)] = value.detach().clone()
-    copied = copy.deepcopy(model, memo)  # looks into the memo before it copies anything
-    for encoder in _nesting(copied):
+        # Tensors in plain attributes, such as the result of an old-style weight norm or stored activations, may belong
+        # to an autograd graph, which deepcopy refuses.
+        others = [value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules")]
+        for tensor in _tensors_in(others):
+            if id(tensor) not in memo:
+                memo[id(tensor)] = tensor.detach().clone()
+    copied = copy.deepcopy(model, memo)  # takes what the memo has instead of copying it
+    for encoder in _encoders_with_nested_tensors(copied):
         encoder.use_nested_tensor = False
     return copied
 
 
-def _nesting(model: nn.Module) -> list[nn.TransformerEncoder]:
-    """List the transformer encoders that would use nested tensors; our copies do not.
+def _encoders_with_nested_tensors(model: nn.Module) -> list[nn.TransformerEncoder]:
+    """List the transformer encoders that may use nested tensors, which our copies turn off.
 
-    Given a padding mask, `nn.TransformerEncoder` turns to nested tensors in evaluation mode, without gradients, if the
-    padding is at the end: another computation than in training (padded places become zero), which no hook can scale
-    and no CUDA graph can hold, as the host has to look at the mask. The fused kernel of its layers stays on. It is an
-    attribute of the module: the user's model and torch's global switch for such kernels are left alone.
+    In evaluation mode without gradients, `nn.TransformerEncoder` uses nested tensors if a padding mask has its padding
+    at the end. That differs from training (padded positions become zero), no hook can scale it, and no CUDA graph can
+    hold it, as the host has to read the mask. The layers' fused kernels stay on. `use_nested_tensor` is an attribute of
+    the encoder, so that neither the user's model nor a global switch of torch changes.
     """
     encoders = [module for module in model.modules() if isinstance(module, nn.TransformerEncoder)]
     return [encoder for encoder in encoders if getattr(encoder, "use_nested_tensor", False)]
@@ -59,8 +59,8 @@ def _nesting(model: nn.Module) -> list[nn.TransformerEncoder]:
 
 @contextmanager
 def without_nested_tensors(model: nn.Module) -> Iterator[None]:
-    """Turn nested tensors off in a network that is not our copy, and back on afterwards."""
-    encoders = _nesting(model)
+    """Turn nested tensors off in a network that is not our copy, and on again afterwards."""
+    encoders = _encoders_with_nested_tensors(model)
     try:
         for encoder in encoders:
             encoder.use_nested_tensor = False
@@ -71,7 +71,7 @@ def without_nested_tensors(model: nn.Module) -> Iterator[None]:
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested lists, tuples and dictionaries."""
+    """Yield the tensors in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -82,12 +82,12 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def check_copyable(model: nn.Module) -> None:
-    """Refuse a model that keeps a function, or a hook, which refers to its layers: a copy would run the model's own."""
-    own = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
+    """Raise a ValueError if a model keeps a function or hook that refers to its layers, which a copy would run too."""
+    targets = {id(target) for target in (*model.modules(), *model.parameters(), *model.buffers())}
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
             if attribute not in ("_parameters", "_buffers", "_modules") and any(
-                _reaches(function, own, set()) for function in _functions_in(value)
+                _reaches(function, targets, set()) for function in _functions_in(value)
             ):
                 where = f"{name}.{attribute}" if name else attribute
                 raise ValueError(
@@ -97,7 +97,7 @@ def check_copyable(model: nn.Module) -> None:
 
 
 def _functions_in(value: Any) -> Iterator[FunctionType]:
-    """The functions in containers, partial functions and methods; a deep copy keeps them as they are."""
+    """Yield the functions in containers, partial functions and methods, which a deep copy does not copy."""
     if isinstance(value, FunctionType):
         yield value
     elif isinstance(value, MethodType):
@@ -107,28 +107,29 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
             yield from _functions_in(item)
 
 
-def _reaches(value: Any, own: set[int], seen: set[int]) -> bool:
-    """Tell whether a function refers to one of the objects with these ids: around it, by default, or by a global name.
+def _reaches(value: Any, targets: set[int], seen: set[int]) -> bool:
+    """Tell whether a value refers to an object with one of the ids `targets`.
 
-    Looks into containers, partial functions, methods and other functions on the way.
+    A function refers to what its closure, its defaults and its global names hold. Containers, partial functions,
+    methods and other functions are searched too.
     """
-    if id(value) in own:
+    if id(value) in targets:
         return True
     if id(value) in seen:
         return False
     seen.add(id(value))
     if isinstance(value, FunctionType):
-        used = (value.__globals__.get(name) for name in value.__code__.co_names)
-        modules = [found for found in used if isinstance(found, nn.Module | Tensor)]
+        global_values = (value.__globals__.get(name) for name in value.__code__.co_names)
+        modules = [item for item in global_values if isinstance(item, nn.Module | Tensor)]
         cells = [_content(cell) for cell in value.__closure__ or ()]
         defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        return any(_reaches(item, own, seen) for item in (*cells, *defaults, *modules))
-    parts = [value.__self__, value.__func__] if isinstance(value, MethodType) else _items(value)
-    return any(_reaches(item, own, seen) for item in parts)
+        return any(_reaches(item, targets, seen) for item in (*cells, *defaults, *modules))
+    items = [value.__self__, value.__func__] if isinstance(value, MethodType) else _items(value)
+    return any(_reaches(item, targets, seen) for item in items)
 
 
 def _items(value: Any) -> list[Any]:
-    """What containers and partial functions hold; nothing for anything else."""
+    """List what a container or partial function holds; nothing for any other value."""
     if isinstance(value, dict):
         return list(value.values())
     if isinstance(value, partial):
@@ -137,33 +138,34 @@ def _items(value: Any) -> list[Any]:
 
 
 def _content(cell: CellType) -> object:
+    """Return what a closure's cell holds; None for an empty one."""
     try:
         return cell.cell_contents
-    except ValueError:  # it is empty
+    except ValueError:
         return None
 
 
-def clone_of(model: nn.Module) -> nn.Module:
-    """A copy with tensors of its own."""
+def clone_model(model: nn.Module) -> nn.Module:
+    """Copy a model and all its tensors."""
     return copy_with(model, parameter=lambda _, weight: weight.clone(), buffer=lambda _, value: value.clone())
 
 
-def shadow_of(model: nn.Module) -> nn.Module:
-    """A copy that shares the weights' storage, frozen, and owns its buffers: to run a model without changing it."""
-    shadow = copy_with(model, parameter=lambda _, weight: weight, buffer=lambda _, value: value.clone())
-    for weight in shadow.parameters():
+def copy_frozen(model: nn.Module) -> nn.Module:
+    """Copy a model to run it unchanged: the weights share their storage and are frozen, the buffers are copies."""
+    copied = copy_with(model, parameter=lambda _, weight: weight, buffer=lambda _, value: value.clone())
+    for weight in copied.parameters():
         weight.requires_grad_(False)
-    return shadow
+    return copied
 
 
-def bystander_of(model: nn.Module) -> nn.Module:
-    """Make a shadow in evaluation mode and without hooks, for a trial that must leave no trace in the model.
+def copy_for_trial(model: nn.Module) -> nn.Module:
+    """Copy a model frozen, in evaluation mode and without hooks, for a trial run that must leave no trace in the model.
 
-    Where hooks are part of what it computes, it computes something else.
+    Where a hook changes the model's outputs, those of the copy differ.
     """
-    shadow = shadow_of(model).eval()
-    clear_hooks(shadow)
-    return shadow
+    copied = copy_frozen(model).eval()
+    clear_hooks(copied)
+    return copied
 
 
 def clear_hooks(model: nn.Module) -> None:
@@ -174,12 +176,12 @@ def clear_hooks(model: nn.Module) -> None:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Its state, without what else a module may keep there."""
+    """Return the tensors of a model's state dict, without other values that a module may keep there."""
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def all_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Its state and its non-persistent buffers: every tensor that its outputs may depend on."""
+    """Return a model's state and its non-persistent buffers: every tensor that its outputs may depend on."""
     state = tensors_of(model)
     return state | {name: buffer for name, buffer in model.named_buffers() if name not in state}
 
@@ -196,27 +198,27 @@ def check_fits(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """
     optional = unsaved_buffers(model)
     expected = {(name, tensor.shape) for name, tensor in tensors_of(model).items()}
-    found = {(name, tensor.shape) for name, tensor in tensors.items() if name not in optional}
-    if differing := {name for name, _ in expected ^ found}:
+    actual = {(name, tensor.shape) for name, tensor in tensors.items() if name not in optional}
+    if differing := {name for name, _ in expected ^ actual}:
         raise ValueError(f"{min(differing)} has another shape, or is not in both")
 
 
 @torch.no_grad()
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into a model, in place, by the names of `all_tensors`; a buffer that is not among them stays.
+    """Copy tensors into a model, in place, by the names of `all_tensors`; a non-persistent buffer without one stays.
 
     Raises a RuntimeError if the state has other names or shapes. A non-persistent buffer may have another shape than
     the model's, such as a cache that grows.
     """
-    state = model.state_dict()  # has versions of its modules with it, which some of them ask for
-    apart = {name: tensor for name, tensor in tensors.items() if name not in state}
-    strangers = {name for name in apart if not _is_buffer(model, name)}
+    state = model.state_dict()  # carries the modules' versions, which some of them need to load it
+    unsaved = {name: tensor for name, tensor in tensors.items() if name not in state}
+    unknown = {name for name in unsaved if not _is_buffer(model, name)}
     missing = {name for name, value in state.items() if isinstance(value, Tensor)} - tensors.keys()
-    if strangers or missing:
-        raise RuntimeError(f"{min(strangers or missing)} is not in both")
+    if unknown or missing:
+        raise RuntimeError(f"{min(unknown or missing)} is not in both")
     state.update({name: tensor for name, tensor in tensors.items() if name in state})
     model.load_state_dict(state)
-    for name, tensor in apart.items():
+    for name, tensor in unsaved.items():
         owner, _, attribute = name.rpartition(".")
         buffers = model.get_submodule(owner)._buffers
         buffer = buffers[attribute]
@@ -227,27 +229,27 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _is_buffer(model: nn.Module, name: str) -> bool:
-    """Tell whether a model has registered a buffer of this name, set or not."""
+    """Tell whether a model has registered a buffer of this name, even if it is None."""
     owner, _, attribute = name.rpartition(".")
     return attribute in getattr(dict(model.named_modules()).get(owner), "_buffers", {})
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """The type of numbers it computes with: that of its first parameter of floats."""
-    for own in model.parameters():  # no generator: torch 2.6 cannot export those
-        if own.is_floating_point():
-            return own.dtype
+    """Return the dtype that a model computes with: that of its first floating-point parameter."""
+    for parameter in model.parameters():  # no generator expression: torch 2.6 cannot export one
+        if parameter.is_floating_point():
+            return parameter.dtype
     return torch.float32
 
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode without nested tensors, as in training, and back to whatever each part was in."""
-    modes: Mapping[nn.Module, bool] = {part: part.training for part in module.modules()}
+    """Switch to evaluation mode, without nested tensors as in training; restore each submodule's mode at the end."""
+    modes: Mapping[nn.Module, bool] = {submodule: submodule.training for submodule in module.modules()}
     module.eval()
     try:
         with without_nested_tensors(module):
             yield
     finally:
-        for part, training in modes.items():
-            part.training = training
+        for submodule, training in modes.items():
+            submodule.training = training

@@ -1,4 +1,4 @@
-"""Draw a network's weights anew."""
+"""Initialisation of a network's weights."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from structured_ensembles.common.devices import device_of, seed_generators
 
 
 def draw_weights(model: nn.Module, seed: int) -> None:
-    """By the model's own `reset_parameters()` if it has one, else by that of each layer; random state is left alone."""
+    """Draw weights with the model's `reset_parameters()`, or else each layer's; the global random state stays."""
     device = device_of(model)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         seed_generators(seed, device)

@@ -1,4 +1,4 @@
-"""Take channels out of a model: slice every parameter and buffer, and set the layers' sizes right."""
+"""Removing channels from a model: every parameter and buffer is sliced, and the layers' size attributes updated."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.networks.copying import Replace, copy_with
-from structured_ensembles.networks.provenance import remember_base
+from structured_ensembles.networks.provenance import record_base_shapes
 
 
 class Span(NamedTuple):
-    """A stretch of a tensor axis: the channels of one group (or of none), `block` consecutive positions each."""
+    """A stretch of a tensor axis: the channels of one group (or of none), `block` consecutive positions per channel."""
 
     group: str | None
     size: int
@@ -24,26 +24,26 @@ Kept = Mapping[str, Sequence[int]]
 
 
 def kept_positions(axis: Axis, kept: Kept) -> Tensor | None:
-    """The positions of `axis` that are left, ascending, shape (left,); None if all are."""
+    """Return the positions of `axis` that are kept, ascending, shape (kept,); None if all are."""
     if not any(span.group in kept for span in axis):
         return None
-    found, start = [], 0
+    positions, start = [], 0
     for span in axis:
         channels = np.array(kept.get(span.group or "", range(span.size)))
-        found.append((start + channels[:, None] * span.block + np.arange(span.block)).ravel())
+        positions.append((start + channels[:, None] * span.block + np.arange(span.block)).ravel())
         start += span.size * span.block
-    return torch.from_numpy(np.concatenate(found))
+    return torch.from_numpy(np.concatenate(positions))
 
 
 def kept_size(axis: Axis, counts: Mapping[str, int]) -> int:
-    """How many positions of `axis` are left when `counts[group]` channels of each group are."""
+    """Count the positions of `axis` that are left when `counts[group]` channels of each group are."""
     return sum(counts.get(span.group or "", span.size) * span.block for span in axis)
 
 
 def shrink(model: nn.Module, axes: Mapping[str, Sequence[Axis]], kept: Kept) -> nn.Module:
-    """A copy of `model` with only the `kept` channels of each group; `axes` maps every tensor's axes to groups."""
+    """Copy `model` with only the `kept` channels of each group; `axes` maps every tensor's axes to groups."""
 
-    def sliced(name: str, tensor: Tensor) -> Tensor:
+    def slice_tensor(name: str, tensor: Tensor) -> Tensor:
         result = tensor
         for dim, axis in enumerate(axes[name]):
             positions = kept_positions(axis, kept)
@@ -51,22 +51,21 @@ def shrink(model: nn.Module, axes: Mapping[str, Sequence[Axis]], kept: Kept) -> 
                 result = result.index_select(dim, positions.to(tensor.device))
         if result is tensor:
             return tensor.clone()
-        # Slicing may leave another order of strides than the original's, channels-last among them.
+        # Slicing may change the memory format, such as channels-last.
         return result.contiguous(memory_format=_memory_format(tensor))
 
-    small = _copy_of_other_size(model, sliced)
-    remember_base(small, model)
+    small = _copy_resized(model, slice_tensor)
+    record_base_shapes(small, model)
     return small
 
 
 def resize(model: nn.Module, axes: Mapping[str, Sequence[Axis]], counts: Mapping[str, int]) -> nn.Module:
-    """As `shrink`, but only the sizes are right: the tensors are empty."""
-    return _copy_of_other_size(
-        model, lambda name, tensor: tensor.new_empty([kept_size(axis, counts) for axis in axes[name]])
-    )
+    """Copy `model` with `counts[group]` channels of each group and uninitialised tensors: only the sizes matter."""
+    return _copy_resized(model, lambda name, tensor: tensor.new_empty([kept_size(axis, counts) for axis in axes[name]]))
 
 
-def _copy_of_other_size(model: nn.Module, replace: Replace) -> nn.Module:
+def _copy_resized(model: nn.Module, replace: Replace) -> nn.Module:
+    """Copy a model with tensors of other sizes, and update the size attributes of its layers."""
     small = copy_with(model, parameter=replace, buffer=replace)
     for module in small.modules():
         set_sizes(module)
@@ -74,16 +73,17 @@ def _copy_of_other_size(model: nn.Module, replace: Replace) -> nn.Module:
 
 
 def _memory_format(tensor: Tensor) -> torch.memory_format:
+    """Return whether a tensor is channels-last or contiguous, as torch names it."""
     if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
         return torch.channels_last
     return torch.contiguous_format
 
 
 def set_sizes(module: nn.Module) -> None:
-    """Make the attributes of a layer say what its tensors are.
+    """Set the size attributes of a layer, such as `in_channels`, to the sizes of its tensors.
 
-    A weight that is computed (a parametrization) is left alone: its layer is never cut, and to look would be to
-    compute.
+    A layer whose weight is computed (a parametrization) is skipped: it is never cut, and reading the weight would
+    compute it.
     """
     if "weight" not in module._parameters:
         return
@@ -99,7 +99,7 @@ def set_sizes(module: nn.Module) -> None:
         case nn.Linear():
             module.out_features, module.in_features = module.weight.shape
         case nn.modules.batchnorm._NormBase():
-            kept = [tensor for tensor in (module.weight, module.running_mean) if tensor is not None]
-            module.num_features = len(kept[0]) if kept else module.num_features
+            tensors = [tensor for tensor in (module.weight, module.running_mean) if tensor is not None]
+            module.num_features = len(tensors[0]) if tensors else module.num_features
         case nn.PReLU():
             module.num_parameters = len(module.weight)

@@ -1,4 +1,4 @@
-"""The paper's tables: what was published, and how to lay our figures beside it."""
+"""The paper's tables: the published numbers, and the studies and layout that put our figures beside them."""
 
 from structured_ensembles.paper.layout import html_table, markdown_table
 from structured_ensembles.paper.published import Cell, Table, published, table_names

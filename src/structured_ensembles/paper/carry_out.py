@@ -12,10 +12,10 @@ from structured_ensembles.methods import METHODS
 from structured_ensembles.runs.experiment import (
     Experiment,
     Request,
+    find_missing,
     has_official,
     measure_experiment,
     train_experiment,
-    unmeasured,
 )
 from structured_ensembles.zoo.by_name import find_function, find_model
 
@@ -23,29 +23,29 @@ from structured_ensembles.zoo.by_name import find_function, find_model
 def carry_out(
     experiment: Experiment | ContinualExperiment, folder: Path, request: Request, root: Path | None, device: str
 ) -> None:
-    """Carry out one run of the grid: train it, unless it is, and measure what is not measured yet."""
+    """Train and measure one run of the grid, as far as it is not done."""
     if isinstance(experiment, ContinualExperiment):
         run_continual(experiment, folder, root=root, device=device, quiet=True)
         return
     train_experiment(experiment, folder, root=root, device=device, quiet=True)
-    named = (experiment.dataset, experiment.model)  # by the user, on the command line
-    measure_experiment(folder, request, root=root, device=device, trust_code=named)
+    trusted = (experiment.dataset, experiment.model)  # the user named them on the command line
+    measure_experiment(folder, request, root=root, device=device, trust_code=trusted)
 
 
 def is_complete(
     experiment: Experiment | ContinualExperiment, folder: Path, request: Request, root: Path | None = None
 ) -> bool:
-    """Tell whether a run is trained, and all that is asked for is measured."""
+    """Tell whether a run is trained, and all of the request is measured."""
     if isinstance(experiment, ContinualExperiment):
         return (folder / "result.json").exists()
     official = request.corruptions and has_official(experiment.dataset, root)
-    return (folder / "result.json").exists() and unmeasured(folder, request, official) is None
+    return (folder / "result.json").exists() and find_missing(folder, request, official) is None
 
 
 def check_names(experiment: Experiment | ContinualExperiment) -> None:
-    """Raise a ValueError, before any work, for a name that nothing has."""
-    learns = isinstance(experiment, ContinualExperiment)
-    find_function("method", experiment.method, LEARNERS if learns else METHODS)
+    """Raise a ValueError, before any work, for an unknown data set, model or method."""
+    is_continual = isinstance(experiment, ContinualExperiment)
+    find_function("method", experiment.method, LEARNERS if is_continual else METHODS)
     find_model(experiment.model)
     if ":" in experiment.dataset:
         find_function("dataset", experiment.dataset, {})

@@ -1,25 +1,26 @@
-"""What can be reproduced, by name."""
+"""All studies by name."""
 
 from __future__ import annotations
 
 from structured_ensembles.paper.continual_studies import CONTINUAL_STUDIES
 from structured_ensembles.paper.front import front
-from structured_ensembles.paper.studies import ENSEMBLE_STUDIES, Part, Study
+from structured_ensembles.paper.studies import ENSEMBLE_STUDIES, Study, StudyOptions
 
 STUDIES = {**ENSEMBLE_STUDIES, "front": front, **CONTINUAL_STUDIES}
 
 
 def study_names() -> tuple[str, ...]:
+    """Return the names of all studies."""
     return tuple(STUDIES)
 
 
-def study(name: str, part: Part) -> Study:
-    """The study of a table or figure, narrowed to `part`."""
+def study(name: str, options: StudyOptions) -> Study:
+    """Return the study of a table or figure, restricted by `options`."""
     if name not in STUDIES:
         raise ValueError(f"name must be one of {', '.join(STUDIES)}, not {name!r}")
-    found = STUDIES[name](part)
-    if not found.experiments and not found.counted:
-        given = {"dataset": part.datasets, "model": part.models, "method": part.methods}
-        described = ", ".join(f"{kind} {' or '.join(own)}" for kind, own in given.items() if own)
+    restricted = STUDIES[name](options)
+    if not restricted.experiments and not restricted.counted:
+        filters = {"dataset": options.datasets, "model": options.models, "method": options.methods}
+        described = ", ".join(f"{field} {' or '.join(names)}" for field, names in filters.items() if names)
         raise ValueError(f"nothing of {name} is left: it has no {described}")
-    return found
+    return restricted

@@ -10,37 +10,40 @@ from structured_ensembles import zoo
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.continual.memory import Memory, paper_memory
 from structured_ensembles.paper.published import published
-from structured_ensembles.paper.studies import Part, Study, places_of
+from structured_ensembles.paper.studies import Study, StudyOptions, list_setups
 
 MORE = ("cl/final_accuracy", "cl/forgetting", "cl/accuracy_without_identity")
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 PAPER_FLOAT = 64  # bits, in the paper's table
 
 
-def _runs(part: Part, dataset: str, model: str, method: str, **arguments: Any) -> tuple[ContinualExperiment, ...]:
-    """One experiment per seed, with the paper's epochs for the data set."""
-    own = dict(arguments)
-    if part.epochs is not None:
-        own["epochs"] = part.epochs
-    if part.smoke:
-        own["epochs"] = part.epochs or 3
+def _runs(
+    options: StudyOptions, dataset: str, model: str, method: str, **arguments: Any
+) -> tuple[ContinualExperiment, ...]:
+    """Return one experiment per seed, with the paper's epochs for the data set."""
+    method_arguments = dict(arguments)
+    if options.epochs is not None:
+        method_arguments["epochs"] = options.epochs
+    if options.smoke:
+        method_arguments["epochs"] = options.epochs or 3
         if method == "structured":
-            own["search_epochs"] = 1
-    one = ContinualExperiment(dataset, model, method, method_arguments=own, limit=part.limit)
-    return tuple(replace(one, seed=seed) for seed in part.seeds)
+            method_arguments["search_epochs"] = 1
+    experiment = ContinualExperiment(dataset, model, method, method_arguments=method_arguments, limit=options.limit)
+    return tuple(replace(experiment, seed=seed) for seed in options.seeds)
 
 
-def _accuracy(part: Part) -> Study:
+def _accuracy(options: StudyOptions) -> Study:
+    """Return the study of accuracy and forgetting: methods against data sets."""
     table = published("continual-accuracy")
-    places = places_of(part, table.columns)
-    rows = part.methods if part.methods is not None else table.rows
+    setups = list_setups(options, table.columns)
+    rows = options.methods if options.methods is not None else table.rows
     sources: dict[tuple[str, str], Any] = {}
     metrics: dict[str, str] = {}
-    for place in places:
-        column = "/".join(place)
+    for setup in setups:
+        column = "/".join(setup)
         metrics |= {column: "cl/accuracy", **{f"{column}/{figure}": figure for figure in MORE}}
         for row in rows:
-            runs = _runs(part, *place, row)
+            runs = _runs(options, *setup, row)
             sources[row, column] = (runs, "cl/accuracy")
             sources |= {(row, f"{column}/{figure}"): (runs, figure) for figure in MORE}
     cells = {key: cell for key, cell in table.cells.items() if key in sources}
@@ -48,31 +51,37 @@ def _accuracy(part: Part) -> Study:
 
 
 def _settings(
-    part: Part, name: str, title: str, rows: Mapping[str, Mapping[str, Any]], published_name: str | None = None
+    options: StudyOptions,
+    name: str,
+    title: str,
+    rows: Mapping[str, Mapping[str, Any]],
+    published_name: str | None = None,
 ) -> Study:
-    """Settings of the structured learner, on the paper's data set for them."""
-    places = places_of(part, ["cifar10/half-vgg11"])
+    """Return a study of settings of the structured learner, on the paper's data set for them."""
+    setups = list_setups(options, ["cifar10/half-vgg11"])
     cells = {} if published_name is None else published(published_name).cells
     sources = {
-        (row, "/".join(place)): (_runs(part, *place, "structured", **arguments), "cl/accuracy")
-        for place in places
+        (row, "/".join(setup)): (_runs(options, *setup, "structured", **arguments), "cl/accuracy")
+        for setup in setups
         for row, arguments in rows.items()
     }
-    columns = tuple("/".join(place) for place in places)
+    columns = tuple("/".join(setup) for setup in setups)
     known = {key: cell for key, cell in cells.items() if key in sources}
     return Study(name, title, tuple(rows), columns, dict.fromkeys(columns, "cl/accuracy"), sources, known)
 
 
-def _ablation(part: Part) -> Study:
+def _ablation(options: StudyOptions) -> Study:
+    """Return the study of scopes and extractions."""
     table = published("continual-ablation")
     rows = {row: dict(zip(("scope", "extraction"), row.split("-"), strict=True)) for row in table.rows}
-    return _settings(part, "table-continual-ablation", table.title, rows, "continual-ablation")
+    return _settings(options, "table-continual-ablation", table.title, rows, "continual-ablation")
 
 
-def _pruning(part: Part) -> Study:
-    shares = (0.3, 0.5, 0.7) if part.smoke else SHARES
+def _pruning(options: StudyOptions) -> Study:
+    """Return the study of the share of pruned neurons."""
+    shares = (0.3, 0.5, 0.7) if options.smoke else SHARES
     title = "Continual learning, by the share of pruned neurons"
-    return _settings(part, "figure-continual-pruning", title, {f"{own:g}": {"prune": own} for own in shares})
+    return _settings(options, "figure-continual-pruning", title, {f"{share:g}": {"prune": share} for share in shares})
 
 
 def _memory_by_model() -> Iterator[tuple[str, Mapping[str, Memory], Mapping[str, Memory]]]:
@@ -83,8 +92,8 @@ def _memory_by_model() -> Iterator[tuple[str, Mapping[str, Memory], Mapping[str,
         yield model, one, two
 
 
-def _memory(part: Part) -> Study:
-    """Counted, not run: what each method stores for a backbone once, and for every task."""
+def _memory(options: StudyOptions) -> Study:
+    """Count, without runs, the bits that each method stores for a backbone once, and for every task."""
     table = published("continual-memory-bits")
     counted: dict[tuple[str, str], list[float]] = {}
     for model, one, two in _memory_by_model():
@@ -106,10 +115,10 @@ def _memory(part: Part) -> Study:
     )
 
 
-def _overhead(part: Part) -> Study:
-    """Count, without runs, what M tasks add to a backbone of b floats: `floats + floats_per_task·M`, and binaries.
+def _overhead(options: StudyOptions) -> Study:
+    """Count, without runs, the memory that M tasks add to b floats: `floats + floats_per_task·M`, and binaries.
 
-    The paper has one formula for all backbones; ours is worked out for each of its two.
+    The paper has one formula for all backbones; here it is computed for each of its two.
     """
     table = published("continual-memory")
     counted: dict[tuple[str, str], list[float]] = {}
@@ -126,7 +135,7 @@ def _overhead(part: Part) -> Study:
     return Study("table-continual-overhead", table.title, table.rows, columns, metrics, {}, cells, counted=counted)
 
 
-CONTINUAL_STUDIES: dict[str, Callable[[Part], Study]] = {
+CONTINUAL_STUDIES: dict[str, Callable[[StudyOptions], Study]] = {
     "table-continual": _accuracy,
     "table-continual-overhead": _overhead,
     "table-continual-memory": _memory,

@@ -1,4 +1,4 @@
-"""How long a run takes on an H200: what the queue of runs is planned by.
+"""Estimated run times on an H200, by which the queue is planned.
 
 Seconds per network and epoch were measured with fleets of four or five on 45,000 images of 32×32
 (benchmarks/results, results/); WRN-28-10 and VGG16 are guesses until they have been run.
@@ -16,7 +16,7 @@ CORRUPTIONS = 25.0  # seconds for two severities
 NETWORK_EPOCH = {
     "resnet20": 0.17, "resnet32": 0.27, "resnet18": 0.7, "vgg11": 0.24, "vgg16": 0.5, "lenet5": 0.1, "wrn28_10": 12.0,
 }  # fmt: skip
-ALONE = 2.3  # times as long per network where one is trained alone, bound by launches: ResNet20, VGG11
+ALONE = 2.3  # times as long for a network trained alone, which is bound by kernel launches: ResNet20, VGG11
 IMAGES = {"cifar10": 1.0, "cifar100": 1.0, "svhn": 1.47, "mnist": 1.2, "tiny-imagenet": 2.0 * 4, "digits": 0.04}
 SEARCH = 10 * 9.0  # a search of ten epochs, in epochs of one network
 EARLY_STOP = 0.85  # of the recipe's epochs, where there is a patience
@@ -29,8 +29,8 @@ CONTINUAL = {"structured": 2.0, "supsup": 2.0, "pruning": 3.0}  # passes over th
 CONTINUAL_EPOCH = 1.1  # seconds for one epoch of half-VGG11 over all tasks of CIFAR-10
 
 
-def minutes(experiment: Experiment | ContinualExperiment, request: Request) -> float:
-    """Estimate the minutes that a run takes, alone on the GPU."""
+def estimate_minutes(experiment: Experiment | ContinualExperiment, request: Request) -> float:
+    """Estimate the minutes of a run that has the GPU to itself."""
     if isinstance(experiment, ContinualExperiment):
         epochs = experiment.method_arguments.get("epochs", BENCHMARKS[experiment.dataset].epochs)
         passes = CONTINUAL.get(experiment.method, 1.0)
@@ -39,15 +39,15 @@ def minutes(experiment: Experiment | ContinualExperiment, request: Request) -> f
     epoch = NETWORK_EPOCH[experiment.model] * IMAGES[experiment.dataset]
     epoch *= experiment.model_arguments.get("width", 1) ** 1.5
     epochs = recipe.epochs * (EARLY_STOP if recipe.patience else 1.0)
-    light = experiment.model not in ("resnet18", "wrn28_10")
-    one = epoch * (ALONE if light else 1.5)
-    small = 1.0 if light else _share(experiment) ** 0.25  # time follows activations more than parameters
+    is_small = experiment.model not in ("resnet18", "wrn28_10")
+    alone_epoch = epoch * (ALONE if is_small else 1.5)
+    member_factor = 1.0 if is_small else _share(experiment) ** 0.25  # time follows activations more than parameters
     seconds = {
-        "single": epochs * one,
-        "mc-dropout": epochs * one * 2.5,  # hooks keep it from the fused kernels
-        "snapshot": experiment.members * experiment.method_arguments.get("cycle", 0) * one,
+        "single": epochs * alone_epoch,
+        "mc-dropout": epochs * alone_epoch * 2.5,  # hooks prevent the fused kernels
+        "snapshot": experiment.members * experiment.method_arguments.get("cycle", 0) * alone_epoch,
         "batch-ensemble": epochs * experiment.members * epoch * 2.6,  # likewise
-    }.get(experiment.method, epochs * experiment.members * epoch * small)
+    }.get(experiment.method, epochs * experiment.members * epoch * member_factor)
     seconds += SEARCH * epoch if experiment.method == "structured" else 0.0
     return (START + seconds + (CORRUPTIONS if request.corruptions else 0.0)) / 60
 
@@ -58,10 +58,10 @@ def _share(experiment: Experiment) -> float:
     return float(settings.get("memory", experiment.members * (1 - settings.get("prune", 0.0)))) / experiment.members
 
 
-def checkpoint_bytes(experiment: Experiment | ContinualExperiment) -> float:
+def estimate_checkpoint_bytes(experiment: Experiment | ContinualExperiment) -> float:
     """Estimate the size of the checkpoint that an unfinished run leaves."""
     if isinstance(experiment, ContinualExperiment):
-        return 4 * 2.4e6 * 2  # the learner after a task: it begins again with the next one
+        return 4 * 2.4e6 * 2  # the learner after a task, from which it resumes
     networks = experiment.members * _share(experiment)
     if experiment.method in ("single", "batch-ensemble", "mc-dropout"):
         networks = 1.0

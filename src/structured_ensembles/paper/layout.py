@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from statistics import fmean, stdev
 
-from structured_ensembles.common.markdown import literal
+from structured_ensembles.common.markdown import escape_markdown
 from structured_ensembles.paper.metrics import Metric, metric_of
 from structured_ensembles.paper.published import Cell
 
@@ -18,10 +18,10 @@ SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
-class Lines:
-    """A table: figures per seed by (row, column), the paper's cells beside them, and the cells that stay empty.
+class TableData:
+    """Table of figures per seed by (row, column), the paper's cells beside them, and the cells that stay empty.
 
-    titles: what to write for a row or a column instead of its name.
+    titles: of rows and columns that are not shown by name.
     """
 
     title: str
@@ -36,7 +36,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class _Shown:
-    """One cell: our figure, the paper's, and the number of the footnote that doubts it."""
+    """Cell as shown: our figure, the paper's, and the number of the footnote that doubts it."""
 
     ours: str
     paper: str | None
@@ -46,6 +46,8 @@ class _Shown:
 
 @dataclass(frozen=True)
 class _Layout:
+    """Table with formatted cells."""
+
     header: tuple[str, ...]  # the corner, then the columns
     lines: tuple[tuple[str, tuple[_Shown, ...]], ...]  # a row's title and its cells
     notes: tuple[str, ...]
@@ -62,25 +64,27 @@ def markdown_table(
     missing: str = MISSING,
     seeds: bool = False,
 ) -> str:
-    """A Markdown table, and footnotes for the numbers of the paper that cannot be trusted.
+    """Write a Markdown table, with footnotes for the numbers of the paper that cannot be trusted.
 
-    metrics: the metric of each column, which decides its unit and what is best. The best of a column is bold if every
-        row that is not blank there has a figure of ours.
+    metrics: the metric of each column, which determines its unit and which value is best. The best of a column is bold
+        if every row that is not blank there has a figure of ours.
     ours: by (row, column) one value per seed, in the unit of `evaluate()`; shown as mean ± sample deviation.
     paper: the published cells by (row, column), as `published(name).cells`.
-    titles: what to write for a row or a column instead of its name.
+    titles: of rows and columns that are not shown by name.
     blank: the cells that are not meant to have a figure, and stay empty; others without one show a dash.
-    missing: what a cell shows that `ours` does not have; one that it has without a value shows a dash.
+    missing: the text of a cell that `ours` does not have; one that it has without a value shows a dash.
     seeds: add a column with the number of values behind each row.
 
     For a published table: `markdown_table(table.rows, table.columns, table.metrics, ours, table.cells)`.
     """
     layout = _lay_out(rows, columns, metrics, ours, paper or {}, titles or {}, blank, missing)
-    lines = [tuple(map(literal, layout.header)), ("---", *("---:" for _ in columns))]
-    lines += [(literal(title), *map(_markdown_cell, cells)) for title, cells in layout.lines]
+    lines = [tuple(map(escape_markdown, layout.header)), ("---", *("---:" for _ in columns))]
+    lines += [(escape_markdown(title), *map(_markdown_cell, cells)) for title, cells in layout.lines]
     if seeds:
-        shown = {row: [len(ours.get((row, own), ())) for own in columns if (row, own) not in blank] for row in rows}
-        last = ["seeds", "---:", *(_seeds(counts) if counts else "" for counts in shown.values())]
+        counts_by_row = {
+            row: [len(ours.get((row, column), ())) for column in columns if (row, column) not in blank] for row in rows
+        }
+        last = ["seeds", "---:", *(_format_seeds(counts) if counts else "" for counts in counts_by_row.values())]
         lines = [(*line, cell) for line, cell in zip(lines, last, strict=True)]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     notes = [f"{_superscript(number)} suspicious: {reason}" for number, reason in enumerate(layout.notes, start=1)]
@@ -96,7 +100,7 @@ def html_table(
     titles: Mapping[str, str] | None = None,
     blank: Collection[Key] = (),
 ) -> str:
-    """The same as an HTML `<table>` with its footnotes; the paper's numbers have the class `paper`, or `suspicious`."""
+    """Write an HTML `<table>` with footnotes; the paper's numbers have the class `paper`, or also `suspicious`."""
     layout = _lay_out(rows, columns, metrics, ours, paper or {}, titles or {}, blank)
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in layout.header)
     body = "\n".join(
@@ -121,9 +125,9 @@ def _lay_out(
     missing: str = MISSING,
 ) -> _Layout:
     _check(rows, columns, metrics, ours)
-    kinds = {column: metric_of(metrics[column]) for column in columns}
+    column_metrics = {column: metric_of(metrics[column]) for column in columns}
     rivals = {column: [row for row in rows if (row, column) not in blank] for column in columns}
-    best = {key for column in columns for key in _best(rivals[column], column, kinds[column], ours)}
+    best = {key for column in columns for key in _find_best(rivals[column], column, column_metrics[column], ours)}
     notes: list[str] = []
     lines = []
     for row in rows:
@@ -135,8 +139,10 @@ def _lay_out(
                 notes.append(reason)
             cells.append(
                 _Shown(
-                    "" if (row, column) in blank else _ours(ours.get((row, column)), kinds[column], missing),
-                    None if cell is None else ("< " if cell.below else "") + kinds[column].shown(cell.value),
+                    ""
+                    if (row, column) in blank
+                    else _format_ours(ours.get((row, column)), column_metrics[column], missing),
+                    None if cell is None else ("< " if cell.below else "") + column_metrics[column].shown(cell.value),
                     None if reason is None else notes.index(reason) + 1,
                     (row, column) in best,
                 )
@@ -148,39 +154,41 @@ def _lay_out(
 def _check(
     rows: Sequence[str], columns: Sequence[str], metrics: Mapping[str, str], ours: Mapping[Key, Sequence[float]]
 ) -> None:
+    """Raise a ValueError for columns without a metric, and for figures outside of the table."""
     if unmeasured := [column for column in columns if column not in metrics]:
-        raise ValueError(f"metrics must tell the metric of every column, and has none for {', '.join(unmeasured)}")
+        raise ValueError(f"metrics must have the metric of every column, but has none for {', '.join(unmeasured)}")
     if strays := [key for key in ours if key[0] not in rows or key[1] not in columns]:
-        raise ValueError(f"ours has figures for {strays}, which are no row and column of this table")
+        raise ValueError(f"ours must have figures of rows and columns of this table, not of {strays}")
 
 
 def _header(columns: Sequence[str], metrics: Mapping[str, str], titles: Mapping[str, str]) -> tuple[str, ...]:
-    """Columns that do not say what they measure have that in the corner, if it is the same for all of them."""
-    shown = []
+    """Return the header; its corner has the metric of the columns, if none names it and all have the same."""
+    column_titles = []
     for column in columns:
         metric = metrics[column]
         default = column
         if column.endswith(metric):
             default = f"{column.removesuffix(metric).rstrip('/')} {metric_of(metric).title}".strip()
-        shown.append(titles.get(column, default))
-    silent = not any(column.endswith(metrics[column]) for column in columns)
-    same = {metric_of(metrics[column]).title for column in columns}
-    return (same.pop() if silent and len(same) == 1 else "", *shown)
+        column_titles.append(titles.get(column, default))
+    is_unnamed = not any(column.endswith(metrics[column]) for column in columns)
+    metric_titles = {metric_of(metrics[column]).title for column in columns}
+    return (metric_titles.pop() if is_unnamed and len(metric_titles) == 1 else "", *column_titles)
 
 
-def _ours(values: Sequence[float] | None, metric: Metric, missing: str) -> str:
+def _format_ours(values: Sequence[float] | None, metric: Metric, missing: str) -> str:
+    """Format our values as mean ± deviation over seeds."""
     if values is None:
         return missing
     if not values:
         return MISSING
     mean = metric.shown(fmean(values))
-    if len(values) == 1 or not all(map(math.isfinite, values)):  # `stdev` fails at those that diverged
+    if len(values) == 1 or not all(map(math.isfinite, values)):  # `stdev` fails for diverged runs
         return mean
     return f"{mean} ± {metric.shown(stdev(values))}"
 
 
-def _best(rows: Sequence[str], column: str, metric: Metric, ours: Mapping[Key, Sequence[float]]) -> list[Key]:
-    """The cells with the best mean, also those that look the same; none if a row is missing or is not finite."""
+def _find_best(rows: Sequence[str], column: str, metric: Metric, ours: Mapping[Key, Sequence[float]]) -> list[Key]:
+    """Return the cells whose mean is best as shown; none if a row is missing or is not finite."""
     means = {(row, column): fmean(values) for row in rows if (values := ours.get((row, column)))}
     if metric.better is None or len(rows) < 2 or len(means) < len(rows) or not all(map(math.isfinite, means.values())):
         return []
@@ -203,8 +211,8 @@ def _html_cell(cell: _Shown) -> str:
     return f'{ours} <span class="{"paper" if cell.note is None else "paper suspicious"}">{paper}</span>'
 
 
-def _seeds(counts: Sequence[int]) -> str:
-    """Tell the number of seeds behind a row, or their range where its figures differ in that."""
+def _format_seeds(counts: Sequence[int]) -> str:
+    """Format the number of seeds behind a row, or their range if its figures differ in that."""
     known = [count for count in counts if count] or [0]
     return str(known[0]) if len(set(known)) == 1 else f"{min(known)}–{max(known)}"
 

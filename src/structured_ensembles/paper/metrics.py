@@ -1,4 +1,4 @@
-"""How the figures of the paper's tables are read: their units, and which way is better."""
+"""Metrics of tables: titles, units, and which direction is better."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure as tables show it.
+    """Metric as tables show it.
 
-    percent: kept as a share of 1, shown in percent. decimals: shown after the point.
+    percent: stored as a share of 1, shown in percent. decimals: shown after the point.
     better: which of two values is better; None where neither is.
     """
 
@@ -20,13 +20,14 @@ class Metric:
     better: Literal["higher", "lower"] | None = None
 
     def shown(self, value: float) -> str:
+        """Format a value in the metric's unit."""
         return f"{100 * value if self.percent else value:,.{self.decimals}f}"
 
 
 METRICS = {
     "cls/accuracy": Metric("accuracy (%)", percent=True, better="higher"),
     "cal/ece": Metric("ECE (%)", percent=True, better="lower"),
-    # Diversity as the paper has it: the entropy of the mean logits over log C, of correctly and wrongly classified.
+    # The paper's diversity: the entropy of the mean logits over log C, of correctly and wrongly classified samples.
     "div/cc": Metric("CC diversity (%)"),
     "div/wc": Metric("WC diversity (%)"),
     "div/disagreement": Metric("disagreement (%)", percent=True),
@@ -73,7 +74,7 @@ METRICS = {
 
 
 def metric_of(name: str) -> Metric:
-    """What is known of a figure of `evaluate()` or of the paper's tables."""
+    """Return the metric of a figure of `evaluate()` or of the paper's tables."""
     if name not in METRICS:
         raise ValueError(f"metric must be one of {', '.join(METRICS)}, not {name!r}")
     return METRICS[name]

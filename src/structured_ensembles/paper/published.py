@@ -28,11 +28,11 @@ TABLES = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One published number, in the unit of `evaluate()`: shares of 1 where the paper prints percent.
+    """Published number, in the unit of `evaluate()`: shares of 1 where the paper prints percent.
 
     deviation: over the seeds, where it is given.
     suspicious: why the number cannot be trusted; such a cell is shown, but is no target.
-    below: the paper only says that it is less than this.
+    below: the paper only says that the number is smaller than this.
     """
 
     value: float
@@ -43,13 +43,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A published table; rows and columns have our names.
+    """Published table, with our names for rows and columns.
 
     label: of the table in the paper's source.
-    rows: methods, or the settings of an ablation. columns: `dataset/model`, or metrics, maybe with what they are
-        measured under in front, such as `fgsm-0.5/cls/accuracy`.
-    metrics: of each column. cells: by (row, column); what the paper does not say is missing.
-    dataset, model: of the whole table, where the columns do not tell.
+    rows: methods, or the settings of an ablation. columns: `dataset/model`, or metrics, possibly after an attack or a
+        corruption, such as `fgsm-0.5/cls/accuracy`.
+    metrics: of each column. cells: by (row, column); numbers that the paper does not have are missing.
+    dataset, model: of the table, where the columns do not name them.
     """
 
     name: str
@@ -66,17 +66,17 @@ class Table:
         return self.cells[key]
 
     def targets(self) -> dict[tuple[str, str], Cell]:
-        """The cells that a reproduction is measured by: neither suspicious nor mere bounds."""
+        """Return the cells that a reproduction is measured by: neither suspicious nor mere bounds."""
         return {key: cell for key, cell in self.cells.items() if cell.suspicious is None and not cell.below}
 
 
 def table_names() -> tuple[str, ...]:
-    """What `published` has, in the order of the paper."""
+    """Return the names of the published tables, in the order of the paper."""
     return TABLES
 
 
 def published(name: str) -> Table:
-    """A table of the paper, such as `published("accuracy")["structured", "cifar100/vgg11"]`."""
+    """Read a table of the paper, such as `published("accuracy")["structured", "cifar100/vgg11"]`."""
     if name not in TABLES:
         raise ValueError(f"name must be one of {', '.join(TABLES)}, not {name!r}")
     contents = tomllib.loads(FOLDER.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
@@ -109,7 +109,7 @@ def published(name: str) -> Table:
 
 
 def _cell(printed: Any, percent: bool, suspicious: str | None) -> Cell:
-    """From `value`, `[value, deviation]` or `"<value"`."""
+    """Read a cell from `value`, `[value, deviation]` or `"<value"`."""
     below = isinstance(printed, str)
     value, deviation = printed if isinstance(printed, list) else (float(str(printed).removeprefix("<")), None)
     unit = 100 if percent else 1

@@ -1,8 +1,8 @@
-"""The queue of runs: takes the next unfinished ones whenever a GPU is free, and leaves finished runs in `results/`.
+"""The queue of runs, whose next unfinished ones run whenever a GPU is free; finished runs are kept in `results/`.
 
-`results/queue.yaml` lists all of them in the order of their value, with an estimate of their minutes and whether they
-are done. `results/SECTION/RUN/` has what is kept of a finished run: `config.yaml`, `result.json`, `history.csv` and the
-figures on the test split; weights stay where they were made.
+`results/queue.yaml` lists all runs in the order of their value, with an estimate of their minutes and whether they are
+done. `results/SECTION/RUN/` has the files of a finished run: `config.yaml`, `result.json`, `history.csv` and the
+figures on the test split; weights stay on the machine that trained them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import yaml
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.data import load_data
 from structured_ensembles.paper.carry_out import carry_out
-from structured_ensembles.paper.estimates import checkpoint_bytes
+from structured_ensembles.paper.estimates import estimate_checkpoint_bytes
 from structured_ensembles.paper.sections import Planned
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
 from structured_ensembles.runs.experiment import NOTHING
@@ -39,17 +39,17 @@ HEADER = """\
 # which takes the next unfinished ones: `sens reproduce queue --minutes 25 --workers 2` on a machine with a GPU.
 # minutes: an estimate for an H200, or what the finished run took.
 """
-TOGETHER = 0.8  # of the GPU's time that each further worker costs the others
-PORTABLE = 16 * 2**20  # bytes of an unfinished run that can travel back from a borrowed machine, see tools/carry.py
-WORTH_STARTING = 90.0  # seconds: less time than that is spent on starting up
+SHARED_GPU_COST = 0.8  # of the GPU's time that each further worker costs the others
+PORTABLE = 16 * 2**20  # bytes of an unfinished run that can be copied back from a lent machine, see tools/carry.py
+WORTH_STARTING = 90.0  # seconds: in less time a run would only start up
 
 
 @dataclass(frozen=True)
 class Progress:
     """Outcome of a pass over the queue.
 
-    new, left: names of the runs that it finished, and of those that remain. failed: what went wrong, by name.
-    without: data sets that could not be had, and why.
+    new, left: names of the finished runs, and of the remaining ones. failed: errors by name of the run.
+    without: data sets that are not available, and why.
     """
 
     new: list[str]
@@ -70,42 +70,42 @@ def run_queue(
     quiet: bool = False,
     on_outcome: Callable[[Outcome], None] | None = None,
 ) -> Progress:
-    """Carry out the next unfinished runs, several at a time, each in its folder below `out`.
+    """Run the next unfinished runs, several at a time, each in its folder below `out`.
 
-    minutes: when to stop. Runs that have not ended by then go on from their checkpoints next time; one whose checkpoint
-        is too large to travel is not begun unless its estimate fits.
-    Runs on data that cannot be had are left, see `missing_data`.
+    minutes: when to stop. Unfinished runs resume from their checkpoints next time; one whose checkpoint is too large to
+        copy is started only if its estimate fits.
+    Runs on data sets that are not available are left, see `find_missing_data`.
     """
-    unfinished = [own for own in planned if not is_finished(own, out)]
-    without = missing_data({own.experiment.dataset for own in unfinished}, root)
-    waiting = [own for own in unfinished if own.experiment.dataset not in without]
+    unfinished = [run for run in planned if not is_finished(run, out)]
+    without = find_missing_data({run.experiment.dataset for run in unfinished}, root)
+    waiting = [run for run in unfinished if run.experiment.dataset not in without]
     jobs = [
         Job(
-            own.name,
+            run.name,
             carry_out,
             {
-                "experiment": own.experiment,
-                "folder": out / own.name,
-                "request": own.request,
+                "experiment": run.experiment,
+                "folder": out / run.name,
+                "request": run.request,
                 "root": root,
                 "device": device,
             },
-            _seconds_needed(own, workers or 1),
+            _seconds_needed(run, workers or 1),
         )
-        for own in waiting
+        for run in waiting
     ]
     limit = None if minutes is None else 60 * minutes
     outcomes = run_grid(jobs, backend, workers, quiet, time_limit=limit, on_outcome=on_outcome)
     by_state: dict[str, list[Outcome]] = {"done": [], "failed": [], "left": []}
     for outcome in outcomes:
         by_state[outcome.state].append(outcome)
-    new, left = ([own.name for own in by_state[state]] for state in ("done", "left"))
-    left += [own.name for own in unfinished if own.experiment.dataset in without]
-    return Progress(new, left, {own.name: own.error or "" for own in by_state["failed"]}, without)
+    new, left = ([outcome.name for outcome in by_state[state]] for state in ("done", "left"))
+    left += [run.name for run in unfinished if run.experiment.dataset in without]
+    return Progress(new, left, {outcome.name: outcome.error or "" for outcome in by_state["failed"]}, without)
 
 
-def missing_data(datasets: Collection[str], root: Path | None) -> dict[str, str]:
-    """Tell which data sets cannot be had, and why; downloads those that can, once, before several runs want them."""
+def find_missing_data(datasets: Collection[str], root: Path | None) -> dict[str, str]:
+    """Find the data sets that are not available, and why; download the others once, before several runs need them."""
     reasons = {}
     for name in sorted(datasets):
         try:
@@ -116,26 +116,28 @@ def missing_data(datasets: Collection[str], root: Path | None) -> dict[str, str]
 
 
 def _seconds_needed(planned: Planned, workers: int) -> float:
-    """Return how many seconds must be left for a run to be begun."""
-    if checkpoint_bytes(planned.experiment) <= PORTABLE:
+    """Return how many seconds must be left to start a run."""
+    if estimate_checkpoint_bytes(planned.experiment) <= PORTABLE:
         return WORTH_STARTING
-    return 60 * planned.minutes * (1 + TOGETHER * (workers - 1))
+    return 60 * planned.minutes * (1 + SHARED_GPU_COST * (workers - 1))
 
 
 def is_finished(planned: Planned, out: Path) -> bool:
-    """Tell whether a run is trained, and has all figures asked for; its weights need not be there."""
+    """Tell whether a run is trained and has all requested figures; its weights may be missing."""
     folder = out / planned.name
     if not (folder / "result.json").exists():
         return False
     if isinstance(planned.experiment, ContinualExperiment):
         return True
     figures = [read_figures(evaluation_path(folder, rule)) for rule in RULES]
-    return all("size/overhead" in own and planned.request.missing(own) == NOTHING for own in figures)
+    return all(
+        "size/overhead" in rule_figures and planned.request.missing(rule_figures) == NOTHING for rule_figures in figures
+    )
 
 
 def write_queue(planned: Sequence[Planned], out: Path) -> None:
     """Write `queue.yaml`: every run in order, whether it is done, its minutes."""
-    rows = [_row(own, out) for own in planned]
+    rows = [_row(run, out) for run in planned]
     left = [row for row in rows if "done" not in row]
     total = {"runs": len(rows), "left": len(left), "hours_left": round(sum(row["minutes"] for row in left) / 60, 1)}
     lines = yaml.safe_dump({"total": total}, sort_keys=False)
@@ -146,6 +148,7 @@ def write_queue(planned: Sequence[Planned], out: Path) -> None:
 
 
 def _row(planned: Planned, out: Path) -> dict[str, Any]:
+    """Describe a run for `queue.yaml`."""
     if is_finished(planned, out):
         seconds = read_result(out / planned.name)["seconds"]
         return {"run": planned.name, "minutes": round(seconds / 60, 1), "done": True}

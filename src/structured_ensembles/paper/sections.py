@@ -1,4 +1,4 @@
-"""All runs of the paper's studies and of the front, in the order of their value: what the queue is made of."""
+"""Sections of the queue: all runs of the paper's studies and of the front, in the order of their value."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.paper.catalogue import study
-from structured_ensembles.paper.estimates import minutes
-from structured_ensembles.paper.studies import EVERYTHING, NOTHING_MORE, RIVALS, SEEDS, Part
+from structured_ensembles.paper.estimates import estimate_minutes
+from structured_ensembles.paper.studies import EVERYTHING, NOTHING_MORE, RIVALS, SEEDS, StudyOptions
 from structured_ensembles.runs.experiment import Experiment, Request
 
 Run = Experiment | ContinualExperiment
@@ -16,7 +16,7 @@ Run = Experiment | ContinualExperiment
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of the queue: where it belongs, what to train, what to measure."""
+    """Planned run of the queue: its section, its experiment, its measurements."""
 
     section: str
     experiment: Run
@@ -24,54 +24,56 @@ class Planned:
 
     @property
     def name(self) -> str:
-        """Its folder below that of all results."""
+        """Return its folder below `results/`."""
         return f"{self.section}/{self.experiment.folder}"
 
     @property
     def minutes(self) -> float:
-        return minutes(self.experiment, self.request)
+        """Return the estimated minutes."""
+        return estimate_minutes(self.experiment, self.request)
 
 
-def planned_runs(seeds: tuple[int, ...] = SEEDS, smoke: bool = False) -> list[Planned]:
-    """List every run once, the most valuable first; within a section one seed after the other.
+def plan_runs(seeds: tuple[int, ...] = SEEDS, smoke: bool = False) -> list[Planned]:
+    """List every run once, the most valuable first; within a section seed by seed.
 
     smoke: a few runs on digits instead, minutes on a CPU.
     """
     known: dict[str, Planned] = {}
     for section, experiments, request in _trial(seeds) if smoke else _sections(seeds):
-        for own in sorted(experiments, key=lambda run: run.seed):
-            known.setdefault(own.folder, Planned(section, own, request))
+        for experiment in sorted(experiments, key=lambda run: run.seed):
+            known.setdefault(experiment.folder, Planned(section, experiment, request))
     return list(known.values())
 
 
 def _sections(seeds: tuple[int, ...]) -> Iterator[tuple[str, list[Run], Request]]:
+    """Yield the name, the experiments and the measurements of every section, the most valuable first."""
     methods = (*RIVALS, "random", "narrow")
 
     def table(dataset: str, model: str, methods: tuple[str, ...] = methods) -> list[Run]:
-        part = Part(datasets=(dataset,), models=(model,), methods=methods, seeds=seeds)
-        return study("table-accuracy", part).experiments
+        options = StudyOptions(datasets=(dataset,), models=(model,), methods=methods, seeds=seeds)
+        return study("table-accuracy", options).experiments
 
     def front(dataset: str) -> list[Run]:
-        return study("front", Part(datasets=(dataset,), seeds=seeds)).experiments
+        return study("front", StudyOptions(datasets=(dataset,), seeds=seeds)).experiments
 
-    def whole(name: str, dataset: str | None = None) -> list[Run]:
-        return study(name, Part(datasets=None if dataset is None else (dataset,), seeds=seeds)).experiments
+    def complete(name: str, dataset: str | None = None) -> list[Run]:
+        return study(name, StudyOptions(datasets=None if dataset is None else (dataset,), seeds=seeds)).experiments
 
     yield "cifar10-resnet20", table("cifar10", "resnet20"), EVERYTHING
     yield "check-resnet18", [ABSOLUTE_CHECK], NOTHING_MORE
     yield "front-cifar10", front("cifar10"), NOTHING_MORE
     yield "front-cifar100", front("cifar100"), NOTHING_MORE
     yield "front-wide-resnet20", wide_front(seeds), NOTHING_MORE
-    yield "pruning", whole("table-pruning"), NOTHING_MORE
-    yield "initialization", whole("table-initialization"), NOTHING_MORE
+    yield "pruning", complete("table-pruning"), NOTHING_MORE
+    yield "initialization", complete("table-initialization"), NOTHING_MORE
     for dataset, model in (
         ("cifar100", "resnet20"), ("svhn", "resnet20"), ("cifar10", "vgg11"), ("cifar100", "vgg11"), ("svhn", "vgg11"),
     ):  # fmt: skip
         yield f"{dataset}-{model}", table(dataset, model), NOTHING_MORE
     for dataset in ("cifar100", "mnist", "cifar10"):
-        yield f"split-{dataset}", whole("table-continual", dataset), NOTHING_MORE
-    yield "continual-ablation", whole("table-continual-ablation"), NOTHING_MORE
-    yield "continual-pruning", whole("figure-continual-pruning"), NOTHING_MORE
+        yield f"split-{dataset}", complete("table-continual", dataset), NOTHING_MORE
+    yield "continual-ablation", complete("table-continual-ablation"), NOTHING_MORE
+    yield "continual-pruning", complete("figure-continual-pruning"), NOTHING_MORE
     yield "wrn28-10", wide_resnets(seeds), NOTHING_MORE
     yield "cifar10-resnet20-magnitude", table("cifar10", "resnet20", ("magnitude",)), EVERYTHING
     for model in ("resnet32", "vgg16"):
@@ -79,23 +81,24 @@ def _sections(seeds: tuple[int, ...]) -> Iterator[tuple[str, list[Run], Request]
 
 
 def _trial(seeds: tuple[int, ...]) -> Iterator[tuple[str, list[Run], Request]]:
-    part = Part(methods=("single", "structured"), seeds=seeds, smoke=True)
-    yield "digits-lenet5", study("table-accuracy", part).experiments, EVERYTHING
+    """Yield the sections of a smoke test on digits."""
+    options = StudyOptions(methods=("single", "structured"), seeds=seeds, smoke=True)
+    yield "digits-lenet5", study("table-accuracy", options).experiments, EVERYTHING
     yield (
         "split-digits",
-        study("table-continual", Part(methods=("naive",), seeds=seeds, smoke=True)).experiments,
+        study("table-continual", StudyOptions(methods=("naive",), seeds=seeds, smoke=True)).experiments,
         NOTHING_MORE,
     )
 
 
-# What everybody gets at 95.3 % or more: if ours does not, no other figure of ResNet18 means anything.
+# The usual training of ResNet18 reaches 95.3 %: if ours does not, its other figures mean nothing.
 ABSOLUTE_CHECK = Experiment(
     "cifar10", "resnet18", "single", 0, 1, changes={"epochs": 200, "keep": "last"}, validation=False
 )
 
 
 def wide_front(seeds: tuple[int, ...]) -> list[Run]:
-    """The centre of the front once more, with a ResNet20 four times as wide."""
+    """List the runs at the centre of the front with a ResNet20 four times as wide."""
     rows = [
         ("single", 1, {}), ("structured", 4, {"memory": 1.0, "coupled": True}), ("structured", 4, {"memory": 1.0}),
         ("deep", 4, {}),
@@ -108,7 +111,7 @@ def wide_front(seeds: tuple[int, ...]) -> list[Run]:
 
 
 def wide_resnets(seeds: tuple[int, ...]) -> list[Run]:
-    """WRN-28-10 for 40 epochs: one, four in the memory of one, and four."""
+    """List the runs of WRN-28-10 for 40 epochs: one, four in the memory of one, and four."""
     rows = [("single", 1, {}), ("structured", 4, {"memory": 1.0}), ("deep", 4, {})]
     return [
         Experiment(dataset, "wrn28_10", method, seed, members, {}, arguments, changes={"epochs": 40})

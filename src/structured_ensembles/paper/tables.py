@@ -1,17 +1,17 @@
-"""The tables of a study, filled with finished runs, and the sentences that say how to read them.
+"""Tables of a study, filled with finished runs, and sentences on how to read them.
 
-`sens reproduce` and `sens report --docs` both show what this makes.
+`sens reproduce` and `sens report --docs` both use them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from structured_ensembles.ensemble import Combine
 from structured_ensembles.evaluation.corruptions import ORIGIN
 from structured_ensembles.evaluation.robustness import best_source
-from structured_ensembles.paper.layout import Lines
-from structured_ensembles.paper.studies import RESCALED, Part, Study
+from structured_ensembles.paper.layout import TableData
+from structured_ensembles.paper.studies import RESCALED, Study, StudyOptions
+from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.runs.experiment import Experiment
 from structured_ensembles.runs.finished import Finished
 
@@ -21,7 +21,7 @@ RULE_TITLES: dict[Combine, str] = {
 }
 
 
-def study_table(wanted: Study, done: Mapping[str, Finished], rule: Combine) -> Lines:
+def fill_study_table(wanted: Study, done: Mapping[str, Finished], rule: Combine) -> TableData:
     """Build the table of one combination rule.
 
     done: finished runs by the name of their folder. A cell of which no run is done has no entry in `ours`; one whose
@@ -30,20 +30,20 @@ def study_table(wanted: Study, done: Mapping[str, Finished], rule: Combine) -> L
     official = _official_datasets(wanted, done)
     ours = {key: list(values) for key, values in wanted.counted.items()}
     for key, (experiments, figure) in wanted.sources.items():
-        runs = [done[own.folder] for own in experiments if own.folder in done]
-        measured = experiments[0].dataset in official and figure.startswith("cor/")
-        shown = f"official/{figure.removeprefix('cor/')}" if measured else figure
-        values = [found[shown] for run in runs if shown in (found := run.combined_by(rule))]
+        runs = [done[experiment.folder] for experiment in experiments if experiment.folder in done]
+        is_official = experiments[0].dataset in official and figure.startswith("cor/")
+        name = f"official/{figure.removeprefix('cor/')}" if is_official else figure
+        values = [figures[name] for run in runs if name in (figures := run.combined_by(rule))]
         if runs:
             ours[key] = values
     filled = wanted.sources.keys() | wanted.counted.keys()
     blank = {(row, column) for row in wanted.rows for column in wanted.columns if (row, column) not in filled}
     title = RULE_TITLES[rule] if len(wanted.rules) > 1 else ""
-    return Lines(title, wanted.rows, wanted.columns, wanted.metrics, ours, wanted.paper, blank)
+    return TableData(title, wanted.rows, wanted.columns, wanted.metrics, ours, wanted.paper, blank)
 
 
-def study_notes(wanted: Study, part: Part) -> list[str]:
-    """Say how to read the tables of a study."""
+def write_study_notes(wanted: Study, options: StudyOptions) -> list[str]:
+    """Return sentences on how to read the tables of a study."""
     if wanted.counted:
         lines = ["Counted for the paper's backbones; in brackets what the paper printed."]
         if wanted.name == "table-continual-overhead":
@@ -52,7 +52,7 @@ def study_notes(wanted: Study, part: Part) -> list[str]:
                 "task, holds for half-VGG11; LeNet-5 has more neurons for its size."
             )
         return lines
-    seeds = ", ".join(map(str, part.seeds))
+    seeds = ", ".join(map(str, options.seeds))
     lines = [
         f"Ours: mean ± standard deviation over seeds {seeds}. In brackets what the paper printed; struck through where "
         "it cannot be trusted."
@@ -72,32 +72,32 @@ def study_notes(wanted: Study, part: Part) -> list[str]:
             "rescaled: inherited weights × √(full fan-in / kept fan-in), for networks without normalisation, whose "
             "activations shrink otherwise. The paper does not do it."
         )
-    if part.smoke:
+    if options.smoke:
         lines.append("A trial run on digits for three epochs: it shows that everything works, and nothing else.")
-    elif (recipe := _recipe(wanted)) != "paper" or part.epochs is not None or part.limit is not None:
+    elif (recipe := _recipe(wanted)) != "paper" or options.epochs is not None or options.limit is not None:
         lines.append(
             f"Not the paper's training: recipe {recipe}"
-            + (f", {part.epochs} epochs" if part.epochs is not None else "")
-            + (f", {part.limit} training samples" if part.limit is not None else "")
+            + (f", {options.epochs} epochs" if options.epochs is not None else "")
+            + (f", {options.limit} training samples" if options.limit is not None else "")
             + "."
         )
     return lines
 
 
 def _recipe(wanted: Study) -> str:
-    """Name the recipe of a study's runs; continual learners are trained as the paper says."""
-    return next((own.recipe for own in wanted.experiments if isinstance(own, Experiment)), "paper")
+    """Return the name of the recipe of a study's runs; continual learners are trained as in the paper."""
+    return next((run.recipe for run in wanted.experiments if isinstance(run, Experiment)), "paper")
 
 
-def corruption_notes(wanted: Study, done: Mapping[str, Finished]) -> list[str]:
-    """Say which corrupted images the figures are of, and what their mean is over."""
+def write_corruption_notes(wanted: Study, done: Mapping[str, Finished]) -> list[str]:
+    """Return sentences on the corrupted images of the figures, and on their mean."""
     if not wanted.request.corruptions:
         return []
     official = _official_datasets(wanted, done)
     lines = ["Figures under corruptions are means over the 15 standard ones."]
     if official:
         lines.append(f"For {', '.join(sorted(official))} they are of the official corrupted images.")
-    if {own.dataset for own in wanted.experiments} - official:
+    if {run.dataset for run in wanted.experiments} - official:
         lines.append(("Elsewhere: " if official else "") + ORIGIN)
     return lines
 
@@ -107,7 +107,11 @@ def _official_datasets(wanted: Study, done: Mapping[str, Finished]) -> set[str]:
     if not wanted.request.corruptions:
         return set()
     figures: dict[str, list[Mapping[str, float]]] = {}
-    for run in [done[own.folder] for own in wanted.experiments if own.folder in done]:
+    for run in [done[planned.folder] for planned in wanted.experiments if planned.folder in done]:
         figures.setdefault(run.config["dataset"], []).append(run.figures)
     severities = wanted.request.severities
-    return {name for name, own in figures.items() if all(best_source(own, at) == "official" for at in severities)}
+    return {
+        name
+        for name, run_figures in figures.items()
+        if all(best_source(run_figures, severity) == "official" for severity in severities)
+    }

@@ -1,4 +1,4 @@
-"""The studies behind the tables of wide networks, which the paper does not have."""
+"""Studies of wide networks, which the paper does not have."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ PUBLISHED_COLUMNS = ("cls/accuracy", "cal/nll", "cal/ece15")
 
 
 def wide_front_study(seeds: tuple[int, ...] = SEEDS) -> Study:
-    """The centre of the front with a ResNet20 four times as wide."""
+    """Return the study of the front's centre with a ResNet20 four times as wide."""
     return _study("front-wide-resnet20", "Quality against memory, a ResNet20 four times as wide", wide_front(seeds))
 
 
 def wide_resnet_study(dataset: str, seeds: tuple[int, ...] = SEEDS) -> Study:
-    """WRN-28-10 on one data set, beside figures that others published."""
-    runs = [own for own in wide_resnets(seeds) if own.dataset == dataset]
-    own = _study(f"wrn28-10-{dataset}", f"WRN-28-10, {dataset}", runs)
+    """Return the study of WRN-28-10 on one data set, beside figures published by others."""
+    runs = [run for run in wide_resnets(seeds) if run.dataset == dataset]
+    ours = _study(f"wrn28-10-{dataset}", f"WRN-28-10, {dataset}", runs)
     cells = {
         (row, column): Cell(value)
         for row, values in UNCERTAINTY_BASELINES[dataset].items()
         for column, value in zip(PUBLISHED_COLUMNS, values, strict=True)
     }
-    rows = (*own.rows, *(row for row in UNCERTAINTY_BASELINES[dataset] if row not in own.rows))
-    return replace(own, rows=rows, paper=cells)
+    rows = (*ours.rows, *(row for row in UNCERTAINTY_BASELINES[dataset] if row not in ours.rows))
+    return replace(ours, rows=rows, paper=cells)
 
 
 def _study(name: str, title: str, experiments: list[Any]) -> Study:
+    """Return a study with a row per kind of experiment and the columns of the front."""
     by_row: dict[str, list[Experiment]] = {}
-    for own in experiments:
-        by_row.setdefault(_row(own), []).append(own)
+    for experiment in experiments:
+        by_row.setdefault(_row(experiment), []).append(experiment)
     sources = {(row, column): (tuple(runs), column) for row, runs in by_row.items() for column in COLUMNS}
     metrics = dict(zip(COLUMNS, COLUMNS, strict=True))
     return Study(name, title, tuple(by_row), COLUMNS, metrics, sources, {}, rules=RULES)

@@ -16,7 +16,7 @@ from structured_ensembles.calibration import (
     ThresholdRule,
     fit_supported_temperature,
     fit_threshold,
-    same_for_all_rules,
+    repeat_for_rules,
 )
 from structured_ensembles.calibration.conformal import (
     Conformal,
@@ -31,8 +31,8 @@ from structured_ensembles.data.dataset import Task
 from structured_ensembles.prediction.combination import (
     FLOAT64_CHUNK,
     Combine,
-    combined,
-    combined_logs,
+    combine_logits,
+    combine_logs,
     entropy_of,
     exact_probabilities,
     uncertainty_of,
@@ -42,10 +42,10 @@ COVERAGE = 0.9  # of the sets and intervals that training leaves behind
 
 
 def fit_all(before: Calibration, outputs: Tensor, targets: Tensor, task: Task, gaussian: bool) -> Calibration:
-    """Fit all that the samples allow: temperature, thresholds, and conformal sets or intervals of 90 %.
+    """Fit what the number of samples allows: temperature, thresholds, conformal sets or intervals of 90 %.
 
-    before: what a regression keeps where there are too few samples. outputs: (members, samples, …). targets:
-    (samples, …). gaussian: whether the outputs are of Gaussian heads.
+    before: the calibration so far, which a regression keeps where there are too few samples.
+    outputs: (members, samples, …). targets: (samples, …). gaussian: whether outputs are those of Gaussian heads.
     """
     enough = len(targets) >= samples_needed(COVERAGE)
     if task == "regression":
@@ -62,20 +62,22 @@ def fit_all(before: Calibration, outputs: Tensor, targets: Tensor, task: Task, g
 
 
 def fit_calibration(before: Calibration, logits: Tensor, targets: Tensor, temperature: float | None) -> Calibration:
-    """Fit temperatures (or take the given one), then refit what depends on them: threshold and, if there were, sets.
+    """Fit temperatures, unless one is given, then refit what depends on them: the threshold and any conformal sets.
 
     logits: (members, samples, classes). targets: labels (samples,).
     """
     if logits.dim() != 3:
-        given = f"{tuple(logits.shape[2:])} for each sample"
-        raise ValueError(f"a temperature needs members that give one logit for each class, but they give {given}")
+        output_shape = f"{tuple(logits.shape[2:])} for each sample"
+        raise ValueError(
+            f"a temperature needs members that give one logit for each class, but they give {output_shape}"
+        )
     if temperature is None:
         temperatures = {str(rule): fit_supported_temperature(_exact_logs(logits, rule), targets) for rule in RULES}
     else:
-        temperatures = same_for_all_rules(temperature)
+        temperatures = repeat_for_rules(temperature)
     fitted = replace(before, temperatures=temperatures, paper_threshold=percentile_of_right(logits, targets))
     rule: ThresholdRule = before.threshold_rule or ("keep", KEEP)
-    fitted = replace(fitted, threshold=_threshold(fitted, logits, targets, rule), threshold_rule=rule)
+    fitted = replace(fitted, threshold=_fit_threshold(fitted, logits, targets, rule), threshold_rule=rule)
     sets = before.conformal
     if isinstance(sets, ConformalSets):
         probabilities = exact_probabilities(logits, fitted.temperature("mean"))
@@ -87,56 +89,61 @@ def fit_calibration(before: Calibration, logits: Tensor, targets: Tensor, temper
 def fit_threshold_rule(
     before: Calibration, logits: Tensor, targets: Tensor, rule: ThresholdRule
 ) -> tuple[Calibration, float]:
-    """Fit the threshold at the temperature that there is; return the new calibration and the threshold.
+    """Fit the threshold at the current temperature; return the new calibration and the threshold.
 
     logits: (members, samples, classes). targets: labels (samples,).
     """
-    threshold = _threshold(before, logits, targets, rule)
+    threshold = _fit_threshold(before, logits, targets, rule)
     return replace(before, threshold=threshold, threshold_rule=rule), threshold
 
 
-def fit_conformal_sets(
+def fit_conformal(
     before: Calibration,
-    logits: Tensor,
+    outputs: Tensor,
     targets: Tensor,
+    task: Task,
+    gaussian: bool,
+    *,
     coverage: float,
     method: Method,
     penalty: float,
     free_ranks: int,
 ) -> Conformal:
-    """Fit prediction sets at the temperature that there is to logits (members, samples, classes) and labels."""
-    probabilities = exact_probabilities(logits, before.temperature("mean"))
+    """Fit prediction sets at the current temperature, or the intervals of a regression.
+
+    outputs: (members, samples, …). targets: (samples, …). method, penalty, free_ranks: of sets, see `ConformalSets`.
+    """
+    if task == "regression":
+        mean, spread = mean_and_spread(outputs, gaussian)
+        return fit_intervals(mean, spread, targets, coverage, floored=not gaussian)
+    probabilities = exact_probabilities(outputs, before.temperature("mean"))
     return fit_sets(probabilities, targets, coverage, method, penalty, free_ranks)
 
 
-def fit_conformal_intervals(outputs: Tensor, targets: Tensor, gaussian: bool, coverage: float) -> Conformal:
-    """Fit intervals of a regression to outputs (members, samples, …) and targets (samples, …)."""
-    mean, spread = mean_and_spread(outputs, gaussian)
-    return fit_intervals(mean, spread, targets, coverage, floored=not gaussian)
-
-
 def percentile_of_right(logits: Tensor, targets: Tensor, percentile: float = 75.0, combine: Combine = "mean") -> float:
-    """Compute the percentile of the entropy, without temperature, of right predictions; of all if none is right.
+    """Compute a percentile of the entropy, before temperature, over the right predictions; over all if none is right.
 
     logits: (members, samples, classes). targets: labels (samples,).
     """
     entropy = uncertainty_of(logits, combine=combine).entropy
-    correct = entropy[combined(logits, combine).argmax(-1) == targets]
+    correct = entropy[combine_logits(logits, combine).argmax(-1) == targets]
     return float((correct if len(correct) else entropy).double().quantile(percentile / 100))
 
 
-def _threshold(calibration: Calibration, logits: Tensor, targets: Tensor, rule: ThresholdRule) -> float:
-    entropy = entropy_of(combined(logits, "mean", calibration.temperature("mean")))
-    correct = combined(logits).argmax(-1) == targets
+def _fit_threshold(calibration: Calibration, logits: Tensor, targets: Tensor, rule: ThresholdRule) -> float:
+    """Fit the threshold of a rule; warn if it keeps no prediction."""
+    entropy = entropy_of(combine_logits(logits, "mean", calibration.temperature("mean")))
+    correct = combine_logits(logits).argmax(-1) == targets
     threshold = fit_threshold(entropy, correct, rule)
     if threshold == KEEPS_NOTHING:
         warnings.warn(
-            f"no threshold has a risk of at most {rule[1]:g} on these samples: its surest predictions are wrong more "
-            "often, so that none is kept",
+            f"no threshold has a risk of at most {rule[1]:g} on these samples: even the surest predictions are wrong "
+            "more often, so none is kept",
             stacklevel=4,
         )
     return threshold
 
 
 def _exact_logs(logits: Tensor, rule: Combine) -> Tensor:
-    return torch.cat([combined_logs(part.double(), rule) for part in logits.split(FLOAT64_CHUNK, dim=1)])
+    """Combine to log-probabilities (samples, classes) in float64, some samples at a time to save memory."""
+    return torch.cat([combine_logs(chunk.double(), rule) for chunk in logits.split(FLOAT64_CHUNK, dim=1)])

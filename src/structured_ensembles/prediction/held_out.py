@@ -1,4 +1,4 @@
-"""Read held-out samples, and gather a predictor's outputs and the truth in one pass over them."""
+"""Held-out samples: read them, and gather outputs and targets in one pass over them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from structured_ensembles.data.splits import TensorSplit
 HeldOut = Data | tuple[Any, Any]  # data with a split to calibrate on, or a pair of arrays: inputs and targets
 
 
-def held_out_split(data: HeldOut, name: SplitName, task: Task, ids: bool, pixels: bool) -> Split:
+def read_held_out(data: HeldOut, name: SplitName, task: Task, ids: bool, pixels: bool) -> Split:
     """Return a split of data, which must be for this task; or read a pair of arrays (samples, …) as one.
 
     ids, pixels: whether the inputs of a pair are ids, or uint8 pixels.
     """
     if isinstance(data, tuple):
-        return _split_of(data, task, ids, pixels)
+        return _read_pair(data, task, ids, pixels)
     check_data(data)
     if data.task != task:
         raise ValueError(f"data are for {data.task}, but the ensemble is for {task}: Ensemble(…, task={data.task!r})")
     return data.split(name)
 
 
-def _split_of(pair: tuple[Any, Any], task: Task, ids: bool, pixels: bool) -> TensorSplit:
+def _read_pair(pair: tuple[Any, Any], task: Task, ids: bool, pixels: bool) -> TensorSplit:
+    """Convert and check a pair of arrays."""
     if len(pair) != 2:
         raise ValueError(f"data must be a Data or a pair (inputs, targets), not a tuple of {len(pair)}")
     inputs = as_inputs("inputs", pair[0], ids, check_bytes if pixels else None)
@@ -40,26 +41,26 @@ def _split_of(pair: tuple[Any, Any], task: Task, ids: bool, pixels: bool) -> Ten
     return TensorSplit(inputs, targets, torch.arange(len(targets)))
 
 
-def gathered(
+def gather_outputs(
     predict: Callable[[Inputs, Tensor, int], Tensor], split: Split, batch_size: int = 512
 ) -> tuple[Tensor, Tensor]:
     """Return outputs (members, samples, …) and targets (samples, …), in the same order, on the CPU.
 
-    predict: makes outputs (members, batch, …) of inputs (batch, …), their targets and the number of the first sample.
+    predict: returns outputs (members, batch, …) for inputs (batch, …), targets and the number of the first sample.
     One pass, because a streamed split may come in another order the next time.
     """
     outputs, truth, done = torch.empty(0), torch.empty(0), 0
     for inputs, targets in split.batches(batch_size):
-        made = predict(inputs, targets, done)
+        batch_outputs = predict(inputs, targets, done)
         if done + len(targets) > len(truth):
-            # Memory for all of it at once: small results kept between large batches would hold on to the batches'
-            # memory. A loader may give more samples than its data set has.
-            room = max(len(split), done + len(targets), 2 * done)
-            grown = made.new_empty(len(made), room, *made.shape[2:])
-            known = torch.empty(room, *targets.shape[1:], dtype=targets.dtype)
+            # Allocate for all samples at once: small tensors kept between large batches would fragment memory. A loader
+            # may give more samples than its data set has, hence the growth.
+            capacity = max(len(split), done + len(targets), 2 * done)
+            larger_outputs = batch_outputs.new_empty(len(batch_outputs), capacity, *batch_outputs.shape[2:])
+            larger_truth = torch.empty(capacity, *targets.shape[1:], dtype=targets.dtype)
             if done:
-                grown[:, :done], known[:done] = outputs[:, :done], truth[:done]
-            outputs, truth = grown, known
-        outputs[:, done : done + len(targets)], truth[done : done + len(targets)] = made, targets.cpu()
+                larger_outputs[:, :done], larger_truth[:done] = outputs[:, :done], truth[:done]
+            outputs, truth = larger_outputs, larger_truth
+        outputs[:, done : done + len(targets)], truth[done : done + len(targets)] = batch_outputs, targets.cpu()
         done += len(targets)
     return outputs[:, :done], truth[:done]

@@ -1,4 +1,4 @@
-"""Check inputs against those of training, with errors in terms of the inputs, not of some pruned layer."""
+"""Checks of a batch to predict from, so that errors name the inputs and not some pruned layer."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.inputs import Inputs, each, is_several, tensors_in
+from structured_ensembles.common.inputs import Inputs, is_several, map_inputs, tensors_in
 from structured_ensembles.data import Data
 from structured_ensembles.data.conversion import IN_UNIT_RANGE, check_bytes
-from structured_ensembles.data.kinds import Kinds, Normalizations, parts_of
+from structured_ensembles.data.kinds import Kinds, Normalizations, normalization_of_each
 from structured_ensembles.data.normalization import Normalization
 
 logger = logging.getLogger(__name__)
 
 
 def warn_of_unknown_inputs(ensemble: Any, data: Data) -> None:
-    """Log that an ensemble which nothing was trained with does not normalise inputs as `data` do."""
+    """Log a warning if an ensemble that `train` has not seen does not normalise inputs, but `data` do."""
     if ensemble.input_shape is None and ensemble.normalization is None and data.normalization is not None:
         logger.warning(
             "the ensemble does not know how its inputs are normalised, and takes them as they are: if its networks "
@@ -28,8 +28,17 @@ def warn_of_unknown_inputs(ensemble: Any, data: Data) -> None:
         )
 
 
+def check_batch(ensemble: Any, x: Inputs, dtype: torch.dtype) -> None:
+    """Check a batch (samples, …) before an ensemble with weights of this dtype predicts from it."""
+    check_inputs(x, ensemble.input_shape, ensemble.input_kinds, ensemble.ids, ensemble.id_limit)
+    if ensemble.pixels:
+        check_pixels(x)
+    if ensemble.normalization is None:
+        check_half(x, dtype)
+
+
 def check_inputs(x: Inputs, shape: Any, kinds: Kinds | None, ids: bool, limits: Any) -> None:
-    """Raise an error that names the difference if a batch (samples, …) is not such as an ensemble was trained on.
+    """Raise an error that names the difference if a batch (samples, …) is not like those of training.
 
     shape, kinds, ids, limits: `input_shape`, `input_kinds`, `ids` and `id_limit` of the ensemble.
     """
@@ -54,77 +63,77 @@ def check_pixels(x: Any, argument: str = "x") -> None:
 
 
 def check_half(x: Inputs, dtype: torch.dtype) -> None:
-    """Raise for inputs that a network in half precision would get as infinities; one that normalises them has none."""
+    """Raise a ValueError for inputs that overflow float16, where the network computes in it."""
     if dtype != torch.float16:
         return
-    for own in tensors_in(x):
-        if own.is_floating_point() and own.numel() and float(own.abs().max()) > torch.finfo(dtype).max:
+    for tensor in tensors_in(x):
+        if tensor.is_floating_point() and tensor.numel() and float(tensor.abs().max()) > torch.finfo(dtype).max:
             raise ValueError(
-                f"x reaches to {float(own.abs().max()):g}, but the network computes in float16, whose largest number "
-                "is 65504: scale the inputs, or convert the network to float32"
+                f"x reaches to {float(tensor.abs().max()):g}, but the network computes in float16, whose largest "
+                "number is 65504: scale the inputs, or convert the network to float32"
             )
 
 
-def as_trained(x: Any, normalization: Any, kinds: Kinds | None) -> Any:
-    """Take uint8 for numbers, not for pixels, where a network was trained on other numbers than pixels.
+def cast_as_trained(x: Any, normalization: Any, kinds: Kinds | None) -> Any:
+    """Cast uint8 inputs to floats where a network was trained on numbers other than pixels.
 
-    The normalisation of its inputs tells: that of columns such as ages is not of values in [0,1].
+    Its normalisation tells: that of columns such as ages is not of values in [0,1].
     """
 
-    def numbers(own: Tensor, moments: Normalization | None, kind: str = "floats") -> Tensor:
-        if own.dtype != torch.uint8 or kind != "floats" or moments is None:
-            return own
-        return own.float() if max(map(abs, (*moments.mean, *moments.deviation))) > IN_UNIT_RANGE else own
+    def cast(tensor: Tensor, moments: Normalization | None, kind: str = "floats") -> Tensor:
+        if tensor.dtype != torch.uint8 or kind != "floats" or moments is None:
+            return tensor
+        return tensor.float() if max(map(abs, (*moments.mean, *moments.deviation))) > IN_UNIT_RANGE else tensor
 
     if isinstance(x, Tensor):
-        return x if isinstance(normalization, Normalizations) else numbers(x, normalization)
-    return x if kinds is None else each(numbers, x, parts_of(normalization, x), kinds)
+        return x if isinstance(normalization, Normalizations) else cast(x, normalization)
+    return x if kinds is None else map_inputs(cast, x, normalization_of_each(normalization, x), kinds)
 
 
 def check_shape(x: Tensor, shape: tuple[int, ...] | None, ids: bool) -> None:
-    """Compare a batch (samples, …) with the shape of one input in training; None: nothing is known.
+    """Raise a ValueError unless a batch (samples, …) fits the shape of one input in training; None: it is unknown.
 
     Columns and channels have to be as many. Images may be of another size, sequences of another length.
     """
     if shape is None:
         return
     if not _fits(x, shape, ids):
-        raise ValueError(f"x must be a batch of {_described(shape, ids)}, not of shape {tuple(x.shape[1:])}")
+        raise ValueError(f"x must be a batch of {_describe_input(shape, ids)}, not of shape {tuple(x.shape[1:])}")
 
 
 def _fits(x: Tensor, shape: tuple[int, ...], free: bool) -> bool:
-    """Compare a batch with the shape of one sample. free: sizes may differ, such as the length of a sentence."""
+    """Tell whether a batch fits the shape of one sample. free: all sizes may differ, such as a sentence's length."""
     fixed = 0 if free or len(shape) == 2 else 1
-    given = tuple(x.shape[1:])
-    return len(given) == len(shape) and given[:fixed] == shape[:fixed]
+    sample_shape = tuple(x.shape[1:])
+    return len(sample_shape) == len(shape) and sample_shape[:fixed] == shape[:fixed]
 
 
 def check_several(x: Any, shape: Any, kinds: Kinds | None, limits: Any = None) -> None:
-    """Compare several inputs (samples, …) with those in training: structure, dimensions, kinds, range of ids.
+    """Raise an error unless several inputs (samples, …) are like those of training: structure, shapes, kinds, ids.
 
-    shape, kinds, limits: of an ensemble; either it or `x` has several inputs. A shape of None: nothing is known.
+    shape, kinds, limits: of an ensemble; either it or `x` has several inputs. A shape of None: it is unknown.
     """
     if shape is None:
         return
-    if _structure(x) != (trained := _structure(shape)):
-        raise ValueError(f"x must be {trained}, as in training, not {_structure(x)}")
-    sizes = {len(own) for own in tensors_in(x)}
+    if _describe_structure(x) != (trained := _describe_structure(shape)):
+        raise ValueError(f"x must be {trained}, as in training, not {_describe_structure(x)}")
+    sizes = {len(tensor) for tensor in tensors_in(x)}
     if len(sizes) > 1:
         raise ValueError(f"x must have as many samples in every input, not {', '.join(map(str, sorted(sizes)))}")
     for name in shape if isinstance(shape, dict) else range(len(shape)):
-        own, kind = x[name], None if kinds is None else kinds[name]  # type: ignore[index]
-        whole = kind in ("whole numbers", "mask")
-        if not _fits(own, shape[name], whole):
-            raise ValueError(f"x[{name!r}] must have the shape {('batch', *shape[name])}, not {tuple(own.shape)}")
-        if whole and own.is_floating_point():
+        tensor, kind = x[name], None if kinds is None else kinds[name]  # type: ignore[index]
+        is_whole = kind in ("whole numbers", "mask")
+        if not _fits(tensor, shape[name], is_whole):
+            raise ValueError(f"x[{name!r}] must have the shape {('batch', *shape[name])}, not {tuple(tensor.shape)}")
+        if is_whole and tensor.is_floating_point():
             expected = "a mask" if kind == "mask" else kind
-            raise TypeError(f"x[{name!r}] must be {expected} as in training, not {own.dtype}")
+            raise TypeError(f"x[{name!r}] must be {expected} as in training, not {tensor.dtype}")
         if kind == "pixels":
-            check_pixels(own, f"x[{name!r}]")
-        check_ids(own, None if limits is None else limits[name], f"x[{name!r}]")
+            check_pixels(tensor, f"x[{name!r}]")
+        check_ids(tensor, None if limits is None else limits[name], f"x[{name!r}]")
 
 
-def _structure(inputs: Any) -> str:
+def _describe_structure(inputs: Any) -> str:
     """Describe the structure of inputs, or of their shapes, in words."""
     if isinstance(inputs, dict):
         return f"a dict of {', '.join(map(repr, sorted(inputs)))}"
@@ -133,31 +142,31 @@ def _structure(inputs: Any) -> str:
 
 
 def check_ids(x: Tensor, limit: int | None, argument: str = "x") -> None:
-    """Raise unless ids are from 0 to `limit` - 1, the rows of the network's embedding; None: nothing is known."""
+    """Raise a ValueError unless ids are from 0 to `limit` - 1, the rows of the network's embedding; None: unknown."""
     if limit is None or x.numel() == 0:
         return
     low, high = int(x.min()), int(x.max())
     if low < 0 or high >= limit:
         raise ValueError(
-            f"{argument} must be ids from 0 to {limit - 1}, as many as the network knows, not {low} to {high}"
+            f"{argument} must be ids from 0 to {limit - 1}, the rows of the network's embedding, not {low} to {high}"
         )
 
 
 @contextmanager
-def shape_is_blamed(x: Inputs, shape: Any, ids: bool) -> Iterator[None]:
-    """Add the shape of `x` to an error of the network, if it was trained on another shape."""
+def explain_shape_errors(x: Inputs, shape: Any, ids: bool) -> Iterator[None]:
+    """Turn an error of the network into one about the shape of `x`, if it was trained on another shape."""
     try:
         yield
     except (RuntimeError, IndexError) as error:
-        given = each(lambda own: tuple(own.shape[1:]), x)
-        if shape is None or given == shape or isinstance(error, torch.OutOfMemoryError):
+        shapes = map_inputs(lambda tensor: tuple(tensor.shape[1:]), x)
+        if shape is None or shapes == shape or isinstance(error, torch.OutOfMemoryError):
             raise
         raise ValueError(
-            f"x must be a batch of {_described(shape, ids)}; the network does not take shape {given}: {error}"
+            f"x must be a batch of {_describe_input(shape, ids)}; the network fails on shape {shapes}: {error}"
         ) from error
 
 
-def _described(shape: Any, ids: bool) -> str:
+def _describe_input(shape: Any, ids: bool) -> str:
     """Describe one input in words."""
     if is_several(shape):
         return f"inputs of shapes {shape}"

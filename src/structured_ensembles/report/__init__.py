@@ -1,1 +1,1 @@
-"""Pages and figures."""
+"""Figures and pages of finished runs."""

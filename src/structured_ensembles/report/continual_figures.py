@@ -1,4 +1,4 @@
-"""Figures that compare continual learners: accuracy against memory, and against the share of pruned neurons."""
+"""Charts that compare continual learners: accuracy against memory, and against the share of pruned neurons."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from structured_ensembles.common.colours import BLUE, GREY, ORANGE, PALE
 from structured_ensembles.continual.memory import Memory
 
 
-def accuracy_against_memory(
+def draw_accuracy_against_memory(
     methods: Mapping[str, tuple[Sequence[float], Memory]], baseline: str = "naive", highlight: str = "structured"
 ) -> Figure:
-    """Accuracy (mean and spread over seeds) against what a method stores besides one backbone and the heads.
+    """Draw accuracy (mean and range over seeds) against memory besides one backbone and the heads.
 
-    methods: the accuracies of each, and its memory. The axis has a place for methods that store nothing more.
+    methods: the accuracies of each, and its memory. The axis includes zero, for methods that store nothing more.
     """
     figure = Figure(figsize=(6.2, 3.8), layout="constrained")
     axis = figure.subplots()
@@ -35,15 +35,15 @@ def accuracy_against_memory(
     return figure
 
 
-def accuracy_by_prune(accuracies: Mapping[float, Sequence[float]]) -> Figure:
-    """Accuracy (mean and range over seeds) against the share of neurons that a task leaves to others."""
+def draw_accuracy_by_prune(accuracies: Mapping[float, Sequence[float]]) -> Figure:
+    """Draw accuracy (mean and range over seeds) against the share of neurons that a task leaves to others."""
     figure = Figure(figsize=(4.6, 3.4), layout="constrained")
     axis = figure.subplots()
     shares = sorted(accuracies)
-    means = [100 * sum(accuracies[own]) / len(accuracies[own]) for own in shares]
-    low = [mean - 100 * min(accuracies[own]) for mean, own in zip(means, shares, strict=True)]
-    high = [100 * max(accuracies[own]) - mean for mean, own in zip(means, shares, strict=True)]
-    axis.errorbar([100 * own for own in shares], means, [low, high], fmt="o-", color=BLUE, capsize=3)
+    means = [100 * sum(accuracies[share]) / len(accuracies[share]) for share in shares]
+    low = [mean - 100 * min(accuracies[share]) for mean, share in zip(means, shares, strict=True)]
+    high = [100 * max(accuracies[share]) - mean for mean, share in zip(means, shares, strict=True)]
+    axis.errorbar([100 * share for share in shares], means, [low, high], fmt="o-", color=BLUE, capsize=3)
     axis.set(xlabel="pruned neurons (%)", ylabel="accuracy (%)", xlim=(0, 100))
     axis.grid(axis="y", color=PALE)
     axis.spines[["top", "right"]].set_visible(False)

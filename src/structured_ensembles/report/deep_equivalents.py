@@ -1,4 +1,4 @@
-"""Deep-ensemble equivalents of the runs on a page, where a deep ensemble stands beside them."""
+"""Deep-ensemble equivalents of the runs on a page that has a deep ensemble too."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ EXPLANATION = (
 )
 
 
-def deep_equivalents(labelled: Mapping[str, Sequence[Finished]]) -> dict[str, float]:
-    """Compute the equivalents by label, for runs on one data set and network, beside a deep ensemble trained alike."""
-    found = {}
+def compute_deep_equivalents(labelled: Mapping[str, Sequence[Finished]]) -> dict[str, float]:
+    """Compute the equivalents by label, for runs on one data set and network, against a deep ensemble trained alike."""
+    equivalents = {}
     for label, runs in labelled.items():
-        beside = [
-            own for own in labelled.values() if own[0].config["method"] == "deep" and _setting(own) == _setting(runs)
+        deep_runs = [
+            seed_runs
+            for seed_runs in labelled.values()
+            if seed_runs[0].config["method"] == "deep" and _shared_settings(seed_runs) == _shared_settings(runs)
         ]
-        curves = [curve for own in beside if len(curve := _calibrated(own)) > 1]
-        nlls = _calibrated(runs)
+        curves = [curve for seed_runs in deep_runs if len(curve := _mean_nlls(seed_runs)) > 1]
+        nlls = _mean_nlls(runs)
         if curves and nlls:
-            found[label] = deep_ensemble_equivalent(nlls[-1], max(curves, key=len))
-    return found
+            equivalents[label] = deep_ensemble_equivalent(nlls[-1], max(curves, key=len))
+    return equivalents
 
 
-def _setting(runs: Sequence[Finished]) -> dict[str, Any]:
+def _shared_settings(runs: Sequence[Finished]) -> dict[str, Any]:
+    """Return the settings that must agree with the deep ensemble's."""
     return {name: value for name, value in runs[0].config.items() if name not in FREE}
 
 
-def _calibrated(runs: Sequence[Finished]) -> list[float]:
+def _mean_nlls(runs: Sequence[Finished]) -> list[float]:
     """Average over seeds the NLL after temperature of the first 1, 2, … members; empty if not measured."""
     members = int(runs[0].figures.get("size/members", 0))
     names = [f"first/{number}/nll_t" for number in range(1, members + 1)]

@@ -1,4 +1,4 @@
-"""The page that `sens demo` ends with."""
+"""The HTML page of `sens demo`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from PIL import Image
 from torch import Tensor
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.common.inputs import joined
+from structured_ensembles.common.inputs import join_batches
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.evaluation.predictions import predictions
-from structured_ensembles.prediction.combination import combined, uncertainty_of
-from structured_ensembles.report.figures import as_svg, entropy_histogram, kept_neurons, reliability
+from structured_ensembles.evaluation.predictions import gather_predictions
+from structured_ensembles.prediction.combination import combine_logits, uncertainty_of
+from structured_ensembles.report.figures import as_svg, draw_entropy_histogram, draw_kept_neurons, draw_reliability
 from structured_ensembles.storage.files import write_text
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A trained ensemble and what is known of it."""
+    """Trained ensemble with its figures, its file and its training time."""
 
     title: str
     ensemble: Ensemble
@@ -36,16 +36,16 @@ class Outcome:
 
 
 def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[Outcome]) -> Path:
-    """Write a self-contained HTML file: comparison, kept channels, calibration, and the digits it is unsure of.
+    """Write a self-contained HTML file: comparison, kept channels, calibration, and the most uncertain digits.
 
     outcomes: ensembles with a temperature, a threshold and conformal sets.
     """
     test = data.split("test")
-    inputs = joined([inputs for inputs, _ in test.batches(512)])
+    inputs = join_batches([inputs for inputs, _ in test.batches(512)])
     structured = next(outcome.ensemble for outcome in outcomes if outcome.ensemble.subnets is not None)
-    logits, targets = predictions(structured, test)
-    probabilities = combined(logits, "mean", structured.temperature)
-    unsure = uncertainty_of(logits, structured.temperature)
+    logits, targets = gather_predictions(structured, test)
+    probabilities = combine_logits(logits, "mean", structured.temperature)
+    uncertainty = uncertainty_of(logits, structured.temperature)
     correct = probabilities.argmax(-1) == targets
     trained = [outcome for outcome in outcomes if outcome.seconds]
     curves = [(outcome.title, outcome.ensemble.predict_proba(test), targets) for outcome in trained]
@@ -58,19 +58,19 @@ def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[O
         data=data,
         outcomes=outcomes,
         base=graph.num_parameters(),
-        kept=as_svg(kept_neurons(structured.subnets or ())),
-        reliability=as_svg(reliability(curves)),
-        histogram=as_svg(entropy_histogram(unsure.entropy, correct, structured.threshold)),
+        kept=as_svg(draw_kept_neurons(structured.subnets or ())),
+        reliability=as_svg(draw_reliability(curves)),
+        histogram=as_svg(draw_entropy_histogram(uncertainty.entropy, correct, structured.threshold)),
         unsure=[
             {
-                "picture": _picture(inputs[index]),
+                "picture": _encode_png(inputs[index]),
                 "truth": data.classes[int(targets[index])],
                 "guess": data.classes[int(probabilities[index].argmax())],
                 "probability": float(probabilities[index].max()),
-                "set": ", ".join(data.classes[own] for own in sets[index].nonzero().flatten().tolist()),
-                "entropy": float(unsure.entropy[index]),
+                "set": ", ".join(data.classes[label] for label in sets[index].nonzero().flatten().tolist()),
+                "entropy": float(uncertainty.entropy[index]),
             }
-            for index in unsure.entropy.argsort(descending=True)[:12].tolist()
+            for index in uncertainty.entropy.argsort(descending=True)[:12].tolist()
         ],
         figures=figures,
         conformal=structured.calibration.conformal,
@@ -81,8 +81,8 @@ def write_page(path: Path, data: Data, graph: ChannelGraph, outcomes: Sequence[O
     return path
 
 
-def _picture(pixels: Tensor) -> str:
-    """A PNG as a data URL, of grey uint8 pixels (1, height, width)."""
+def _encode_png(pixels: Tensor) -> str:
+    """Encode grey uint8 pixels (1, height, width) as a PNG in a data URL."""
     stream = io.BytesIO()
     Image.fromarray(255 - pixels[0].cpu().numpy()).resize((64, 64), Image.Resampling.NEAREST).save(stream, "PNG")
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()

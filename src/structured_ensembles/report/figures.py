@@ -1,4 +1,4 @@
-"""What members keep and how far they can be trusted; and any figure as SVG text, to be put into a page, or as PNG."""
+"""Charts of kept neurons and of reliability; and any chart as SVG text or as PNG."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from structured_ensembles.common.colours import BLUE, GREY, PALE
-from structured_ensembles.report.run_figures import entropy_histograms
-from structured_ensembles.report.style import legend_below, require, styles, tidy, wrapped
+from structured_ensembles.report.run_figures import draw_entropy_histograms
+from structured_ensembles.report.style import add_legend_below, choose_styles, require, tidy_axis, wrap_name
 from structured_ensembles.selection import Subnet
 
 
-def kept_neurons(subnets: Sequence[Subnet]) -> Figure:
-    """What every member keeps of every group: a row per member, a panel per group, dark where a channel is kept."""
+def draw_kept_neurons(subnets: Sequence[Subnet]) -> Figure:
+    """Draw the kept channels: a row per member, a panel per group, dark where a channel is kept."""
     groups = [(name, size) for name, size, _ in subnets[0].groups]
     total = sum(size for _, size in groups)
     figure = Figure(figsize=(11, 0.6 + 0.22 * len(subnets)), layout="constrained")
     axes = figure.subplots(1, len(groups), width_ratios=[size for _, size in groups], sharey=True, squeeze=False)[0]
     for axis, (name, size) in zip(axes, groups, strict=True):
-        picture = torch.zeros(len(subnets), size)
+        is_kept = torch.zeros(len(subnets), size)
         for member, subnet in enumerate(subnets):
-            picture[member, list(subnet.kept[name])] = 1
+            is_kept[member, list(subnet.kept[name])] = 1
         axis.imshow(
-            picture.numpy(),
+            is_kept.numpy(),
             aspect="auto",
             cmap=mpl.colors.ListedColormap([PALE, BLUE]),
             vmin=0,
             vmax=1,
             interpolation="none",
         )
-        narrow = 10 * size / total < 0.09 * len(_short(name))  # inches, about: the name would meet its neighbour's
-        slanted = {"rotation": 35, "ha": "left"} if narrow else {}
-        axis.set_title(_short(name), fontsize=9, **slanted)
+        is_narrow = 10 * size / total < 0.09 * len(_short(name))  # in inches: the name would overlap the next one
+        title_style = {"rotation": 35, "ha": "left"} if is_narrow else {}
+        axis.set_title(_short(name), fontsize=9, **title_style)
         axis.set_xticks([])
         axis.set_yticks(range(len(subnets)), [f"member {member}" for member in range(len(subnets))], fontsize=8)
         axis.set_yticks([row - 0.5 for row in range(1, len(subnets))], minor=True)
@@ -46,17 +46,17 @@ def kept_neurons(subnets: Sequence[Subnet]) -> Figure:
     return figure
 
 
-def reliability(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10) -> Figure:
-    """Accuracy against confidence: (name, probabilities (samples, classes), targets (samples,)) per curve."""
-    found = []
+def draw_reliability(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10) -> Figure:
+    """Draw accuracy against confidence: (name, probabilities (samples, classes), targets (samples,)) per curve."""
+    confidences = []
     for name, probabilities, targets in curves:
         confidence, labels = probabilities.max(-1)
-        found.append((name, confidence, labels == targets))
-    return reliability_of(found, bins)
+        confidences.append((name, confidence, labels == targets))
+    return draw_reliability_of_confidence(confidences, bins)
 
 
-def reliability_of(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10) -> Figure:
-    """Accuracy against confidence, in bins of at least five samples.
+def draw_reliability_of_confidence(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10) -> Figure:
+    """Draw accuracy against confidence, in bins of at least five samples.
 
     curves: (name, confidence (samples,), correct (samples,)). A name that is, or begins with, a method has its style.
     """
@@ -64,31 +64,31 @@ def reliability_of(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10)
     figure = Figure(figsize=(4.6, 3.6), layout="constrained")
     axis = figure.subplots()
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="perfect")
-    style = styles(name for name, _, _ in curves)
+    style = choose_styles(name for name, _, _ in curves)
     for name, confidence, correct in curves:
         index = (confidence.double() * bins).ceil().clamp(1, bins).long() - 1
         points = [
-            (float(confidence[index == own].double().mean()), float(correct[index == own].double().mean()))
-            for own in range(bins)
-            if int((index == own).sum()) >= 5  # fewer say nothing
+            (float(confidence[index == number].double().mean()), float(correct[index == number].double().mean()))
+            for number in range(bins)
+            if int((index == number).sum()) >= 5  # fewer are only noise
         ]
         colour, marker = style[name]
         across, up = zip(*points, strict=True) if points else ((), ())
-        label = wrapped(name if points else f"{name} (too few samples)")
+        label = wrap_name(name if points else f"{name} (too few samples)")
         axis.plot(across, up, marker=marker, color=colour, label=label, markersize=5)
     axis.set(xlabel="confidence", ylabel="accuracy", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-    tidy(axis)
-    legend_below(figure, axis)
+    tidy_axis(axis)
+    add_legend_below(figure, axis)
     return figure
 
 
-def entropy_histogram(entropy: Tensor, correct: Tensor, threshold: float | None) -> Figure:
-    """Predictive entropy of right and wrong predictions, shapes (samples,), with the threshold for discarding."""
-    return entropy_histograms({"right": entropy[correct], "wrong": entropy[~correct]}, threshold)
+def draw_entropy_histogram(entropy: Tensor, correct: Tensor, threshold: float | None) -> Figure:
+    """Draw the entropy of right and wrong predictions, shapes (samples,), with the discard threshold."""
+    return draw_entropy_histograms({"right": entropy[correct], "wrong": entropy[~correct]}, threshold)
 
 
 def as_svg(figure: Figure) -> str:
-    """The figure as an SVG element; the same figure gives the same text."""
+    """Return the figure as an SVG element; the same figure gives the same text."""
     text = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": "structured-ensembles", "svg.fonttype": "path"}):
         figure.savefig(text, format="svg", metadata={"Date": None})
@@ -96,12 +96,12 @@ def as_svg(figure: Figure) -> str:
 
 
 def as_png(figure: Figure, dpi: int = 150) -> bytes:
-    """The figure as a PNG file; the same figure gives the same bytes."""
+    """Return the bytes of the figure as a PNG file; the same figure gives the same bytes."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None})
     return stream.getvalue()
 
 
 def _short(name: str) -> str:
-    """Shorten the name of a layer, from a file; a dollar sign would begin a formula."""
+    """Shorten the name of a layer for matplotlib, to which a dollar sign would begin a formula."""
     return name.replace("$", r"\$").removeprefix("backbone.").removeprefix("layer").replace(".conv1", "")

@@ -1,4 +1,4 @@
-"""What memory buys: accuracy and calibration of every method at every size."""
+"""The front: accuracy and calibration against memory."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from structured_ensembles.common.colours import GREY
 from structured_ensembles.report.labels import Label, Point, place_labels
 from structured_ensembles.report.style import (
     Seeds,
-    darker,
-    legend_below,
-    over_seeds,
+    add_legend_below,
+    choose_styles,
+    darken,
+    describe_bars,
     plot_seeds,
     require,
-    seeds_note,
-    styles,
-    tidy,
+    summarise_seeds,
+    tidy_axis,
 )
 
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A method at one size. memory: in networks; accuracy and ece as shares, nll in nats, each one value per seed."""
+    """Method at one size. memory: in networks; accuracy and ece as shares, nll in nats, each one value per seed."""
 
     method: str
-    label: str  # what tells it from the method's other points, as "N=3" or "p=0.8"
+    label: str  # distinguishes it from the method's other points, as "N=3" or "p=0.8"
     memory: float
     accuracy: Sequence[float]
     nll: Sequence[float]
@@ -41,23 +41,23 @@ class FrontPoint:
             raise ValueError(f"memory of {self.method} {self.label} is {self.memory}; it must be a positive number")
 
 
-def front(points: Sequence[FrontPoint], memory: str = "parameters") -> Figure:
-    """What memory buys: accuracy, NLL and ECE against `memory`, the points of a method joined from small to large."""
+def draw_front(points: Sequence[FrontPoint], memory: str = "parameters") -> Figure:
+    """Draw accuracy, NLL and ECE against `memory`, the points of a method joined from small to large."""
     panels = {
-        "accuracy (%)": [over_seeds(point.accuracy, 100) for point in points],
-        "NLL (nats)": [over_seeds(point.nll) for point in points],
-        "ECE (%)": [over_seeds(point.ece, 100) for point in points],
+        "accuracy (%)": [summarise_seeds(point.accuracy, 100) for point in points],
+        "NLL (nats)": [summarise_seeds(point.nll) for point in points],
+        "ECE (%)": [summarise_seeds(point.ece, 100) for point in points],
     }
-    every = [own for panel in panels.values() for own in panel]
-    require(any(every), "points", points)
+    all_seeds = [seeds for panel in panels.values() for seeds in panel]
+    require(any(all_seeds), "points", points)
     figure = Figure(figsize=(11, 4), layout="constrained")
-    style = styles(point.method for point in points)
+    style = choose_styles(point.method for point in points)
     axes = dict(zip(panels, figure.subplots(1, len(panels)), strict=True))
     for title, axis in axes.items():
         for method in style:
             both = zip(points, panels[title], strict=True)
-            line = [(point.memory, own) for point, own in both if point.method == method and own is not None]
-            plot_seeds(axis, method, style[method], sorted(line))  # also an empty one: the first panel has the legend
+            line = [(point.memory, seeds) for point, seeds in both if point.method == method and seeds is not None]
+            plot_seeds(axis, method, style[method], sorted(line))  # empty lines too: the first panel has the legend
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(f"{memory}, in networks")
         axis.margins(y=0.12)
@@ -74,17 +74,20 @@ def front(points: Sequence[FrontPoint], memory: str = "parameters") -> Figure:
                 backgroundcolor="white",
             )
         _memory_axis(axis, [point.memory for point in points])
-        tidy(axis, "both")
-    legend_below(figure, axes["accuracy (%)"], seeds_note(every))
-    figure.draw_without_rendering()  # lays everything out; labels go where there is room
+        tidy_axis(axis, "both")
+    add_legend_below(figure, axes["accuracy (%)"], describe_bars(all_seeds))
+    figure.draw_without_rendering()  # lays out everything, so that labels find free room
     for title, axis in axes.items():
-        known = [(point, own) for point, own in zip(points, panels[title], strict=True) if own is not None]
-        labels = [Label(point.memory, own.mean, point.label, darker(style[point.method][0])) for point, own in known]
-        place_labels(axis, labels, _drawn(known))
+        known = [(point, seeds) for point, seeds in zip(points, panels[title], strict=True) if seeds is not None]
+        labels = [
+            Label(point.memory, seeds.mean, point.label, darken(style[point.method][0])) for point, seeds in known
+        ]
+        place_labels(axis, labels, _list_lines(known))
     return figure
 
 
 def _memory_axis(axis: Axes, memory: Sequence[float]) -> None:
+    """Make the x axis logarithmic, with a line at one network."""
     low, high = min(1.0, *memory), max(1.0, *memory)
     padding = max(1.3, (high / low) ** 0.12)
     axis.axvline(1, color=GREY, linewidth=1, linestyle=":", zorder=1)
@@ -99,9 +102,9 @@ def _memory_axis(axis: Axes, memory: Sequence[float]) -> None:
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _drawn(known: Sequence[tuple[FrontPoint, Seeds]]) -> list[list[Point]]:
-    """The lines of a panel: a bar per point, and one through the points of each method."""
+def _list_lines(known: Sequence[tuple[FrontPoint, Seeds]]) -> list[list[Point]]:
+    """Return the lines drawn in a panel: a bar per point, and one through the points of each method."""
     methods: dict[str, list[Point]] = {}
-    for point, own in sorted(known, key=lambda pair: pair[0].memory):
-        methods.setdefault(point.method, []).append((point.memory, own.mean))
-    return [[(point.memory, own.low), (point.memory, own.high)] for point, own in known] + list(methods.values())
+    for point, seeds in sorted(known, key=lambda pair: pair[0].memory):
+        methods.setdefault(point.method, []).append((point.memory, seeds.mean))
+    return [[(point.memory, seeds.low), (point.memory, seeds.high)] for point, seeds in known] + list(methods.values())

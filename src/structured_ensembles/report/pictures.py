@@ -1,4 +1,4 @@
-"""pictures(): draw all figures that finished runs allow."""
+"""pictures(): all charts that finished runs allow."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from matplotlib.figure import Figure
 from structured_ensembles.evaluation.corruptions import ORIGIN, SEVERITIES
 from structured_ensembles.evaluation.discarding import discarding_curve
 from structured_ensembles.evaluation.robustness import best_source, is_over_all
-from structured_ensembles.report.figures import kept_neurons, reliability_of
+from structured_ensembles.report.figures import draw_kept_neurons, draw_reliability_of_confidence
+from structured_ensembles.report.front import FrontPoint, draw_front
 from structured_ensembles.report.run_figures import (
-    FrontPoint,
-    corruption_curves,
-    disagreement,
-    discarding_curves,
-    entropy_histograms,
-    front,
-    learning_curves,
-    overhead_bars,
+    draw_corruption_curves,
+    draw_disagreement,
+    draw_discarding_curves,
+    draw_entropy_histograms,
+    draw_learning_curves,
+    draw_overheads,
 )
 from structured_ensembles.runs.finished import Finished
 from structured_ensembles.runs.folder import read_history, read_subnets
@@ -27,120 +26,131 @@ from structured_ensembles.runs.folder import read_history, read_subnets
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with a name for its file and a sentence that says what it shows."""
+    """Figure with a name for its file and a caption."""
 
     name: str
     figure: Figure
     caption: str
 
 
-def pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
-    """All that can be drawn of the runs on one data set and network, by label; one run per seed."""
-    found = [*_of_all(runs), *_of_samples(runs)]
-    structured = next((own[0] for own in runs.values() if own[0].config["method"] == "structured"), None)
+def draw_pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
+    """Draw the runs on one data set and network, by label; one run per seed."""
+    drawn = [*_draw_all(runs), *_draw_samples(runs)]
+    structured = next(
+        (seed_runs[0] for seed_runs in runs.values() if seed_runs[0].config["method"] == "structured"), None
+    )
     if structured is not None:
-        found += _of_one(structured)
-    return found
+        drawn += _draw_one(structured)
+    return drawn
 
 
-def _of_all(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
-    found = []
-    overheads = {label: _values(own, "size/overhead") for label, own in runs.items()}
+def _draw_all(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
+    """Draw memory, the front and corruptions of all runs."""
+    drawn = []
+    overheads = {label: _values(seed_runs, "size/overhead") for label, seed_runs in runs.items()}
     if known := {label: values for label, values in overheads.items() if values}:
-        found.append(
-            Picture("overhead", overhead_bars(known), "Parameters of the whole ensemble over those of one network.")
+        drawn.append(
+            Picture("overhead", draw_overheads(known), "Parameters of the whole ensemble over those of one network.")
         )
     for memory, caption in (("parameters", "float32 parameters"), ("file", "bytes of the saved file")):
-        if points := front_points(runs, memory):
+        if points := list_front_points(runs, memory):
             text = f"Quality against memory ({caption}, one network is 1): the first 1, 2, … members of every ensemble."
-            found.append(Picture(f"front-{memory}", front(points, memory), text))
-    every = [run.figures for own in runs.values() for run in own]
-    kind = "official" if any(best_source(every, severity) == "official" for severity in SEVERITIES) else "cor"
-    curves = {label: _severities(own, kind) for label, own in runs.items()}
+            drawn.append(Picture(f"front-{memory}", draw_front(points, memory), text))
+    all_figures = [run.figures for seed_runs in runs.values() for run in seed_runs]
+    family = "official" if any(best_source(all_figures, severity) == "official" for severity in SEVERITIES) else "cor"
+    curves = {label: _accuracies_by_severity(seed_runs, family) for label, seed_runs in runs.items()}
     if known_curves := {label: curve for label, curve in curves.items() if len(curve) > 1}:
-        origin = "The official corrupted images." if kind == "official" else ORIGIN
+        origin = "The official corrupted images." if family == "official" else ORIGIN
         text = f"Mean accuracy over the 15 standard corruptions; 0 is clean. {origin}"
-        found.append(Picture("corruptions", corruption_curves(known_curves), text))
-    return found
+        drawn.append(Picture("corruptions", draw_corruption_curves(known_curves), text))
+    return drawn
 
 
-def _of_samples(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
-    first = {label: own[0].samples for label, own in runs.items() if own[0].samples}
+def _draw_samples(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
+    """Draw reliability and discarding from the samples of each first seed."""
+    first = {label: seed_runs[0].samples for label, seed_runs in runs.items() if seed_runs[0].samples}
     if not first:
         return []
-    reliable = [(label, own["confidence"], own["correct"]) for label, own in first.items()]
-    curves = {label: discarding_curve(own["entropy"], own["correct"]) for label, own in first.items()}
+    reliable = [(label, samples["confidence"], samples["correct"]) for label, samples in first.items()]
+    curves = {label: discarding_curve(samples["entropy"], samples["correct"]) for label, samples in first.items()}
     return [
-        Picture("reliability", reliability_of(reliable), "Accuracy against confidence, first seed."),
-        Picture("discarding", discarding_curves(curves), "Accuracy of what is kept when the least sure are discarded."),
+        Picture("reliability", draw_reliability_of_confidence(reliable), "Accuracy against confidence, first seed."),
+        Picture(
+            "discarding", draw_discarding_curves(curves), "Accuracy of what is kept when the least sure are discarded."
+        ),
     ]
 
 
-def _of_one(run: Finished) -> list[Picture]:
-    """What is drawn of the structured ensemble alone, its first seed."""
-    found, samples = [], run.samples
+def _draw_one(run: Finished) -> list[Picture]:
+    """Draw the first seed of the structured ensemble alone."""
+    drawn, samples = [], run.samples
     if samples:
         right = samples["correct"].bool()
         entropies = {"right": samples["entropy"][right], "wrong": samples["entropy"][~right]}
         entropies |= {"corrupted": samples["noisy"]} if "noisy" in samples else {}
         shown = {name: values for name, values in entropies.items() if len(values)}
         text = "Entropy of predictions; corrupted: under strong Gaussian noise (severity 5)."
-        found.append(Picture("entropy", entropy_histograms(shown, None), text))
+        drawn.append(Picture("entropy", draw_entropy_histograms(shown, None), text))
         if len(samples["disagreement"]) > 1:
-            found.append(
+            drawn.append(
                 Picture(
                     "disagreement",
-                    disagreement(samples["disagreement"]),
+                    draw_disagreement(samples["disagreement"]),
                     "Share of samples that two members see differently.",
                 )
             )
     if subnets := read_subnets(run.folder, run.result):
-        found.append(Picture("kept", kept_neurons(subnets), "What each member keeps, layer by layer; dark: kept."))
+        drawn.append(Picture("kept", draw_kept_neurons(subnets), "What each member keeps, layer by layer; dark: kept."))
     rows = read_history(run.folder, run.result)
     if len({row["epoch"] for row in rows}) > 1:
-        found.append(Picture("learning", learning_curves(rows), "Training of the structured ensemble, first seed."))
-    return found
+        drawn.append(
+            Picture("learning", draw_learning_curves(rows), "Training of the structured ensemble, first seed.")
+        )
+    return drawn
 
 
-def front_points(runs: Mapping[str, Sequence[Finished]], memory: str) -> list[FrontPoint]:
-    """What the first 1, 2, … members of each ensemble make, against what they weigh."""
-    single = next((own for own in runs.values() if own[0].config["method"] == "single"), None)
+def list_front_points(runs: Mapping[str, Sequence[Finished]], memory: str) -> list[FrontPoint]:
+    """Return the quality of the first 1, 2, … members of each ensemble against their memory."""
+    single = next((seed_runs for seed_runs in runs.values() if seed_runs[0].config["method"] == "single"), None)
     unit = None if single is None else single[0].figures.get("size/file_bytes")
     points = []
-    for label, own in runs.items():
-        figures = own[0].figures
-        weight = figures.get("size/overhead")
+    for label, seed_runs in runs.items():
+        figures = seed_runs[0].figures
+        overhead = figures.get("size/overhead")
         if memory == "file":
-            weight = figures["size/file_bytes"] / unit if unit and "size/file_bytes" in figures else None
-        if weight is None:
+            overhead = figures["size/file_bytes"] / unit if unit and "size/file_bytes" in figures else None
+        if overhead is None:
             continue
         members = figures.get("size/members", 0.0)
-        shared = own[0].config["method"] in ("batch-ensemble", "mc-dropout")  # one network stands for all members
+        is_shared = seed_runs[0].config["method"] in ("batch-ensemble", "mc-dropout")  # all members share one network
         for number in [
-            number for number in _numbers(figures) if number == members or (number < members and not shared)
+            number
+            for number in _list_member_numbers(figures)
+            if number == members or (number < members and not is_shared)
         ]:
-            quality = {name: _values(own, f"first/{number}/{name}") for name in ("accuracy", "nll", "ece")}
+            quality = {name: _values(seed_runs, f"first/{number}/{name}") for name in ("accuracy", "nll", "ece")}
             if all(quality.values()):
-                share = 1.0 if shared else number / members
-                points.append(FrontPoint(label, f"N={number}", weight * share, **quality))
+                share = 1.0 if is_shared else number / members
+                points.append(FrontPoint(label, f"N={number}", overhead * share, **quality))
     return points
 
 
-def _numbers(figures: Mapping[str, float]) -> list[int]:
-    """The numbers 1, 2, … of members that figures are known of: `first/1/accuracy` and so on."""
+def _list_member_numbers(figures: Mapping[str, float]) -> list[int]:
+    """List the numbers 1, 2, … of members with figures: `first/1/accuracy` and so on."""
     names = [name.split("/") for name in figures if name.startswith("first/") and name.endswith("/accuracy")]
-    return sorted(int(own[1]) for own in names if own[1].isdecimal() and int(own[1]) > 0)
+    return sorted(int(words[1]) for words in names if words[1].isdecimal() and int(words[1]) > 0)
 
 
-def _severities(runs: Sequence[Finished], kind: str) -> dict[int, list[float]]:
-    """Collect the mean accuracies at each severity; kind: "cor", computed by our code, or "official"."""
-    found = {0: _values(runs, "cls/accuracy")}
+def _accuracies_by_severity(runs: Sequence[Finished], family: str) -> dict[int, list[float]]:
+    """Collect the mean accuracies at each severity; family: "cor", computed by our code, or "official"."""
+    by_severity = {0: _values(runs, "cls/accuracy")}
     for severity in SEVERITIES:
-        whole = [run for run in runs if is_over_all(run.figures, severity, kind)]
-        if values := _values(whole, f"{kind}/mean@{severity}"):
-            found[severity] = values
-    return found
+        complete = [run for run in runs if is_over_all(run.figures, severity, family)]
+        if values := _values(complete, f"{family}/mean@{severity}"):
+            by_severity[severity] = values
+    return by_severity
 
 
 def _values(runs: Sequence[Finished], name: str) -> list[float]:
+    """Collect a figure of those runs that have it."""
     return [run.figures[name] for run in runs if name in run.figures]

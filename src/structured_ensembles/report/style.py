@@ -1,4 +1,4 @@
-"""What all figures share: colours that colour-blind readers can tell apart, one style per method, legends, frames."""
+"""Shared style of charts: colours that colour-blind readers can distinguish, a style per method, legends, frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from structured_ensembles.common.colours import GREY, PALE
 
 Style = tuple[str, str]  # colour, marker
 
-# Okabe and Ito's colours; Paul Tol's wine and indigo stand in for their yellow, a line of which is lost on white.
+# Okabe and Ito's colours, with Paul Tol's wine and indigo for their yellow, which is invisible on white.
 STYLE: dict[str, Style] = {
     "single": ("#000000", "s"),
     "deep": ("#D55E00", "^"),
@@ -29,27 +29,27 @@ STYLE: dict[str, Style] = {
     "random": ("#882255", "<"),
     "magnitude": ("#332288", ">"),
 }
-OTHER_MARKERS = "ph*d8H1"  # for names that are no method; none of them is above
+OTHER_MARKERS = "ph*d8H1"  # for other names; none of them is above
 LINES = ("-", "--", "-.", ":")
 
 
-def styles(names: Iterable[str]) -> dict[str, Style]:
-    """A colour and a marker for each name, those of a method for its name or one that begins so, as "deep ensemble".
+def choose_styles(names: Iterable[str]) -> dict[str, Style]:
+    """Choose a colour and a marker for each name: a method's, if the name is or begins with it, as "deep ensemble".
 
-    If several names begin so, they share its colour, and the first of them has its marker. Names of no method get the
-    colours that are used least.
+    Several names of one method share its colour, and the first of them has its marker. Other names get the least used
+    colours.
     """
-    found: dict[str, Style] = {}
+    chosen: dict[str, Style] = {}
     names = list(dict.fromkeys(names))
     spare = cycle(OTHER_MARKERS)
     for name in sorted(names, key=lambda name: name not in STYLE):  # a method's own name comes first
-        own = STYLE.get(_method(name))
-        if own is not None:
-            found[name] = own if own not in found.values() else (own[0], next(spare))
-    for name in (name for name in names if name not in found):
-        used = [colour for colour, _ in found.values()]
-        found[name] = (min((colour for colour, _ in STYLE.values()), key=used.count), next(spare))
-    return {name: found[name] for name in names}
+        method_style = STYLE.get(_method(name))
+        if method_style is not None:
+            chosen[name] = method_style if method_style not in chosen.values() else (method_style[0], next(spare))
+    for name in (name for name in names if name not in chosen):
+        used = [colour for colour, _ in chosen.values()]
+        chosen[name] = (min((colour for colour, _ in STYLE.values()), key=used.count), next(spare))
+    return {name: chosen[name] for name in names}
 
 
 def _method(name: str) -> str:
@@ -58,7 +58,7 @@ def _method(name: str) -> str:
 
 
 class Seeds(NamedTuple):
-    """The values of several seeds: their mean, the least, the greatest, and how many there were."""
+    """Mean, minimum, maximum and number of the values of several seeds."""
 
     mean: float
     low: float
@@ -66,25 +66,25 @@ class Seeds(NamedTuple):
     number: int
 
 
-def over_seeds(values: Iterable[float | None], unit: float = 1.0) -> Seeds | None:
-    """Of the values that exist, times `unit`; None if there is none."""
+def summarise_seeds(values: Iterable[float | None], unit: float = 1.0) -> Seeds | None:
+    """Summarise the finite values, times `unit`; return None if there are none."""
     known = [unit * value for value in values if value is not None and math.isfinite(value)]
     return Seeds(fmean(known), min(known), max(known), len(known)) if known else None
 
 
 def plot_seeds(axis: Axes, name: str, style: Style, points: Sequence[tuple[float, Seeds]]) -> None:
-    """Draw a line through the means at the given x, with bars over the range where there are several seeds.
+    """Draw a line through the means at each x, with bars over the range where there are several seeds.
 
-    Full for a method, broken for its variants, which share its colour.
+    The line is solid for a method and dashed for its variants, which share its colour.
     """
     colour, marker = style
     line = LINES[1 + OTHER_MARKERS.index(marker) % (len(LINES) - 1)] if marker in OTHER_MARKERS else LINES[0]
-    places, seeds = [x for x, _ in points], [own for _, own in points]
-    ranges = [[own.mean - own.low for own in seeds], [own.high - own.mean for own in seeds]]
+    xs, summaries = [x for x, _ in points], [seeds for _, seeds in points]
+    ranges = [[seeds.mean - seeds.low for seeds in summaries], [seeds.high - seeds.mean for seeds in summaries]]
     axis.errorbar(
-        places,
-        [own.mean for own in seeds],
-        ranges if any(own.number > 1 for own in seeds) else None,
+        xs,
+        [seeds.mean for seeds in summaries],
+        ranges if any(seeds.number > 1 for seeds in summaries) else None,
         color=colour,
         marker=marker,
         linestyle=line,
@@ -94,16 +94,18 @@ def plot_seeds(axis: Axes, name: str, style: Style, points: Sequence[tuple[float
         linewidth=1.3,
         elinewidth=1,
         capsize=2,
-        label=wrapped(name),
+        label=wrap_name(name),
     )
 
 
-def seeds_note(seeds: Iterable[Seeds | None]) -> str:
-    return "mean and range over seeds" if any(own is not None and own.number > 1 for own in seeds) else ""
+def describe_bars(summaries: Iterable[Seeds | None]) -> str:
+    """Return the note on bars, if any value has several seeds."""
+    several = any(seeds is not None and seeds.number > 1 for seeds in summaries)
+    return "mean and range over seeds" if several else ""
 
 
-def legend_below(figure: Figure, axis: Axes, title: str = "") -> None:
-    """What the axis shows, named once below the whole figure, which grows by that much."""
+def add_legend_below(figure: Figure, axis: Axes, title: str = "") -> None:
+    """Add the legend of an axis below the figure, which grows by its height."""
     handles, labels = axis.get_legend_handles_labels()
     longest = max((len(line) for label in labels for line in label.splitlines()), default=0)
     width, height = figure.get_size_inches()
@@ -118,26 +120,26 @@ def legend_below(figure: Figure, axis: Axes, title: str = "") -> None:
     legend.get_title().set(fontsize=8, color=GREY)
 
 
-def darker(colour: str) -> str:
-    """The same colour for a text, which is thinner than a marker."""
+def darken(colour: str) -> str:
+    """Return a darker colour for text, which is thinner than a marker."""
     red, green, blue = mpl.colors.to_rgb(colour)
     return mpl.colors.to_hex((0.7 * red, 0.7 * green, 0.7 * blue))
 
 
-def tidy(axis: Axes, grid: Literal["x", "y", "both"] = "y") -> None:
-    """No frame but the two axes, and a faint grid."""
+def tidy_axis(axis: Axes, grid: Literal["x", "y", "both"] = "y") -> None:
+    """Remove the top and right frame and add a faint grid."""
     axis.grid(axis=grid, color=PALE)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def wrapped(name: str, width: int = 36) -> str:
-    """A long name on several lines."""
+def wrap_name(name: str, width: int = 36) -> str:
+    """Wrap a long name over several lines."""
     return fill(name, width)
 
 
-def require(there: object, argument: str, given: object) -> None:
-    """Raise a ValueError if nothing is there to draw."""
-    if not there:
-        shown = str(given)
-        raise ValueError(f"{argument} holds no value to draw: {shown[:80]}{'…' if len(shown) > 80 else ''}")
+def require(drawable: object, argument: str, value: object) -> None:
+    """Raise a ValueError if there is nothing to draw."""
+    if not drawable:
+        text = str(value)
+        raise ValueError(f"{argument} must hold a value to draw, not {text[:80]}{'…' if len(text) > 80 else ''}")

@@ -1,1 +1,1 @@
-"""Go on with a run that was stopped: what makes it the same run, its folder, the checkpoint of its search."""
+"""Resuming of runs: the identity of a run, its folder, and the checkpoint of its search."""

@@ -1,12 +1,12 @@
-"""One identity for a whole run: what influences its result, so that no folder is taken for another run's.
+"""Identity of a run: all that influences its result, so that a run never resumes from the files of another.
 
-Of data that are streamed, the loader's data set counts with all that it keeps, but not the files that it opens.
+It is a flat dict of JSON values by name: "seed", "recipe.epochs", "weights", "training data", …. A method writes it
+into its folder before any work, and every file of the run carries it. A later call resumes from the folder only if all
+entries are equal; otherwise the error names those that differ.
 
-It is a flat dict of JSON values by the name of the part: "seed", "recipe.epochs", "weights", "training data", ….
-A method writes it into its folder before any work, and every file of the run carries it. A later call goes on with the
-folder only if all parts are the same; otherwise the error names those that differ. What only decides how the result is
-reached is no part of it: the device, `quiet`, `on_epoch`, and of the execution all but the precision. Nor is the test
-split, nor `temperature`, which is applied to the trained ensemble.
+It leaves out how the result is computed: the device, `quiet`, `on_epoch`, and the execution except for the precision.
+It also leaves out the test split, and `temperature`, which is applied to the trained ensemble. Of streamed data, the
+loader's data set counts with all its attributes, but not the files that it opens.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from structured_ensembles.common.processes import decided_by_first, rank
+from structured_ensembles.common.processes import decide_in_first_process, rank
 from structured_ensembles.data import Data
-from structured_ensembles.data.splits import digest
+from structured_ensembles.data.splits import fingerprint_split
 from structured_ensembles.storage.files import read_text, write_text
-from structured_ensembles.storage.fingerprints import UnidentifiedError, described, digest_of, module_parts
-from structured_ensembles.storage.run_files import damaged, read_json, text_checksum, write_json
+from structured_ensembles.storage.fingerprints import UnidentifiedError, describe, digest_json, digest_module
+from structured_ensembles.storage.run_files import damaged_file_error, read_json, text_checksum, write_json
 
 FILE = "identity.json"
-CHECKPOINTS = "checkpoint*.safetensors"  # that a finished run drops
+CHECKPOINTS = "checkpoint*.safetensors"  # deleted when a run is finished
 REMEDY = "delete the folder, or choose another"
-RENAMED = {"recipe.precision": "execution.precision"}  # parts that identities of earlier versions name otherwise
+RENAMED = {"recipe.precision": "execution.precision"}  # entries that earlier versions named otherwise
 HINTS = {
     "weights": "a network with other weights is another run: call torch.manual_seed before it is made",
     "architecture": "the network has other layers, or layers with other settings or other code",
-    "loss": "loss_name= tells losses apart by a name that you give",
+    "loss": "loss_name= gives a loss the name by which it is compared",
 }
 
 Identity = Mapping[str, Any]
 
 
 class Settings(Protocol):
-    """Settings that decide a result, such as a `Recipe`; `to_dict` returns them by name, as JSON has them."""
+    """Settings that influence the result, such as a `Recipe`; `to_dict` returns them by name, as JSON values."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
 
 class ExecutionSettings(Protocol):
-    """How a result is computed, such as an `Execution`; `identity` returns the part that changes the result."""
+    """Settings of how a result is computed, such as an `Execution`; `identity` returns those that influence it."""
 
     def identity(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class RunFile:
-    """A file of a run, and the identity that it must carry."""
+    """Path of a file of a run, and the identity that the file must carry."""
 
     path: Path
     identity: Identity
@@ -61,9 +61,9 @@ class RunFile:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run and its identity; or none, and then it keeps nothing.
+    """Folder and identity of a run; a run without a folder (path None) keeps no files.
 
-    files: SHA-256 of the text files that the run has finished.
+    files: SHA-256 of the text files that the run has finished, by name.
     """
 
     path: Path | None
@@ -71,11 +71,11 @@ class RunFolder:
     files: Mapping[str, str]
 
     def file(self, name: str) -> RunFile | None:
-        """Return where the run keeps a checkpoint; None without a folder."""
+        """Return the run's checkpoint of this name; None without a folder."""
         return None if self.path is None else RunFile(self.path / name, {**self.identity, "file": name})
 
     def read(self, name: str) -> str | None:
-        """Return the contents of a text file that the run has finished before; None if it has not."""
+        """Return the contents of a text file that the run has finished; None if it has not."""
         if self.path is None or name not in self.files:
             return None
         path = self.path / name
@@ -84,16 +84,16 @@ class RunFolder:
             if text_checksum(text) != self.files[name]:
                 raise ValueError(f"its contents do not match its checksum in {FILE}")
         except (OSError, ValueError) as error:
-            raise damaged(path, error, REMEDY) from error
+            raise damaged_file_error(path, error, REMEDY) from error
         return text
 
     def write(self, name: str, text: str) -> RunFolder:
-        """Keep a text file. Its checksum comes after it: if the run is killed in between, it is written again."""
-        written = replace(self, files={**self.files, name: text_checksum(text)})
+        """Write a text file, then its checksum: if the run is killed in between, the file is written again."""
+        updated = replace(self, files={**self.files, name: text_checksum(text)})
         if self.path is not None and rank() == 0:
             write_text(self.path / name, text)
-            _write(self.path, self.identity, written.files)
-        return written
+            _write_identity(self.path, self.identity, updated.files)
+        return updated
 
 
 def open_folder(
@@ -108,77 +108,79 @@ def open_folder(
     loss_name: str | None,
     **arguments: Any,
 ) -> RunFolder:
-    """Claim a folder for a run, or go on with the same run there; a ValueError names what differs from another's.
+    """Open the folder of a run, a new one or that of the same run; otherwise raise a ValueError with the differences.
 
-    An identity that nothing was kept for yet, as of a call that failed at once, is replaced.
-    Of several processes the first one looks and writes.
+    The identity of another run is replaced if that has written nothing else, such as after a call that failed at once.
+    Of several processes, the first reads and writes.
     """
     if folder is None:
         return RunFolder(None, {}, {})
-    path, what = Path(folder), {"method": method, **arguments}
-    return decided_by_first(
-        lambda: _claimed(path, identity_of(model, data, recipe, execution, loss, loss_name, "folder=", **what))
+    path, settings = Path(folder), {"method": method, **arguments}
+    return decide_in_first_process(
+        lambda: _claim(path, compute_identity(model, data, recipe, execution, loss, loss_name, "folder=", **settings))
     )
 
 
-def _claimed(folder: Path, identity: Identity) -> RunFolder:
+def _claim(folder: Path, identity: Identity) -> RunFolder:
+    """Write the identity into a folder, or compare it with the one that is there."""
     path = folder / FILE
-    kept = any(folder.glob(CHECKPOINTS))
+    has_checkpoint = any(folder.glob(CHECKPOINTS))
     if not path.exists():
-        if kept:
+        if has_checkpoint:
             raise ValueError(
                 f"folder {folder} has a checkpoint, but no {FILE} that says of what run (it may be of an older "
                 "version): delete it, or choose another folder"
             )
-        _write(folder, identity, {})
+        _write_identity(folder, identity, {})
         return RunFolder(folder, identity, {})
-    known = read_json(path, REMEDY)
-    parts, files = known.get("parts"), known.get("files")
-    if not isinstance(parts, dict) or not isinstance(files, dict):
-        raise damaged(path, ValueError("it does not say of what run it is"), REMEDY)
-    parts = with_new_names(parts)
-    if parts != identity:
-        if kept or files:
-            check_same(parts, identity, f"folder {folder}")
-        _write(folder, identity, {})
+    content = read_json(path, REMEDY)
+    known, files = content.get("parts"), content.get("files")
+    if not isinstance(known, dict) or not isinstance(files, dict):
+        raise damaged_file_error(path, ValueError("it does not say of what run it is"), REMEDY)
+    known = rename_old_entries(known)
+    if known != identity:
+        if has_checkpoint or files:
+            check_same(known, identity, f"folder {folder}")
+        _write_identity(folder, identity, {})
     return RunFolder(folder, identity, files)
 
 
-def _write(folder: Path, identity: Identity, files: Mapping[str, str]) -> None:
+def _write_identity(folder: Path, identity: Identity, files: Mapping[str, str]) -> None:
+    """Write the identity of a run and the checksums of its finished text files."""
     write_json(folder / FILE, {"parts": identity, "files": files})
 
 
 def check_same(known: Any, identity: Identity, where: str) -> None:
-    """Raise a ValueError that names what differs, if a file or folder is of another run."""
+    """Raise a ValueError that names the differences if a file or folder is of another run. where: which one it is."""
     if not isinstance(known, Mapping):
         raise ValueError(f"{where} is of another run, of an older version: delete it, or choose another")
-    known = with_new_names(known)
+    known = rename_old_entries(known)
     if known == identity:
         return
     names = [name for name in {**identity, **known} if known.get(name) != identity.get(name)]
     hints = [f" ({HINTS[name]})" for name in names if name in HINTS]
-    told = ", ".join(_difference(name, known.get(name), identity.get(name)) for name in names)
+    differences = ", ".join(_difference(name, known.get(name), identity.get(name)) for name in names)
     raise ValueError(
-        f"{where} is of another run, which differs in {told}: give the same again to go on with it, choose another, or "
-        f"delete it{''.join(hints)}"
+        f"{where} is of another run, which differs in {differences}: give the same again to resume it, choose another, "
+        f"or delete it{''.join(hints)}"
     )
 
 
-def with_new_names(parts: Identity) -> dict[str, Any]:
-    """Return an identity of any version with the names that its parts have today."""
-    return {RENAMED.get(name, name): value for name, value in parts.items()}
+def rename_old_entries(identity: Identity) -> dict[str, Any]:
+    """Return an identity of any version with the current names of its entries."""
+    return {RENAMED.get(name, name): value for name, value in identity.items()}
 
 
-def _difference(name: str, known: Any, given: Any) -> str:
-    """Name a part that differs, with both values if they say anything."""
-    short = all(isinstance(own, int | float | str | None) and len(str(own)) < 32 for own in (known, given))
-    return f"{name} (there {known!r}, here {given!r})" if short else name
+def _difference(name: str, known: Any, current: Any) -> str:
+    """Name an entry that differs, with both values if they are short."""
+    short = all(isinstance(value, int | float | str | None) and len(str(value)) < 32 for value in (known, current))
+    return f"{name} (there {known!r}, here {current!r})" if short else name
 
 
-# Parts --------------------------------------------------------------------------------------------------------------
+# Entries ------------------------------------------------------------------------------------------------------------
 
 
-def identity_of(
+def compute_identity(
     model: nn.Module,
     data: Data,
     recipe: Settings,
@@ -188,49 +190,49 @@ def identity_of(
     argument: str,
     **arguments: Any,
 ) -> Identity:
-    """Return the identity of a run. argument: what it is needed for, see `identified_loss`."""
+    """Compute the identity of a run. argument: the argument that needs it, see `identify_loss`."""
     settings = {f"recipe.{name}": value for name, value in recipe.to_dict().items()}
     settings |= {f"execution.{name}": value for name, value in execution.identity().items()}
-    loss_part = identified_loss(loss, loss_name, argument)
-    return {**_json({**arguments, **settings}), "loss": loss_part, **module_parts(model), **data_parts(data)}
+    loss_identity = identify_loss(loss, loss_name, argument)
+    return {**_to_json({**arguments, **settings}), "loss": loss_identity, **digest_module(model), **digest_data(data)}
 
 
-def data_parts(data: Data) -> dict[str, Any]:
-    """Digest what a run learns from: samples of the training and validation splits, and how networks get them."""
+def digest_data(data: Data) -> dict[str, Any]:
+    """Compute digests of the training and validation splits, and of how networks get their samples."""
     normalization = None if data.normalization is None else data.normalization.to_json()
     return {
-        "training data": digest(data.train),
-        "validation data": None if data.validation is None else digest(data.validation),
+        "training data": fingerprint_split(data.train),
+        "validation data": None if data.validation is None else fingerprint_split(data.validation),
         "task": data.task,
-        "classes": digest_of(data.classes),
-        "normalization": digest_of([normalization, data.normalization_settled]),
+        "classes": digest_json(data.classes),
+        "normalization": digest_json([normalization, data.normalization_settled]),
         "ids": data.ids,
     }
 
 
-def identified_loss(loss: Any, name: str | None, argument: str) -> Any:
-    """Return what tells a loss from others: the name that the caller gives it, or the loss itself, digested.
+def identify_loss(loss: Any, name: str | None, argument: str) -> Any:
+    """Return what identifies a loss: the name that the caller gives it, or a digest of the loss.
 
-    argument: what needs it, for the ValueError if the loss cannot be told from others.
+    argument: the argument that needs it, for the error message if the loss cannot be identified.
     """
     if name is not None:
         if not isinstance(name, str) or not name:
             raise ValueError(f"loss_name must be a name for the loss, such as 'focal-2', not {name!r}")
         if loss is None:
-            raise ValueError(f"loss_name is {name!r}, but there is no loss= that it could name")
+            raise ValueError(f"loss_name is {name!r}, but there is no loss= for it to name")
         return f"named {name}"
     if loss is None:
         return None
     try:
-        return digest_of(described(loss))
+        return digest_json(describe(loss))
     except UnidentifiedError as error:
         raise ValueError(
-            f"{argument} needs a loss that can be told from others, so that nobody gets the result of another one, but "
+            f"{argument} needs a loss that can be told from others, so that a run never resumes with another loss, but "
             f"loss= has {error}: give it a name with loss_name=, or make it a function of a module"
         ) from error
 
 
-def _json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Bring arguments to what JSON gives back; numbers of numpy and torch become Python's."""
+def _to_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert arguments to what JSON reads back; numbers of NumPy and torch become Python's."""
     plain = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
     return dict(json.loads(json.dumps(plain)))

@@ -1,4 +1,4 @@
-"""Checkpoint of a search: written after every epoch, so that an interrupted search goes on to the same vectors."""
+"""Checkpoint of a search: written after every epoch, so that an interrupted search resumes to the same vectors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.processes import decided_by_first, gather, rank
+from structured_ensembles.common.processes import decide_in_first_process, gather, rank
 from structured_ensembles.resuming.identity import RunFile, check_same
 from structured_ensembles.storage.container import ArtifactError, read_container, write_container
 
@@ -19,10 +19,10 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class SearchState:
-    """A search after some epochs.
+    """State of a search after some epochs.
 
     changing: every tensor that the next epoch begins with, by name, on the CPU. kept: the vectors and statistics of the
-        best epoch so far. best: its validation loss. random: the state of the generators, one tensor per process.
+        best epoch so far. best: its validation loss. random: the states of the generators, one tensor per process.
     history: figures of the epochs so far.
     """
 
@@ -34,29 +34,30 @@ class SearchState:
 
 
 def save_search(file: RunFile, state: SearchState) -> None:
-    """Write the state; of several processes, the first one does."""
+    """Write a checkpoint; of several processes, the first does."""
     if rank() > 0:
         return
-    random = {str(index): own for index, own in enumerate(state.random)}
-    parts = {"changing": state.changing, "kept": state.kept, "random": random}
-    tensors = {f"{part}.{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
+    random = {str(index): generator_state for index, generator_state in enumerate(state.random)}
+    sections = {"changing": state.changing, "kept": state.kept, "random": random}
+    tensors = {f"{prefix}.{name}": tensor for prefix, section in sections.items() for name, tensor in section.items()}
     structure = {"identity": file.identity, "best": state.best, "history": list(state.history)}
     write_container(file.path, FORM, VERSION, structure, tensors)
 
 
 def load_search(file: RunFile) -> SearchState | None:
-    """Read the state of this search, as the first process finds it; None if there is none."""
-    return decided_by_first(lambda: _read(file) if file.path.exists() else None)
+    """Read the checkpoint of this search in the first process; None in all of them if there is none."""
+    return decide_in_first_process(lambda: _read(file) if file.path.exists() else None)
 
 
 def _read(file: RunFile) -> SearchState:
+    """Read and check a checkpoint."""
     structure, tensors = read_container(file.path, FORM, VERSION, "the checkpoint of a search")
     check_same(structure.get("identity"), file.identity, str(file.path))
     try:
-        random = _part(tensors, "random.")
+        random = _section(tensors, "random.")
         return SearchState(
-            _part(tensors, "changing."),
-            _part(tensors, "kept."),
+            _section(tensors, "changing."),
+            _section(tensors, "kept."),
             float(structure["best"]),
             [random[str(index)] for index in range(len(random))],
             [dict(row) for row in structure["history"]],
@@ -65,21 +66,22 @@ def _read(file: RunFile) -> SearchState:
         raise ArtifactError(f"{file.path} is not the checkpoint of a search ({error}): delete it") from error
 
 
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): own.clone() for name, own in tensors.items() if name.startswith(prefix)}
+def _section(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Copy the tensors whose names begin with `prefix`, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor.clone() for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def random_states(device: torch.device) -> list[Tensor]:
-    """The state of this device's random generator, in every process."""
-    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-    states: list[Tensor] = gather(own)
+def gather_random_states(device: torch.device) -> list[Tensor]:
+    """Collect the states of the device's random generator in all processes."""
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    states: list[Tensor] = gather(state)
     return states
 
 
 def set_random_state(device: torch.device, states: Sequence[Tensor]) -> None:
-    """Set this process's generator to where it was."""
-    own = states[rank() % len(states)]
+    """Restore the state of this process's random generator."""
+    state = states[rank() % len(states)]
     if device.type == "cuda":
-        torch.cuda.set_rng_state(own, device)
+        torch.cuda.set_rng_state(state, device)
     else:
-        torch.set_rng_state(own)
+        torch.set_rng_state(state)

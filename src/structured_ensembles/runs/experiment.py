@@ -1,4 +1,4 @@
-"""One experiment: a data set, a network, a method, a seed; trained once in a folder, evaluated as often as wanted."""
+"""Experiments: a data set, a network, a method and a seed; trained once in a folder, evaluated any number of times."""
 
 from __future__ import annotations
 
@@ -13,45 +13,58 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.artifact import Storage
-from structured_ensembles.common.checks import check_whole, checked_seed
+from structured_ensembles.common.checks import check_seed, check_whole
 from structured_ensembles.common.devices import pick_device
 from structured_ensembles.common.processes import gather, rank
 from structured_ensembles.data import Data, load_corrupted
 from structured_ensembles.data.corrupted import has_corrupted
-from structured_ensembles.ensemble import Ensemble, combined, uncertainty_of
+from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import corrupt, evaluate
 from structured_ensembles.evaluation.calibration import expected_calibration_error, negative_log_likelihood
 from structured_ensembles.evaluation.corruptions import STANDARD
-from structured_ensembles.evaluation.deep_equivalent import calibrated_nlls
+from structured_ensembles.evaluation.deep_equivalent import compute_calibrated_nlls
 from structured_ensembles.evaluation.diversity import disagreement_matrix
-from structured_ensembles.evaluation.predictions import predictions
+from structured_ensembles.evaluation.predictions import gather_predictions
 from structured_ensembles.evaluation.robustness import is_over_all
-from structured_ensembles.evaluation.rules import figures_by_rule
+from structured_ensembles.evaluation.rules import sort_by_rule
 from structured_ensembles.methods import METHODS
+from structured_ensembles.prediction.combination import combine_logits, uncertainty_of
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, merge_figures, read_figures
-from structured_ensembles.runs.folder import close_run, machine, opened_run, read_config, read_samples, write_samples
-from structured_ensembles.runs.ingredients import base_network, fitting_arguments, read_data, run_data, run_ensemble
+from structured_ensembles.runs.folder import (
+    close_run,
+    describe_machine,
+    open_run,
+    read_config,
+    read_samples,
+    write_samples,
+)
+from structured_ensembles.runs.ingredients import (
+    add_data_arguments,
+    build_base_network,
+    load_run_data,
+    load_run_ensemble,
+    read_data,
+)
 from structured_ensembles.runs.settings import (
     Defaults,
     check_method_arguments,
-    defaults_of,
-    folder_name,
+    make_folder_name,
+    read_defaults,
     takes_execution,
 )
 from structured_ensembles.training import Execution, Recipe
-from structured_ensembles.training.mesh import processes
-from structured_ensembles.training.recipe import usual
+from structured_ensembles.training.mesh import join_processes
+from structured_ensembles.training.recipe import default_recipe_name
 from structured_ensembles.zoo.by_name import Trust, build_model, find_function, find_model
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What decides the figures of a run.
+    """Settings that determine the figures of a run.
 
-    dataset, model, method: names, or `package.module:function`. limit: at most so many training samples.
-    validation: False trains on the validation samples too; then nothing chooses the best epoch, and nothing is
-        calibrated.
-    recipe: the name of one, or "auto" for the task's usual one. changes: parts of it that are changed.
+    dataset, model, method: names, or `package.module:function`. limit: the largest number of training samples.
+    validation: False trains on the validation samples too; then no best epoch is chosen and nothing is calibrated.
+    recipe: the name of one, or "auto" for the task's usual one. changes: fields of it that are changed.
     execution: how training is computed. `config.yaml` has all of it, unless it is the default.
     storage: how weights are stored in the ensemble's file.
     """
@@ -71,41 +84,41 @@ class Experiment:
     execution: Execution = field(default_factory=Execution)
 
     def config(self) -> dict[str, Any]:
-        """As `config.yaml` has it."""
-        own = {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(self).items()}
-        own["execution"] = self.execution.to_dict()
-        usual = {"limit": None, "validation": True, "execution": Execution().to_dict()}
-        return {name: value for name, value in own.items() if name not in usual or value != usual[name]}
+        """Return the contents of `config.yaml`; settings added later are left out at their defaults."""
+        config = {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(self).items()}
+        config["execution"] = self.execution.to_dict()
+        defaults = {"limit": None, "validation": True, "execution": Execution().to_dict()}
+        return {name: value for name, value in config.items() if name not in defaults or value != defaults[name]}
 
     @property
     def folder(self) -> str:
-        """A name for its run folder that tells it from every other experiment."""
-        parts = [self.dataset, self.model, self.method, f"{self.members}x"]
+        """Return a name for its run folder that no other experiment has."""
+        words = [self.dataset, self.model, self.method, f"{self.members}x"]
         recipe, execution = {"recipe": self.recipe}, self.execution.changes()
         for settings in (self.model_arguments, self.method_arguments, recipe, self.changes, execution):
-            parts += [f"{name}={value}" for name, value in settings.items()]
-        parts += [] if self.storage == "float32" else [f"storage={self.storage}"]
-        parts += [] if self.limit is None else [f"limit={self.limit}"]
-        parts += [] if self.validation else ["all-images"]
-        return "-".join([*parts, str(self.seed)]).replace(":", ".").replace("/", ".").replace(" ", "")
+            words += [f"{name}={value}" for name, value in settings.items()]
+        words += [] if self.storage == "float32" else [f"storage={self.storage}"]
+        words += [] if self.limit is None else [f"limit={self.limit}"]
+        words += [] if self.validation else ["all-images"]
+        return "-".join([*words, str(self.seed)]).replace(":", ".").replace("/", ".").replace(" ", "")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure on the test split, besides what is always measured; see `evaluate`."""
+    """Optional measurements on the test split, besides those that are always made; see `evaluate`."""
 
     fgsm: tuple[float, ...] = ()
     corruptions: bool = False
     severities: tuple[int, ...] = (3, 5)
 
     def missing(self, figures: Mapping[str, float], official: bool = False) -> Request:
-        """Return the part not among the figures yet; with `official`, our own corruptions do not count."""
-        kinds = ("official",) if official else ("official", "cor")
+        """Return the measurements missing from the figures; with `official`, corruptions by our code do not count."""
+        families = ("official",) if official else ("official", "cor")
         attacks = tuple(epsilon for epsilon in self.fgsm if f"adv/fgsm@{epsilon:g}" not in figures)
         severities = tuple(
-            own
-            for own in self.severities
-            if self.corruptions and not any(is_over_all(figures, own, kind) for kind in kinds)
+            severity
+            for severity in self.severities
+            if self.corruptions and not any(is_over_all(figures, severity, family) for family in families)
         )
         return Request(attacks, bool(severities), severities)
 
@@ -116,12 +129,12 @@ class Request:
         return Request(fgsm, self.corruptions or other.corruptions, severities)
 
 
-NOTHING = Request((), False, ())  # what a measured run lacks
+NOTHING = Request((), False, ())  # the missing measurements of a fully measured run
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment whose arguments were checked, and what its names stand for; its recipe is no longer "auto"."""
+    """Checked experiment with its method, data, network and recipe; the recipe is no longer "auto"."""
 
     experiment: Experiment
     make: Callable[..., Ensemble]
@@ -133,30 +146,30 @@ class Prepared:
 
     @property
     def folder(self) -> str:
-        """A name for its run folder: data set, model, method, what differs from the defaults, seed."""
-        own = self.experiment
-        config = own.config()
-        told: dict[str, Any] = {}
-        told |= {"members": own.members} if own.members != Experiment.members else {}
-        told |= {f"model.{name}": value for name, value in self.defaults.told(config, "model_arguments").items()}
-        told |= self.defaults.told(config, "method_arguments")
-        told |= {"recipe": own.recipe} if own.recipe != usual(self.data.task) else {}
-        settings = [(name, "recipe", value) for name, value in self.defaults.told(config, "changes").items()]
-        settings += [(name, "execution", value) for name, value in own.execution.changes().items()]
-        for name, kind, value in sorted(settings):  # in one order, as when all of them were the recipe's
-            told[f"{kind}.{name}" if name in told else name] = value
-        told |= {"storage": own.storage} if own.storage != Experiment.storage else {}
-        told |= {"limit": own.limit} if own.limit is not None else {}
-        told |= {} if own.validation else {"validation": False}
-        return folder_name([own.dataset, own.model, own.method], told, own.seed)
+        """Return a name for its run folder: data set, model, method, non-default settings, seed."""
+        experiment = self.experiment
+        config = experiment.config()
+        changed: dict[str, Any] = {}
+        changed |= {"members": experiment.members} if experiment.members != Experiment.members else {}
+        changed |= {f"model.{name}": value for name, value in self.defaults.changed(config, "model_arguments").items()}
+        changed |= self.defaults.changed(config, "method_arguments")
+        changed |= {"recipe": experiment.recipe} if experiment.recipe != default_recipe_name(self.data.task) else {}
+        settings = [(name, "recipe", value) for name, value in self.defaults.changed(config, "changes").items()]
+        settings += [(name, "execution", value) for name, value in experiment.execution.changes().items()]
+        for name, family, value in sorted(settings):  # sorted together, as when all were settings of the recipe
+            changed[f"{family}.{name}" if name in changed else name] = value
+        changed |= {"storage": experiment.storage} if experiment.storage != Experiment.storage else {}
+        changed |= {"limit": experiment.limit} if experiment.limit is not None else {}
+        changed |= {} if experiment.validation else {"validation": False}
+        return make_folder_name([experiment.dataset, experiment.model, experiment.method], changed, experiment.seed)
 
 
 def prepare_experiment(experiment: Experiment, *, root: Path | None = None, device: str = "auto") -> Prepared:
-    """Check all arguments of an experiment, as far as they can be before any work, and read its data."""
+    """Check all arguments of an experiment before any work, and read its data."""
     automatic = experiment.recipe == "auto"
-    Recipe.named("modern" if automatic else experiment.recipe, **experiment.changes)  # or an error
+    Recipe.named("modern" if automatic else experiment.recipe, **experiment.changes)  # raises if it is wrong
     check_whole("members", experiment.members)
-    checked_seed(experiment.seed)
+    check_seed(experiment.seed)
     make = find_function("method", experiment.method, METHODS)
     check_method_arguments(experiment.method, make, experiment.method_arguments)
     if experiment.execution != Execution() and not takes_execution(make):
@@ -165,36 +178,36 @@ def prepare_experiment(experiment: Experiment, *, root: Path | None = None, devi
             f"{experiment.execution}"
         )
     data = read_data(experiment.dataset, root, experiment.seed, experiment.limit, experiment.validation)
-    data.split("test")  # or an error: what it can do is measured there
+    data.split("test")  # raises without one: figures are measured there
     if automatic:
-        experiment = replace(experiment, recipe=usual(data.task))
+        experiment = replace(experiment, recipe=default_recipe_name(data.task))
     torch.manual_seed(experiment.seed)
-    arguments = fitting_arguments(experiment.model, data, experiment.model_arguments)
+    arguments = add_data_arguments(experiment.model, data, experiment.model_arguments)
     network = build_model(experiment.model, **arguments)
     defaults = Defaults(
-        model_arguments=defaults_of(find_model(experiment.model)) | fitting_arguments(experiment.model, data, {}),
-        method_arguments=defaults_of(make),
+        model_arguments=read_defaults(find_model(experiment.model)) | add_data_arguments(experiment.model, data, {}),
+        method_arguments=read_defaults(make),
         changes=Recipe.named(experiment.recipe).to_dict(),
     )
     recipe = Recipe.named(experiment.recipe, **experiment.changes)
-    pick_device(device, network)  # or an error
+    pick_device(device, network)  # raises if it is wrong
     return Prepared(experiment, make, data, network, recipe, device, defaults)
 
 
 def train_experiment(
     experiment: Experiment, folder: Path, *, root: Path | None = None, device: str = "auto", quiet: bool = False
 ) -> tuple[dict[str, Any], bool]:
-    """Train, or go on with what lies in the folder; returns the results, and whether there was anything to do.
+    """Train an experiment, or resume it in its folder; return the results, and whether there was anything to do.
 
-    In a group of processes (`torchrun`), all take part, and the first one writes.
+    In a group of processes (`torchrun`), all take part and the first one writes.
     """
     return train_prepared(prepare_experiment(experiment, root=root, device=device), folder, quiet=quiet)
 
 
 def train_prepared(prepared: Prepared, folder: Path, *, quiet: bool = False) -> tuple[dict[str, Any], bool]:
-    """Train an experiment that was checked, as `train_experiment` does."""
+    """Train a checked experiment, as `train_experiment` does."""
     experiment = prepared.experiment
-    with processes(), _opened(prepared, folder) as result:
+    with join_processes(), _open_in_first_process(prepared, folder) as result:
         done = gather(result)[0]
         if done is not None:
             return done, False
@@ -220,36 +233,36 @@ def train_prepared(prepared: Prepared, folder: Path, *, quiet: bool = False) -> 
 
 
 @contextmanager
-def _opened(prepared: Prepared, folder: Path) -> Iterator[dict[str, Any] | None]:
-    """Of several processes, the first one holds the folder, see `opened_run`."""
+def _open_in_first_process(prepared: Prepared, folder: Path) -> Iterator[dict[str, Any] | None]:
+    """Open the run folder in the first of several processes, see `open_run`."""
     if rank() > 0:
         yield None
         return
-    with opened_run(folder, prepared.experiment.config(), prepared.defaults.comparable) as result:
+    with open_run(folder, prepared.experiment.config(), prepared.defaults.comparable) as result:
         yield result
 
 
 def measure_experiment(
     folder: Path, request: Request, *, root: Path | None = None, device: str = "auto", trust_code: Trust = False
 ) -> tuple[dict[str, float], bool]:
-    """The figures of a trained run on the test split; what is known already is not measured again.
+    """Measure a trained run on the test split, without measuring again what is known; return its figures.
 
-    Both rules of combination are measured in one pass, in `evaluation-test-mean.json` (whose figures are returned) and
-    `evaluation-test-logits.json`, the rule of the published figures. Beside them it leaves `samples.safetensors`, what
-    figures of single samples need: their confidence, entropy and whether they are right, shapes (samples,), the
-    members' disagreement (members, members), and the entropy under strong noise. Corruptions are the official images
-    where they are in the data folder, and our own otherwise.
+    Both combination rules are measured in one pass and written to `evaluation-test-mean.json` (whose figures are
+    returned) and `evaluation-test-logits.json`, the rule of the published figures. `samples.safetensors` holds the
+    samples' confidence, entropy and correctness, shapes (samples,), the members' disagreement (members, members), and
+    the entropy under strong noise. Corruptions are the official images where they are in the data folder, and computed
+    by our code otherwise.
 
     trust_code: let the folder's files import the functions that they name (`package.module:function`): all of them, or
-        those that are listed here because the caller named them too.
+        only the listed ones, which the caller named too.
     """
     config = read_config(folder)
     official = request.corruptions and has_official(config["dataset"], root)
-    wanted = unmeasured(folder, request, official)
+    wanted = find_missing(folder, request, official)
     if wanted is None:
         return read_figures(evaluation_path(folder)), False
-    data = run_data(folder, config, root, trust_code)
-    ensemble = run_ensemble(folder, config, data, trust_code)
+    data = load_run_data(folder, config, root, trust_code)
+    ensemble = load_run_ensemble(folder, config, data, trust_code)
     ensemble.to(pick_device(device, ensemble))
     figures = evaluate(
         ensemble,
@@ -260,22 +273,24 @@ def measure_experiment(
         if official and wanted.corruptions
         else wanted.corruptions,
         severities=wanted.severities or (3,),
-        base=base_network(config, data, trust_code),
+        base=build_base_network(config, data, trust_code),
     )
     if data.task == "classification":
-        logits, targets = predictions(ensemble, data.split("test"))
-        figures |= _first_members(logits, targets)
+        logits, targets = gather_predictions(ensemble, data.split("test"))
+        figures |= _figures_of_first_members(logits, targets)
         if data.validation is not None:
-            nlls = calibrated_nlls(predictions(ensemble, data.validation), (logits, targets))
+            nlls = compute_calibrated_nlls(gather_predictions(ensemble, data.validation), (logits, targets))
             figures |= {f"first/{number}/nll_t": nll for number, nll in enumerate(nlls, start=1)}
         _write_samples(folder, ensemble, data, logits, targets, noisy=request.corruptions)
     figures["size/file_bytes"] = float((folder / "ensemble.safetensors").stat().st_size)
     rules = RULES if data.task == "classification" else RULES[:1]
-    found = {
-        rule: merge_figures(evaluation_path(folder, rule), own, {"split": "test", "combine": rule, **machine()})
-        for rule, own in figures_by_rule(figures, rules).items()
+    by_rule = {
+        rule: merge_figures(
+            evaluation_path(folder, rule), rule_figures, {"split": "test", "combine": rule, **describe_machine()}
+        )
+        for rule, rule_figures in sort_by_rule(figures, rules).items()
     }
-    return found["mean"], True
+    return by_rule["mean"], True
 
 
 def has_official(dataset: str, root: Path | None) -> bool:
@@ -283,36 +298,37 @@ def has_official(dataset: str, root: Path | None) -> bool:
     return has_corrupted(f"{dataset}-c", root, STANDARD)
 
 
-def unmeasured(folder: Path, request: Request, official: bool = False) -> Request | None:
-    """Return the part of a request that a run still lacks; None if it lacks nothing, unrequested figures included."""
+def find_missing(folder: Path, request: Request, official: bool = False) -> Request | None:
+    """Return the measurements that a run still lacks; None if it has all of them and the ones always made."""
     samples, known = read_samples(folder), {rule: read_figures(evaluation_path(folder, rule)) for rule in RULES}
     regression = bool(known["mean"]) and "cls/accuracy" not in known["mean"]
     if regression:
-        del known["logits"]  # there is nothing to combine in two ways, and no figure of single samples
-    wanted = NOTHING
+        del known["logits"]  # a regression has one combination rule and no figures of single samples
+    missing = NOTHING
     for figures in known.values():
-        wanted |= request.missing(figures, official)
-    whole = all("size/overhead" in figures for figures in known.values()) and (samples or regression)
-    if wanted != NOTHING or not whole:
-        return wanted
-    return wanted if request.corruptions and "noisy" not in samples else None
+        missing |= request.missing(figures, official)
+    complete = all("size/overhead" in figures for figures in known.values()) and (samples or regression)
+    if missing != NOTHING or not complete:
+        return missing
+    return missing if request.corruptions and "noisy" not in samples else None
 
 
-def _first_members(logits: Tensor, targets: Tensor) -> dict[str, float]:
-    """What the first 1, 2, … members make together: an ensemble of five tells about smaller ones too."""
-    found: dict[str, float] = {}
+def _figures_of_first_members(logits: Tensor, targets: Tensor) -> dict[str, float]:
+    """Compute figures of the first 1, 2, … members: an ensemble of five tells about smaller ones too."""
+    figures: dict[str, float] = {}
     for number in range(1, len(logits) + 1):
-        probabilities = combined(logits[:number])
-        found |= {
+        probabilities = combine_logits(logits[:number])
+        figures |= {
             f"first/{number}/accuracy": float((probabilities.argmax(-1) == targets).double().mean()),
             f"first/{number}/nll": negative_log_likelihood(probabilities, targets),
             f"first/{number}/ece": expected_calibration_error(probabilities, targets),
         }
-    return found
+    return figures
 
 
 def _write_samples(folder: Path, ensemble: Ensemble, data: Data, logits: Tensor, targets: Tensor, noisy: bool) -> None:
-    probabilities = combined(logits)
+    """Write what figures of single samples need: logits (members, samples, classes), targets (samples,)."""
+    probabilities = combine_logits(logits)
     confidence, labels = probabilities.max(-1)
     tensors: dict[str, Tensor] = {
         "confidence": confidence.float(),
@@ -325,6 +341,6 @@ def _write_samples(folder: Path, ensemble: Ensemble, data: Data, logits: Tensor,
         def noise(images: Tensor, _: Tensor, first: int) -> Tensor:
             return corrupt(images, "gaussian_noise", 5, first=first)
 
-        outputs, _ = predictions(ensemble, data.split("test"), change=noise)
+        outputs, _ = gather_predictions(ensemble, data.split("test"), change=noise)
         tensors["noisy"] = uncertainty_of(outputs).entropy.float()
     write_samples(folder, tensors)

@@ -1,4 +1,4 @@
-"""Finished: a run that is done, read from its folder."""
+"""Finished: a finished run, read from its folder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
 from structured_ensembles.runs.folder import read_config, read_result, read_samples
 
-HIDDEN = ("epochs", "search_epochs", "cycle", "head", "optimizer", "rate", "batch_size")  # the same in all of a report
+HIDDEN = ("epochs", "search_epochs", "cycle", "head", "optimizer", "rate", "batch_size")  # equal throughout a report
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that is done: its configuration, its figures, and what is known of single samples.
+    """Finished run: its configuration, its figures, and tensors of its single samples.
 
     figures: of the members' mean probabilities. by_logits: of the softmax of their mean logits, where measured.
     """
@@ -32,11 +32,12 @@ class Finished:
 
     @cached_property
     def samples(self) -> dict[str, Tensor]:
+        """Read the tensors of single samples, shapes (samples,); empty if they were not measured."""
         return read_samples(self.folder)
 
     @property
     def label(self) -> str:
-        """The method, and what was changed about it."""
+        """Return the method with its non-default arguments."""
         settings = self.config.get("method_arguments", {}).items()
         shown = [
             f"{name}={value}" for name, value in settings if name not in HIDDEN and (name, value) != ("prune", 0.5)
@@ -49,16 +50,17 @@ class Finished:
 
     @property
     def precision(self) -> str:
-        """Precision that it was trained in."""
+        """Return the precision of its training."""
         return str(self.result.get("precision", "a precision that was not recorded"))
 
     @property
-    def place(self) -> str:
+    def setup(self) -> str:
+        """Return "dataset/model", the setup that it belongs to."""
         return f"{self.config['dataset']}/{self.config['model']}"
 
 
 def read_run(folder: Path) -> Finished:
-    """Read a folder that `sens train` or `sens reproduce` has filled."""
+    """Read a run folder of `sens train` or `sens reproduce`."""
     config, result = read_config(folder), read_result(folder)
     mean, logits = (read_figures(evaluation_path(folder, rule)) for rule in RULES)
     return Finished(folder, config, result, {**result["figures"], **mean}, logits)

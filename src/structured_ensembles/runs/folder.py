@@ -33,8 +33,8 @@ from structured_ensembles.selection import Subnet
 from structured_ensembles.storage.container import read_container, write_container
 from structured_ensembles.storage.files import check_regular, read_text, write_text
 from structured_ensembles.storage.run_files import (
-    checked_figures,
-    damaged,
+    check_figures,
+    damaged_file_error,
     read_json,
     read_table,
     read_yaml,
@@ -47,7 +47,7 @@ from structured_ensembles.training.execution import split_config
 from structured_ensembles.training.history import COLUMNS
 
 CONFIG, HISTORY = "config.yaml", "history.csv"
-SAMPLES = "samples.safetensors"  # what figures of single samples need, see `measure_experiment`
+SAMPLES = "samples.safetensors"  # tensors of single samples, see `measure_experiment`
 SAMPLES_FORM = "structured-ensembles-samples"
 KEYS = ("dataset", "model", "method", "seed", "model_arguments", "method_arguments")  # of every configuration
 TYPES: dict[str, Any] = {
@@ -58,51 +58,51 @@ TYPES: dict[str, Any] = {
     "shuffle_labels": bool,
     "validation": bool,
 }
-MOST_NEURONS = 10_000_000  # of a network that is drawn; more would be a forged file
+MAX_NEURONS = 10_000_000  # of a network to draw; a file with more is taken for forged
 CONFIG_REMEDY = "restore it, or choose another folder with --out"
 RESULT_REMEDY = "delete it and give the command again"
-HISTORY_REMEDY = "restore it, or delete it to do without"
+HISTORY_REMEDY = "restore it, or delete it to go on without it"
 
 
 Config = Mapping[str, Any]
 
 
 @contextmanager
-def opened_run(
+def open_run(
     folder: Path, config: Config, comparable: Callable[[Config], Config] = lambda config: config
 ) -> Iterator[dict[str, Any] | None]:
-    """Hold a run folder, a new one or one of the same configuration, while work in it goes on.
+    """Lock a run folder, new or of the same configuration, while work in it goes on.
 
-    Gives the result of a run that was finished before, and None if there is something to do. An error before anything
-    was done removes the folder, so that a corrected command may have it.
+    Yields the result of a finished run, or None if there is something to do. An error before anything was done removes
+    the folder, so that a corrected command can use it.
 
-    comparable: what two configurations are compared by, such as without the defaults.
+    comparable: maps a configuration to the one to compare, such as one without the defaults.
     """
-    settled = json.loads(json.dumps(config, default=str))
-    known = _known_result(folder, settled, comparable)
-    if known is not None:  # it is read only, and so may be its folder
-        yield known
+    plain_config = json.loads(json.dumps(config, default=str))
+    finished_result = _finished_result(folder, plain_config, comparable)
+    if finished_result is not None:  # no lock: its folder may be read-only
+        yield finished_result
         return
     with run_lock(folder):
-        known = _known_result(folder, settled, comparable)  # another process may have been faster
-        if known is None:
-            _begin(folder, settled)
+        finished_result = _finished_result(folder, plain_config, comparable)  # another process may have been faster
+        if finished_result is None:
+            _begin_run(folder, plain_config)
         try:
-            yield known
+            yield finished_result
         except Exception:
-            if (files := _files(folder)) <= {CONFIG, IDENTITY}:
-                for name in sorted(files, reverse=True):  # the configuration last: without it, it is no run folder
+            if (files := _list_files(folder)) <= {CONFIG, IDENTITY}:
+                for name in sorted(files, reverse=True):  # the configuration last: it makes the folder a run folder
                     (folder / name).unlink()
             raise
 
 
-def _known_result(folder: Path, config: Config, comparable: Callable[[Config], Config]) -> dict[str, Any] | None:
-    """The result of a finished run; None of one that is new or unfinished, an error for any other folder."""
-    files = _files(folder)
+def _finished_result(folder: Path, config: Config, comparable: Callable[[Config], Config]) -> dict[str, Any] | None:
+    """Return the result of a finished run, None for a new or unfinished one; raise a ValueError for other folders."""
+    files = _list_files(folder)
     if not files:
         return None
     if CONFIG not in files:
-        raise ValueError(f"{folder} is not empty, and not a run folder: choose another one with --out")
+        raise ValueError(f"{folder} is not empty and not a run folder: choose another one with --out")
     earlier, wanted = comparable(read_config(folder)), comparable(config)
     if earlier != wanted:
         differing = sorted(key for key in {*earlier, *wanted} if earlier.get(key) != wanted.get(key))
@@ -112,16 +112,17 @@ def _known_result(folder: Path, config: Config, comparable: Callable[[Config], C
     return read_result(folder) if "result.json" in files else None
 
 
-def _begin(folder: Path, config: Config) -> None:
+def _begin_run(folder: Path, config: Config) -> None:
+    """Clean up after killed processes and write the configuration of a new run."""
     for path in folder.iterdir():
-        if _is_leftover(path.name):  # of a process that was killed: the folder is locked
+        if _is_leftover(path.name):  # no process still writes it: the folder is locked
             path.unlink(missing_ok=True)
     if not (folder / CONFIG).exists():
         write_yaml(folder / CONFIG, config)
 
 
-def _files(folder: Path) -> set[str]:
-    """The names of what is in a run folder, without what a process that was killed at its very start leaves there."""
+def _list_files(folder: Path) -> set[str]:
+    """List the files of a run folder, without the lock and the leftovers of killed processes."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -132,36 +133,38 @@ def _files(folder: Path) -> set[str]:
 
 
 def _is_leftover(name: str) -> bool:
-    """Whether a file is a `config.yaml` that was never finished, see `write_atomically`."""
+    """Tell whether a file is an unfinished `config.yaml`, see `write_atomically`."""
     return CONFIG in name and name.endswith(".part")
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """The `result.json` of a run that is done."""
+    """Read and check the `result.json` of a finished run."""
     path = folder / "result.json"
     if not path.exists():
-        raise ValueError(f"{folder} is not done yet: it has no result.json; the command that began it goes on with it")
+        raise ValueError(
+            f"{folder} is not done yet: it has no result.json; give the command that began it again to resume it"
+        )
     result = read_json(path, RESULT_REMEDY)
     try:
         for name in ("figures", "figures_in_float32"):
             if name == "figures" or name in result:
-                result[name] = checked_figures(result.get(name))
+                result[name] = check_figures(result.get(name))
         check_number("seconds", result.get("seconds"))
-        for name, kind in (("date", str), ("device", str), ("versions", dict)):
-            check_type(name, result.get(name), kind)
+        for name, expected in (("date", str), ("device", str), ("versions", dict)):
+            check_type(name, result.get(name), expected)
     except (ValueError, TypeError, OverflowError) as error:
-        raise damaged(path, error, RESULT_REMEDY) from error
+        raise damaged_file_error(path, error, RESULT_REMEDY) from error
     return result
 
 
-def finished_before(folder: Path, result: Mapping[str, Any]) -> str:
-    """Say that a run was done before this command, and since when."""
+def describe_finished_run(folder: Path, result: Mapping[str, Any]) -> str:
+    """Return a sentence that a run was finished before this command, and when."""
     when = result["date"].replace("T", " at ")
     return f"{folder} is done already: it was finished on {when}; nothing was trained now"
 
 
 def read_samples(folder: Path) -> dict[str, Tensor]:
-    """What is known of single samples: nothing if it was not measured, or cannot be read."""
+    """Read the tensors of single samples; return an empty dict if they were not measured or are damaged."""
     path = folder / SAMPLES
     if not path.exists():
         return {}
@@ -173,30 +176,33 @@ def read_samples(folder: Path) -> dict[str, Tensor]:
         _check_samples(tensors)
         return tensors
     except (OSError, SafetensorError, ValueError) as error:
-        warnings.warn(f"{path} is damaged ({error}): what it tells is left out, or measured again", stacklevel=2)
+        warnings.warn(
+            f"{path} is damaged ({error}): its figures of single samples are left out, or measured again", stacklevel=2
+        )
         return {}
 
 
 def write_samples(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write what figures of single samples need, see `read_samples`."""
+    """Write the tensors of single samples, see `read_samples`."""
     write_container(folder / SAMPLES, SAMPLES_FORM, 1, {}, tensors)
 
 
 def _check_samples(tensors: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError unless the tensors of single samples are complete and consistent."""
     for name in ("confidence", "correct", "entropy", "disagreement"):
         if name not in tensors:
             raise ValueError(f"it has no {name}")
     samples = tensors["confidence"].shape
     matrix = tensors["disagreement"].shape
-    whole = all(tensors[name].shape == samples for name in ("correct", "entropy")) and len(samples) == 1
-    if not whole or len(matrix) != 2 or matrix[0] != matrix[1] or tensors.get("noisy", tensors["entropy"]).dim() != 1:
+    aligned = all(tensors[name].shape == samples for name in ("correct", "entropy")) and len(samples) == 1
+    if not aligned or len(matrix) != 2 or matrix[0] != matrix[1] or tensors.get("noisy", tensors["entropy"]).dim() != 1:
         raise ValueError("its shapes do not fit each other")
-    if tensors["correct"].dtype != torch.bool or not all(bool(own.isfinite().all()) for own in tensors.values()):
+    if tensors["correct"].dtype != torch.bool or not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
         raise ValueError("its values are not those of samples")
 
 
 def read_history(folder: Path, result: Mapping[str, Any]) -> list[dict[str, float | None]]:
-    """The rows of `history.csv`, by column; none if the method has no history. result: that of the run."""
+    """Read the rows of `history.csv`, by column; empty if the method has no history. result: that of the run."""
     path = folder / HISTORY
     if not path.exists():
         return []
@@ -204,12 +210,12 @@ def read_history(folder: Path, result: Mapping[str, Any]) -> list[dict[str, floa
     rows = read_table(path, COLUMNS, HISTORY_REMEDY)
     counts = [row[name] for row in rows for name in ("epoch", "member")]
     if not all(count is not None and count.is_integer() for count in counts):
-        raise damaged(path, ValueError("its epochs and members are not whole numbers"), HISTORY_REMEDY)
+        raise damaged_file_error(path, ValueError("its epochs and members are not whole numbers"), HISTORY_REMEDY)
     return rows
 
 
 def read_subnets(folder: Path, result: Mapping[str, Any]) -> list[Subnet]:
-    """The neurons that each member keeps; none if the method chose none. result: that of the run."""
+    """Read the neurons that each member keeps; empty if the method selects none. result: that of the run."""
     path = folder / SUBNETS
     if not path.exists():
         return []
@@ -217,33 +223,34 @@ def read_subnets(folder: Path, result: Mapping[str, Any]) -> list[Subnet]:
     try:
         content = json.loads(read_text(path))
         rows = content["subnets"] if isinstance(content, dict) else content
-        subnets = [Subnet.from_json(json.dumps(own)) for own in rows]
+        subnets = [Subnet.from_json(json.dumps(row)) for row in rows]
         _check_subnets(subnets)
         return subnets
     except (ValueError, KeyError, TypeError, OSError, OverflowError, RecursionError) as error:
-        raise damaged(path, error, HISTORY_REMEDY) from error
+        raise damaged_file_error(path, error, HISTORY_REMEDY) from error
 
 
 def _check_subnets(subnets: Sequence[Subnet]) -> None:
+    """Raise a ValueError unless all subnets are of one network of a sensible size."""
     groups = {tuple((name, size) for name, size, _ in subnet.groups) for subnet in subnets}
     if len(groups) > 1:
         raise ValueError("its members are not of the same network")
-    if any(sum(size for _, size in own) > MOST_NEURONS for own in groups):
-        raise ValueError(f"it has more than {MOST_NEURONS:,} neurons")
+    if any(sum(size for _, size in sizes) > MAX_NEURONS for sizes in groups):
+        raise ValueError(f"it has more than {MAX_NEURONS:,} neurons")
     for name, size, kept in (group for subnet in subnets for group in subnet.groups):
         if not kept or not 0 <= min(kept) <= max(kept) < size:
-            raise ValueError(f"what it keeps of {name} is not among its {size} neurons")
+            raise ValueError(f"the neurons it keeps of {name} are not among its {size} neurons")
 
 
 def _check_file(path: Path, result: Mapping[str, Any]) -> None:
-    """Compare a file with the checksum that the result has of it; those of earlier versions have none."""
+    """Raise a ValueError unless a file matches its checksum in the result; earlier versions wrote none."""
     checksums = result.get("checksums")
     expected = checksums.get(path.name) if isinstance(checksums, Mapping) else None
     try:
         if expected is not None and expected != _checksum(path):
             raise ValueError("its contents do not match its checksum in result.json")
     except (ValueError, OSError) as error:
-        raise damaged(path, error, HISTORY_REMEDY) from error
+        raise damaged_file_error(path, error, HISTORY_REMEDY) from error
 
 
 def _checksum(path: Path) -> str:
@@ -255,8 +262,8 @@ def close_run(
 ) -> dict[str, Any]:
     """Write the results of a run and drop its checkpoints; `result.json` comes last and says that it is done.
 
-    precision: what training computed in, see `Execution.precision_on`.
-    The figures are those of the file: if it stores less than float32, what that cost is told beside them.
+    precision: of training, see `Execution.precision_on`.
+    The figures are those of the stored file; if it stores less than float32, the figures in float32 are kept too.
     """
     history = ensemble.history
     path = folder / "ensemble.safetensors"
@@ -280,7 +287,7 @@ def close_run(
         "fallbacks": [] if history is None else history.fallbacks,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "checksums": {name: _checksum(folder / name) for name in (HISTORY, SUBNETS) if (folder / name).exists()},
-        **machine(),
+        **describe_machine(),
     }
     write_json(folder / "result.json", result)
     for checkpoint in folder.glob(CHECKPOINTS):
@@ -288,8 +295,8 @@ def close_run(
     return result
 
 
-def machine() -> dict[str, Any]:
-    """What a figure depends on besides the configuration."""
+def describe_machine() -> dict[str, Any]:
+    """Describe the device and the versions, on which figures depend besides the configuration."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     return {
         "device": device,
@@ -304,7 +311,7 @@ def machine() -> dict[str, Any]:
 
 @cache
 def source_digest() -> str:
-    """Identify the code that runs, to the byte: 12 hex digits over all source files of the package."""
+    """Return 12 hex digits of a digest over all source files of the package, which identify the running code."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -313,17 +320,17 @@ def source_digest() -> str:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the `config.yaml` of a run folder, of any version, with values of the right types."""
+    """Read and check the `config.yaml` of a run folder, of any version."""
     path = folder / CONFIG
     if not path.exists():
         raise ValueError(f"{folder} is not a run folder: it has no config.yaml")
     config = read_yaml(path, CONFIG_REMEDY)
     missing = [key for key in KEYS if key not in config]
     if missing:
-        raise damaged(path, ValueError(f"it says nothing of {', '.join(missing)}"), CONFIG_REMEDY)
+        raise damaged_file_error(path, ValueError(f"it says nothing of {', '.join(missing)}"), CONFIG_REMEDY)
     for name, value in config.items():
-        kinds = TYPES.get(name, object)
-        wrong = not isinstance(value, kinds) or (isinstance(value, bool) and TYPES.get(name) is not bool)
+        expected = TYPES.get(name, object)
+        wrong = not isinstance(value, expected) or (isinstance(value, bool) and TYPES.get(name) is not bool)
         if name in TYPES and wrong:
-            raise damaged(path, ValueError(f"its {name} cannot be {value!r:.80}"), CONFIG_REMEDY)
+            raise damaged_file_error(path, ValueError(f"its {name} cannot be {value!r:.80}"), CONFIG_REMEDY)
     return split_config(config)

@@ -1,4 +1,4 @@
-"""run_grid(): many experiments, in as many processes, on one machine or a cluster."""
+"""run_grid(): many jobs in several processes, on one machine or a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from structured_ensembles.runs.workers import BACKENDS, Backend, Pool
 
 @dataclass(frozen=True)
 class Job:
-    """One experiment: `function(**arguments)`. A grid resumes if the function does, by its run folder for instance.
+    """Call of a grid, `function(**arguments)`; a grid resumes if the function does, by its run folder for instance.
 
     seconds: an estimate of how long it takes; a grid with a time limit does not start what would not end in time.
     """
@@ -33,11 +33,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job.
+    """Outcome of a job.
 
-    state: "left" if the time limit of the grid came first: the job was not started, or was ended before it was done.
-    seconds: that the function took; if its worker died, since the job was handed over.
-    result: what the function returned.
+    state: "left" if the time limit of the grid came first: the job was not started, or was stopped before it was done.
+    seconds: the duration of the function; if its worker died, the time since the job was submitted.
+    result: the return value of the function.
     error: None, or the exception with the last lines of its traceback.
     """
 
@@ -49,7 +49,7 @@ class Outcome:
 
 
 class _TimeIsUpError(Exception):
-    """Leaves the pool as an interruption does, so that its workers are ended."""
+    """Signal that leaves the pool as an interruption does, so that its workers are stopped."""
 
 
 def run_grid(
@@ -70,11 +70,11 @@ def run_grid(
     workers: how many jobs run at a time; by default one per GPU, or one per core if there is none. Each process gets
         cores // workers threads. Another number of threads adds up floats in another order: the last digits of a job's
         numbers may then differ.
-    time_limit: seconds after which jobs that still run are ended ("sequential" cannot do that). A job whose estimate
-        exceeds the time left is passed over for the next one that fits. What is not done by then is "left".
-    on_outcome: is told of each job as it ends.
+    time_limit: seconds after which running jobs are stopped ("sequential" cannot do that). A job whose estimate
+        exceeds the time left is passed over for the next one that fits. Jobs not done by then are "left".
+    on_outcome: called with the outcome of each job as it ends.
 
-    An interruption ends the workers; jobs that are done have left their files, and the same grid goes on from there.
+    An interruption stops the workers; finished jobs have written their files, and the same grid resumes from there.
     """
     _check(jobs, backend, workers)
     if not jobs:
@@ -96,7 +96,7 @@ def run_grid(
         while True:
             while len(running) < room and (index := _next_job(jobs, waiting, time_left())) is not None:
                 waiting.remove(index)
-                running[_hand_over(jobs[index], pool)] = index, time.perf_counter()
+                running[_submit(jobs[index], pool)] = index, time.perf_counter()
             if not running:
                 break
             ended = wait(running, time_left(), return_when=FIRST_COMPLETED).done
@@ -104,11 +104,11 @@ def run_grid(
                 raise _TimeIsUpError
             for future in ended:
                 index, began = running.pop(future)
-                outcomes[index] = _outcome(jobs[index].name, future, time.perf_counter() - began)
+                outcomes[index] = _read_outcome(jobs[index].name, future, time.perf_counter() - began)
                 if on_outcome is not None:
                     on_outcome(outcomes[index])
                 failed = sum(outcome.state == "failed" for outcome in outcomes.values())
-                advance(failed=failed, left=_time_left(list(outcomes.values()), len(jobs), room))
+                advance(failed=failed, left=_format_time_left(list(outcomes.values()), len(jobs), room))
     for index, job in enumerate(jobs):
         outcomes.setdefault(index, Outcome(job.name, "left", 0.0))
     return [outcomes[index] for index in range(len(jobs))]
@@ -120,6 +120,7 @@ def _next_job(jobs: Sequence[Job], waiting: Sequence[int], seconds: float | None
 
 
 def _check(jobs: Sequence[Job], backend: str, workers: int | None) -> None:
+    """Raise a ValueError for an unknown backend, a bad number of workers or repeated names."""
     check_choice("backend", backend, tuple(BACKENDS))
     check_whole("workers", workers, or_none=True)
     names = [job.name for job in jobs]
@@ -127,32 +128,34 @@ def _check(jobs: Sequence[Job], backend: str, workers: int | None) -> None:
         raise ValueError(f"jobs must have different names, but there are several {', '.join(map(repr, repeated))}")
 
 
-# A job's way to its worker and back ---------------------------------------------------------------------------------
+# Jobs to workers, outcomes back -------------------------------------------------------------------------------------
 
 
-def _hand_over(job: Job, pool: Pool) -> Future[Any]:
+def _submit(job: Job, pool: Pool) -> Future[Any]:
+    """Submit a job to the pool; one that cannot be pickled fails at once."""
     if not pool.remote:
         return pool.submit(_attempt, job.name, lambda: job.function(**job.arguments))
     try:
-        call = _pickled((job.function, dict(job.arguments)))
+        call = _pickle((job.function, dict(job.arguments)))
     except Exception as error:
         future: Future[Any] = Future()
-        future.set_result(_failure(job.name, 0.0, f"it cannot be sent to a worker: {_last_line(error)}"))
+        future.set_result(_failure(job.name, 0.0, f"it cannot be sent to a worker: {_format_last_line(error)}"))
         return future
     return pool.submit(_attempt_remotely, job.name, call)
 
 
 def _attempt(name: str, call: Callable[[], Any]) -> Outcome:
+    """Call a job's function and return its outcome, an exception included."""
     start = time.perf_counter()
     try:
         result = call()
     except (Exception, SystemExit) as error:
-        return _failure(name, time.perf_counter() - start, _short(error))
+        return _failure(name, time.perf_counter() - start, _format_error(error))
     return Outcome(name, "done", time.perf_counter() - start, result)
 
 
 def _attempt_remotely(name: str, call: bytes) -> bytes:
-    """In the worker. Pickled by ourselves: then what cannot be pickled is this job's failure, on every backend."""
+    """Attempt a job in the worker; pickle here, so that a pickling error is this job's failure on every backend."""
 
     def unpack_and_call() -> Any:
         function, arguments = pickle.loads(call)
@@ -160,22 +163,22 @@ def _attempt_remotely(name: str, call: bytes) -> bytes:
 
     outcome = _attempt(name, unpack_and_call)
     try:
-        return _pickled(outcome)
+        return _pickle(outcome)
     except Exception as error:
-        return _pickled(_failure(name, outcome.seconds, f"its result cannot be sent back: {_last_line(error)}"))
+        return _pickle(_failure(name, outcome.seconds, f"its result cannot be sent back: {_format_last_line(error)}"))
 
 
-def _outcome(name: str, future: Future[Any], seconds: float) -> Outcome:
-    """What the worker says of the job, or what is said of the worker."""
+def _read_outcome(name: str, future: Future[Any], seconds: float) -> Outcome:
+    """Return the worker's outcome, or a failure if the worker died."""
     try:
-        found = future.result()
-        return pickle.loads(found) if isinstance(found, bytes) else found  # type: ignore[no-any-return]
+        outcome = future.result()
+        return pickle.loads(outcome) if isinstance(outcome, bytes) else outcome  # type: ignore[no-any-return]
     except Exception as error:
-        return _failure(name, seconds, f"its worker did not survive it: {_last_line(error)}")
+        return _failure(name, seconds, f"its worker died: {_format_last_line(error)}")
 
 
-def _pickled(value: Any) -> bytes:
-    """By cloudpickle, so that functions of a script or notebook travel too; `pickle.loads` reads it."""
+def _pickle(value: Any) -> bytes:
+    """Pickle by cloudpickle, so that functions of a script or notebook work too; `pickle.loads` reads it."""
     return pickle.dumps(wrap_non_picklable_objects(value, keep_wrapper=False))
 
 
@@ -183,20 +186,20 @@ def _failure(name: str, seconds: float, error: str) -> Outcome:
     return Outcome(name, "failed", seconds, error=error)
 
 
-def _short(error: BaseException) -> str:
-    """The last four calls of the job's own, and the exception."""
-    own = error.__traceback__
+def _format_error(error: BaseException) -> str:
+    """Format the exception with the last four calls of the job."""
+    frame = error.__traceback__
     for _ in range(2):  # _attempt, and the call it was given
-        own = own and own.tb_next
-    return "".join(traceback.format_exception(type(error), error, own, limit=-4)).strip()
+        frame = frame and frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame, limit=-4)).strip()
 
 
-def _last_line(error: BaseException) -> str:
+def _format_last_line(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(error)).strip()
 
 
-def _time_left(outcomes: Sequence[Outcome], total: int, room: int) -> str:
-    """From the mean of the jobs so far; those that were done before return at once, and say nothing of the others."""
+def _format_time_left(outcomes: Sequence[Outcome], total: int, room: int) -> str:
+    """Estimate the time left from the mean over the jobs so far, without jobs that were done before."""
     seconds = [outcome.seconds for outcome in outcomes if outcome.seconds > 1] or [o.seconds for o in outcomes]
     left = sum(seconds) / len(seconds) * (total - len(outcomes)) / min(room, total)
     hours, rest = divmod(round(left), 3600)

@@ -1,4 +1,4 @@
-"""Settings of an experiment: checked before any work, compared without their defaults, and put into a folder's name."""
+"""Settings of an experiment: their checks before any work, their comparison without defaults, folder names."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from structured_ensembles.common.checks import check_choice, check_share
 from structured_ensembles.methods import METHODS, deep_ensemble, structured_ensemble
 from structured_ensembles.training import Execution
 
-USUAL_PRUNE = 0.5  # of every method that prunes and is told neither `prune` nor `memory`
-# Methods that hand their arguments on, and what they change about the defaults.
-HANDED_ON: dict[Callable[..., Any], tuple[Callable[..., Any], dict[str, Any]]] = {
+USUAL_PRUNE = 0.5  # of every method that prunes, without `prune` and `memory`
+# Methods that forward their arguments to another function, and the defaults that they change.
+FORWARDED: dict[Callable[..., Any], tuple[Callable[..., Any], dict[str, Any]]] = {
     METHODS["random"]: (structured_ensemble, {"selection": "random"}),
     METHODS["single"]: (deep_ensemble, {}),
 }
 COMMON = ("model", "data", "members", "recipe", "seed", "device", "folder", "quiet")  # arguments of every method
-OPTIONAL = ("execution", "on_epoch")  # arguments of all our methods, which a user's own need not have
+OPTIONAL = ("execution", "on_epoch")  # arguments of all our methods, which a user's method may lack
 LONGEST = 150  # characters of a folder's name
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Default arguments of a model and of a method, and default parts of a recipe and of an execution."""
+    """Default arguments of a model and of a method, and default fields of a recipe and of an execution."""
 
     model_arguments: Mapping[str, Any]
     method_arguments: Mapping[str, Any]
@@ -36,40 +36,44 @@ class Defaults:
     execution: Mapping[str, Any] = field(default_factory=lambda: Execution().to_dict())
 
     def comparable(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """A configuration without the defaults, so that one given explicitly makes no other run."""
-        plain = {name: plain_name(config[name]) for name in ("model", "method")}
-        told = {name: self.told(config, name) for name in vars(self) if name in config}
-        compared = {**config, **plain, **told}
-        if not compared.get("execution"):  # configurations have none if nothing about it is said
+        """Return a configuration without defaults, so that a default given explicitly is the same run."""
+        plain = {name: normalize_name(config[name]) for name in ("model", "method")}
+        changed = {name: self.changed(config, name) for name in vars(self) if name in config}
+        compared = {**config, **plain, **changed}
+        if not compared.get("execution"):  # configurations have no default execution
             compared.pop("execution", None)
         return compared
 
-    def told(self, config: Mapping[str, Any], part: str) -> dict[str, Any]:
-        """Of a part of the configuration, such as "changes", what is not the default."""
-        own, usual = dict(config[part]), dict(getattr(self, part))
-        if usual.get("prune", 0) is None and own.get("memory") is None:
+    def changed(self, config: Mapping[str, Any], section: str) -> dict[str, Any]:
+        """Return the non-default settings of a section of the configuration, such as "changes"."""
+        settings, usual = dict(config[section]), dict(getattr(self, section))
+        if usual.get("prune", 0) is None and settings.get("memory") is None:
             usual["prune"] = USUAL_PRUNE
-        return {name: own[name] for name in sorted(own) if name not in usual or not _equal(own[name], usual[name])}
+        return {
+            name: settings[name]
+            for name in sorted(settings)
+            if name not in usual or not _equal(settings[name], usual[name])
+        }
 
 
-def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The defaults of a function's arguments; of a class, those of the classes it is derived from too."""
-    handed_on, changed = HANDED_ON.get(function, (function, {}))
-    makers = [handed_on]
-    if inspect.isclass(handed_on):
-        makers = [vars(own)["__init__"] for own in reversed(handed_on.__mro__[:-1]) if "__init__" in vars(own)]
-    parameters = [one for maker in makers for one in inspect.signature(maker).parameters.values()]
-    found = {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
-    return {**found, **changed}
+def read_defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the defaults of a function's arguments; of a class, with those of its base classes."""
+    target, changed = FORWARDED.get(function, (function, {}))
+    makers = [target]
+    if inspect.isclass(target):
+        makers = [vars(base)["__init__"] for base in reversed(target.__mro__[:-1]) if "__init__" in vars(base)]
+    parameters = [parameter for maker in makers for parameter in inspect.signature(maker).parameters.values()]
+    defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+    return {**defaults, **changed}
 
 
 def check_method_arguments(method: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Raise a ValueError for arguments that a method does not have, or values that it cannot take."""
-    function = HANDED_ON.get(make, (make, {}))[0]
+    function = FORWARDED.get(make, (make, {}))[0]
     signature = inspect.signature(function)
     try:
-        if taken := sorted(arguments.keys() & {*COMMON, *OPTIONAL}):
-            raise TypeError(f"{', '.join(taken)} cannot be among them")
+        if reserved := sorted(arguments.keys() & {*COMMON, *OPTIONAL}):
+            raise TypeError(f"{', '.join(reserved)} cannot be among them")
         signature.bind(**dict.fromkeys(COMMON), **arguments)
     except TypeError as error:
         raise ValueError(f"method {method!r} does not take these arguments: {error}") from error
@@ -83,43 +87,49 @@ def check_method_arguments(method: str, make: Callable[..., Any], arguments: Map
     if prune is not None:
         check_share("prune", prune)
         if memory is not None:
-            raise ValueError("give either prune or memory, the one or the other")
+            raise ValueError(
+                f"prune and memory exclude each other, not prune={prune!r} with memory={memory!r}: give one"
+            )
 
 
 def takes_execution(method: Callable[..., Any]) -> bool:
-    """Tell whether a method takes execution=, as all of ours do and a user's own may."""
+    """Tell whether a method takes execution=, as all of ours do and a user's method may."""
     parameters = inspect.signature(method).parameters
-    return "execution" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return "execution" in parameters or any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
 
 
-def folder_name(start: list[str], told: Mapping[str, Any], seed: int) -> str:
-    """A name for a run folder. start: what it begins with. told: what differs from the defaults, by name."""
-    parts = [plain_name(own) for own in start] + [f"{name}={_text(value)}" for name, value in told.items()]
-    whole = "-".join([*parts, str(seed)])
-    name = re.sub(r"[^\w.=,+-]", ".", whole.replace(":", "."))
-    if name == whole.replace(":", ".") and len(name) <= LONGEST:
+def make_folder_name(start: list[str], changed: Mapping[str, Any], seed: int) -> str:
+    """Make a name for a run folder. start: its first words. changed: the non-default settings, by name."""
+    words = [normalize_name(word) for word in start] + [
+        f"{name}={_format_value(value)}" for name, value in changed.items()
+    ]
+    joined = "-".join([*words, str(seed)])
+    name = re.sub(r"[^\w.=,+-]", ".", joined.replace(":", "."))
+    if name == joined.replace(":", ".") and len(name) <= LONGEST:
         return name
-    digest = hashlib.sha256(json.dumps([start, dict(told), seed], default=str).encode()).hexdigest()[:10]
+    digest = hashlib.sha256(json.dumps([start, dict(changed), seed], default=str).encode()).hexdigest()[:10]
     return f"{name[:LONGEST]}-{digest}"
 
 
-def plain_name(name: str) -> str:
-    """A name of ours with dashes, as `find_function` takes it either way; a user's own function as it is."""
+def normalize_name(name: str) -> str:
+    """Write a name of ours with dashes, which `find_function` takes either way; leave a user's function as it is."""
     return name if ":" in name else name.replace("_", "-")
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(first: Any, second: Any) -> bool:
     """Tell whether two values are the same in a configuration: 1 and 1.0, (1, 2) and [1, 2], but not 1 and True."""
-    one, other = (json.loads(json.dumps(own, default=str)) for own in (one, other))
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+    first, second = (json.loads(json.dumps(value, default=str)) for value in (first, second))
+    return bool(first == second) and isinstance(first, bool) == isinstance(second, bool)
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    """The values that a `Literal` allows, or None besides; nothing for other types."""
+    """Return the values that a `Literal`, possibly with None, allows; empty for other types."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if any(get_origin(option) is not Literal and option is not type(None) for option in options):
         return ()

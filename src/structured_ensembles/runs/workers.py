@@ -1,13 +1,13 @@
-"""Where the jobs of a grid run: one function of (workers, jobs) per backend, each a context that gives a `Pool`.
+"""Backends of a grid: one context manager of (workers, jobs) per backend, each of which yields a `Pool`.
 
 Jobs go to the backends' own queues, not through `joblib.Parallel`: that gives up the whole grid when one worker
-process dies, while here it costs one job. From joblib we take loky, its worker processes.
+process dies, while here only one job fails. From joblib we take loky, its worker processes.
 
-There is no backend of threads: torch's random state, its default types and what `torch.export` patches belong to the
+There is no thread backend: torch's random state, its default dtype and what `torch.export` patches belong to the
 process, so that jobs in threads would change one another's numbers.
 
-Clusters that we start ourselves listen on the loopback interface only, as they have no authentication: whoever reaches
-one runs code. A cluster that the user brings is the user's.
+Clusters that we start listen on the loopback interface only, as they have no authentication: whoever reaches one can
+run code. The security of a user's cluster is up to the user.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Backend = Literal["loky", "ray", "dask", "sequential"]
 
 @dataclass(frozen=True)
 class Pool:
-    """Takes calls, `submit(function, *arguments)`, and gives futures.
+    """Pool of workers that takes calls, `submit(function, *arguments)`, and returns futures.
 
-    room: how many calls it takes at a time; None if it keeps a queue itself.
+    room: how many calls it takes at a time; None if it has a queue itself.
     remote: calls leave this process, so that arguments and results must be pickled.
     """
 
@@ -51,7 +51,7 @@ RESTART = "60s"  # how long a call waits for a dask worker that died before
 
 @contextmanager
 def sequential(_workers: int | None, _jobs: int) -> Iterator[Pool]:
-    """One call after the other, here."""
+    """Yield a pool that runs one call after the other in this process."""
 
     def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -63,37 +63,37 @@ def sequential(_workers: int | None, _jobs: int) -> Iterator[Pool]:
 
 @contextmanager
 def processes(workers: int | None, jobs: int) -> Iterator[Pool]:
-    """Processes of this machine, each with its share of the cores and a GPU if there is one; see `environment`."""
-    workers = min(workers or default_workers(), jobs)
-    lanes = [_Lane(environment(number, workers)) for number in range(workers)]
-    free: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
-    for lane in lanes:
-        free.put(lane)
+    """Yield a pool of processes, each with its share of the cores and a GPU if there is one."""
+    workers = min(workers or count_default_workers(), jobs)
+    pool_workers = [_Worker(worker_environment(number, workers)) for number in range(workers)]
+    free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    for worker in pool_workers:
+        free.put(worker)
 
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
-        lane = free.get()
+        worker = free.get()
         try:
-            return lane.call(function, *arguments)
+            return worker.call(function, *arguments)
         finally:
-            free.put(lane)
+            free.put(worker)
 
-    executor = ThreadPoolExecutor(workers)  # its threads only wait for their lanes
+    executor = ThreadPoolExecutor(workers)  # its threads only wait for worker processes
     kill = True
     try:
         with warnings.catch_warnings():
-            # loky replaces a process that has grown by 300 MB between two jobs, and says so: nothing is lost.
+            # loky warns when it replaces a process that has grown by 300 MB between two jobs: nothing is lost.
             warnings.filterwarnings("ignore", "A worker stopped while some jobs were given to the executor")
             yield Pool(lambda *arguments: executor.submit(call, *arguments), workers, remote=True)
         kill = False
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
-        for lane in lanes:
-            lane.close(kill)
+        for worker in pool_workers:
+            worker.close(kill)
         executor.shutdown(wait=True)
 
 
-class _Lane:
-    """One worker process in a pool of its own: loky gives up a whole pool when one of its processes dies."""
+class _Worker:
+    """Worker process in a pool of its own, because loky gives up a whole pool when one of its processes dies."""
 
     def __init__(self, variables: dict[str, str]) -> None:
         self.variables = variables
@@ -102,6 +102,7 @@ class _Lane:
         self.pool = self._new_pool()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in the process; replace the process if it dies."""
         try:
             return self.pool.submit(function, *arguments).result()
         except BrokenProcessPool:
@@ -112,6 +113,7 @@ class _Lane:
             raise
 
     def close(self, kill: bool) -> None:
+        """Stop the process, after its call or at once."""
         with self.lock:
             self.closed = True
             self.pool.shutdown(wait=True, kill_workers=kill)
@@ -122,46 +124,45 @@ class _Lane:
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C reaches every process of a terminal; the parent decides, and ends its workers itself."""
+    """Ignore Ctrl-C, which reaches every process of a terminal: the parent stops its workers itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
 def dask(workers: int | None, jobs: int) -> Iterator[Pool]:
-    """The current `distributed.Client`, or a local cluster for as long as the grid runs.
+    """Yield a pool on the current `distributed.Client`, or on a local cluster that ends with the grid.
 
-    On a cluster of the user's own, threads and GPUs are that cluster's business.
+    On a user's cluster, threads and GPUs are the user's to set.
     """
     distributed = _require("distributed", "dask")
     with ExitStack() as stack:
 
         def executor(**options: Any) -> Executor:
-            found: Executor = client.get_executor(pure=False, retries=0, **options)
-            stack.callback(found.shutdown, wait=False)  # cancels what has not ended
-            return found
+            opened: Executor = client.get_executor(pure=False, retries=0, **options)
+            stack.callback(opened.shutdown, wait=False)  # cancels unfinished calls
+            return opened
 
         try:
             client = distributed.Client.current()
         except ValueError:
-            workers = min(workers or default_workers(), jobs)
+            workers = min(workers or count_default_workers(), jobs)
             client = stack.enter_context(_local_client(distributed, workers))
-            submit = _one_call_each([executor(resources={_place(number): 1}) for number in range(workers)])
+            submit = _submit_one_each([executor(resources={_worker_resource(number): 1}) for number in range(workers)])
         else:
             submit = executor().submit
         yield Pool(submit, workers, remote=True)
 
 
-def _place(number: int) -> str:
-    """A resource of one worker alone: what asks for it goes to that worker, or waits until it has been restarted."""
+def _worker_resource(number: int) -> str:
+    """Name a resource that only one worker has: calls that ask for it wait for that worker, also while it restarts."""
     return f"place {number}"
 
 
-def _one_call_each(executors: Sequence[Executor]) -> Callable[..., Future[Any]]:
-    """`submit` to whichever has given back its last result.
+def _submit_one_each(executors: Sequence[Executor]) -> Callable[..., Future[Any]]:
+    """Return a `submit` that uses an executor whose last result has been fetched.
 
-    dask leaves a result where it was made until it is fetched. If the next call were there by then and killed that
-    worker, the finished job would be lost with it. A worker that could not be restarted gets no further call, unless
-    it is the last.
+    dask leaves a result on its worker until it is fetched. A next call that killed the worker before would lose the
+    finished job too. A worker that could not be restarted gets no further call, unless it is the last.
     """
     left = set(executors)
     free: queue.SimpleQueue[Executor] = queue.SimpleQueue()
@@ -187,6 +188,7 @@ def _one_call_each(executors: Sequence[Executor]) -> Callable[..., Future[Any]]:
 
 @contextmanager
 def _local_client(distributed: ModuleType, workers: int) -> Iterator[Any]:
+    """Start a local dask cluster on the loopback interface and yield its client."""
     settings = importlib.import_module("dask").config
     nannies = {
         number: {
@@ -194,9 +196,9 @@ def _local_client(distributed: ModuleType, workers: int) -> Iterator[Any]:
             "options": {
                 "nthreads": 1,
                 "host": LOOPBACK,
-                "dashboard_address": f"{LOOPBACK}:0",  # dask has no worker without this server
-                "env": environment(number, workers),
-                "resources": {_place(number): 1},
+                "dashboard_address": f"{LOOPBACK}:0",  # dask workers always have this server
+                "env": worker_environment(number, workers),
+                "resources": {_worker_resource(number): 1},
                 "silence_logs": "CRITICAL",
             },
         }
@@ -206,12 +208,12 @@ def _local_client(distributed: ModuleType, workers: int) -> Iterator[Any]:
         "cls": distributed.Scheduler,
         "options": {"dashboard": False, "host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0", "port": 0},
     }
-    own = {
+    options = {
         "distributed.scheduler.allowed-failures": 0,  # by default a call that kills its worker gets three more to kill
         "distributed.scheduler.no-workers-timeout": RESTART,
     }
     with (
-        settings.set(own),
+        settings.set(options),
         distributed.SpecCluster(nannies, scheduler, name="grid", silence_logs="CRITICAL") as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):
@@ -220,7 +222,7 @@ def _local_client(distributed: ModuleType, workers: int) -> Iterator[Any]:
 
 @contextmanager
 def ray(workers: int | None, _jobs: int) -> Iterator[Pool]:
-    """The ray that is running, or a local one for as long as the grid runs; each call gets its share of cores, GPUs."""
+    """Yield a pool on the running ray, or on a local one that ends with the grid; calls share cores and GPUs."""
     package = _require("ray", "ray")
     with ExitStack() as stack:
         if not package.is_initialized():
@@ -245,9 +247,9 @@ def _connect_or_start(package: ModuleType) -> None:
             package.init(address="auto", **quiet)
             return
         except ConnectionError:
-            if os.environ.get("RAY_ADDRESS"):  # a cluster that the user named, and that is not there
+            if os.environ.get("RAY_ADDRESS"):  # the cluster that the user named is not there
                 raise
-    # Without an address of its own, ray listens where other machines can reach it.
+    # Without a node address, ray listens where other machines can reach it.
     package.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
 
 
@@ -259,24 +261,24 @@ BACKENDS: dict[Backend, Callable[[int | None, int], AbstractContextManager[Pool]
 }
 
 
-def default_workers() -> int:
-    """One per GPU, or one per core."""
+def count_default_workers() -> int:
+    """Return one worker per GPU, or one per core without GPUs."""
     return torch.cuda.device_count() or joblib.cpu_count()
 
 
-def environment(number: int, workers: int) -> dict[str, str]:
-    """The variables that worker `number` of so many starts with: its share of the cores, and one GPU.
+def worker_environment(number: int, workers: int) -> dict[str, str]:
+    """Return the environment variables of worker `number`: its share of the cores, and one GPU.
 
     CUDA_VISIBLE_DEVICES rather than an argument `device`: whatever a job and the libraries under it call "cuda" is then
-    the worker's own GPU, and none of them opens a context on another. It counts only if set before CUDA starts, which
-    holds for variables that a process is born with, and it stays true for all jobs of that worker.
+    the worker's GPU, and none of them opens a context on another. It must be set before CUDA starts, which holds for
+    variables that a process starts with, for all jobs of that worker.
     """
     share = str(max(1, joblib.cpu_count() // workers))
     variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), share)
-    variables["TTY_COMPATIBLE"] = "0"  # bars of several processes would overwrite one another, and the grid's
+    variables["TTY_COMPATIBLE"] = "0"  # progress bars of several processes would overwrite the grid's
     if count := torch.cuda.device_count():
-        named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = named.split(",")[:count] if named else [str(device) for device in range(count)]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = visible.split(",")[:count] if visible else [str(device) for device in range(count)]
         variables["CUDA_VISIBLE_DEVICES"] = devices[number % count]
     return variables
 

@@ -1,1 +1,1 @@
-"""Files that are written whole or not at all: containers, run files, fingerprints, locks."""
+"""Files that are written completely or not at all: containers, run files, fingerprints, locks."""

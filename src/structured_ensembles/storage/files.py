@@ -1,9 +1,9 @@
-"""Files that are never half written, and never anything but files.
+"""Atomic writing and safe reading of regular files.
 
-A file is written under a random name beside its own, `<name>.<host>-<random>.part`, which is created anew (`O_EXCL`,
-without following links) and locked while it is written; then it is flushed to the disk and renamed. A symbolic link at
-the target is replaced by the file; what it points to is never written to. Devices, pipes, sockets and folders are
-refused, by writing and by reading.
+A file is written under a random name in the target's folder, `<name>.<host>-<random>.part`, which is newly created
+(`O_EXCL`, without following links) and locked while it is written; then it is flushed to the disk and renamed. A
+symbolic link at the target is replaced by the file; what it points to is never written to. Devices, pipes, sockets and
+folders are refused for writing and for reading.
 """
 
 from __future__ import annotations
@@ -23,59 +23,64 @@ from structured_ensembles.storage.tensor_file import NO_FOLLOW, open_without_lin
 
 try:
     import fcntl
-except ImportError:  # not on Windows: there, what killed processes left stays
+except ImportError:  # Windows, where the leftovers of killed processes stay
     fcntl = None  # type: ignore[assignment]
 
-# A file whose lock is free was left by a killed process, in whatever container that ran. Some network file systems keep
-# locks on one machine only: files of other hosts are told by their age too.
+# A temporary file without a lock was left by a killed process, whatever container that ran in. Some network file
+# systems keep locks on one machine only: files of other hosts must also be this old to count as left over.
 LEFTOVER_SECONDS = 60
-LARGEST_TEXT = 2**26  # bytes of a JSON or YAML file that is read; the largest that we write are histories
+MAX_TEXT_BYTES = 2**26  # of a JSON or YAML file that is read; the largest that we write are histories
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """`write` to another name in the same folder, flush to the disk, rename: whoever looks sees all of it or none."""
+    """Call `write` on a temporary file in the same folder, flush it to the disk and rename it.
+
+    Other processes see the complete file or none.
+    """
     _check_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(path)
-    part, descriptor = _new_part(path)
+    temporary, descriptor = _create_temporary(path)
     try:
         mode = os.fstat(descriptor).st_mode
-        write(part)
-        if not stat.S_ISREG(os.lstat(part).st_mode):
-            raise OSError(f"{part} was replaced by another process while it was written")
-        part.chmod(mode)  # also where `write` made a file of its own, which nobody else may read
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())  # or the new name might outlive a power cut that the data does not
-        os.replace(part, path)
+        write(temporary)
+        if not stat.S_ISREG(os.lstat(temporary).st_mode):
+            raise OSError(f"{temporary} was replaced by another process while it was written")
+        temporary.chmod(mode)  # `write` may have replaced the file by one that only this user may read
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())  # or a power cut might leave the new name without the data
+        os.replace(temporary, path)
     finally:
         os.close(descriptor)
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
-    def write(part: Path) -> None:
-        with open(part, "w", encoding="utf-8", opener=open_without_links) as file:
+    """Write a UTF-8 text file."""
+
+    def write(temporary: Path) -> None:
+        with open(temporary, "w", encoding="utf-8", opener=open_without_links) as file:
             file.write(text)
 
     write_atomically(path, write)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write one safetensors file."""
-    write_atomically(path, lambda part: save_file(tensors, part, metadata))
+    """Write a safetensors file."""
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
 
 
 def check_regular(path: Path) -> None:
     """Raise an OSError unless `path` is a regular file or a link to one: a pipe would block, a device never end."""
-    kind = _kind(os.stat(path).st_mode)
-    if kind == "folder":
+    file_type = _file_type(os.stat(path).st_mode)
+    if file_type == "folder":
         raise IsADirectoryError(f"{path} is a folder, not a file")
-    if kind is not None:
-        raise OSError(f"{path} is a {kind}, not a regular file")
+    if file_type is not None:
+        raise OSError(f"{path} is a {file_type}, not a regular file")
 
 
-def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
-    """Read a regular file of at most `largest` bytes as UTF-8; raise an OSError or ValueError that says what it is."""
+def read_text(path: Path, largest: int = MAX_TEXT_BYTES) -> str:
+    """Read a regular file of at most `largest` bytes as UTF-8; raise an OSError or ValueError for anything else."""
     check_regular(path)
     with path.open("rb") as file:
         content = file.read(largest + 1)
@@ -85,48 +90,48 @@ def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
 
 
 def _check_target(path: Path) -> None:
-    """Refuse to replace anything but a regular file or a link; a link to a device stands for the device."""
-    for look in (os.lstat, os.stat):
+    """Raise a ValueError unless `path` is free, a regular file or a link; a link to a device counts as the device."""
+    for read_status in (os.lstat, os.stat):
         try:
-            kind = _kind(look(path).st_mode)
+            file_type = _file_type(read_status(path).st_mode)
         except OSError:  # nothing there, or a link to nothing
             return
-        if kind not in (None, "link"):
-            raise ValueError(f"{path} is a {kind}, not a regular file: choose another name")
-    if path.is_symlink() and os.readlink(path).startswith("/proc/"):  # such as /dev/stdout, whatever that is just now
-        raise ValueError(f"{path} is a link to what a process has open, not a regular file: choose another name")
+        if file_type not in (None, "link"):
+            raise ValueError(f"{path} is a {file_type}, not a regular file: choose another name")
+    if path.is_symlink() and os.readlink(path).startswith("/proc/"):  # such as /dev/stdout
+        raise ValueError(f"{path} is a link to an open file of a process, not a regular file: choose another name")
 
 
-def _kind(mode: int) -> str | None:
-    """Name what a mode is of; None for a regular file."""
-    for is_kind, name in (
+def _file_type(mode: int) -> str | None:
+    """Name the type of file that a mode says; None for a regular file."""
+    for matches, name in (
         (stat.S_ISREG, None),
         (stat.S_ISDIR, "folder"),
         (stat.S_ISLNK, "link"),
         (stat.S_ISFIFO, "pipe"),
         (stat.S_ISSOCK, "socket"),
     ):
-        if is_kind(mode):
+        if matches(mode):
             return name
     return "device"
 
 
-def _new_part(path: Path) -> tuple[Path, int]:
-    """Create a file that nobody else has, beside `path`, and lock it; returns its name and its descriptor."""
+def _create_temporary(path: Path) -> tuple[Path, int]:
+    """Create and lock a new file of this process in the folder of `path`; return its name and its descriptor."""
     while True:
-        part = path.with_name(f"{path.name}.{platform.node()}-{secrets.token_hex(8)}.part")
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
+        temporary = path.with_name(f"{path.name}.{platform.node()}-{secrets.token_hex(8)}.part")
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
         if fcntl is None:
-            return part, descriptor
-        with suppress(OSError):  # a file system without locks, where nobody clears leftovers either
+            return temporary, descriptor
+        with suppress(OSError):  # a file system without locks, where leftovers are not cleared either
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
-            return part, descriptor
-        os.close(descriptor)  # somebody took it for a leftover before it was locked
+            return temporary, descriptor
+        os.close(descriptor)  # another process removed it as a leftover before it was locked
 
 
 def _clear_leftovers(path: Path) -> None:
-    """Remove the files that killed processes have left beside `path`: nobody holds their lock."""
+    """Remove the temporary files of `path` that killed processes have left: they are not locked."""
     if fcntl is None:
         return
     with os.scandir(path.parent) as entries:
@@ -135,19 +140,20 @@ def _clear_leftovers(path: Path) -> None:
         host, _, random = name.removeprefix(f"{path.name}.").removesuffix(".part").rpartition("-")
         if name != f"{path.name}.{host}-{random}.part" or not set(random) <= set("0123456789abcdef"):
             continue
-        locked = host == platform.node() and len(random) == 16  # earlier versions had a process number, and no lock
-        with suppress(OSError):  # it is gone meanwhile, or in use, or a link, or somebody else's
-            _remove_if_left(path.with_name(name), 0 if locked else LEFTOVER_SECONDS)
+        # Earlier versions wrote a process number instead of random digits, and did not lock.
+        locked = host == platform.node() and len(random) == 16
+        with suppress(OSError):  # it is gone by now, or in use, or a link, or another user's
+            _remove_if_unlocked(path.with_name(name), 0 if locked else LEFTOVER_SECONDS)
 
 
-def _remove_if_left(part: Path, seconds: float) -> None:
-    """Remove a file if nobody has locked it and it is older than this."""
+def _remove_if_unlocked(temporary: Path, min_age: float) -> None:
+    """Remove a file if no process has locked it and it is at least `min_age` seconds old."""
     assert fcntl is not None
-    descriptor = os.open(part, os.O_RDWR | os.O_NONBLOCK | NO_FOLLOW)
+    descriptor = os.open(temporary, os.O_RDWR | os.O_NONBLOCK | NO_FOLLOW)
     try:
         status = os.fstat(descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= seconds:
-            part.unlink()
+        if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= min_age:
+            temporary.unlink()
     finally:
         os.close(descriptor)

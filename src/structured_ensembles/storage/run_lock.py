@@ -1,8 +1,8 @@
-"""run_lock(): one process at a time works in a run folder.
+"""run_lock(): a lock that lets one process at a time work in a run folder.
 
-The lock is one of the operating system (`flock`) on the file `run.lock`, so that it ends with the process that holds
-it, however that ends: a `run.lock` that a killed process has left behind locks nothing. Where there is no such lock
-(Windows, some network file systems) a warning says that two processes in one folder would not notice each other.
+It is a lock of the operating system (`flock`) on the file `run.lock`, which ends with the process that holds it,
+however that ends: a `run.lock` that a killed process has left locks nothing. Where there are no such locks (Windows,
+some network file systems) a warning says so.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK = "run.lock"
-TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+LOCKED_ERRORS = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run folder, which is made if need be; a ValueError if another process holds it."""
+    """Hold the lock of a run folder, which is created if missing; raise a ValueError if another process holds it."""
     path = folder / LOCK
-    descriptor = _locked(path)
+    descriptor = _open_locked(path)
     try:
         yield
     finally:
-        with suppress(OSError):  # Windows keeps files that are open
-            if _is_at(path, descriptor):  # not if somebody has deleted the folder meanwhile, and begun anew
+        with suppress(OSError):  # Windows does not delete open files
+            if _is_at(path, descriptor):  # another process may have deleted the folder and started again
                 path.unlink()
-        os.close(descriptor)  # which ends the lock
-        with suppress(OSError):  # a folder in which nothing is left goes too
+        os.close(descriptor)  # releases the lock
+        with suppress(OSError):  # a folder that is empty now is removed too
             folder.rmdir()
 
 
-def _locked(path: Path) -> int:
-    """Open the lock file, locked; returns its descriptor."""
+def _open_locked(path: Path) -> int:
+    """Open and lock the lock file; return its descriptor."""
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o644)
-        except FileNotFoundError:  # its last holder has removed the folder between the two
+        except FileNotFoundError:  # its last holder removed the folder between the two calls
             continue
-        except FileExistsError:  # or while mkdir looked whether it is one
+        except FileExistsError:  # its last holder removed the folder while mkdir checked that it is one
             with suppress(FileNotFoundError):
                 if not stat.S_ISDIR(os.lstat(path.parent).st_mode):
                     raise
@@ -68,27 +68,27 @@ def _locked(path: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its last holder has removed the file between the two: this locks nothing
+        os.close(descriptor)  # its last holder removed the file after it was opened: this lock is of no use
 
 
 def _lock(path: Path, descriptor: int) -> None:
+    """Lock an open file; raise a ValueError if another process holds the lock."""
     if fcntl is None:
-        _warn_of_no_locks(path)
+        _warn_about_missing_locks(path)
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno not in TAKEN:
-            _warn_of_no_locks(path)
+        if error.errno not in LOCKED_ERRORS:
+            _warn_about_missing_locks(path)
             return
         raise ValueError(
-            f"{path.parent} is being worked on by {_holder(descriptor)}: wait for it to end, or choose another folder "
-            "with --out"
+            f"{path.parent} is in use by {_holder(descriptor)}: wait for it to end, or choose another folder with --out"
         ) from None
 
 
 def _holder(descriptor: int) -> str:
-    """Name the process that holds a lock, as far as the file says."""
+    """Name the process that holds a lock, as far as the lock file says."""
     with suppress(ValueError, KeyError, TypeError, OSError):
         owner = json.loads(os.read(descriptor, 4096))
         return f"process {int(owner['process'])} on {str(owner['host'])!r}, since {owner['since']}"
@@ -96,16 +96,16 @@ def _holder(descriptor: int) -> str:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Tell whether the open file is the one that has this name now."""
+    """Tell whether the open file is still the one at this path."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 
 
-def _warn_of_no_locks(path: Path) -> None:
+def _warn_about_missing_locks(path: Path) -> None:
     warnings.warn(
-        f"{path.parent} cannot be locked on this system: see to it that no other process works in it", stacklevel=4
+        f"{path.parent} cannot be locked on this system: make sure that no other process works in it", stacklevel=4
     )
 
 

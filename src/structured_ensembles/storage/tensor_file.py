@@ -1,7 +1,7 @@
-"""The safetensors format, written as a stream, and the checksum of its tensors.
+"""Writing of safetensors files, tensor by tensor, and the checksum of tensors.
 
-The format is the library's: eight bytes with the length of a JSON header, the header, the tensors' bytes. Its own
-`save_file` writes to a name that we do not know, which stays behind when the process is killed.
+The format: eight bytes with the length of a JSON header, the header, the tensors' bytes. The library's `save_file`
+writes to a temporary name of its own, a file that would stay if the process is killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DTYPES = {  # in the order of the file, as the library has it: wide ones first, so that all are aligned
+DTYPES = {  # in their order in the file, as the library has it: wide types first, so that all tensors are aligned
     torch.uint64: "U64",
     torch.int64: "I64",
     torch.float64: "F64",
@@ -39,10 +39,12 @@ NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 
 
 def save_file(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write tensors, on any device, into the file at `path`; equal contents give equal files."""
+    """Write tensors of any device to `path`; equal contents give equal files."""
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
-            raise ValueError(f"{name} is {tensor.layout} of {tensor.dtype}, which a safetensors file cannot hold")
+            raise ValueError(
+                f"{name} is a {tensor.layout} tensor of {tensor.dtype}, which a safetensors file cannot hold"
+            )
     order = list(DTYPES)
     names = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
     header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
@@ -60,12 +62,12 @@ def save_file(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, 
 
 
 def bytes_of(tensor: Tensor) -> Any:
-    """Return a buffer of a tensor's elements in order; without a copy if it is contiguous and on the CPU."""
+    """Return the bytes of a tensor's elements as an array; without a copy if it is contiguous and on the CPU."""
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy()
 
 
 def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """Compute the SHA-256 of a text, and of the name, type, shape and bytes of every tensor."""
+    """Compute the SHA-256 of a text and of the name, dtype, shape and bytes of every tensor."""
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -75,5 +77,5 @@ def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def open_without_links(name: str, flags: int) -> int:
-    """Open a file as `open(…, opener=)` wants it; an OSError if the name is a symbolic link."""
+    """Open a file, as an `opener` of `open`; raise an OSError if the name is a symbolic link."""
     return os.open(name, flags | NO_FOLLOW, 0o666)

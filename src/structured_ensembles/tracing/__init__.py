@@ -1,1 +1,1 @@
-"""How `trace` works inside: layouts (what a dimension holds), rules (what operations do to it), the trial (proof)."""
+"""Internals of `trace`: layouts (channels along a dimension), one rule per operation, the trial on fewer channels."""

@@ -1,4 +1,4 @@
-"""A ghost of a model: a copy with fake tensors, which runs and exports without memory or arithmetic."""
+"""Copies of a model with fake tensors, which run and export without memory or arithmetic."""
 
 from __future__ import annotations
 
@@ -18,54 +18,58 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from structured_ensembles.common.devices import device_of
-from structured_ensembles.common.inputs import arguments, call
+from structured_ensembles.common.inputs import call, call_arguments
 from structured_ensembles.networks.copying import copy_with
 
-FAKES = logging.getLogger("torch._subclasses.fake_tensor")
+FAKE_TENSOR_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 @dataclass(frozen=True)
-class Ghost:
-    """The copy, and the inputs it runs on."""
+class FakeModel:
+    """A copy of a model with fake tensors, and the fake inputs that it runs on."""
 
     mode: FakeTensorMode
     model: nn.Module
     inputs: Any  # a tuple of positional, or a dict of keyword arguments
 
     @classmethod
-    def of(cls, model: nn.Module, inputs: Any) -> Ghost:
+    def of(cls, model: nn.Module, inputs: Any) -> FakeModel:
+        """Copy a model and its inputs with fake tensors."""
         mode = FakeTensorMode()
         copy = copy_with(model, *[lambda _, tensor: mode.from_tensor(tensor)] * 2)
         device = device_of(model)
-        with mode:  # of an example only the shapes matter, not where it lies, nor how
-            fakes = tree_map_only(Tensor, lambda own: torch.empty(own.shape, dtype=own.dtype, device=device), inputs)
-        return cls(mode, copy.eval(), fakes)
+        with mode:  # only the shapes and dtypes of an example matter, not its device and strides
+            fake_inputs = tree_map_only(
+                Tensor, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device), inputs
+            )
+        return cls(mode, copy.eval(), fake_inputs)
 
     def export(self, model: nn.Module, training: bool = False) -> ExportedProgram:
-        """The exported program of `model`, the ghost itself or a smaller one."""
+        """Export `model`, which is this copy or a smaller one."""
         with self._running(model, training) as inputs:
-            program = torch.export.export(model, *arguments(inputs), strict=False)
+            program = torch.export.export(model, *call_arguments(inputs), strict=False)
         _check_ids(program)
         return program
 
     def failure(self, model: nn.Module, training: bool = False) -> str | None:
-        """Run `model`; what its code says if it fails."""
+        """Run `model`; return the first line of its error, or None if it runs."""
         try:
             with self._running(model, training) as inputs:
                 call(model, inputs)
-        except Exception as error:  # the model's own code fails, in whatever way it likes
+        except Exception as error:  # the model's code may raise anything
             return first_line(error)
         return None
 
     @contextmanager
     def _running(self, model: nn.Module, training: bool) -> Iterator[Any]:
-        states = random.getstate(), np.random.get_state()  # noqa: NPY002 (a forward may draw from these)
+        """Set the mode of `model` and yield its inputs; restore the mode and the random states at the end."""
+        states = random.getstate(), np.random.get_state()  # noqa: NPY002 (a forward may draw from them)
         model.train(training)
         try:
-            with self.mode, torch.no_grad(), warnings.catch_warnings(), _quiet(FAKES):
+            with self.mode, torch.no_grad(), warnings.catch_warnings(), _silence(FAKE_TENSOR_LOGGER):
                 warnings.simplefilter("ignore")
-                # Twice the batch in training mode, where a batch norm refuses a single sample.
-                yield tree_map_only(Tensor, _doubled, self.inputs) if training else self.inputs
+                # In training mode the batch is doubled: a batch norm refuses a single sample.
+                yield tree_map_only(Tensor, _double, self.inputs) if training else self.inputs
         finally:
             model.eval()
             random.setstate(states[0])
@@ -73,12 +77,13 @@ class Ghost:
 
     @property
     def shapes(self) -> str:
+        """Return the shapes of the inputs, for error messages."""
         return ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor))
 
 
 @contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """It prints a traceback for whatever fails, and trials are there to fail."""
+def _silence(logger: logging.Logger) -> Iterator[None]:
+    """Disable a logger that prints a traceback of every failure: trials are expected to fail."""
     before = logger.disabled
     logger.disabled = True
     try:
@@ -87,10 +92,10 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
         logger.disabled = before
 
 
-def asks_for_its_mode(model: nn.Module) -> bool:
-    """Whether code outside PyTorch's own layers looks at `training`, so that both modes have to be followed."""
-    for kind in {type(module) for module in model.modules()}:
-        for base in kind.__mro__:
+def reads_training_flag(model: nn.Module) -> bool:
+    """Tell whether code other than PyTorch's layers reads `training`, so that both modes must be followed."""
+    for module_type in {type(module) for module in model.modules()}:
+        for base in module_type.__mro__:
             if base.__module__.startswith("torch.nn.") or base is object:
                 continue
             codes = [getattr(function, "__code__", None) for function in vars(base).values()]
@@ -100,18 +105,20 @@ def asks_for_its_mode(model: nn.Module) -> bool:
 
 
 def _check_ids(program: ExportedProgram) -> None:
-    """What an embedding says of other indices than whole numbers: some versions of torch only if tensors are real."""
+    """Raise a TypeError for an embedding with float indices, as some versions of torch do only on real tensors."""
     for node in program.graph.nodes:
         if node.target is torch.ops.aten.embedding.default:
-            kind = node.args[1].meta["val"].dtype
-            if kind not in (torch.int64, torch.int32):
-                raise TypeError(f"an embedding needs whole numbers as indices, not {kind}")
+            dtype = node.args[1].meta["val"].dtype
+            if dtype not in (torch.int64, torch.int32):
+                raise TypeError(f"an embedding needs whole numbers as indices, not {dtype}")
 
 
 def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
-def _doubled(tensor: Tensor) -> Tensor:
+def _double(tensor: Tensor) -> Tensor:
+    """Repeat a batch."""
     return torch.cat([tensor, tensor]) if tensor.dim() else tensor

@@ -1,28 +1,27 @@
-"""What view, reshape and flatten do to layouts."""
+"""Layouts after view, reshape and flatten."""
 
 from __future__ import annotations
 
 import math
 
-from structured_ensembles.tracing.layout import Layout, Value, blocks, fix, is_fixed, plain, resolve
+from structured_ensembles.tracing.layout import Layout, Value, fix, fixed_layout, is_fixed, repeat_positions, resolve
 
-MOST_REPEATS = 4096  # of a channel row inside one flattened dimension; beyond that the layout would not pay
+MAX_REPEATS = 4096  # of the channels inside one flattened dimension; a longer layout would be too slow
 
 
 def reshape_dims(value: Value, shape: tuple[int, ...], name: str) -> tuple[Layout, ...]:
-    """Layouts of the dimensions of `value` viewed as `shape`."""
+    """Return the layouts of the dimensions of `value` viewed as `shape`."""
     result: list[Layout] = []
-    for old, new in _matched(value.shape, shape):
+    for old, new in _match_dims(value.shape, shape):
         before = [dim for dim in old if value.shape[dim] != 1]
         after = [dim for dim in new if shape[dim] != 1]
-        layouts = _regroup([value.dims[dim] for dim in before], [shape[dim] for dim in after], name)
-        found = iter(layouts)
-        result += [next(found) if shape[dim] != 1 else plain(1) for dim in new]
+        layouts = iter(_regroup([value.dims[dim] for dim in before], [shape[dim] for dim in after], name))
+        result += [next(layouts) if shape[dim] != 1 else fixed_layout(1) for dim in new]
     return tuple(result)
 
 
-def _matched(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[range, range]]:
-    """Pair the shortest stretches of dimensions that hold equally many elements."""
+def _match_dims(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[range, range]]:
+    """Pair the shortest ranges of dimensions that hold equally many elements."""
     pairs, i, j = [], 0, 0
     while i < len(old) or j < len(new):
         start_i, start_j = i, j
@@ -43,11 +42,11 @@ def _matched(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[range, ra
 
 
 def _regroup(old: list[Layout], new: list[int], name: str) -> list[Layout]:
-    """Layouts when dimensions `old` (none of size 1) become dimensions of sizes `new`."""
+    """Return the layouts when dimensions `old` (none of size 1) become dimensions of sizes `new`."""
     if len(old) == len(new) == 1:
         return old
     if all(is_fixed(layout) for layout in old):
-        return [plain(size) for size in new]
+        return [fixed_layout(size) for size in new]
     if len(new) == 1:
         return [_flatten(old, name)]
     if len(old) == 1:
@@ -55,19 +54,20 @@ def _regroup(old: list[Layout], new: list[int], name: str) -> list[Layout]:
         inner = math.prod(new[1:])
         if all(run.block % inner == 0 for run in runs):  # the inverse of a flatten
             outer = tuple(run._replace(block=run.block // inner) for run in runs)
-            return [outer, *map(plain, new[1:])]
+            return [outer, *map(fixed_layout, new[1:])]
     for layout in old:
         fix(layout, f"{name} takes its channels apart")
-    return [plain(size) for size in new]
+    return [fixed_layout(size) for size in new]
 
 
 def _flatten(old: list[Layout], name: str) -> Layout:
+    """Return the layout of dimensions that are flattened to one; at most one of them may have removable channels."""
     channels = [index for index, layout in enumerate(old) if not is_fixed(layout)]
     sizes = [sum(run.extent for run in layout) for layout in old]
     index = channels[0]
     outer, inner = math.prod(sizes[:index]), math.prod(sizes[index + 1 :])
-    if len(channels) == 1 and outer <= MOST_REPEATS:
-        return blocks(old[index], inner) * outer
+    if len(channels) == 1 and outer <= MAX_REPEATS:
+        return repeat_positions(old[index], inner) * outer
     for layout in old:
         fix(layout, f"{name} merges its channels with another dimension")
-    return plain(math.prod(sizes))
+    return fixed_layout(math.prod(sizes))

@@ -1,8 +1,8 @@
-"""Rules: what an operation does to layouts. One without a rule fixes every channel it touches: we never guess.
+"""Interface of rules: functions that say what an operation does to layouts.
 
 A rule is a function of a `Call` that returns the layouts of the operation's result (one `Value`, or a list of them). It
-unifies the dimensions that must hold the same channels, and fixes the ones that it mixes. The rules themselves are in
-`layer_rules.py` (what computes) and `shape_rules.py` (what only moves and combines).
+unifies the dimensions that must hold the same channels, and fixes those that the operation mixes. An operation without
+a rule fixes every channel that it touches. The rules are in `layer_rules.py` and `shape_rules.py`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from structured_ensembles.tracing.layout import How, Layout, Value, extent, fix, plain, unify
+from structured_ensembles.tracing.layout import Layout, Relation, Value, extent, fix, fixed_layout, unify
 
 Result = Value | list[Value | None] | None
 Expected = Callable[[Callable[[Layout], int]], Any]
 
 
 class Layers(Protocol):
-    """What rules report besides layouts: which layer computes channels, and which reads them."""
+    """Receiver of what rules report besides layouts: which layer computes channels, and which reads them."""
 
     def produce(self, weight: Value, channels: Layout) -> None: ...
     def consume(self, weight: Value, channels: Layout) -> None: ...
@@ -33,8 +33,8 @@ class Call:
     shapes: list[tuple[int, ...] | None]  # of its results
     layers: Layers
     apply: Callable[..., Any]
-    # What the trial must find for an argument that holds channel counts: a function of the dimensions' new sizes, or
-    # None where the shape of the result says it all. Every other argument must not change.
+    # The values that arguments with channel counts must have in the trial: a function of the dimensions' new sizes, or
+    # None if checking the shape of the result is enough. All other arguments must not change.
     expected: dict[str, Expected | None] = field(default_factory=dict)
 
     def __getitem__(self, argument: str) -> Any:
@@ -42,22 +42,24 @@ class Call:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Return the shape of the first result."""
         shape = self.shapes[0]
         assert shape is not None
         return shape
 
-    def dim(self, argument: str = "dim", of: str = "self") -> int:
-        rank = len(self[of].shape)
+    def dim(self, argument: str = "dim", tensor: str = "self") -> int:
+        """Return a dimension argument as an index from 0 on, even if it counts from the end."""
+        rank = len(self[tensor].shape)
         return int(self[argument]) % max(rank, 1)
 
     @property
     def values(self) -> list[Value]:
-        """Its tensor arguments, those in lists included."""
-        found = []
+        """List the tensor arguments, those in lists included."""
+        tensors: list[Value] = []
         for argument in self.arguments.values():
             items = argument if isinstance(argument, list | tuple) else [argument]
-            found += [item for item in items if isinstance(item, Value)]
-        return found
+            tensors += [item for item in items if isinstance(item, Value)]
+        return tensors
 
 
 Rule = Callable[[Call], Result]
@@ -65,6 +67,8 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a function as the rule for the operations of these names."""
+
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
         return function
@@ -72,32 +76,35 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def unknown(call: Call, reason: str) -> Result:
+def fix_unknown(call: Call, reason: str) -> Result:
+    """Fix all channels that an operation without a rule touches."""
     for value in call.values:
         for dim in value.dims:
             fix(dim, reason)
-    return [None if shape is None else Value(shape, tuple(plain(n, reason) for n in shape)) for shape in call.shapes]
+    return [
+        None if shape is None else Value(shape, tuple(fixed_layout(n, reason) for n in shape)) for shape in call.shapes
+    ]
 
 
-def first_of(call: Call, dims: Sequence[Layout]) -> Result:
-    """The result's first tensor has these layouts, and so have others of its shape (indices of maxima)."""
+def with_dims(call: Call, dims: Sequence[Layout]) -> Result:
+    """Return results with these layouts: the first one, and others of its shape, such as the indices of maxima."""
     others: list[Value | None] = []
     for shape in call.shapes[1:]:
-        same = tuple(dims) if shape == call.shape else tuple(map(plain, shape or ()))
-        others.append(None if shape is None else Value(shape, same))
+        layouts = tuple(dims) if shape == call.shape else tuple(map(fixed_layout, shape or ()))
+        others.append(None if shape is None else Value(shape, layouts))
     return [Value(call.shape, tuple(dims)), *others]
 
 
-def broadcast(operands: Sequence[Sequence[Layout]], shape: Sequence[int], how: How) -> list[Layout]:
-    """The layouts of a broadcast result of `shape`; operands are aligned at their last dimension."""
+def broadcast(operands: Sequence[Sequence[Layout]], shape: Sequence[int], relation: Relation) -> list[Layout]:
+    """Unify operands that are broadcast to `shape`, aligned at their last dimension; return the result's layouts."""
     result: list[Layout] = []
     for position, size in enumerate(shape):
-        meeting = []
+        aligned = []
         for dims in operands:
-            own = position - len(shape) + len(dims)
-            if own >= 0 and extent(dims[own]) == size > 1:
-                meeting.append(dims[own])
-        for other in meeting[1:]:
-            unify(meeting[0], other, how)
-        result.append(meeting[0] if meeting else plain(size))
+            dim = position - len(shape) + len(dims)
+            if dim >= 0 and extent(dims[dim]) == size > 1:
+                aligned.append(dims[dim])
+        for other in aligned[1:]:
+            unify(aligned[0], other, relation)
+        result.append(aligned[0] if aligned else fixed_layout(size))
     return result

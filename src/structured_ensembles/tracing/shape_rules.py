@@ -1,4 +1,4 @@
-"""Rules for what only moves and combines: pooling, reductions, reshaping, joining and taking apart."""
+"""Rules for operations that move and combine values: pooling, reductions, reshaping, joining and splitting."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import torch
 
 from structured_ensembles.tracing.layer_rules import pointwise
 from structured_ensembles.tracing.layout import (
-    How,
     Layout,
+    Relation,
     Value,
-    blocks,
     cut,
     extent,
     fix,
-    fresh,
+    fixed_layout,
     is_fixed,
-    plain,
+    new_layout,
+    repeat_positions,
     unify,
 )
 from structured_ensembles.tracing.reshaping import reshape_dims
-from structured_ensembles.tracing.rules import RULES, Call, Result, broadcast, first_of, rule
+from structured_ensembles.tracing.rules import RULES, Call, Result, broadcast, rule, with_dims
 
 # Pooling and resampling ---------------------------------------------------------------------------------------------
 
 
 def over_space(call: Call) -> Result:
-    """Works on the last dimensions of an image or signal, for every channel alike."""
+    """Keep the channels of an operation on the last dimensions of an image or signal, the same for every channel."""
     inputs = call["self"] if "self" in call.arguments else call["input"]
     spatial = re.search(r"([123])d", call.name)
     assert spatial is not None, call.name
     kept = len(inputs.shape) - int(spatial[1])
     for dim in inputs.dims[kept:]:
         fix(dim, f"{call.name} runs over it")
-    return first_of(call, (*inputs.dims[:kept], *map(plain, call.shape[kept:])))
+    return with_dims(call, (*inputs.dims[:kept], *map(fixed_layout, call.shape[kept:])))
 
 
 for dimensions in ("1d", "2d", "3d"):
@@ -52,17 +52,19 @@ for stem in ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d",
 
 @rule("pixel_shuffle")
 def pixel_shuffle(call: Call) -> Result:
+    """Give the output one channel per `upscale_factor`² input channels."""
     inputs, factor = call["self"], call["upscale_factor"]
     channel = len(inputs.shape) - 3
-    written = fresh(call.shape[channel])
-    unify(inputs.dims[channel], blocks(written, factor * factor))
+    written = new_layout(call.shape[channel])
+    unify(inputs.dims[channel], repeat_positions(written, factor * factor))
     for dim in inputs.dims[-2:]:
         fix(dim, "pixel_shuffle runs over it")
-    return Value(call.shape, (*inputs.dims[:channel], written, *map(plain, call.shape[-2:])))
+    return Value(call.shape, (*inputs.dims[:channel], written, *map(fixed_layout, call.shape[-2:])))
 
 
 @rule("pad", "constant_pad_nd")
 def pad(call: Call) -> Result:
+    """Add new channels for constant padding of the channel dimension; fix the others that are padded."""
     inputs, amounts = call["self"], call["pad"]
     dims = list(inputs.dims)
     expected: list[Any] = list(amounts)
@@ -73,10 +75,10 @@ def pad(call: Call) -> Result:
             continue
         if is_fixed(dims[dim]) or call.arguments.get("mode", "constant") != "constant" or min(before, after) < 0:
             fix(dims[dim], f"{call.name} changes its size")
-            dims[dim] = plain(call.shape[dim])
+            dims[dim] = fixed_layout(call.shape[dim])
             continue
-        # Constants beside the channels, as in the zero-padded shortcuts of a ResNet.
-        front, back = (fresh(n, padding=True) if n else () for n in (before, after))
+        # Constant channels, as in the zero-padded shortcuts of a ResNet.
+        front, back = (new_layout(count, padding=True) if count else () for count in (before, after))
         dims[dim] = (*front, *dims[dim], *back)
         expected[index], expected[index + 1] = front, back
     call.expected["pad"] = lambda size: [item if isinstance(item, int) else size(item) for item in expected]
@@ -91,7 +93,7 @@ def pad(call: Call) -> Result:
 )
 @rule("var_mean", "std_mean", "any", "all")
 def reduction(call: Call) -> Result:
-    """Removes dimensions by combining what they hold: fine over space, impossible to keep exact over channels."""
+    """Fix the dimensions that are reduced: a sum over channels cannot stay exact without some of them."""
     inputs = call["self"]
     dims = call.arguments.get("dim")
     rank = len(inputs.shape)
@@ -99,12 +101,15 @@ def reduction(call: Call) -> Result:
     for dim in reduced:
         fix(inputs.dims[dim], f"{call.name} runs over its channels")
     keep = call.arguments.get("keepdim", False)
-    left = [plain(1) if dim in reduced else inputs.dims[dim] for dim in range(rank) if keep or dim not in reduced]
+    left = [
+        fixed_layout(1) if dim in reduced else inputs.dims[dim] for dim in range(rank) if keep or dim not in reduced
+    ]
     return [None if shape is None else Value(shape, tuple(left)) for shape in call.shapes]
 
 
 @rule("max", "min")
 def extremum(call: Call) -> Result:
+    """Apply the rule of elementwise operations to two tensors, that of reductions to one."""
     return pointwise(call) if "other" in call.arguments else reduction(call)
 
 
@@ -113,6 +118,7 @@ def extremum(call: Call) -> Result:
 
 @rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "squeeze", "unsqueeze")
 def reshape(call: Call) -> Result:
+    """Regroup the layouts of a reshaped tensor."""
     inputs = call["self"]
     call.expected |= {"size": None, "shape": None, "sizes": None}
     return Value(call.shape, reshape_dims(inputs, call.shape, call.name))
@@ -120,8 +126,9 @@ def reshape(call: Call) -> Result:
 
 @rule("permute", "transpose", "t", "numpy_T", "mT", "movedim", "swapaxes", "swapdims", "adjoint")
 def permute(call: Call) -> Result:
+    """Reorder the layouts as the operation reorders dimensions."""
     inputs = call["self"]
-    # Ask the operation itself, on a tensor whose sizes are all different.
+    # The operation itself shows the order, on a tensor whose sizes are all different.
     probe = torch.empty(tuple(range(2, 2 + len(inputs.shape))), device="meta")
     moved = call.apply(probe, *[argument for name, argument in call.arguments.items() if name != "self"])
     return Value(call.shape, tuple(inputs.dims[size - 2] for size in moved.shape))
@@ -129,115 +136,128 @@ def permute(call: Call) -> Result:
 
 @rule("expand", "expand_as", "broadcast_to")
 def expand(call: Call) -> Result:
+    """Give expanded dimensions new channels, which hold one value and fit any others."""
     inputs = call["self"]
     call.expected |= {"size": None}
     dims = []
     for position, size in enumerate(call.shape):
-        own = position - len(call.shape) + len(inputs.dims)
-        if own >= 0 and inputs.shape[own] == size:
-            dims.append(inputs.dims[own])
-        else:  # the same value at every position: whatever it is combined with may keep any of them
-            dims.append(fresh(size))
+        dim = position - len(call.shape) + len(inputs.dims)
+        if dim >= 0 and inputs.shape[dim] == size:
+            dims.append(inputs.dims[dim])
+        else:  # the same value at every position: any of them may be dropped
+            dims.append(new_layout(size))
     return Value(call.shape, tuple(dims))
 
 
 @rule("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty")
 def constant(call: Call) -> Result:
+    """Give a constant tensor new channels that no layer computes."""
     call.expected |= {"size": None}
-    return Value(call.shape, tuple(fresh(size, padding=True) for size in call.shape))
+    return Value(call.shape, tuple(new_layout(size, padding=True) for size in call.shape))
 
 
 @rule("repeat")
 def repeat(call: Call) -> Result:
+    """Repeat the layout of each dimension."""
     inputs, counts = call["self"], call["repeats"]
     added = len(counts) - len(inputs.shape)
-    dims = [*map(plain, call.shape[:added]), *inputs.dims]
+    dims = [*map(fixed_layout, call.shape[:added]), *inputs.dims]
     return Value(
         call.shape, tuple(dim * count for dim, count in zip(dims, [*[1] * added, *counts[added:]], strict=True))
     )
 
 
-# Joining and taking apart -------------------------------------------------------------------------------------------
+# Joining and splitting ----------------------------------------------------------------------------------------------
 
 
 @rule("cat", "concat", "concatenate")
 def cat(call: Call) -> Result:
+    """Join the layouts of one dimension, and unify the others."""
     tensors = [value for value in call["tensors"] if math.prod(value.shape)]
     joined = int(call["dim"]) % len(call.shape)
     dims = list(tensors[0].dims)
     for other in tensors[1:]:
         for dim in set(range(len(dims))) - {joined}:
-            unify(dims[dim], other.dims[dim], How.SUM)
+            unify(dims[dim], other.dims[dim], Relation.SUM)
     dims[joined] = tuple(run for value in tensors for run in value.dims[joined])
     return Value(call.shape, tuple(dims))
 
 
 @rule("stack")
 def stack(call: Call) -> Result:
+    """Unify the tensors and insert a dimension without channels."""
     tensors, new = call["tensors"], int(call["dim"]) % len(call.shape)
-    dims = broadcast([value.dims for value in tensors], tensors[0].shape, How.SUM)
-    return Value(call.shape, (*dims[:new], plain(call.shape[new]), *dims[new:]))
+    dims = broadcast([value.dims for value in tensors], tensors[0].shape, Relation.SUM)
+    return Value(call.shape, (*dims[:new], fixed_layout(call.shape[new]), *dims[new:]))
 
 
 @rule("slice", "narrow")
 def take_slice(call: Call) -> Result:
+    """Cut the layout of one dimension."""
     inputs, dim = call["self"], call.dim()
     old, new = inputs.shape[dim], call.shape[dim]
-    given, step = call["start"], call.arguments.get("step", 1)
-    start = min(max((given or 0) + (old if (given or 0) < 0 else 0), 0), old)
+    start_argument, step = call["start"], call.arguments.get("step", 1)
+    start = min(max((start_argument or 0) + (old if (start_argument or 0) < 0 else 0), 0), old)
     if new == old:
         return Value(call.shape, inputs.dims)
     if is_fixed(inputs.dims[dim]) or step != 1:
         fix(inputs.dims[dim], f"{call.name} takes every {step}th channel")
-        return Value(call.shape, replaced(inputs.dims, dim, plain(new)))
+        return Value(call.shape, replace_dim(inputs.dims, dim, fixed_layout(new)))
     before = cut(inputs.dims[dim], 0, start)
 
     def expected_start(size: Callable[[Layout], int]) -> int | None:
         # A negative start counts from the end, where other channels may be missing too.
-        return given if given is None else size(before) - (size(inputs.dims[dim]) if given < 0 else 0)
+        if start_argument is None:
+            return None
+        return size(before) - (size(inputs.dims[dim]) if start_argument < 0 else 0)
 
     call.expected |= {"start": expected_start, "end": None, "length": None}
-    return Value(call.shape, replaced(inputs.dims, dim, cut(inputs.dims[dim], start, new)))
+    return Value(call.shape, replace_dim(inputs.dims, dim, cut(inputs.dims[dim], start, new)))
 
 
 @rule("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
 def split(call: Call) -> Result:
+    """Cut the layout of one dimension into consecutive pieces."""
     inputs, dim = call["self"], call.dim()
     call.expected |= {"split_size": None, "split_sizes": None}
-    parts, start = [], 0
+    pieces, start = [], 0
     for shape in call.shapes:
         assert shape is not None
-        parts.append(cut(inputs.dims[dim], start, shape[dim]))
+        pieces.append(cut(inputs.dims[dim], start, shape[dim]))
         start += shape[dim]
-    if call.name.endswith(("chunk", "tensor_split")) and len({extent(part) for part in parts}) > 1:
-        fix(inputs.dims[dim], f"{call.name} makes unequal parts of it")  # where, depends on how many are left
+    if call.name.endswith(("chunk", "tensor_split")) and len({extent(piece) for piece in pieces}) > 1:
+        # The borders depend on how many channels are left.
+        fix(inputs.dims[dim], f"{call.name} makes unequal parts of it")
     elif call.name.endswith("chunk"):
-        # Equal parts stay equal only if they lose the same channels.
-        for part in parts[1:]:
-            unify(parts[0], part)
+        # Equal pieces stay equal only if they lose the same channels.
+        for piece in pieces[1:]:
+            unify(pieces[0], piece)
     return [
-        Value(shape, replaced(inputs.dims, dim, part))
-        for shape, part in zip(call.shapes, parts, strict=True)
+        Value(shape, replace_dim(inputs.dims, dim, piece))
+        for shape, piece in zip(call.shapes, pieces, strict=True)
         if shape is not None
     ]
 
 
 @rule("glu")
 def gated_linear_unit(call: Call) -> Result:
+    """Unify the two halves of the input: one gates the other."""
     inputs, dim = call["self"], call.dim()
     half = inputs.shape[dim] // 2
     value, gate = cut(inputs.dims[dim], 0, half), cut(inputs.dims[dim], half, half)
-    unify(value, gate, How.GATE)
-    return Value(call.shape, replaced(inputs.dims, dim, value))
+    unify(value, gate, Relation.GATE)
+    return Value(call.shape, replace_dim(inputs.dims, dim, value))
 
 
 @rule("select", "unbind")
 def select(call: Call) -> Result:
+    """Fix the dimension from which single positions are picked."""
     inputs, dim = call["self"], call.dim()
     fix(inputs.dims[dim], f"{call.name} picks single channels")
     left = (*inputs.dims[:dim], *inputs.dims[dim + 1 :])
     return [None if shape is None else Value(shape, left) for shape in call.shapes]
 
 
-def replaced(dims: Sequence[Layout], position: int, layout: Layout) -> tuple[Layout, ...]:
+def replace_dim(dims: Sequence[Layout], position: int, layout: Layout) -> tuple[Layout, ...]:
+    """Return the layouts with another one at `position`."""
     return (*dims[:position], layout, *dims[position + 1 :])

@@ -1,9 +1,9 @@
-"""The proof: run the model's own code on fewer channels and see that it does what the layouts predict.
+"""The trial: run the model's code on fewer channels and check that it does what the layouts predict.
 
 The exported graph shows the operations, not the Python code behind them. `x.view(-1, 512)` and `x.flatten(1)` export
-alike, but only one of them survives the removal of a channel. So the model is shrunk (fake tensors, no memory),
-exported once more, and compared: the same operations, the predicted shapes, no other argument changed. Whatever differs
-fixes the channels it touches, until the trial holds.
+alike, but only the second still works after the removal of a channel. So the model is shrunk (fake tensors, no memory),
+exported once more, and compared: the same operations, the predicted shapes, no other argument changed. An operation
+that differs fixes the channels it touches, and the trial is repeated until nothing differs.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Size = Callable[[Layout], int]
 
 
 def trial_counts(candidates: Sequence[ChannelSet], steps: Sequence[Step]) -> list[Counts]:
-    """How many channels of each set a trial keeps: all over the range from 2 to all but one.
+    """Choose how many channels of each set the trials keep: different numbers from 2 to all but one.
 
     Code that handles sizes may work by coincidence: half of 2 + 3 channels, rounded down, is 2. If there is such code,
-    a second trial turns the order of sets of equal size around. Where the range is too small for all of them to keep
-    different numbers, in a third trial other ones are equal.
+    a second trial reverses the order among sets of equal size. If the range is too small for all of them to keep
+    different numbers, a third trial changes which ones are equal.
     """
     trials: list[Counts] = [{}, {}, {}]
     seen: dict[int, int] = {}
@@ -55,32 +55,34 @@ def trial_counts(candidates: Sequence[ChannelSet], steps: Sequence[Step]) -> lis
 
 
 def differences(steps: Sequence[Step], trial: Sequence[Step], counts: Counts) -> list[Step]:
-    """The operations that the trial did otherwise than predicted, though what reached them was as predicted."""
-    known: dict[int, int] = {}  # values share layouts, and some are long
+    """List the operations that differ from the prediction although their inputs are as predicted."""
+    sizes: dict[int, int] = {}  # by id of the layout: values share layouts, and some are long
 
     def size(layout: Layout) -> int:
-        if id(layout) not in known:
-            known[id(layout)] = kept_extent(layout, lambda channels: counts.get(channels, channels.size))
-        return known[id(layout)]
+        if id(layout) not in sizes:
+            sizes[id(layout)] = kept_extent(layout, lambda channels: counts.get(channels, channels.size))
+        return sizes[id(layout)]
 
-    found: list[Step] = []
+    differing: list[Step] = []
     for predicted, tried in zip(steps, trial, strict=False):
         if (predicted.name, predicted.module, len(predicted.results)) != (tried.name, tried.module, len(tried.results)):
-            return [*found, predicted]  # from here on, the two cannot be compared
-        if _shapes_hold(predicted.values, tried.values, size) and not _as_predicted(predicted, tried, size):
-            found.append(predicted)
-    return found if len(steps) == len(trial) or found else [steps[min(len(steps), len(trial)) - 1]]
+            return [*differing, predicted]  # the steps after it cannot be compared
+        if _shapes_hold(predicted.values, tried.values, size) and not _is_as_predicted(predicted, tried, size):
+            differing.append(predicted)
+    return differing if len(steps) == len(trial) or differing else [steps[min(len(steps), len(trial)) - 1]]
 
 
 def _shapes_hold(predicted: Sequence[Value | None], tried: Sequence[Value | None], size: Size) -> bool:
+    """Tell whether all tensors have the predicted shapes."""
     if len(predicted) != len(tried):
         return False
     pairs = zip(predicted, tried, strict=True)
     shapes = [(None if p is None else tuple(map(size, p.dims)), None if t is None else t.shape) for p, t in pairs]
-    return all(expected == found for expected, found in shapes)
+    return all(expected == actual for expected, actual in shapes)
 
 
-def _as_predicted(predicted: Step, tried: Step, size: Size) -> bool:
+def _is_as_predicted(predicted: Step, tried: Step, size: Size) -> bool:
+    """Tell whether the results and arguments of an operation are as predicted."""
     if not _shapes_hold(predicted.results, tried.results, size):
         return False
     for name, argument in predicted.arguments.items():
@@ -94,22 +96,23 @@ def _as_predicted(predicted: Step, tried: Step, size: Size) -> bool:
 
 
 def _as_list(argument: Any) -> Any:
+    """Convert a tuple to a list, so that the two compare as equal."""
     return list(argument) if isinstance(argument, list | tuple) else argument
 
 
 def _constants(argument: Any) -> str:
-    """An argument without its tensors, whose shapes are compared where they are computed."""
+    """Write out an argument without its tensors, whose shapes are compared where they are computed."""
     if isinstance(argument, list | tuple):
         return str([_constants(item) for item in argument])
     return "tensor" if isinstance(argument, Value | Tensor) else str(argument)
 
 
 def blame_step(walk: Walk, steps: Sequence[Step], step: Step, candidates: Sequence[ChannelSet]) -> None:
-    """Fix the candidates that the operation touches; for a constant, those that its readers touch."""
+    """Fix the candidates that the operation touches; for a constant, those that the operations which read it touch."""
     readers = [other for other in steps if any(value is result for value in other.values for result in step.results)]
     where = step.module or "the model"
     for involved in ([step], readers):
-        values = [value for own in involved for value in (*own.values, *own.results) if value is not None]
+        values = [value for other in involved for value in (*other.values, *other.results) if value is not None]
         layouts = [dim for value in values for dim in value.dims]
         if _fix_candidates(layouts, candidates, f"{ASSUMES}: {step.name} in {where}"):
             return
@@ -131,7 +134,7 @@ def blame_module(walk: Walk, module: str, candidates: Sequence[ChannelSet], erro
 def find_failing(
     candidates: Sequence[ChannelSet], failure: Callable[[Sequence[ChannelSet]], str | None]
 ) -> list[ChannelSet]:
-    """The sets whose loss of channels alone makes the model fail, by halving; none if only several together do."""
+    """Find the sets that alone make the model fail if they lose channels, by bisection; none if only several do."""
     if failure(candidates) is None:
         return []
     if len(candidates) == 1:
@@ -141,17 +144,17 @@ def find_failing(
 
 
 def _fix_candidates(layouts: Sequence[Layout], candidates: Sequence[ChannelSet], reason: str) -> bool:
-    """Returns whether there were any, of which an operation before may have fixed all."""
+    """Fix the candidates in these layouts; return whether there are any, even if all were fixed before."""
     touched = {channels for layout in layouts if extent(layout) > 1 for channels in channel_sets(layout)}
-    own = [channels for channels in candidates if channels in touched]
-    for channels in own:
+    blamed = [channels for channels in candidates if channels in touched]
+    for channels in blamed:
         channels.fixed = channels.fixed or reason
-    return bool(own)
+    return bool(blamed)
 
 
 @contextmanager
-def running_module(model: nn.Module) -> Any:
-    """Keeps the qualified name of the innermost module that is running; after an error, the one that failed."""
+def track_running_module(model: nn.Module) -> Any:
+    """Yield the stack of the qualified names of running modules; after an error, the last one is that which failed."""
     stack: list[str] = [""]
     handles = []
     for name, module in model.named_modules():

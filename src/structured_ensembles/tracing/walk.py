@@ -1,4 +1,4 @@
-"""Follow an exported graph, operation by operation, and collect what it says about channels."""
+"""Walk: follows an exported graph, operation by operation, and collects what it says about channels."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from structured_ensembles.tracing.follow import follow
-from structured_ensembles.tracing.layout import Layout, Value, channel_sets, fix, fresh, plain
-from structured_ensembles.tracing.rules import Call, Result, unknown
+from structured_ensembles.tracing.layout import Layout, Value, channel_sets, fix, fixed_layout, new_layout
+from structured_ensembles.tracing.rules import Call, Result, fix_unknown
 
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
 @dataclass
 class Producer:
-    """A layer that computes channels: the layout of its output dimension, and the norm that alone reads it, if any.
+    """A layer that computes channels.
 
-    normalized: whether its output passes a normalisation before the next layer or the network's output.
+    channels: the layout of its output dimension. norm: the norm layer that reads its output, if nothing else does.
+    normalized: whether its output passes a norm layer before the next layer or the network's output.
     """
 
     module: str
     channels: Layout
-    dim: int  # of the output, counted from the end: the batch dimension may be missing
+    dim: int  # of the channels in the output, from the end: the batch dimension may be missing
     norm: str | None
     normalized: bool
 
 
 @dataclass
 class Step:
-    """One operation, for the trial: what it was, what comes out, which arguments may change and how."""
+    """One operation, for the trial: its name, results, and arguments, and those that are expected to change."""
 
     name: str
     module: str
@@ -47,7 +48,7 @@ class Step:
 
 @dataclass
 class Walk:
-    """What is known after following one or more graphs of a model."""
+    """State of following one or more graphs of a model."""
 
     model: nn.Module
     parameters: dict[str, Value] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class Walk:
     output_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        self.modules = dict(self.model.named_modules(remove_duplicate=False))  # one may have several names
+        self.modules = dict(self.model.named_modules(remove_duplicate=False))  # a module may have several names
         names: dict[int, list[str]] = {}
         tensors = [
             *self.model.named_parameters(remove_duplicate=False),
@@ -67,7 +68,7 @@ class Walk:
             names.setdefault(id(tensor), []).append(name)
             first = names[id(tensor)][0]
             if first == name:
-                dims = tuple(fresh(size) if size > 1 else plain(size) for size in tensor.shape)
+                dims = tuple(new_layout(size) if size > 1 else fixed_layout(size) for size in tensor.shape)
                 self.parameters[name] = Value(tuple(tensor.shape), dims, parameter=name)
             else:
                 self.parameters[name] = self.parameters[first]
@@ -75,27 +76,27 @@ class Walk:
                     _fix_all(self.parameters[first], f"{first} is also {name}: shared weights")
 
     def same_module(self, one: str, other: str) -> bool:
-        """Whether two names are of one module."""
+        """Tell whether two names belong to one module."""
         return one == other or (one in self.modules and self.modules[one] is self.modules.get(other))
 
     def follow(self, program: ExportedProgram) -> list[Step]:
-        """Walk through one graph; returns its operations in order."""
-        kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+        """Follow one graph; return its operations in order."""
+        specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
         results: dict[fx.Node, Result] = {}
         steps: list[Step] = []
         for node in program.graph.nodes:
             if node.op == "placeholder":
-                spec = kinds[node.name]
+                spec = specs[node.name]
                 if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
                     results[node] = self._parameter(node, spec.target)
                 else:
-                    given = spec.kind == InputKind.USER_INPUT
-                    reason = "the network's input" if given else "meets a constant tensor"
+                    is_input = spec.kind == InputKind.USER_INPUT
+                    reason = "the network's input" if is_input else "meets a constant tensor"
                     shape = shapes_of(node)[0]
-                    value = None if shape is None else Value(shape, tuple(plain(n, reason) for n in shape))
+                    value = None if shape is None else Value(shape, tuple(fixed_layout(size, reason) for size in shape))
                     results[node] = value
-                    if not given:
-                        constant = _written_out(program.constants.get(str(spec.target)))
+                    if not is_input:
+                        constant = _small_constant(program.constants.get(str(spec.target)))
                         steps.append(Step("constant", module_of(node), {"value": constant}, [value], {}, []))
             elif node.op == "output":
                 self._finish(_with_results(node.args, results))
@@ -106,10 +107,11 @@ class Walk:
             elif node.op == "call_function":
                 results[node] = self._operation(node, results, steps)
             else:
-                results[node] = unknown(_call(node, results, self), f"{node.op} {node.target} is not understood")
+                results[node] = fix_unknown(_call(node, results, self), f"{node.op} {node.target} is not understood")
         return steps
 
     def _parameter(self, node: fx.Node, name: str) -> Value:
+        """Return a parameter's value, fixed if several operations use it."""
         value = self.parameters[name]
         if node.users:
             self.used.add(name)
@@ -118,6 +120,7 @@ class Walk:
         return value
 
     def _operation(self, node: fx.Node, results: dict[fx.Node, Result], steps: list[Step]) -> Result:
+        """Apply the rule for an operation and append it to the steps."""
         call = _call(node, results, _Layers(self, node))
         if not any(shape is not None for shape in call.shapes) and not _returns(node):
             return None  # an assertion
@@ -129,29 +132,32 @@ class Walk:
         return result
 
     def _finish(self, outputs: Any) -> None:
-        found: list[Value] = []
-        torch.utils._pytree.tree_map_only(Value, found.append, outputs)
-        for value in found:
-            if value.parameter is None:  # an updated statistic is not an output
-                _fix_all(value, "reaches the network's output")
-        own = [value for value in found if value.parameter is None]
-        if own and self.output_shape is None:
-            self.output_shape = own[0].shape
+        """Fix the channels of the network's outputs."""
+        values: list[Value] = []
+        torch.utils._pytree.tree_map_only(Value, values.append, outputs)
+        computed = [value for value in values if value.parameter is None]  # not the updated statistics
+        for value in computed:
+            _fix_all(value, "reaches the network's output")
+        if computed and self.output_shape is None:
+            self.output_shape = computed[0].shape
 
 
 @dataclass
 class _Layers:
+    """Receiver of what the rule for one node reports about layers."""
+
     walk: Walk
     node: fx.Node
 
     def produce(self, weight: Value, channels: Layout) -> None:
+        """Record the layer of `weight` as a producer of the channels; fix them if there is no such layer."""
         owner = self._owner(weight)
         if owner is None:
             fix(channels, f"computed from {weight.parameter or 'a computed weight'} by code outside a layer")
             return
-        inner = _changed_inside(self.node)
-        if inner is not None:  # scaling vectors act on what comes out of the layer
-            fix(channels, f"{owner} does more than its kind of layer: {inner}")
+        operation = _extra_operation(self.node)
+        if operation is not None:  # scaling vectors act on the output of the layer
+            fix(channels, f"{owner} does more than its kind of layer: {operation}")
         number = len(self.walk.producers)
         dim = -1 if isinstance(self.walk.model.get_submodule(owner), nn.Linear) else 1 - len(weight.shape)
         norm = _norm_after(self.node)
@@ -162,11 +168,12 @@ class _Layers:
             channel_set.heads = channel_set.heads | {number}
 
     def consume(self, weight: Value, channels: Layout) -> None:
+        """Record the layer of `weight` as a reader of the channels."""
         name = self._owner(weight) or weight.parameter or "a computed weight"
         self.walk.consumers.append((name, channels))
 
     def _owner(self, weight: Value) -> str | None:
-        """The layer this weight belongs to, if the operation is that layer's own."""
+        """Return the name of the layer of this weight, if the operation is in that layer's forward."""
         if weight.parameter is None:
             return None
         owner = weight.parameter.rpartition(".")[0]
@@ -183,41 +190,42 @@ POINTWISE = frozenset(
 )
 
 
-def _changed_inside(node: fx.Node) -> str | None:
-    """The operation by which a layer of the user's changes its own output, other than number by number."""
+def _extra_operation(node: fx.Node) -> str | None:
+    """Return an operation by which a layer's forward changes its output otherwise than elementwise; None if none."""
     for user in node.users:
         if user.op == "call_function" and module_of(user) == module_of(node):
             schema = getattr(user.target, "_schema", None)
             name = schema.name.rpartition("::")[2] if schema is not None else str(user.target)
             if name not in POINTWISE or shapes_of(user) != shapes_of(node):
                 return name
-            found = _changed_inside(user)
-            if found is not None:
-                return found
+            operation = _extra_operation(user)
+            if operation is not None:
+                return operation
     return None
 
 
-def _written_out(constant: Any) -> Any:
-    """The values of a small constant tensor, which may hold a number of channels; None if they are not known."""
+def _small_constant(constant: Any) -> Any:
+    """Return the values of a small constant tensor, which may hold a number of channels; None for any other."""
     if not isinstance(constant, Tensor) or isinstance(constant, FakeTensor) or constant.numel() > 16:
         return None
     return constant.tolist()
 
 
 def shapes_of(node: fx.Node) -> list[tuple[int, ...] | None]:
-    """The shapes of a node's results; None for one that is no tensor."""
+    """List the shapes of a node's results; None for one that is not a tensor."""
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else [value]
     return [tuple(map(int, item.shape)) if isinstance(item, Tensor) else None for item in values]
 
 
 def module_of(node: fx.Node) -> str:
-    """The qualified name of the module whose forward contains the operation."""
+    """Return the qualified name of the module whose forward contains the operation."""
     stack = node.meta.get("nn_module_stack") or {}
     return list(stack.values())[-1][0] if stack else ""
 
 
 def _call(node: fx.Node, results: dict[fx.Node, Result], layers: Any) -> Call:
+    """Make the call of a node, with arguments by the names of its schema."""
     target: Any = node.target
     schema = getattr(target, "_schema", None)
     if schema is None:
@@ -236,52 +244,56 @@ def _call(node: fx.Node, results: dict[fx.Node, Result], layers: Any) -> Call:
 
 
 def _with_results(argument: Any, results: dict[fx.Node, Result]) -> Any:
-    """An argument of a node with every node in it replaced by its result."""
+    """Return an argument of a node with every node in it replaced by its result."""
     return fx.node.map_arg(argument, results.__getitem__)  # type: ignore[arg-type, return-value]
 
 
 def _returns(node: fx.Node) -> list[Any]:
+    """List the declared results of an operation."""
     schema = getattr(node.target, "_schema", None)
     return list(schema.returns) if schema is not None else [None]
 
 
 def _is_list(node: fx.Node) -> bool:
+    """Tell whether a node's result is a list or tuple."""
     return isinstance(node.meta.get("val"), list | tuple)
 
 
 def _norm_after(node: fx.Node) -> str | None:
-    """The batch norm that alone reads the output of `node`."""
+    """Return the name of the batch norm that reads the output of `node`, if nothing else does."""
     users = list(node.users)
     if len(users) != 1:
         return None
     return module_of(users[0]) if "batch_norm" in _operation_name(users[0]) else None
 
 
-# Parts of the names of operations
+# Substrings of the names of operations
 NORMS = ("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm")
 PRODUCTS = ("linear", "conv", "addmm", "bmm", "matmul", "einsum", "scaled_dot_product")
 
 
 def _is_normalized(node: fx.Node) -> bool:
-    """Tell whether every path from `node` to the next layer, or to the output, passes a normalisation."""
-    waiting, seen = list(node.users), set()
-    while waiting:
-        user = waiting.pop()
+    """Tell whether every path from `node` to the next layer, or to the output, passes a norm layer."""
+    remaining, seen = list(node.users), set()
+    while remaining:
+        user = remaining.pop()
         name = _operation_name(user)
         if user in seen or any(norm in name for norm in NORMS):
             continue
         if user.op == "output" or any(product in name for product in PRODUCTS):
             return False
         seen.add(user)
-        waiting += user.users
+        remaining += user.users
     return True
 
 
 def _operation_name(node: fx.Node) -> str:
+    """Return the name of an ATen operation without its namespace; "" for any other node."""
     schema = getattr(node.target, "_schema", None)
     return "" if schema is None else schema.name.rpartition("::")[2]
 
 
 def _fix_all(value: Value, reason: str) -> None:
+    """Fix the channels of all dimensions."""
     for dim in value.dims:
         fix(dim, reason)

@@ -1,6 +1,7 @@
-"""Checkpoints: one file, written atomically after every epoch, from which training goes on to the same weights.
+"""Checkpoints: one file, written atomically after every epoch, from which training resumes to the same weights.
 
-It is a container with a checksum, as the files of ensembles are. Those of earlier versions have none, and are read too.
+A checkpoint is a container with a checksum, like an ensemble's file. Files of earlier versions lack the checksum and
+are read too.
 """
 
 from __future__ import annotations
@@ -15,32 +16,38 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from structured_ensembles.networks.copying import check_fits, unsaved_buffers
-from structured_ensembles.storage.container import ArtifactError, checked, read_container, refused, write_container
+from structured_ensembles.storage.container import (
+    ArtifactError,
+    check_field,
+    raise_as_artifact_error,
+    read_container,
+    write_container,
+)
 from structured_ensembles.storage.files import check_regular
 
 FORMAT = "structured-ensembles-checkpoint"
 VERSION = 1
-SGD, ADAM = {"momentum_buffer"}, {"step", "exp_avg", "exp_avg_sq"}  # what optimizers keep of each parameter
-MOST_STEPS = 2**53
-EARLIER = "state"  # the entry that files of earlier versions have: without a checksum and non-persistent buffers
+SGD, ADAM = {"momentum_buffer"}, {"step", "exp_avg", "exp_avg_sq"}  # an optimizer's state tensors per parameter
+MAX_STEPS = 2**53
+LEGACY_ENTRY = "state"  # metadata of files of earlier versions, which lack a checksum and non-persistent buffers
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Write named tensors, what can be written as JSON, and a list of the tensors, so that none can be missing."""
+    """Write named tensors and a state that JSON can hold, with a list of the tensors, which reveals a missing one."""
     write_container(path, FORMAT, VERSION, {**state, "tensors": sorted(tensors)}, tensors)
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Read the tensors and the state, checked; None if there is no checkpoint."""
+    """Read and check the tensors and the state; return None if there is no checkpoint."""
     if not path.exists():
         return None
     try:
-        with refused(f"{path} is damaged"):
+        with raise_as_artifact_error(f"{path} is damaged"):
             check_regular(path)
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                if EARLIER in metadata:
-                    state = checked(json.loads(metadata[EARLIER]), dict, "its state")
+                if LEGACY_ENTRY in metadata:
+                    state = check_field(json.loads(metadata[LEGACY_ENTRY]), dict, "its state")
                     tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
                     return tensors, {**state, "earlier_version": True}
         state, tensors = read_container(path, FORMAT, VERSION, "a checkpoint")
@@ -51,51 +58,54 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | No
     return {name: tensor.clone() for name, tensor in tensors.items()}, state
 
 
-def is_members(name: str, members: int) -> bool:
-    """Tell whether a checkpoint of so many members may have a tensor of this name."""
-    number, kind, *_ = [*name.split(".", 2), ""]
-    return number.isdecimal() and int(number) < members and kind in ("now", "best", "optimizer")
+def is_member_tensor(name: str, members: int) -> bool:
+    """Tell whether a checkpoint of `members` networks may have a tensor of this name, such as "0.best.fc.weight"."""
+    number, role, *_ = [*name.split(".", 2), ""]
+    return number.isdecimal() and int(number) < members and role in ("now", "best", "optimizer")
 
 
-def check_complete(network: nn.Module, kept: Mapping[str, Tensor], earlier_version: bool) -> None:
-    """Raise a ValueError unless `kept` has the state of a network in its shapes; only other buffers may have grown."""
+def check_complete(network: nn.Module, tensors: Mapping[str, Tensor], earlier_version: bool) -> None:
+    """Raise a ValueError unless `tensors` are the state of the network, in its shapes.
+
+    Only non-persistent buffers may be missing or have another size.
+    """
     optional = unsaved_buffers(network)
     if earlier_version and optional:
-        raise ValueError(f"an earlier version wrote it, which did not keep the buffer {min(optional)}")
-    check_fits(network, kept)
+        raise ValueError(f"an earlier version wrote it, without the non-persistent buffer {min(optional)}")
+    check_fits(network, tensors)
 
 
-def optimizer_tensors(prefix: str, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state (momentum and the like) as named tensors."""
-    found = {}
+def flatten_optimizer_state(prefix: str, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimizer's state (momentum and the like) as named tensors."""
+    tensors = {}
     for index, state in optimizer.state_dict()["state"].items():
         for key, value in state.items():
             if value is not None:
-                found[f"{prefix}{index}.{key}"] = torch.as_tensor(value)
-    return found
+                tensors[f"{prefix}{index}.{key}"] = torch.as_tensor(value)
+    return tensors
 
 
 def restore_optimizer(prefix: str, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Restore what `optimizer_tensors` gave; raise a ValueError if it is not of an optimizer like this one."""
-    whole = optimizer.state_dict()
-    loaded: dict[int, dict[str, Tensor]] = {}
+    """Load what `flatten_optimizer_state` returned; raise a ValueError if it is another optimizer's."""
+    state_dict = optimizer.state_dict()
+    states: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith(prefix):
-            index, _, key = name.removeprefix(prefix).partition(".")
-            loaded.setdefault(int(index), {})[key] = tensor
+            number, _, key = name.removeprefix(prefix).partition(".")
+            states.setdefault(int(number), {})[key] = tensor
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, state in loaded.items():
-        _check_state(number, state, parameters, SGD if isinstance(optimizer, torch.optim.SGD) else ADAM)
-    whole["state"] |= loaded
-    optimizer.load_state_dict(whole)
+    for index, state in states.items():
+        _check_state(index, state, parameters, SGD if isinstance(optimizer, torch.optim.SGD) else ADAM)
+    state_dict["state"] |= states
+    optimizer.load_state_dict(state_dict)
     for parameter, values in optimizer.state.items():
         for key, value in values.items():
-            if value.shape == parameter.shape:  # in the parameter's layout too, as kernels for many tensors want it
+            if value.shape == parameter.shape:  # fused kernels need the parameter's memory layout, too
                 values[key] = torch.empty_like(parameter, requires_grad=False).copy_(value)
 
 
 def _check_state(index: int, state: Mapping[str, Tensor], parameters: Sequence[Tensor], keys: set[str]) -> None:
-    """Raise a ValueError unless the state is a parameter's: fused kernels write past the end of what is too short."""
+    """Raise a ValueError unless the state fits its parameter: fused kernels write past the end of a short tensor."""
     if not 0 <= index < len(parameters):
         raise ValueError(f"the optimizer's state is of parameter {index}, but there are {len(parameters)} parameters")
     if state.keys() != keys:
@@ -104,5 +114,5 @@ def _check_state(index: int, state: Mapping[str, Tensor], parameters: Sequence[T
         shape = torch.Size([]) if key == "step" else parameters[index].shape
         if tensor.shape != shape:
             raise ValueError(f"{key} of the optimizer's state {index} has the shape {list(tensor.shape)}, not {shape}")
-        if key == "step" and not 0 <= float(tensor) < MOST_STEPS:
+        if key == "step" and not 0 <= float(tensor) < MAX_STEPS:
             raise ValueError(f"the step of the optimizer's state {index} cannot be {float(tensor)}")

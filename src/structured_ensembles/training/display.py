@@ -1,4 +1,4 @@
-"""What a person sees while networks train."""
+"""Display: the progress of a training run on the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from structured_ensembles.training.history import History
 
 
 class Display:
-    """One line with a bar on a terminal; a plain line now and then elsewhere; nothing if quiet."""
+    """A progress bar on a terminal; a plain line every ten seconds elsewhere; nothing if quiet."""
 
     def __init__(self, members: int, epochs: int, steps: int, task: str, quiet: bool) -> None:
         self.console = Console(stderr=True)
@@ -34,19 +34,20 @@ class Display:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
 
     def step(self) -> None:
+        """Advance the bar by one step."""
         if self.live:
             self.bar.advance(self.job)
 
     def epoch(self, epoch: int, history: History, rate: float) -> None:
-        """Epoch, rate, and each member's validation accuracy (or loss)."""
+        """Show the epoch, the learning rate and each member's validation accuracy (or loss)."""
         key = "validation_accuracy" if self.task == "classification" else "validation_loss"
         latest = {row["member"]: row[key] if row[key] is not None else row["loss"] for row in history.rows}
-        shown = " ".join(_shown(latest.get(member), key) for member in range(self.members))
+        shown = " ".join(_format_figure(latest.get(member), key) for member in range(self.members))
         text = f"epoch {epoch + 1}/{self.epochs}  rate {rate:.4f}  members {shown}"
         if self.live:
             self.bar.update(self.job, figures=text)
@@ -55,7 +56,8 @@ class Display:
             self.console.print(text, highlight=False)
 
 
-def _shown(value: float | int | None, key: str) -> str:
+def _format_figure(value: float | int | None, key: str) -> str:
+    """Format an accuracy as a percentage, a loss with three decimals."""
     if value is None:
         return "–"
     return f"{100 * value:.1f}%" if key == "validation_accuracy" and 0 <= value <= 1 else f"{value:.3f}"

@@ -1,4 +1,4 @@
-"""What the fleet and its engines share: the plan of a run, and a network in training."""
+"""Plan, Member and Engine: the types that the fleet shares with the engines that compute its epochs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.inputs import is_several, moved
+from structured_ensembles.common.inputs import is_several, move_inputs
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import Augmentation
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.training.execution import Execution
 from structured_ensembles.training.mesh import Mesh
@@ -29,7 +29,7 @@ Result = tuple[float | None, float | None]  # loss and accuracy on the validatio
 
 @dataclass(frozen=True)
 class Plan:
-    """What every epoch of a run needs to know."""
+    """Data, recipe and settings of a run, the same for every epoch."""
 
     data: Data
     recipe: Recipe
@@ -42,72 +42,75 @@ class Plan:
     steps: int  # in an epoch
     dtype: torch.dtype = torch.float32  # of the networks, and so of their inputs
     mesh: Mesh = field(default_factory=Mesh)
-    fallbacks: list[str] = field(default_factory=list)  # what was told by `tell`
+    fallbacks: list[str] = field(default_factory=list)  # the messages of `log_fallback`
 
-    def tell(self, message: str) -> None:
-        """Log a fallback from the fastest way, once in a run, and keep it for the history."""
+    def log_fallback(self, message: str) -> None:
+        """Log a fallback to a slower path, once in a run, and keep it for the history."""
         if message not in self.fallbacks:
             self.fallbacks.append(message)
             logger.warning(message)
 
     def example(self, draw: Callable[..., Tensor]) -> Any:
-        """Return two samples for trials of the networks, on the device: drawn by `draw`, such as `torch.zeros`.
+        """Return two samples to try the networks on, on the device, made by `draw`, such as `torch.zeros`.
 
-        Ids and several inputs are samples of the data, since drawn ones could be invalid.
+        Where inputs are ids, or several, they are samples of the data, since drawn ones could be invalid.
         """
         if self.data.ids or is_several(self.shape):
-            return moved(self.data.example(dtype=self.dtype), self.device)
+            return move_inputs(self.data.example(dtype=self.dtype), self.device)
         return draw(2, *self.shape, dtype=self.dtype, device=self.device)
 
     def member_seed(self, purpose: str, member: Member, *numbers: int) -> int:
-        """Derive the seed of something a member draws for itself: its "order", "crops" or "dropout"."""
-        return stream(self.seed, purpose, member.number, *numbers)
+        """Derive the seed of a member's own random draws: its "order", "crops" or "dropout"."""
+        return derive_seed(self.seed, purpose, member.number, *numbers)
 
     @property
-    def exact(self) -> torch.dtype:
-        """What losses are computed in: the networks' type, but no less than float32."""
+    def loss_dtype(self) -> torch.dtype:
+        """Return the dtype in which losses are computed: the networks', but at least float32."""
         return torch.promote_types(self.dtype, torch.float32)
 
     @property
-    def halved(self) -> bool:
-        """Whether passes compute in bfloat16."""
+    def uses_bfloat16(self) -> bool:
+        """Tell whether forward and backward passes compute in bfloat16."""
         return self.execution.precision_on(self.device) == "bfloat16"
 
     def autocast(self) -> AbstractContextManager[object]:
-        # Without a cache of cast weights: in a graph it would hold on to those of the step that was captured.
-        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if self.halved else nullcontext()
+        """Return the autocast context of forward passes; one that does nothing in float32."""
+        if not self.uses_bfloat16:
+            return nullcontext()
+        # Without the cache of cast weights: a CUDA graph would keep those of the step that was captured.
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
 
 @dataclass(eq=False)
 class Member:
-    """One network in training."""
+    """A network in training, its best weights and the state of its optimizer."""
 
     network: nn.Module
-    number: int  # with the run's seed, it decides the order of its batches, its crops and its dropout
-    best: dict[str, Tensor]  # a true copy of the weights of the best epoch
+    number: int  # with the run's seed it determines the order of batches, the crops and the dropout
+    best: dict[str, Tensor]  # a copy of the weights of the best epoch
     optimizer_state: OptimizerState = field(default_factory=OptimizerState)
     best_score: float = -math.inf
-    best_epoch: int = -1  # the last one with that score
-    rise: int = -1  # the last epoch that was better than all before
-    stopped: str | None = None
+    best_epoch: int = -1  # the last epoch with that score
+    last_improvement: int = -1  # the last epoch with a better score than all before
+    stopped: str | None = None  # why it stopped before the last epoch
 
 
 class Engine(Protocol):
-    """How epochs are computed."""
+    """A way to compute epochs."""
 
     name: str  # "loop" or "graph"
 
-    def take(self, active: Sequence[Member]) -> None:
-        """Get ready for these members, and give them optimizers of the engine's kind.
+    def prepare(self, active: Sequence[Member]) -> None:
+        """Prepare to train these members, and build the optimizers that they need in this engine.
 
-        Raises `CaptureError` if it cannot; then nothing has changed, neither the members nor their optimizers.
+        Raises `CaptureError` if that is impossible; then neither the members nor their optimizers have changed.
         """
         ...
 
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
-        """One pass over the training split; returns the mean loss of each member."""
+        """Train for one pass over the training split; return the mean loss of each member."""
         ...
 
     def validate(self, active: Sequence[Member]) -> list[Result]:
-        """Loss and accuracy of each member on the validation split."""
+        """Return loss and accuracy of each member on the validation split."""
         ...

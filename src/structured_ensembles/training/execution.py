@@ -1,4 +1,4 @@
-"""Execution: how training is computed; the recipe says what is trained."""
+"""Execution: settings of how training is computed; the recipe is the procedure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from structured_ensembles.common.checks import check_choice, check_whole, plain_number
+from structured_ensembles.common.checks import check_choice, check_whole, to_python_number
 
 EngineName = Literal["auto", "loop", "graph"]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -16,7 +16,7 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class Execution:
-    """How to compute the training that a `Recipe` describes.
+    """Settings of how to compute the training that a `Recipe` describes.
 
     The precision is part of a run's identity, since it changes the weights beyond rounding: a folder or checkpoint of
     another precision is refused. Engine, streams and compile are not, so that a run may go on with others, such as on
@@ -41,7 +41,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
-            object.__setattr__(self, name, plain_number(value))
+            object.__setattr__(self, name, to_python_number(value))
         check_choice("engine", self.engine, get_args(EngineName))
         check_choice("precision", self.precision, get_args(Precision))
         check_whole("streams", self.streams, or_none=True)
@@ -59,7 +59,7 @@ class Execution:
         return {"precision": self.precision}
 
     def changes(self) -> dict[str, Any]:
-        """Return the fields that are not as by default."""
+        """Return the fields that differ from their defaults."""
         return {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -67,6 +67,7 @@ class Execution:
         }
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all fields, by name."""
         return asdict(self)
 
 
@@ -74,20 +75,20 @@ FIELDS = tuple(field.name for field in fields(Execution))
 
 
 def execution_or_default(execution: Execution | None) -> Execution:
-    """Check an execution; None is the default one."""
+    """Return a checked execution; the default one for None."""
     if execution is not None and not isinstance(execution, Execution):
         raise TypeError(f"execution must be an Execution, such as Execution(precision='float32'), not {execution!r}")
     return execution or Execution()
 
 
 def check_moved(names: Collection[str]) -> None:
-    """Raise a TypeError if any name of a recipe's settings is one that moved to `Execution`."""
+    """Raise a TypeError if any name of a recipe's settings has moved to `Execution`."""
     moved = [name for name in FIELDS if name in names]
     if moved:
-        told = ", ".join(f"{name}=…" for name in moved)
+        settings = ", ".join(f"{name}=…" for name in moved)
         raise TypeError(
-            f"{' and '.join(moved)} moved to Execution({told}): give execution=Execution({told}) beside the recipe, or "
-            f"{' '.join(f'--execution.{name}' for name in moved)} on the command line"
+            f"{' and '.join(moved)} moved to Execution({settings}): give execution=Execution({settings}) beside the "
+            f"recipe, or {' '.join(f'--execution.{name}' for name in moved)} on the command line"
         )
 
 
@@ -107,5 +108,9 @@ def split_config(config: Mapping[str, Any]) -> dict[str, Any]:
     changes, moved = split_settings(config["changes"]) if isinstance(config.get("changes"), Mapping) else ({}, {})
     if not moved:
         return dict(config)
-    told = config.get("execution")
-    return {**config, "changes": changes, "execution": {**moved, **(told if isinstance(told, Mapping) else {})}}
+    execution = config.get("execution")
+    return {
+        **config,
+        "changes": changes,
+        "execution": {**moved, **(execution if isinstance(execution, Mapping) else {})},
+    }

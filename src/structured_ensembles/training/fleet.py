@@ -1,9 +1,9 @@
 """train_fleet(): train all members of an ensemble at once.
 
-Every member has its own order of batches, its own crops, flips and dropout, from (seed, member, epoch), and nothing of
-what it draws depends on the other members: a member of a fleet is the network trained alone with the same seed and
-member number. Only data that are streamed (`Data.from_loaders`) are read once per epoch, and shared. How the epochs are
-computed is the business of an engine (`engine.py`); what an epoch means is written here.
+Every member has its own order of batches, crops, flips and dropout, drawn from (seed, member, epoch). Nothing that it
+draws depends on the other members: a member of a fleet is the network trained alone with the same seed and member
+number. Only streamed data (`Data.from_loaders`) are read once per epoch and shared. This module defines what an epoch
+does; an engine (`engine.py`) computes it.
 """
 
 from __future__ import annotations
@@ -18,41 +18,48 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from structured_ensembles.common.checks import check_list, check_whole, checked_seed
+from structured_ensembles.common.checks import check_list, check_seed, check_whole
 from structured_ensembles.common.devices import Device, pick_device
-from structured_ensembles.common.processes import decided_by_first, gather, rank
+from structured_ensembles.common.processes import decide_in_first_process, gather, rank
 from structured_ensembles.cuda.capture import CaptureError, ask_for_small_workspaces
 from structured_ensembles.cuda.channels_last import channels_last
 from structured_ensembles.data import Data
-from structured_ensembles.data.augmentation import resolved
-from structured_ensembles.data.losses import Loss, learned_units, loss_for
+from structured_ensembles.data.augmentation import resolve_augmentation
+from structured_ensembles.data.losses import Loss, choose_units, loss_for
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.data.target_scaling import Units
-from structured_ensembles.networks.copying import all_tensors, dtype_of, fill, unsaved_buffers, without_nested_tensors
-from structured_ensembles.resuming.identity import Identity, RunFile, check_same, identity_of
-from structured_ensembles.storage.container import checked, checked_leaves, checked_list, refused
-from structured_ensembles.training.checkpoint import check_complete, is_members, load_checkpoint, save_checkpoint
+from structured_ensembles.networks.copying import dtype_of, without_nested_tensors
+from structured_ensembles.resuming.identity import Identity, RunFile, compute_identity
+from structured_ensembles.storage.container import check_leaves, raise_as_artifact_error
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.engine import Engine, Member, Plan, Result
 from structured_ensembles.training.execution import Execution
+from structured_ensembles.training.fleet_checkpoint import (
+    Checkpoint,
+    load_fleet,
+    resume_fleet,
+    save_fleet,
+    set_standing,
+    standing_of,
+)
 from structured_ensembles.training.graph_engine import GraphEngine
 from structured_ensembles.training.history import COLUMNS, History, OnEpoch, Row
 from structured_ensembles.training.loop_engine import LoopEngine
-from structured_ensembles.training.mesh import Mesh, collect_tensors, mesh_for, spread
-from structured_ensembles.training.optimizers import OptimizerState
+from structured_ensembles.training.mesh import Mesh, broadcast_tensors, mesh_for
 from structured_ensembles.training.recipe import Recipe
+from structured_ensembles.training.state_copies import copy_state, restore_state, update_copy
 
 GRAPH_DEVICES = {"cuda"}  # where the graph engine may run; tests name the CPU, where a captured step is the step itself
 
 
 @dataclass(frozen=True)
 class PreparedTraining:
-    """Checked arguments of a training, and what an earlier call has left in its checkpoint.
+    """The checked arguments of a training run, and the checkpoint of an earlier call.
 
     numbers: of the members. captured: whether a CUDA graph computes the epochs. path, identity: of the checkpoint.
-    earlier: the tensors and the state that lie there; None if there are none.
+    earlier: the checkpoint that is there already, or None.
     """
 
     recipe: Recipe
@@ -64,14 +71,14 @@ class PreparedTraining:
     captured: bool
     path: Path | None
     identity: Identity
-    earlier: tuple[dict[str, Tensor], dict[str, Any]] | None
+    earlier: Checkpoint | None
 
     def units(self, members: nn.ModuleList, data: Data, loss: Loss | None, known: Units | None) -> Units | None:
-        """Return the units that the members learn a regression's targets in: those of the checkpoint, or the known."""
+        """Return the units in which members learn a regression's targets: the checkpoint's, the known, or new ones."""
         if self.earlier is not None:
-            with refused(f"checkpoint {self.path} is damaged; delete it to start anew"):
-                return Units.from_json(checked_leaves(self.earlier[1].get("units"), (int, float), "units"))
-        return learned_units(list(members), data, loss) if known is None else known
+            with raise_as_artifact_error(f"checkpoint {self.path} is damaged; delete it to start anew"):
+                return Units.from_json(check_leaves(self.earlier[1].get("units"), (int, float), "units"))
+        return choose_units(list(members), data, loss) if known is None else known
 
 
 def prepare_training(
@@ -89,21 +96,26 @@ def prepare_training(
     units: Units | None,
     gaussian: bool,
 ) -> PreparedTraining:
-    """Check the arguments of a training before any network changes, and read its checkpoint if there is one.
+    """Check the arguments of a training run before any network changes, and read its checkpoint if there is one.
 
-    units, gaussian: of the ensemble, before it knows these data.
+    units, gaussian: those of the ensemble before this run.
     """
-    seed = checked_seed(seed)
-    numbers = _checked_numbers(numbers, len(members))
-    where = pick_device(device, members)
-    mesh = mesh_for(len(members), where)
-    captured = _captured(execution, where, mesh)
+    seed = check_seed(seed)
+    numbers = _check_numbers(numbers, len(members))
+    run_device = pick_device(device, members)
+    mesh = mesh_for(len(members), run_device)
+    captured = _captured(execution, run_device, mesh)
     if captured:
-        ask_for_small_workspaces()  # before anything takes a large one
-    own = {"seed": seed, "numbers": numbers, "units": None if units is None else units.to_json(), "gaussian": gaussian}
-    path, identity = _identified(checkpoint, members, data, recipe, execution, loss, loss_name, own)
+        ask_for_small_workspaces()  # before cuBLAS allocates a large one
+    settings = {
+        "seed": seed,
+        "numbers": numbers,
+        "units": None if units is None else units.to_json(),
+        "gaussian": gaussian,
+    }
+    path, identity = _identify(checkpoint, members, data, recipe, execution, loss, loss_name, settings)
     return PreparedTraining(
-        recipe, execution, seed, numbers, where, mesh, captured, path, identity, earlier=_earlier(path, identity)
+        recipe, execution, seed, numbers, run_device, mesh, captured, path, identity, load_fleet(path, identity)
     )
 
 
@@ -118,14 +130,14 @@ def train_fleet(
 ) -> History:
     """Train all members at once, in place; each ends with the weights of its best validation epoch.
 
-    members: on the run's device. loss, units: what they are trained with. on_epoch: called after every epoch.
+    members: on the run's device. loss, units: of the training. on_epoch: called after every epoch.
     """
     recipe = run.recipe
-    plan = _plan(
+    plan = _make_plan(
         data.to(run.device),
         recipe,
         run.execution,
-        _loss(data, recipe, loss, units),
+        _choose_loss(data, recipe, loss, units),
         run.seed,
         run.device,
         dtype_of(members),
@@ -135,106 +147,103 @@ def train_fleet(
     with (
         torch.random.fork_rng(devices=cuda),
         without_nested_tensors(members),
-        channels_last(members, plan.example(torch.zeros), plan.tell),
+        channels_last(members, plan.example(torch.zeros), plan.log_fallback),
         Display(len(members), recipe.epochs, plan.steps, data.task, quiet or rank() > 0) as display,
     ):
-        fleet = [Member(network, number, _copy(network)) for network, number in zip(members, run.numbers, strict=True)]
-        history, first = _resume(run.earlier, fleet, run.path)
-        kept = {"identity": run.identity, "units": None if units is None else units.to_json()}
+        fleet = [
+            Member(network, number, copy_state(network)) for network, number in zip(members, run.numbers, strict=True)
+        ]
+        history, first = resume_fleet(run.earlier, fleet, run.path)
+        run_state = {"identity": run.identity, "units": None if units is None else units.to_json()}
         engine: Engine = GraphEngine(plan) if run.captured else LoopEngine(plan)
         for epoch in range(first, recipe.epochs):
             active = {number: member for number, member in enumerate(fleet) if member.stopped is None}
             if not active:
                 break
             start = time.perf_counter()
-            own = {number: member for number, member in active.items() if run.mesh.trains(number)}
-            engine = _ready(engine, plan, list(own.values()))
-            losses, results = _epoch(engine, list(own.values()), epoch, display)
+            local = {number: member for number, member in active.items() if run.mesh.trains(number)}
+            engine = _prepare_engine(engine, plan, list(local.values()))
+            losses, results = _run_epoch(engine, list(local.values()), epoch, display)
             history.add_engine(engine.name, plan.fallbacks)
             rate = recipe.rate_at((epoch + 1) * plan.steps - 1, plan.steps)
             seconds = time.perf_counter() - start
             rows = [
                 dict(zip(COLUMNS, (epoch, number, rate, cost, *result, seconds), strict=True))
-                for number, cost, result in zip(own, losses, results, strict=True)
+                for number, cost, result in zip(local, losses, results, strict=True)
             ]
-            for (number, member), row in zip(own.items(), rows, strict=True):
-                _judge(member, number, row, recipe)
-            _tell(fleet, history, own, rows, run.mesh)
+            for (number, member), row in zip(local.items(), rows, strict=True):
+                _judge_epoch(member, number, row, recipe)
+            _share_results(fleet, history, local, rows, run.mesh)
             display.epoch(epoch, history, rate)
             if run.path is not None:
-                _save(run.path, fleet, history, epoch + 1, kept, run.mesh)
-            _report(on_epoch, history, epoch)
+                save_fleet(run.path, fleet, history, epoch + 1, run_state, run.mesh)
+            _call_on_epoch(on_epoch, history, epoch)
         for number, member in enumerate(fleet):
-            spread(list(member.best.values()), run.mesh.source(number))
-            _restore(member.network, member.best)
+            broadcast_tensors(list(member.best.values()), run.mesh.source(number))
+            restore_state(member.network, member.best)
             member.network.eval()
     return history
 
 
-def _epoch(engine: Engine, active: Sequence[Member], epoch: int, display: Display) -> tuple[list[float], list[Result]]:
-    if not active:  # those of this process have all stopped, others have not
+def _run_epoch(
+    engine: Engine, active: Sequence[Member], epoch: int, display: Display
+) -> tuple[list[float], list[Result]]:
+    """Train and validate one epoch of this process's members; return their losses and results."""
+    if not active:  # the members of this process have stopped, those of others have not
         return [], []
     return engine.train_epoch(active, epoch, display.step), engine.validate(active)
 
 
-def _ready(engine: Engine, plan: Plan, active: Sequence[Member]) -> Engine:
-    """The engine, if it can train these members; otherwise the loop, which trains any."""
+def _prepare_engine(engine: Engine, plan: Plan, active: Sequence[Member]) -> Engine:
+    """Prepare the engine for these members and return it; fall back to the loop, which trains any network."""
     try:
-        engine.take(active)
+        engine.prepare(active)
     except CaptureError as error:
-        plan.tell(f"training goes on without a CUDA graph, slower: {error}")
+        plan.log_fallback(f"training goes on without a CUDA graph, slower: {error}")
         engine = LoopEngine(plan)
-        engine.take(active)
+        engine.prepare(active)
     return engine
 
 
-def _tell(
-    fleet: Sequence[Member], history: History, own: Mapping[int, Member], rows: Sequence[Row], mesh: Mesh
+def _share_results(
+    fleet: Sequence[Member], history: History, local: Mapping[int, Member], rows: Sequence[Row], mesh: Mesh
 ) -> None:
-    """Let every process know what became of every member in this epoch."""
-    speaks = mesh.data_place == 0
-    news = [(row, _standing(own[int(row["member"] or 0)])) for row in rows] if speaks else []
-    for row, standing in sorted((item for part in gather(news) for item in part), key=lambda item: item[0]["member"]):
+    """Exchange the results of this epoch: afterwards every process has the rows and standings of all members."""
+    is_source = mesh.data_rank == 0
+    results = [(row, standing_of(local[int(row["member"] or 0)])) for row in rows] if is_source else []
+    for row, standing in sorted(
+        (item for of_process in gather(results) for item in of_process), key=lambda item: item[0]["member"]
+    ):
         number = row["member"]
         history.rows.append(row)
-        _take_standing(fleet[number], standing)
+        set_standing(fleet[number], standing)
         if fleet[number].stopped:
             history.stopped[number] = fleet[number].stopped or ""
 
 
-def _report(on_epoch: OnEpoch | None, history: History, epoch: int) -> None:
-    """Call the user's function, if there is one, in the first process; an exception of it ends all processes."""
+def _call_on_epoch(on_epoch: OnEpoch | None, history: History, epoch: int) -> None:
+    """Call the user's function in the first process; if it raises an exception, all processes end."""
 
     def call() -> None:
         if on_epoch is not None:
             on_epoch(history.epoch(epoch))
 
-    decided_by_first(call)  # all take part, also those that were given no function
-
-
-def _standing(member: Member) -> dict[str, Any]:
-    return {"score": member.best_score, "epoch": member.best_epoch, "rise": member.rise, "stopped": member.stopped}
-
-
-def _take_standing(member: Member, standing: Mapping[str, Any]) -> None:
-    member.best_score = float(checked(standing["score"], (int, float), "a member's score"))
-    member.best_epoch = checked(standing["epoch"], int, "a member's best epoch")
-    member.rise = checked(standing["rise"], int, "a member's last epoch that was better")
-    member.stopped = checked(standing["stopped"], (str, type(None)), "why a member stopped")
+    decide_in_first_process(call)  # a collective call: every process takes part, with or without a function
 
 
 def _captured(execution: Execution, device: torch.device, mesh: Mesh) -> bool:
-    """Whether a CUDA graph does the work: not where processes have to exchange derivatives in a step."""
+    """Tell whether a CUDA graph computes the epochs; it cannot where processes exchange gradients in a step."""
     if execution.engine == "graph" and device.type not in GRAPH_DEVICES:
         raise ValueError(f"engine must be 'loop' or 'auto' on {device}: 'graph' is for CUDA devices")
-    if execution.engine == "graph" and mesh.data_places > 1:
+    if execution.engine == "graph" and mesh.data_size > 1:
         raise ValueError(
-            "engine must be 'loop' or 'auto' where several processes share a member: a graph holds no messages"
+            "engine must be 'loop' or 'auto' where several processes share a member: a CUDA graph cannot exchange "
+            "gradients between them"
         )
-    return device.type in GRAPH_DEVICES and execution.engine != "loop" and mesh.data_places == 1
+    return device.type in GRAPH_DEVICES and execution.engine != "loop" and mesh.data_size == 1
 
 
-def _plan(
+def _make_plan(
     data: Data,
     recipe: Recipe,
     execution: Execution,
@@ -244,17 +253,19 @@ def _plan(
     dtype: torch.dtype,
     mesh: Mesh,
 ) -> Plan:
+    """Resolve the settings that depend on the data, and log if there will be no CUDA graph."""
     streamed = not isinstance(data.train, TensorSplit)
     shape = data.shape
-    augmentation = "none" if streamed else resolved(recipe.augmentation, shape, data.task)
+    augmentation = "none" if streamed else resolve_augmentation(recipe.augmentation, shape, data.task)
     steps = data.num_batches("train", recipe.batch_size)
     plan = Plan(data, recipe, execution, loss, seed, device, augmentation, shape, steps, dtype, mesh)
-    if device.type == "cuda" and mesh.data_places > 1:
-        plan.tell("training runs without a CUDA graph, slower: several processes share a member")
+    if device.type == "cuda" and mesh.data_size > 1:
+        plan.log_fallback("training runs without a CUDA graph, slower: several processes share a member")
     return plan
 
 
-def _checked_numbers(numbers: Sequence[int] | None, members: int) -> list[int]:
+def _check_numbers(numbers: Sequence[int] | None, members: int) -> list[int]:
+    """Return the members' numbers, 0, 1, … by default; raise an error unless there is one for each network."""
     if numbers is None:
         return list(range(members))
     check_list("numbers", numbers)
@@ -265,66 +276,41 @@ def _checked_numbers(numbers: Sequence[int] | None, members: int) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def _judge(member: Member, number: int, row: Row, recipe: Recipe) -> None:
-    """Keep the weights if they are the best so far; stop the member if it diverged or stands still."""
+def _judge_epoch(member: Member, number: int, row: Row, recipe: Recipe) -> None:
+    """Keep the weights if they are the best so far; stop the member if it diverged or its patience is over."""
     epoch, accuracy = int(row["epoch"] or 0), row["validation_accuracy"]
     for name in ("loss", "validation_loss"):
         value = row[name]
         if value is not None and not math.isfinite(value):
-            kept = f"of epoch {member.best_epoch + 1}" if member.best_epoch >= 0 else "it started with"
+            origin = f"of epoch {member.best_epoch + 1}" if member.best_epoch >= 0 else "it started with"
             member.stopped = f"its {name.replace('_', ' ')} became {value} in epoch {epoch + 1}"
             warnings.warn(
-                f"member {number} stops with the weights {kept}: {member.stopped}. Look for extremes in `data`, or "
+                f"member {number} stops with the weights {origin}: {member.stopped}. Look for extremes in `data`, or "
                 f"lower the recipe's rate ({recipe.rate:g})",
                 stacklevel=4,
             )
             return
-    # By accuracy, or the loss of a regression; of equal epochs the last, which has learned longest. Without a
-    # validation split that is the last of all.
+    # The score is the accuracy, or minus the loss of a regression. Of equal epochs the last one counts, which has
+    # learned longest; so without a validation split the last epoch is the best.
     cost = row["validation_loss"]
     score = accuracy if accuracy is not None else 0.0 if cost is None else -cost
     if score > member.best_score:
-        member.rise = epoch
+        member.last_improvement = epoch
     if score >= member.best_score or recipe.keep == "last":
-        _copy_into(member.best, member.network)
+        update_copy(member.best, member.network)
         member.best_score, member.best_epoch = max(score, member.best_score), epoch
-    if recipe.patience is not None and cost is not None and epoch - member.rise >= recipe.patience:
+    if recipe.patience is not None and cost is not None and epoch - member.last_improvement >= recipe.patience:
         member.stopped = f"no better validation result for {recipe.patience} epochs"
 
 
-def _loss(data: Data, recipe: Recipe, loss: Loss | None, units: Units | None) -> Loss:
+def _choose_loss(data: Data, recipe: Recipe, loss: Loss | None, units: Units | None) -> Loss:
+    """Return the loss of the run; cross-entropy with the recipe's label smoothing where it applies."""
     if loss is None and data.task == "classification" and recipe.label_smoothing:
         return lambda outputs, targets: F.cross_entropy(outputs, targets, label_smoothing=recipe.label_smoothing)
     return loss_for(data, loss, units)
 
 
-def _copy(network: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in all_tensors(network).items()}
-
-
-def _restore(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Bring a network to what `_copy` has kept of it; a buffer that was not set then is not set now."""
-    fill(network, tensors)
-    for name in unsaved_buffers(network) - tensors.keys():
-        owner, _, attribute = name.rpartition(".")
-        network.get_submodule(owner)._buffers[attribute] = None
-
-
-@torch.no_grad()
-def _copy_into(copy: dict[str, Tensor], network: nn.Module) -> None:
-    """In few kernels, whatever the number of tensors."""
-    state = all_tensors(network)
-    for name in copy.keys() - state.keys():  # a buffer that is not set any more
-        del copy[name]
-    for name, tensor in state.items():
-        if name not in copy or copy[name].shape != tensor.shape:  # a buffer that is new, or has grown
-            copy[name] = tensor.detach().clone()
-    for dtype in {tensor.dtype for tensor in state.values()}:
-        names = [name for name, tensor in state.items() if tensor.dtype == dtype]
-        torch._foreach_copy_([copy[name] for name in names], [state[name] for name in names])
-
-
-def _identified(
+def _identify(
     checkpoint: str | Path | RunFile | None,
     members: nn.ModuleList,
     data: Data,
@@ -332,74 +318,12 @@ def _identified(
     execution: Execution,
     loss: Loss | None,
     loss_name: str | None,
-    own: Mapping[str, Any],
+    settings: Mapping[str, Any],
 ) -> tuple[Path | None, Identity]:
-    """Return the checkpoint's path, and what it must agree on with this run: its method's identity, or its own."""
+    """Return the checkpoint's path and the identity of the run, computed here unless a method gave it."""
     if checkpoint is None or isinstance(checkpoint, RunFile):
         return (None, {}) if checkpoint is None else (checkpoint.path, checkpoint.identity)
-    # Of several processes, which may have drawn other weights, the first decides.
+    # Processes may have drawn different weights: the identity of the first one counts.
     return Path(checkpoint), gather(
-        identity_of(members, data, recipe, execution, loss, loss_name, "checkpoint=", method="train", **own)
+        compute_identity(members, data, recipe, execution, loss, loss_name, "checkpoint=", method="train", **settings)
     )[0]
-
-
-def _save(
-    path: Path, fleet: list[Member], history: History, next_epoch: int, run: Mapping[str, Any], mesh: Mesh
-) -> None:
-    tensors: dict[str, Tensor] = {}
-    for number, member in enumerate(fleet):
-        if rank() != mesh.source(number):
-            continue
-        tensors |= {f"{number}.now.{name}": tensor for name, tensor in _copy(member.network).items()}
-        tensors |= {f"{number}.best.{name}": tensor for name, tensor in member.best.items()}
-        state = member.optimizer_state.tensors()
-        tensors |= {f"{number}.optimizer.{name}": tensor for name, tensor in state.items()}
-    everything = collect_tensors(tensors)
-    if everything is not None:
-        members = [_standing(member) for member in fleet]
-        engines = {"engines": history.engines, "fallbacks": history.fallbacks}
-        save_checkpoint(
-            path, everything, {**run, "epoch": next_epoch, "members": members, "rows": history.rows, **engines}
-        )
-
-
-def _earlier(path: Path | None, identity: Identity) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The checkpoint of this run; None if there is none."""
-    found = None if path is None else load_checkpoint(path)
-    if found is not None:
-        check_same(found[1].get("identity"), identity, f"checkpoint {path}")
-    return found
-
-
-def _resume(
-    earlier: tuple[dict[str, Tensor], dict[str, Any]] | None, fleet: list[Member], path: Path | None
-) -> tuple[History, int]:
-    """Bring the fleet to where a checkpoint left it; returns the history so far and the next epoch."""
-    if earlier is None:
-        return History(), 0
-    tensors, state = earlier
-    with refused(f"checkpoint {path} does not fit the networks (delete it to start anew)"):
-        history = History.restored(state["rows"], state.get("engines", []), state.get("fallbacks", []))
-        epoch = checked(state["epoch"], int, "epoch")
-        standings = checked_list(state["members"], dict, "members")
-        if epoch != history.epochs or epoch < 1:
-            raise ValueError(f"it goes on with epoch {epoch}, which does not follow the last one of its history")
-        strangers = {name for name in tensors if not is_members(name, len(fleet))}
-        if strangers:
-            raise ValueError(f"it has {min(strangers)}")
-        for number, (member, standing) in enumerate(zip(fleet, standings, strict=True)):
-            device = next(member.network.parameters()).device
-            now, best = (_named(tensors, f"{number}.{kind}.", device) for kind in ("now", "best"))
-            for kept in (now, best):
-                check_complete(member.network, kept, bool(state.get("earlier_version")))
-            _restore(member.network, now)
-            member.best = best
-            member.optimizer_state = OptimizerState(_named(tensors, f"{number}.optimizer.", device))
-            _take_standing(member, standing)
-            if member.stopped:
-                history.stopped[number] = member.stopped
-    return history, epoch
-
-
-def _named(tensors: Mapping[str, Tensor], prefix: str, device: torch.device) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t.to(device) for name, t in tensors.items() if name.startswith(prefix)}

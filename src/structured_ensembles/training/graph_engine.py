@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from structured_ensembles.cuda.capture import CaptureError, Step, all_captured, side_by_side, side_streams
 from structured_ensembles.cuda.compilation import Compiled, compile_networks
 from structured_ensembles.cuda.state import tensors_of
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.feeds import Feed, TableFeed, feed_for
 from structured_ensembles.data.splits import Batch, TensorSplit
 from structured_ensembles.training.engine import Member, Plan, Result
@@ -58,7 +58,7 @@ class GraphEngine:
         self.steps: dict[tuple[str, int], Step] = {}
         self._loss_modules = [plan.loss] if isinstance(plan.loss, nn.Module) else []
         if plan.device.type == "cuda" and find_spec("triton") is None:
-            plan.tell("PyTorch's own kernels are used, slower: Triton is not installed")
+            plan.log_fallback("PyTorch's own kernels are used, slower: Triton is not installed")
 
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
         plan = self.plan
@@ -67,8 +67,8 @@ class GraphEngine:
             table.copy_(torch.tensor(rates) * factor)
         for runner in self.runners:
             runner.begin(epoch)
-        for size in self.training.epoch(stream(plan.seed, "order", epoch) if self._streamed else None):
-            step = None if self.training.odd else self.steps.get(("train", size))
+        for size in self.training.epoch(derive_seed(plan.seed, "order", epoch) if self._streamed else None):
+            step = None if self.training.irregular else self.steps.get(("train", size))
             if step is None:  # a batch of a loader whose shape was not captured
                 self._train_step(size)
             else:
@@ -86,7 +86,7 @@ class GraphEngine:
         for runner in self.runners:
             runner.totals.zero_()
         for size in self.validation.epoch(None):
-            step = None if self.validation.odd else self.steps.get(("validate", size))
+            step = None if self.validation.irregular else self.steps.get(("validate", size))
             (step or partial(self._validation_step, size))()
             seen += size
         totals = self._by_member({runner: (runner.totals / seen).tolist() for runner in self.runners})
@@ -104,12 +104,12 @@ class GraphEngine:
     def _streamed(self) -> bool:
         return not isinstance(self.plan.data.train, TensorSplit)
 
-    def take(self, active: Sequence[Member]) -> None:
+    def prepare(self, active: Sequence[Member]) -> None:
         """Capture the steps of these members, unless they are those of the last epoch."""
         if not active or {member for runner in self.runners for member in runner.members} == set(active):
             return
         try:
-            self._take(active)
+            self._prepare(active)
             return
         except CaptureError as error:
             ours = any(runner.ours for runner in self.runners)
@@ -118,10 +118,10 @@ class GraphEngine:
             reason = str(error)
         # Perhaps it is our kernels that fail: Triton needs a C compiler, and more of some GPUs than they have.
         self.kernels, self.compiled = False, []
-        self._take(active)
-        self.plan.tell(f"training goes on without our own kernels, slower: {reason}")
+        self._prepare(active)
+        self.plan.log_fallback(f"training goes on without our own kernels, slower: {reason}")
 
-    def _take(self, active: Sequence[Member]) -> None:
+    def _prepare(self, active: Sequence[Member]) -> None:
         self.steps.clear()  # before anything new is made, so that its memory is free
         self.runners = []
         if self.plan.execution.compile:
@@ -170,7 +170,7 @@ class GraphEngine:
                     raise
             # Here the error is gone, and with it the activations that it held.
             self.max_parallel = (at_a_time + 1) // 2
-            self.plan.tell(
+            self.plan.log_fallback(
                 f"the GPU has not enough memory for {at_a_time} members at a time: it trains {self.max_parallel}, "
                 f"which Execution(streams={self.max_parallel}) says from the start"
             )
@@ -217,8 +217,8 @@ class GraphEngine:
         example = plan.example(partial(_noise, torch.Generator().manual_seed(0)))
         networks = [member.network for member in active]
         # In float32 convolutions are cuDNN's, one network at a time: streams keep the GPU busier than a common program.
-        together = plan.halved or plan.device.type != "cuda"
-        results = compile_networks(networks, example, plan.halved, together, plan.tell)
+        together = plan.uses_bfloat16 or plan.device.type != "cuda"
+        results = compile_networks(networks, example, plan.uses_bfloat16, together, plan.log_fallback)
         return [([active[number] for number in compiled.numbers], compiled) for compiled in results]
 
     def _feed(self, member: Member) -> TableFeed | None:

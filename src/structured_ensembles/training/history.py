@@ -1,4 +1,4 @@
-"""History: what happened in every epoch, for every member; and one epoch of it, as `on_epoch=` gets it."""
+"""History: the figures of every epoch and member; EpochRow: one epoch of it, which `on_epoch=` receives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = ("epoch", "member", "rate", "loss", "validation_loss", "validation_acc
 
 @dataclass(frozen=True)
 class EpochRow:
-    """One epoch of all members that were trained in it: what `on_epoch=` gets.
+    """The figures of one epoch, for all members that were trained in it; `on_epoch=` receives it.
 
     epoch: counted from 0. rate: the learning rate of its last step. seconds: for all members together.
     losses, validation_losses, validation_accuracies: by the member's number; None where there is no validation split,
@@ -50,7 +50,7 @@ class EpochRow:
         }
 
     def renumbered(self, epoch: int, members: Mapping[int, int]) -> EpochRow:
-        """Return the row as another epoch's. members: the new number of every member, by its old one."""
+        """Return a copy for another epoch. members: the new number of every member, by its old one."""
         return EpochRow(
             epoch,
             self.rate,
@@ -65,22 +65,23 @@ OnEpoch = Callable[[EpochRow], object]  # what it returns is ignored
 
 
 def check_on_epoch(on_epoch: OnEpoch | None) -> None:
+    """Raise a TypeError unless `on_epoch` is a function or None."""
     if on_epoch is not None and not callable(on_epoch):
         raise TypeError(f"on_epoch must be a function of an EpochRow, such as print, not {on_epoch!r}")
 
 
 @dataclass
 class History:
-    """One row per epoch and member: rate, training loss, validation loss and accuracy, seconds for the whole epoch."""
+    """A row per epoch and member: learning rate, training loss, validation loss and accuracy, seconds of the epoch."""
 
     rows: list[Row] = field(default_factory=list)
     stopped: dict[int, str] = field(default_factory=dict)  # why a member stopped before the last epoch
     engines: list[str] = field(default_factory=list)  # "graph" or "loop", in the order in which they computed epochs
-    fallbacks: list[str] = field(default_factory=list)  # what went another way than the fastest one, and why
+    fallbacks: list[str] = field(default_factory=list)  # why a slower path was taken
 
     @classmethod
-    def restored(cls, rows: Any, engines: Any, fallbacks: Any) -> History:
-        """Return the history that a checkpoint has as JSON; raise a ValueError if it is none."""
+    def restore(cls, rows: Any, engines: Any, fallbacks: Any) -> History:
+        """Build a history from the JSON values of a checkpoint; raise a ValueError that says what is invalid."""
         for row in rows if isinstance(rows, list) else [rows]:
             if not isinstance(row, dict) or row.keys() != set(COLUMNS):
                 raise ValueError(f"a row of its history must have {', '.join(COLUMNS)}, not {str(row)[:80]}")
@@ -89,13 +90,13 @@ class History:
                 raise ValueError(f"its history has {row[wrong[0]]!r:.80} as {wrong[0]}")
         for texts in (engines, fallbacks):
             if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                raise ValueError(f"its engines and fallbacks must be texts, not {str(texts)[:80]}")
+                raise ValueError(f"its engines and fallbacks must be lists of strings, not {str(texts)[:80]}")
         return cls(rows, engines=engines, fallbacks=fallbacks)
 
     def __str__(self) -> str:
         members = sorted({int(row["member"] or 0) for row in self.rows})
         header: tuple[str, ...] = ("member", "epochs", "last loss", "best validation loss", "best validation accuracy")
-        rows = [self._line(member) for member in members]
+        rows = [self._summary_row(member) for member in members]
         if self.stopped:
             header = (*header, "stopped")
             rows = [(*row, self.stopped.get(member, "")) for member, row in zip(members, rows, strict=True)]
@@ -103,7 +104,8 @@ class History:
         engine = f", engine: {self.engine}" if self.engines else ""
         return f"{table}\n{self.epochs} epochs in {self.seconds:.1f} s{engine}"
 
-    def _line(self, member: int) -> tuple[str, ...]:
+    def _summary_row(self, member: int) -> tuple[str, ...]:
+        """Summarise a member's epochs: how many, last loss, best validation loss and accuracy."""
         rows = self.of(member)
         losses = [row["validation_loss"] for row in rows if row["validation_loss"] is not None]
         accuracies = [row["validation_accuracy"] for row in rows if row["validation_accuracy"] is not None]
@@ -112,7 +114,7 @@ class History:
 
     @property
     def engine(self) -> str:
-        """The engine that computed the epochs; "graph, then loop" if it was another one from some epoch on."""
+        """Return the engine that computed the epochs; "graph, then loop" if it changed on the way."""
         return ", then ".join(self.engines) or "none"
 
     def add_engine(self, name: str, fallbacks: Sequence[str]) -> None:
@@ -123,15 +125,16 @@ class History:
 
     @property
     def epochs(self) -> int:
-        """How many epochs were trained."""
+        """Return the number of epochs trained."""
         return 1 + max((int(row["epoch"] or 0) for row in self.rows), default=-1)
 
     @property
     def seconds(self) -> float:
+        """Return the time of all epochs together."""
         return sum(float(row["seconds"] or 0) for row in {row["epoch"]: row for row in self.rows}.values())
 
     def epoch(self, epoch: int) -> EpochRow:
-        """Return one epoch of all members that were trained in it."""
+        """Return the figures of one epoch, counted from 0."""
         rows = {int(row["member"] or 0): row for row in self.rows if row["epoch"] == epoch}
         if not rows:
             raise ValueError(f"epoch must be one of the {self.epochs} that were trained, from 0, not {epoch!r}")
@@ -146,9 +149,11 @@ class History:
         )
 
     def of(self, member: int) -> list[Row]:
+        """Return the rows of a member."""
         return [row for row in self.rows if row["member"] == member]
 
     def to_csv(self) -> str:
+        """Write all rows as CSV with a header."""
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -157,7 +162,7 @@ class History:
 
 
 def _fits(name: str, value: Any) -> bool:
-    """Tell whether a row may have the value in this column."""
+    """Tell whether a value is valid in a column."""
     if name in ("epoch", "member"):
         return type(value) is int and value >= 0
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

@@ -1,4 +1,4 @@
-"""The loop engine: member after member, on any device. What the other engine computes, in plain PyTorch."""
+"""The loop engine: trains one member after the other in plain PyTorch, on any device; the reference for the other."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import seed_generators
-from structured_ensembles.common.inputs import Inputs, cloned, rows_of
-from structured_ensembles.common.processes import add_up, average_buffers
+from structured_ensembles.common.inputs import Inputs, clone_inputs, select_rows
+from structured_ensembles.common.processes import average_buffers, sum_over_processes
 from structured_ensembles.data.augmentation import augment, draw_crops
-from structured_ensembles.data.drawing import stream
+from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import mean_loss
 from structured_ensembles.data.splits import Batch, TensorSplit
-from structured_ensembles.prediction.combination import combined, member_outputs
+from structured_ensembles.prediction.combination import combine_logits, member_outputs
 from structured_ensembles.training.engine import Member, Plan, Result
 from structured_ensembles.training.optimizers import optimizer_for, set_rate
 
 
 class LoopEngine:
-    """Step by step, every member draws, augments and normalises its batch and learns from it."""
+    """An engine that takes every step for each member in turn."""
 
     name = "loop"
 
@@ -28,7 +28,7 @@ class LoopEngine:
         self.plan = plan
         self.optimizers: dict[Member, torch.optim.Optimizer] = {}
 
-    def take(self, active: Sequence[Member]) -> None:
+    def prepare(self, active: Sequence[Member]) -> None:
         for member in active:
             if member not in self.optimizers:
                 optimizer = optimizer_for(self.plan.recipe, member.network)
@@ -37,29 +37,29 @@ class LoopEngine:
 
     def train_epoch(self, active: Sequence[Member], epoch: int, advance: Callable[[], None]) -> list[float]:
         plan = self.plan
-        losses = torch.zeros(len(active), device=plan.device, dtype=plan.exact)
+        losses = torch.zeros(len(active), device=plan.device, dtype=plan.loss_dtype)
         for member in active:
             member.network.train()
         for step, batches in enumerate(self._batches(active, epoch)):
             rate = plan.recipe.rate_at(epoch * plan.steps + step, plan.steps)
             for index, (member, batch) in enumerate(zip(active, batches, strict=True)):
                 optimizer = self.optimizers[member]
-                inputs, targets, share = self._share(*batch)
-                seed_generators(plan.member_seed("dropout", member, epoch, step, plan.mesh.data_place), plan.device)
+                inputs, targets, share = self._process_share(*batch)
+                seed_generators(plan.member_seed("dropout", member, epoch, step, plan.mesh.data_rank), plan.device)
                 set_rate(optimizer, rate)
                 optimizer.zero_grad(set_to_none=True)
                 if share:
                     with plan.autocast():
                         outputs = member_outputs(member.network, inputs)
-                    cost = share * mean_loss(plan.loss, outputs.to(plan.exact), self._fitting(targets))
+                    cost = share * mean_loss(plan.loss, outputs.to(plan.loss_dtype), self._cast_targets(targets))
                     cost.backward()
                     losses[index] += cost.detach()
-                if plan.mesh.data_places > 1:
-                    add_up(_gradients(member.network), plan.mesh.group)
+                if plan.mesh.data_size > 1:
+                    sum_over_processes(_gradients(member.network), plan.mesh.group)
                 optimizer.step()
             advance()
-        if plan.mesh.data_places > 1:
-            add_up([losses], plan.mesh.group)
+        if plan.mesh.data_size > 1:
+            sum_over_processes([losses], plan.mesh.group)
             for member in active:
                 average_buffers(list(member.network.buffers()), plan.mesh.group)
         return (losses / plan.steps).tolist()
@@ -67,18 +67,19 @@ class LoopEngine:
     def _batches(self, active: Sequence[Member], epoch: int) -> Iterator[Iterable[Batch]]:
         """Yield, for every step, the batch of each member as its network gets it.
 
-        Members draw their own; data that are streamed are read once, and every member gets a copy of the batches.
+        Members draw their own batches; streamed data are read once, and every member gets a copy of each batch.
         """
         plan, split = self.plan, self.plan.data.train
         if isinstance(split, TensorSplit):
             yield from zip(*(self._member_batches(split, member, epoch) for member in active), strict=True)
             return
-        order = stream(plan.seed, "order", epoch)
+        order = derive_seed(plan.seed, "order", epoch)
         for stored, targets in split.batches(plan.recipe.batch_size, order, plan.device):
             prepared = plan.data.prepare(stored, plan.dtype)
-            yield ((cloned(prepared), targets) for _ in active)
+            yield ((clone_inputs(prepared), targets) for _ in active)
 
     def _member_batches(self, split: TensorSplit, member: Member, epoch: int) -> Iterator[Batch]:
+        """Yield the batches that a member draws, augmented and normalised."""
         plan = self.plan
         seed = plan.member_seed("crops", member, epoch)
         crops = draw_crops(plan.augmentation, plan.shape, len(split), seed, plan.device)
@@ -90,20 +91,21 @@ class LoopEngine:
             yield plan.data.prepare(stored, plan.dtype), targets
             first += len(targets)
 
-    def _fitting(self, targets: Tensor) -> Tensor:
-        return targets.to(self.plan.exact) if targets.is_floating_point() else targets
+    def _cast_targets(self, targets: Tensor) -> Tensor:
+        """Cast the targets of a regression to the dtype of losses; labels stay."""
+        return targets.to(self.plan.loss_dtype) if targets.is_floating_point() else targets
 
-    def _share(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor, float]:
-        """Cut out what this process takes of a batch; also returns which share of the batch that is."""
-        mesh, whole = self.plan.mesh, len(targets)
-        if mesh.data_places == 1:
+    def _process_share(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor, float]:
+        """Return this process's rows of a batch, inputs and targets, and their share of the batch."""
+        mesh, batch_size = self.plan.mesh, len(targets)
+        if mesh.data_size == 1:
             return inputs, targets, 1.0
-        if whole < 2 * mesh.data_places:  # too few for normalisation to have two each: the first takes them all
-            mine = whole if mesh.data_place == 0 else 0
-            return rows_of(inputs, slice(mine)), targets[:mine], float(mine > 0)
-        rows = slice(mesh.data_place, None, mesh.data_places)
+        if batch_size < 2 * mesh.data_size:  # batch norm needs two samples in each process: the first one takes all
+            count = batch_size if mesh.data_rank == 0 else 0
+            return select_rows(inputs, slice(count)), targets[:count], float(count > 0)
+        rows = slice(mesh.data_rank, None, mesh.data_size)
         targets = targets[rows]
-        return rows_of(inputs, rows), targets, len(targets) / whole
+        return select_rows(inputs, rows), targets, len(targets) / batch_size
 
     @torch.no_grad()
     def validate(self, active: Sequence[Member]) -> list[Result]:
@@ -118,17 +120,17 @@ class LoopEngine:
         for inputs, targets in plan.data.batches("validation", 512, device=plan.device, dtype=plan.dtype):
             for index, member in enumerate(active):
                 with plan.autocast():
-                    outputs = member_outputs(member.network, cloned(inputs)).to(plan.exact)
-                totals[index, 0] += mean_loss(plan.loss, outputs, self._fitting(targets)) * len(targets)
+                    outputs = member_outputs(member.network, clone_inputs(inputs)).to(plan.loss_dtype)
+                totals[index, 0] += mean_loss(plan.loss, outputs, self._cast_targets(targets)) * len(targets)
                 if classifying:
-                    totals[index, 1] += (combined(outputs).argmax(-1) == targets).sum()
+                    totals[index, 1] += (combine_logits(outputs).argmax(-1) == targets).sum()
             seen += len(targets)
         rows: list[list[float]] = (totals / seen).tolist()
         return [(cost, accuracy if classifying else None) for cost, accuracy in rows]
 
 
 def _gradients(network: nn.Module) -> list[Tensor]:
-    """List the gradients of all parameters that are trained; zeros where a process had nothing to learn from."""
+    """Return the gradients of all trained parameters; zeros where a process had no samples."""
     gradients = []
     for parameter in network.parameters():
         if parameter.requires_grad:

@@ -1,13 +1,13 @@
-"""Many devices: the members of a fleet spread over processes, and each member's batches over the processes left.
+"""Training in several processes: members are spread over them first, then each member's batches.
 
     torchrun --nproc-per-node 4 -m structured_ensembles train --dataset cifar10 …
 
 The processes form a mesh with the axes `member` and `data`. Members are spread first: that takes no messages at all in
 an epoch, and a member is bit for bit what it is in one process. Where there are more processes than members, those of a
-member share every batch: each computes the derivatives of its part, which are added up, so that the effective batch is
-the recipe's, whatever the number of processes. Normalisation sees a process's own part only (no synchronised batch
-normalisation); its running statistics are averaged after every epoch. The checkpoint is the one that a single process
-writes: a run may go on with another number of processes. All must see the same files.
+member share every batch: each computes the gradients of its rows, which are added up, so that the effective batch is
+the recipe's, whatever the number of processes. Batch norm sees the rows of its process only (it is not synchronised);
+its running statistics are averaged after every epoch. The checkpoint is the one that a single process writes: a run may
+resume with another number of processes. All must see the same files.
 
 Processes of one host talk over its loopback interface. `torchrun` itself listens on all interfaces, and has no
 authentication: on several hosts, and on a host that others can reach, it needs a network that can be trusted.
@@ -29,7 +29,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from structured_ensembles.common.processes import rank, world
+from structured_ensembles.common.processes import rank, world_size
 
 if dist.is_available() and not dist.is_initialized():
     import torch.distributed.nn  # loaded later, its functions would hold the group as their default: see _MESHES
@@ -37,26 +37,26 @@ if dist.is_available() and not dist.is_initialized():
 
 @dataclass(frozen=True)
 class Mesh:
-    """Where this process is: its place and the number of places along each axis."""
+    """The rank of this process and the number of processes along each axis of the mesh."""
 
-    member_place: int = 0
-    member_places: int = 1
-    data_place: int = 0
-    data_places: int = 1
+    member_rank: int = 0
+    member_size: int = 1
+    data_rank: int = 0
+    data_size: int = 1
     group: Any = None  # the processes that share this one's members; None: all of them
 
     def trains(self, number: int) -> bool:
-        """Whether member `number` is one of this process's."""
-        return number % self.member_places == self.member_place
+        """Tell whether this process trains member `number`."""
+        return number % self.member_size == self.member_rank
 
     def source(self, number: int) -> int:
-        """The process that speaks for member `number`."""
-        return number % self.member_places * self.data_places
+        """Return the first process that trains member `number`; it sends the member to the others."""
+        return number % self.member_size * self.data_size
 
 
 @contextmanager
-def processes() -> Iterator[None]:
-    """The group of processes that `torchrun` started, for as long as this lasts; nothing if there is only one."""
+def join_processes() -> Iterator[None]:
+    """Join the process group that `torchrun` started, for as long as this lasts; do nothing in a single process."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield
         return
@@ -66,71 +66,72 @@ def processes() -> Iterator[None]:
     with _loopback_on_one_host():
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
         yield
-        dist.destroy_process_group()  # not after an error: it would wait for processes that wait for this one
+        dist.destroy_process_group()  # not after an error: the others may be waiting for this process
 
 
 @contextmanager
 def _loopback_on_one_host() -> Iterator[None]:
-    """Let gloo and NCCL listen on loopback if all processes are on this host; the user's own choice comes first.
+    """Let gloo and NCCL listen on loopback if all processes are on this host, unless the user chose an interface.
 
-    Every group of processes that is made later reads these variables again.
+    Every process group that is made later reads these variables again.
     """
     if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
         yield
         return
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    own = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if loopback and name not in os.environ]
-    os.environ.update(dict.fromkeys(own, loopback or ""))
+    variables = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if loopback and name not in os.environ]
+    os.environ.update(dict.fromkeys(variables, loopback or ""))
     try:
         yield
     finally:
-        for name in own:
+        for name in variables:
             del os.environ[name]
 
 
-# Made once: every group of processes costs connections. They go with the group of all processes: a group's threads end
-# when nobody holds it any more, and a thread that has tensors in hand while Python ends aborts the process.
+# Each mesh is made once, since a process group costs connections. They are freed with the group of all processes: a
+# group's threads end when nothing refers to it, and a thread that holds tensors while Python exits aborts the process.
 _MESHES: WeakKeyDictionary[Any, dict[tuple[int, str], Mesh]] = WeakKeyDictionary()
 
 
 def mesh_for(members: int, device: torch.device) -> Mesh:
-    """Members first: as many places for them as divide the processes evenly, the rest for data."""
-    processes = world()
+    """Return a mesh whose member axis is the largest divisor of the number of processes that is at most `members`."""
+    processes = world_size()
     if processes == 1:
         return Mesh()
-    places = max(own for own in range(1, processes + 1) if processes % own == 0 and own <= members)
-    known = _MESHES.setdefault(dist.group.WORLD, {})
-    if (places, device.type) not in known:
-        known[places, device.type] = _mesh(places, processes // places, device.type)
-    return known[places, device.type]
+    member_size = max(size for size in range(1, processes + 1) if processes % size == 0 and size <= members)
+    meshes = _MESHES.setdefault(dist.group.WORLD, {})
+    if (member_size, device.type) not in meshes:
+        meshes[member_size, device.type] = _build_mesh(member_size, processes // member_size, device.type)
+    return meshes[member_size, device.type]
 
 
-def _mesh(member_places: int, data_places: int, kind: str) -> Mesh:
-    whole = init_device_mesh(kind, (member_places, data_places), mesh_dim_names=("member", "data"))
-    group = whole["data"].get_group() if member_places > 1 else None
-    return Mesh(rank() // data_places, member_places, rank() % data_places, data_places, group)
+def _build_mesh(member_size: int, data_size: int, device_type: str) -> Mesh:
+    """Build a mesh of this shape over all processes."""
+    mesh = init_device_mesh(device_type, (member_size, data_size), mesh_dim_names=("member", "data"))
+    group = mesh["data"].get_group() if member_size > 1 else None
+    return Mesh(rank() // data_size, member_size, rank() % data_size, data_size, group)
 
 
-def collect_tensors(own: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The named tensors of all processes, on process 0; None elsewhere."""
-    if world() == 1:
-        return dict(own)
-    packed = save({name: tensor.detach().cpu().contiguous() for name, tensor in own.items()})
-    found: list[Any] | None = [None] * world() if rank() == 0 else None
-    dist.gather_object(packed, found)
-    if found is None:
+def gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Return the named tensors of all processes, on process 0; None elsewhere."""
+    if world_size() == 1:
+        return dict(tensors)
+    packed = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    messages: list[Any] | None = [None] * world_size() if rank() == 0 else None
+    dist.gather_object(packed, messages)
+    if messages is None:
         return None
-    return {name: tensor for part in found for name, tensor in load(part).items()}
+    return {name: tensor for message in messages for name, tensor in load(message).items()}
 
 
 @torch.no_grad()
-def spread(tensors: Sequence[Tensor], source: int) -> None:
-    """Give every process the tensors that process `source` has; one message for each type."""
-    if world() == 1:
+def broadcast_tensors(tensors: Sequence[Tensor], source: int) -> None:
+    """Copy the tensors of process `source` into those of every process, in place; one message per dtype."""
+    if world_size() == 1:
         return
     for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
-        own = [tensor for tensor in tensors if tensor.dtype == dtype]
-        flat = torch.cat([tensor.flatten() for tensor in own])
+        of_dtype = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = torch.cat([tensor.flatten() for tensor in of_dtype])
         dist.broadcast(flat, source)
-        for tensor, given in zip(own, flat.split([tensor.numel() for tensor in own]), strict=True):
-            tensor.copy_(given.view_as(tensor))
+        for tensor, received in zip(of_dtype, flat.split([tensor.numel() for tensor in of_dtype]), strict=True):
+            tensor.copy_(received.view_as(tensor))

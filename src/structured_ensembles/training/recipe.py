@@ -1,4 +1,4 @@
-"""Recipe: what training does; `Execution` says how it is computed."""
+"""Recipe: the training procedure; `Execution` says how it is computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from structured_ensembles.common.checks import (
     check_share,
     check_type,
     check_whole,
-    plain_number,
+    to_python_number,
 )
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.training.execution import check_moved
@@ -44,31 +44,31 @@ class ParameterRule:
             check_number("weight_decay", self.weight_decay)
 
 
-def _refuse_moved_settings(kind: type[Recipe]) -> type[Recipe]:
-    """Let `Recipe(precision=…)` and `replace(recipe, precision=…)` say where such settings are now."""
-    make: Callable[..., None] = kind.__init__
+def _refuse_moved_settings(recipe_class: type[Recipe]) -> type[Recipe]:
+    """Make `Recipe(precision=…)` and `replace(recipe, precision=…)` raise an error that names `Execution`."""
+    original_init: Callable[..., None] = recipe_class.__init__
 
-    @wraps(make)
-    def checked(self: Recipe, *values: Any, **named_values: Any) -> None:
-        check_moved(named_values)
-        make(self, *values, **named_values)
+    @wraps(original_init)
+    def init(self: Recipe, *values: Any, **keywords: Any) -> None:
+        check_moved(keywords)
+        original_init(self, *values, **keywords)
 
-    kind.__init__ = checked  # type: ignore[method-assign]
-    return kind
+    recipe_class.__init__ = init  # type: ignore[method-assign]
+    return recipe_class
 
 
 @_refuse_moved_settings
 @dataclass(frozen=True)
 class Recipe:
-    """What training does; `Recipe.named("modern")`, "regression" and "paper" are those we use.
+    """The training procedure; `Recipe.named` has those that we use: "modern", "regression" and "paper".
 
     schedule: "constant"; "step" multiplies the rate with `factor` at each of the epochs `milestones`; "cosine" lowers
         it to zero, step by step. Before that, `warmup` epochs raise it linearly.
     patience: stop a member after so many epochs without a better validation result; None trains all epochs.
     augmentation: "crop+flip", "crop", "none"; "auto" crops and flips colour images.
     keep: the weights that a member ends with: those of its "best" validation epoch, or of its "last".
-    rules: parameters that are trained otherwise, by the pattern of their names; of several that fit, the last counts.
-        `rules=(ParameterRule("*.bias", weight_decay=0.0),)` spares biases the weight decay.
+    rules: another learning rate or weight decay for some parameters, by a pattern of their names; the last that fits
+        counts. `rules=(ParameterRule("*.bias", weight_decay=0.0),)` trains biases without weight decay.
     """
 
     epochs: int = 60
@@ -90,7 +90,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
-            object.__setattr__(self, name, plain_number(value))
+            object.__setattr__(self, name, to_python_number(value))
         for name, least in (("epochs", 0), ("batch_size", 1)):
             check_whole(name, getattr(self, name), least)
         for name in ("rate", "momentum", "weight_decay", "factor", "warmup"):
@@ -103,20 +103,20 @@ class Recipe:
             "keep": Keep,
             "augmentation": Augmentation,
         }
-        for name, possible in choices.items():
-            check_choice(name, getattr(self, name), get_args(possible))
+        for name, choice in choices.items():
+            check_choice(name, getattr(self, name), get_args(choice))
         check_list("milestones", self.milestones)
         object.__setattr__(self, "milestones", tuple(self.milestones))
         check_list("rules", self.rules, "ParameterRule")
-        object.__setattr__(self, "rules", tuple(map(_rule, self.rules)))
+        object.__setattr__(self, "rules", tuple(map(_as_rule, self.rules)))
 
     @classmethod
     def named(cls, name: str, **changes: Any) -> Recipe:
-        """A recipe by name, with some of it changed: `Recipe.named("paper", rate=0.01)` for VGG."""
+        """Return a recipe by name, with some fields changed: `Recipe.named("paper", rate=0.01)` for VGG."""
         if name not in RECIPES:
             raise ValueError(f"name must be one of {', '.join(RECIPES)}, not {name!r}")
         check_moved(changes)
-        possible = [own.name for own in fields(cls)]
+        possible = [field.name for field in fields(cls)]
         if unknown := sorted(changes.keys() - set(possible)):
             raise ValueError(f"a recipe has no {', '.join(map(repr, unknown))}; it has {', '.join(possible)}")
         return replace(RECIPES[name], **changes)
@@ -134,34 +134,37 @@ class Recipe:
         return self.rate
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all fields, by name, as JSON and YAML hold them."""
         return {**asdict(self), "milestones": list(self.milestones), "rules": [asdict(rule) for rule in self.rules]}
 
 
-def _rule(given: Any) -> ParameterRule:
-    if isinstance(given, Mapping):  # as a configuration file has it
-        return ParameterRule(**given)
-    check_type("each of rules", given, ParameterRule)
-    return given  # type: ignore[no-any-return]
+def _as_rule(value: Any) -> ParameterRule:
+    """Return a rule, built from a dict if it comes from a configuration file."""
+    if isinstance(value, Mapping):
+        return ParameterRule(**value)
+    check_type("each of rules", value, ParameterRule)
+    return value  # type: ignore[no-any-return]
 
 
 def check_recipe(recipe: Recipe | None) -> None:
+    """Raise a TypeError unless `recipe` is a Recipe or None."""
     if recipe is not None and not isinstance(recipe, Recipe):
         raise TypeError(f"recipe must be a Recipe, such as Recipe.named('modern'), not {recipe!r}")
 
 
 def recipe_for(task: str, recipe: Recipe | None) -> Recipe:
-    """Check a recipe; None is the usual one of the task."""
+    """Return a checked recipe; the default of the task for None."""
     check_recipe(recipe)
-    return recipe or Recipe.named(usual(task))
+    return recipe or Recipe.named(default_recipe_name(task))
 
 
-def usual(task: str) -> str:
-    """The name of the recipe for a task, if nothing is said."""
+def default_recipe_name(task: str) -> str:
+    """Return the name of a task's default recipe."""
     return "regression" if task == "regression" else "modern"
 
 
 RECIPES = {
-    # What the paper says; rate 0.01 for VGG, patience 5 for SVHN.
+    # The paper's settings; it has rate 0.01 for VGG and patience 5 for SVHN.
     "paper": Recipe(
         epochs=200,
         nesterov=False,
@@ -173,6 +176,6 @@ RECIPES = {
         patience=20,
     ),
     "modern": Recipe(),
-    # Squared errors are as steep as their targets are large: at the rates of classification, SGD diverges.
+    # The gradients of squared errors grow with the targets: at the rates of classification, SGD diverges.
     "regression": Recipe(optimizer="adamw", rate=0.01),
 }

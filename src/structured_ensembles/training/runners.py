@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from structured_ensembles.common.inputs import Inputs, arguments, cloned, each, tensors_in
+from structured_ensembles.common.inputs import Inputs, call_arguments, clone_inputs, map_inputs, tensors_in
 from structured_ensembles.cuda import batch_drawing
 from structured_ensembles.cuda.batch_drawing import BatchDrawer
 from structured_ensembles.cuda.bf16_copies import Bfloat16Copies, castable
@@ -29,7 +29,7 @@ from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data.feeds import TableFeed
 from structured_ensembles.data.losses import mean_loss
 from structured_ensembles.data.splits import Batch
-from structured_ensembles.prediction.combination import combined
+from structured_ensembles.prediction.combination import combine_logits
 from structured_ensembles.training.engine import Member, Plan
 
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -94,7 +94,7 @@ class ProgramRunner:
         if self.feeds and all(map(batch_drawing.fits, self.feeds)):
             direct = _starts_with_convolutions(compiled)
             self.drawer = BatchDrawer(self.feeds, torch.bfloat16 if direct else None, channels_last=direct)
-        self.losses = torch.zeros(len(members), device=plan.device, dtype=plan.exact)
+        self.losses = torch.zeros(len(members), device=plan.device, dtype=plan.loss_dtype)
         self.totals = torch.zeros(len(members), 2, device=plan.device, dtype=torch.float64)
         self._generators = [_generator(plan.device) for _ in members] if compiled.draws else None
         self._counters = [
@@ -137,7 +137,7 @@ class ProgramRunner:
         with self.plan.autocast():
             outputs = run.forward(tensors_in(inputs))
         with torch.enable_grad():
-            leaf = outputs.detach().to(self.plan.exact).requires_grad_()
+            leaf = outputs.detach().to(self.plan.loss_dtype).requires_grad_()
             costs = self._costs(leaf, targets)
             (gradient,) = torch.autograd.grad(costs.sum(), leaf)
         with self.plan.autocast():
@@ -170,14 +170,14 @@ class ProgramRunner:
         """Return inputs and targets of all members, (members × size, …)."""
         if shared is not None:
             count = len(self.members)
-            return each(lambda x: torch.cat([x] * count), shared[0]), torch.cat([shared[1]] * count)
+            return map_inputs(lambda x: torch.cat([x] * count), shared[0]), torch.cat([shared[1]] * count)
         if self.drawer is not None:
             return self.drawer.batch(size)
         batches = [feed.batch(size) for feed in self.feeds]
         inputs, targets = zip(*batches, strict=True)
         if len(batches) == 1:
             return inputs[0], targets[0]
-        return each(lambda *parts: torch.cat(parts), *inputs), torch.cat(targets)
+        return map_inputs(lambda *parts: torch.cat(parts), *inputs), torch.cat(targets)
 
     def _costs(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each member, (members,); outputs: (members × size, …)."""
@@ -200,11 +200,11 @@ class ModuleRunner:
         self.drawer = BatchDrawer([feed]) if kernels and feed is not None and batch_drawing.fits(feed) else None
         self.ours = self.drawer is not None
         named = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
-        self.bfloat16 = Bfloat16Copies(network, castable(network) if plan.halved else [])
+        self.bfloat16 = Bfloat16Copies(network, castable(network) if plan.uses_bfloat16 else [])
         self.parameters = list(named.values())
         self.leaves = [self.bfloat16.copies.get(name, parameter) for name, parameter in named.items()]
         self.copied = [parameter for name, parameter in named.items() if name in self.bfloat16.copies]
-        self.losses = torch.zeros(1, device=plan.device, dtype=plan.exact)
+        self.losses = torch.zeros(1, device=plan.device, dtype=plan.loss_dtype)
         self.totals = torch.zeros(1, 2, dtype=torch.float64, device=plan.device)
         self._generator = _generator(plan.device)
         if self._generator is not None:
@@ -222,15 +222,15 @@ class ModuleRunner:
             self._generator.manual_seed(self.plan.member_seed("dropout", self.member, epoch))
 
     def train_step(self, size: int, shared: Batch | None, streams: Streams, compiled: bool = False) -> None:
-        inputs, targets = self._batch(size) if shared is None else (cloned(shared[0]), shared[1])
+        inputs, targets = self._batch(size) if shared is None else (clone_inputs(shared[0]), shared[1])
         network = self.member.network.train()
         with draw_from(self._generator), self.plan.autocast(), torch.enable_grad():
-            positional, named = arguments(inputs)
+            positional, named = call_arguments(inputs)
             if compiled:
                 outputs = self.compiled((positional), named) if named else self.compiled(positional)
             else:
                 outputs = functional_call(network, self.bfloat16.copies, positional, named, tie_weights=False)
-            cost = mean_loss(self.plan.loss, _stacked(outputs, network).to(self.plan.exact), targets)
+            cost = mean_loss(self.plan.loss, _stacked(outputs, network).to(self.plan.loss_dtype), targets)
         gradients = torch.autograd.grad(cost, [*self.leaves, *self.copied], allow_unused=True)
         if any(gradient is not None for gradient in gradients[len(self.leaves) :]):
             raise CaptureError("it reaches a layer's weights by another way than through the layer")
@@ -286,11 +286,11 @@ def _validate(plan: Plan, network: nn.Module, weights: dict[str, Tensor], batch:
     inputs, targets = batch
     network.eval()
     with plan.autocast():
-        outputs = functional_call(network, weights, *arguments(cloned(inputs)), tie_weights=False)
-    outputs = _stacked(outputs, network).to(plan.exact)
+        outputs = functional_call(network, weights, *call_arguments(clone_inputs(inputs)), tie_weights=False)
+    outputs = _stacked(outputs, network).to(plan.loss_dtype)
     totals[0] += mean_loss(plan.loss, outputs, targets) * len(targets)
     if plan.data.task == "classification":
-        totals[1] += (combined(outputs).argmax(-1) == targets).sum()
+        totals[1] += (combine_logits(outputs).argmax(-1) == targets).sum()
 
 
 def _stacked(outputs: Tensor, network: nn.Module) -> Tensor:

@@ -1,4 +1,4 @@
-"""The networks of the paper, and a few more."""
+"""Networks: those of the paper, and a few more."""
 
 from structured_ensembles.zoo.lenet import lenet5, lenet5_backbone
 from structured_ensembles.zoo.mlp import mlp

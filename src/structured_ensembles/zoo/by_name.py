@@ -1,4 +1,4 @@
-"""Models by name: the zoo's, or `package.module:function` of the user's own."""
+"""Models by name: one of the zoo, or the user's `package.module:function`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from structured_ensembles import zoo
 from structured_ensembles.common.checks import check_type
 from structured_ensembles.networks.provenance import ATTRIBUTE, Origin
 
-Trust = bool | Collection[str]  # in functions that files name: in all, in none, or in those that the caller named too
+Trust = bool | Collection[str]  # which functions that a file names may be called: all, none, or the listed ones
 
 
 def is_trusted(name: str, trust_code: Trust) -> bool:
-    """Whether a name that was read from a file may be used: one of ours, or code that the caller trusts."""
+    """Tell whether a name from a file may be used: one without code of the user, or one that the caller trusts."""
     if ":" not in name or isinstance(trust_code, bool):
         return ":" not in name or bool(trust_code)
     return name in ([trust_code] if isinstance(trust_code, str) else trust_code)
 
 
 def from_factory(function: str, /, **arguments: Any) -> nn.Module:
-    """Make a network by calling `package.module:function` with the arguments, and let files of it record both.
+    """Make a network by calling `package.module:function` with the arguments; files of the network record both.
 
-    `Ensemble.load(path, trust_code=True)` then makes the network again, wherever the function can be imported; without
-    it, the file would need `model=`. The arguments must be what JSON has: numbers, strings, lists, dicts.
+    `Ensemble.load(path, trust_code=True)` then makes the network again, wherever the function can be imported; a file
+    without this record needs `model=`. The arguments must be JSON values: numbers, strings, lists, dicts.
     """
     check_type("function", function, str, 'such as "package.module:function"')
     module, colon, name = function.partition(":")
@@ -38,11 +38,11 @@ def from_factory(function: str, /, **arguments: Any) -> nn.Module:
             f"{function!r}"
         )
     try:
-        kept = json.loads(json.dumps(arguments))
+        recorded = json.loads(json.dumps(arguments))
     except (TypeError, ValueError) as error:
         raise ValueError(f"arguments of {function} must be what a file can record as JSON: {error}") from error
-    if kept != arguments:
-        raise ValueError(f"arguments of {function} must be what a file can record as JSON, such as {kept}")
+    if recorded != arguments:
+        raise ValueError(f"arguments of {function} must be what a file can record as JSON, such as {recorded}")
     return build_model(function, **arguments)
 
 
@@ -52,8 +52,8 @@ def build_model(name: str, /, **arguments: Any) -> nn.Module:
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
-        takes = ", ".join(inspect.signature(function).parameters)
-        raise ValueError(f"model {name!r} takes the arguments {takes}: {error}") from error
+        accepted = ", ".join(inspect.signature(function).parameters)
+        raise ValueError(f"model {name!r} takes the arguments {accepted}: {error}") from error
     if ":" in name:
         model = function(**arguments)
     else:
@@ -68,23 +68,26 @@ def build_model(name: str, /, **arguments: Any) -> nn.Module:
 
 
 def find_model(name: str) -> Callable[..., Any]:
-    """The function that makes such a network."""
+    """Return the function that makes the network of this name."""
     return find_function("model", name, {known: getattr(zoo, known) for known in zoo.__all__})
 
 
-def find_function(kind: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """One of the known functions (`half-vgg11` is half_vgg11), or the user's own by `package.module:function`."""
+def find_function(role: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """Return a known function (`half-vgg11` is half_vgg11), or import the user's `package.module:function`.
+
+    role: what the function is for, such as "model", for the error message.
+    """
     if ":" not in name:
-        by_name = {own.replace("-", "_"): function for own, function in known.items()}
+        by_name = {alias.replace("-", "_"): function for alias, function in known.items()}
         if name.replace("-", "_") not in by_name:
-            raise ValueError(f"{kind} must be one of {', '.join(known)}, or package.module:function, not {name!r}")
+            raise ValueError(f"{role} must be one of {', '.join(known)}, or package.module:function, not {name!r}")
         return by_name[name.replace("-", "_")]
-    module, _, function = name.partition(":")
+    module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
-    except Exception as error:  # the module runs when it is imported, and may raise anything
-        told = error if isinstance(error, ImportError | AttributeError | ValueError) else repr(error)
-        raise ValueError(f"{kind} {name!r} cannot be imported: {told}") from error
-    if not callable(found):
-        raise ValueError(f"{kind} {name!r} is not a function")
-    return found  # type: ignore[no-any-return]
+        function = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # importing runs the user's module, which may raise anything
+        reason = error if isinstance(error, ImportError | AttributeError | ValueError) else repr(error)
+        raise ValueError(f"{role} {name!r} cannot be imported: {reason}") from error
+    if not callable(function):
+        raise ValueError(f"{role} {name!r} is not a function")
+    return function  # type: ignore[no-any-return]

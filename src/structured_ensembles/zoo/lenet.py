@@ -1,16 +1,17 @@
-"""LeNet-5 (LeCun et al. 1998) with rectifiers and maximum pooling."""
+"""LeNet-5 (LeCun et al. 1998) with ReLU and max pooling."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.networks.provenance import remembered
+from structured_ensembles.networks.provenance import record_origin
 from structured_ensembles.zoo.network import Network
 
 
 class Backbone(Network):
-    """Three 5×5 convolutions of 6, 16 and 120 channels, then a mean over what is left of the image.
+    """Three 5×5 convolutions of 6, 16 and 120 channels, then a mean over height and width.
 
-    On images of at least 28×28 only the first is padded, as in LeNet-5; on smaller ones all are, so that they survive.
+    On images of at least 28×28 only the first convolution is padded, as in LeNet-5. On smaller images all are: without
+    padding nothing would be left of them.
     """
 
     def __init__(self, in_channels: int, bias: bool) -> None:
@@ -22,7 +23,7 @@ class Backbone(Network):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, in_channels, height, width) to features (batch, 120)."""
+        """Map images (batch, in_channels, height, width) to features (batch, 120)."""
         pad = 2 if min(x.shape[2:]) < 28 else 0
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
         x = F.max_pool2d(F.relu(self.conv2(F.pad(x, (pad,) * 4))), 2)
@@ -30,7 +31,7 @@ class Backbone(Network):
 
 
 class LeNet5(Network):
-    """The backbone and two linear layers."""
+    """LeNet-5: the backbone and two linear layers."""
 
     def __init__(self, num_classes: int, in_channels: int) -> None:
         super().__init__()
@@ -40,17 +41,17 @@ class LeNet5(Network):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, in_channels, height, width) to logits (batch, num_classes)."""
+        """Map images (batch, in_channels, height, width) to logits (batch, num_classes)."""
         return self.fc2(F.relu(self.fc1(self.backbone(x))))
 
 
-@remembered
+@record_origin
 def lenet5(num_classes: int = 10, in_channels: int = 1) -> LeNet5:
-    """61,706 parameters for grey images and 10 classes."""
+    """Make a LeNet-5: 61,706 parameters for greyscale images and 10 classes."""
     return LeNet5(num_classes, in_channels)
 
 
-@remembered
+@record_origin
 def lenet5_backbone(in_channels: int = 1) -> Backbone:
-    """The convolutions without biases: 50,550 parameters, 142 neurons, for grey images."""
+    """Make LeNet-5's convolutions without biases: 50,550 parameters and 142 neurons for greyscale images."""
     return Backbone(in_channels, bias=False)

@@ -1,15 +1,15 @@
-"""A multi-layer perceptron."""
+"""Multi-layer perceptrons."""
 
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from structured_ensembles.networks.provenance import remembered
+from structured_ensembles.networks.provenance import record_origin
 from structured_ensembles.zoo.network import Network
 
 
 class MLP(Network):
-    """Linear layers with rectifiers between them, on inputs of any shape, flattened."""
+    """Linear layers with ReLU between them, on flattened inputs of any shape."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -20,11 +20,11 @@ class MLP(Network):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, …) to (batch, num_classes)."""
+        """Map inputs (batch, …) to logits (batch, num_classes)."""
         return self.layers(x)
 
 
-@remembered
+@record_origin
 def mlp(in_features: int, num_classes: int = 10, hidden: Sequence[int] = (256, 256)) -> MLP:
-    """For regression, `num_classes` is the number of values to predict."""
+    """Make a multi-layer perceptron; for a regression, `num_classes` is the number of values to predict."""
     return MLP((in_features, *hidden, num_classes))

@@ -1,15 +1,16 @@
-"""What the zoo's networks share: their initialiser, and a head on a backbone."""
+"""Base classes of the zoo's networks: Kaiming initialisation, and a backbone with a head."""
 
 from torch import Tensor, nn
 
 
 class Network(nn.Module):
-    """A module whose `reset_parameters` draws all its weights anew (Kaiming)."""
+    """A module that initialises all its layers itself (Kaiming)."""
 
     def reset_parameters(self) -> None:
+        """Draw the weights of all layers again."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
-                if module.weight.is_meta:  # nothing to draw, and PyTorch would take seconds to do it
+                if module.weight.is_meta:  # no values to draw, and PyTorch would take seconds over it
                     continue
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
                 if module.bias is not None:
@@ -28,5 +29,5 @@ class WithHead(Network):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, in_channels, height, width) to logits (batch, num_classes)."""
+        """Map images (batch, in_channels, height, width) to logits (batch, num_classes)."""
         return self.head(self.backbone(x))

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.networks.provenance import remembered
+from structured_ensembles.networks.provenance import record_origin
 from structured_ensembles.zoo.network import Network
 
 
 class Block(nn.Module):
     """Two 3×3 convolutions and a shortcut.
 
-    The shortcut has no parameters where the shape changes (option A: every second pixel, channels of zeros appended),
-    or is a 1×1 convolution (`projection`, option B).
+    Where the shape changes, the shortcut takes every second pixel and pads the channels with zeros (option A), or is a
+    1×1 convolution (`projection`, option B).
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, projection: bool) -> None:
@@ -28,21 +28,21 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, inputs, height, width) to (batch, outputs, height / stride, width / stride)."""
+        """Map activations (batch, inputs, height, width) to (batch, outputs, height / stride, width / stride)."""
         out = F.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         if self.shortcut is not None:
             x = self.shortcut(x)
         elif self.stride != 1:
-            x = F.avg_pool2d(x, 1, self.stride)  # every second pixel; its derivative keeps channels last
+            x = F.avg_pool2d(x, 1, self.stride)  # every second pixel; its gradient keeps the channels-last format
         if x.shape[1] != out.shape[1]:
-            # Sizes are read off the tensors, so that channels can be pruned out of the residual stream too.
+            # Sizes come from the tensors, so that channels of the residual stream can be pruned too.
             x = F.pad(x, (0, 0, 0, 0, 0, out.shape[1] - x.shape[1]))
         return F.relu(out + x)
 
 
 class ResNet(Network):
-    """A 3×3 stem, stages of blocks that halve the image and double the channels, mean over space, one linear layer."""
+    """A 3×3 stem, stages that halve the resolution and double the channels, average pooling, one linear layer."""
 
     def __init__(
         self, blocks: Sequence[int], channels: int, num_classes: int, in_channels: int, projection: bool = False
@@ -62,26 +62,26 @@ class ResNet(Network):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, in_channels, height, width) to logits (batch, num_classes)."""
+        """Map images (batch, in_channels, height, width) to logits (batch, num_classes)."""
         x = F.relu(self.bn1(self.conv1(x)))
         for name in self.stages:
             x = getattr(self, name)(x)
         return self.fc(x.mean((2, 3)))
 
 
-@remembered
+@record_origin
 def resnet20(num_classes: int = 10, in_channels: int = 3, width: int = 1) -> ResNet:
-    """Three stages of 16, 32, 64 channels times `width`, three blocks each; 269,722 parameters for 10 classes."""
+    """Make a ResNet20: three blocks each of 16, 32, 64 channels times `width`; 269,722 parameters for 10 classes."""
     return ResNet((3, 3, 3), 16 * width, num_classes, in_channels)
 
 
-@remembered
+@record_origin
 def resnet32(num_classes: int = 10, in_channels: int = 3, width: int = 1) -> ResNet:
-    """As ResNet20 with five blocks per stage; 476,504 parameters for 200 classes."""
+    """Make a ResNet32: ResNet20 with five blocks per stage; 476,504 parameters for 200 classes."""
     return ResNet((5, 5, 5), 16 * width, num_classes, in_channels)
 
 
-@remembered
+@record_origin
 def resnet18(num_classes: int = 10, in_channels: int = 3, width: int = 1) -> ResNet:
-    """The usual ResNet18 for CIFAR: 64 to 512 channels times `width`, a 3×3 stem; 11,173,962 parameters."""
+    """Make the usual ResNet18 for CIFAR: 64 to 512 channels times `width`, a 3×3 stem; 11,173,962 parameters."""
     return ResNet((2, 2, 2, 2), 64 * width, num_classes, in_channels, projection=True)

@@ -1,23 +1,25 @@
-"""VGG (Simonyan and Zisserman 2015) without normalisation and biases, as the paper uses it."""
+"""VGG (Simonyan and Zisserman 2015) without batch norm and biases, as in the paper."""
 
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from structured_ensembles.networks.provenance import remembered
+from structured_ensembles.networks.provenance import record_origin
 from structured_ensembles.zoo.network import Network, WithHead
 
-POOL = 0  # a 2×2 maximum in a row of channel counts
+POOL = 0  # stands for 2×2 max pooling in a list of channel counts
 VGG11 = (64, POOL, 128, POOL, 256, 256, POOL, 512, 512, POOL, 512, 512, POOL)
 VGG16 = (64, 64, POOL, 128, 128, POOL, 256, 256, 256, POOL, 512, 512, 512, POOL, 512, 512, 512, POOL)
 HALF_VGG11 = (32, POOL, 64, POOL, 128, 128, POOL, 256, 256, POOL, 256, 256, POOL)
 
 
-def convolutions(channels: Sequence[int], inputs: int) -> nn.Sequential:
+def make_convolutions(channels: Sequence[int], inputs: int) -> nn.Sequential:
+    """Stack 3×3 convolutions with ReLU, and pooling where `channels` has POOL."""
     layers: list[nn.Module] = []
     for outputs in channels:
         if outputs == POOL:
-            layers.append(nn.MaxPool2d(2, ceil_mode=True))  # so that small images survive all five
+            # ceil_mode leaves a pixel of images smaller than 32×32 after five poolings
+            layers.append(nn.MaxPool2d(2, ceil_mode=True))
         else:
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.ReLU()]
             inputs = outputs
@@ -25,11 +27,11 @@ def convolutions(channels: Sequence[int], inputs: int) -> nn.Sequential:
 
 
 class VGG(Network):
-    """torchvision's layers: convolutions, 7×7 adaptive pooling, three linear layers with dropout."""
+    """A VGG with torchvision's layers: convolutions, 7×7 adaptive pooling, three linear layers with dropout."""
 
     def __init__(self, channels: Sequence[int], num_classes: int, in_channels: int, dropout: float) -> None:
         super().__init__()
-        self.features = convolutions(channels, in_channels)
+        self.features = make_convolutions(channels, in_channels)
         self.avgpool = nn.AdaptiveAvgPool2d(7)
         self.classifier = nn.Sequential(
             nn.Linear(max(channels) * 7 * 7, 4096, bias=False),
@@ -43,44 +45,44 @@ class VGG(Network):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, in_channels, height, width) to logits (batch, num_classes)."""
+        """Map images (batch, in_channels, height, width) to logits (batch, num_classes)."""
         return self.classifier(self.avgpool(self.features(x)).flatten(1))
 
 
 class Backbone(Network):
-    """Convolutions and a mean over space: features for the heads of continual learning."""
+    """Convolutions and global average pooling: features for the heads of continual learning."""
 
     def __init__(self, channels: Sequence[int], in_channels: int) -> None:
         super().__init__()
-        self.features = convolutions(channels, in_channels)
+        self.features = make_convolutions(channels, in_channels)
         self.num_features = next(count for count in reversed(channels) if count != POOL)
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, in_channels, height, width) to features (batch, num_features)."""
+        """Map images (batch, in_channels, height, width) to features (batch, num_features)."""
         return self.features(x).mean((2, 3))
 
 
-@remembered
+@record_origin
 def vgg11(num_classes: int = 10, in_channels: int = 3, dropout: float = 0.5) -> VGG:
-    """128,796,352 parameters for 10 classes."""
+    """Make a VGG11: 128,796,352 parameters for 10 classes."""
     return VGG(VGG11, num_classes, in_channels, dropout)
 
 
-@remembered
+@record_origin
 def vgg16(num_classes: int = 10, in_channels: int = 3, dropout: float = 0.5) -> VGG:
-    """134,289,088 parameters for 10 classes."""
+    """Make a VGG16: 134,289,088 parameters for 10 classes."""
     return VGG(VGG16, num_classes, in_channels, dropout)
 
 
-@remembered
+@record_origin
 def half_vgg11_backbone(in_channels: int = 3) -> Backbone:
-    """The convolutions of a VGG11 of half the width: 2,304,864 parameters, 1,376 neurons."""
+    """Make the convolutions of a VGG11 of half the width: 2,304,864 parameters, 1,376 neurons."""
     return Backbone(HALF_VGG11, in_channels)
 
 
-@remembered
+@record_origin
 def half_vgg11(num_classes: int = 10, in_channels: int = 3) -> WithHead:
-    """The half-VGG11 backbone with one linear layer."""
+    """Make the half-VGG11 backbone with one linear layer."""
     backbone = half_vgg11_backbone(in_channels)
     return WithHead(backbone, backbone.num_features, num_classes)

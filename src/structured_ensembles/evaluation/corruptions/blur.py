@@ -1,4 +1,4 @@
-"""Blurs. Severities are those published for CIFAR-10-C, in pixels of 32×32 images; they grow with the images."""
+"""Blur corruptions, with CIFAR-10-C's severities in pixels of 32×32 images; lengths grow with the images."""
 
 import torch
 from torch import Tensor
@@ -21,16 +21,16 @@ def defocus_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:
     """
     radius, rim = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1))[severity - 1]
     scale = length_scale(images)
-    blurred = filters.convolved(images, _disc(max(1.0, scale) * radius))
+    blurred = filters.convolve(images, _disc(max(1.0, scale) * radius))
     return filters.gaussian_blur(blurred, scale * rim, "mirror", radius=max(1, round(scale)))
 
 
 def motion_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Draw the image out into streaks, in a direction of its own within 45° of the horizontal."""
+    """Blur each image along a random direction within 45° of the horizontal."""
     radius, sigma = ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))[severity - 1]
     scale = length_scale(images)
-    streaks = filters.streaked(images, draws.uniform("direction", (), -45, 45), scale * sigma, scale * radius)
-    return filters.eight_bits(streaks, rounded=True)
+    streaks = filters.streak(images, draws.uniform("direction", (), -45, 45), scale * sigma, scale * radius)
+    return filters.quantize(streaks, rounded=True)
 
 
 def zoom_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:
@@ -41,24 +41,24 @@ def zoom_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:
     little more than 0.01: enough to make 33 pixels of 26 where 32.5 is rounded.
     """
     steps = (6, 11, 15, 20, 25)[severity - 1]
-    total = filters.magnified(images, *(1 + step * (1.01 - 1) for step in range(1, steps + 1)))
+    total = filters.magnify(images, *(1 + step * (1.01 - 1) for step in range(1, steps + 1)))
     return (2 * images + total) / (steps + 2)  # also the image itself, and magnified by 1
 
 
 def glass_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Look through frosted glass: smooth, replace pixels by neighbours, smooth again.
+    """Imitate frosted glass: smooth, replace pixels by neighbours, smooth again.
 
     Severities are as published, though at the first three the image comes closer to the original.
     """
     sigma, rounds = ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))[severity - 1]
     order = _copied_neighbours(images, max(1, round(length_scale(images))), rounds, draws)
-    smooth = filters.eight_bits(filters.gaussian_blur(images, sigma)).flatten(2)
+    smooth = filters.quantize(filters.gaussian_blur(images, sigma)).flatten(2)
     shuffled = smooth.gather(2, order[:, None].expand_as(smooth)).view_as(images)
     return filters.gaussian_blur(shuffled, sigma)
 
 
 def _disc(radius: float) -> Tensor:
-    """Compute equal weights, of sum 1, of the pixels whose centres lie in a disc: (size, size)."""
+    """Compute a disc kernel (size, size): equal weights of sum 1 for the pixels whose centres lie in the disc."""
     reach = int(radius)
     line = torch.arange(-reach, reach + 1, dtype=torch.float64)
     inside = (line[:, None].square() + line.square() <= radius**2).double()
@@ -80,16 +80,16 @@ def _copied_neighbours(images: Tensor, reach: int, rounds: int, draws: Draws) ->
     )
     waves, order = ((reach + 1) * rows + columns).flatten().sort(descending=True, stable=True)
     counts = waves.unique_consecutive(return_counts=True)[1].tolist()
-    places = (rows * width + columns).flatten()[order]
+    pixels = (rows * width + columns).flatten()[order]
     source = torch.arange(height * width, device=images.device).repeat(len(images), 1)
     for turn in range(rounds):
         down, right = (
-            draws.integers(f"{axis} {turn}", (len(places),), -reach, reach)[:, order] for axis in ("down", "right")
+            draws.integers(f"{axis} {turn}", (len(pixels),), -reach, reach)[:, order] for axis in ("down", "right")
         )
-        partners = places + down * width + right
-        if reach == 1:  # nobody looks forward, where pixels have changed already
-            source[:, places] = source.gather(1, partners)
+        partners = pixels + down * width + right
+        if reach == 1:  # no pixel reads one that has changed already
+            source[:, pixels] = source.gather(1, partners)
             continue
-        for own, other in zip(places.split(counts), partners.split(counts, 1), strict=True):
-            source[:, own] = source.gather(1, other)
+        for wave, wave_partners in zip(pixels.split(counts), partners.split(counts, 1), strict=True):
+            source[:, wave] = source.gather(1, wave_partners)
     return source

@@ -1,4 +1,4 @@
-"""What processing does to images. Severities are those published for CIFAR-10-C."""
+"""Digital corruptions (contrast, saturation, pixelation, warping), with CIFAR-10-C's severities."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from structured_ensembles.evaluation.corruptions.randomness import Draws
 
 
 def contrast(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Draw every channel towards its mean."""
+    """Shrink the contrast: move every channel towards its mean."""
     share = (0.75, 0.5, 0.4, 0.3, 0.15)[severity - 1]
     mean = images.mean((2, 3), keepdim=True)
     return mean + share * (images - mean)
@@ -37,13 +37,15 @@ def saturate(images: Tensor, severity: int, draws: Draws) -> Tensor:
 def pixelate(images: Tensor, severity: int, draws: Draws) -> Tensor:
     """Make pixels fewer and larger: average over boxes, and enlarge again."""
     share = (0.95, 0.9, 0.85, 0.75, 0.65)[severity - 1] / max(1.0, length_scale(images)) ** 0.5
-    rows, columns = (_averaging(size, min(int(size * share), size - 1)).to(images) for size in images.shape[-2:])
-    across = filters.eight_bits(images @ columns.T, rounded=True)  # Pillow goes across first, and rounds in between
-    return filters.eight_bits(rows @ across, rounded=True)
+    rows, columns = (
+        _averaging_weights(size, min(int(size * share), size - 1)).to(images) for size in images.shape[-2:]
+    )
+    across = filters.quantize(images @ columns.T, rounded=True)  # Pillow goes across first, and rounds in between
+    return filters.quantize(rows @ across, rounded=True)
 
 
 def elastic_transform(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Stretch the image like rubber: by an affine map of its own, then by smooth random displacements.
+    """Warp each image by a random affine map, then by smooth random displacements.
 
     The published affine maps grow smaller with the severity, so that images come closer to the original. The image is
     interpolated twice, as published.
@@ -62,20 +64,20 @@ def elastic_transform(images: Tensor, severity: int, draws: Draws) -> Tensor:
     )
     grid = torch.stack((columns, rows), -1)  # (height, width, 2), as x and y
     corners = draws.uniform("corners", (3, 2), -scale * jitter, scale * jitter)
-    warped = _sampled(images, _affine_source(grid, corners, min(height, width) // 3), align_corners=True)
+    warped = _sample(images, _affine_source(grid, corners, min(height, width) // 3), align_corners=True)
     bumps = filters.smooth_noise(
         draws.uniform("bumps", (2, height, width), -1, 1), sigma, scale, "symmetric", truncate=3.0
     )
-    return _sampled(warped, grid + scale * amplitude * bumps.permute(0, 2, 3, 1), align_corners=False)
+    return _sample(warped, grid + scale * amplitude * bumps.permute(0, 2, 3, 1), align_corners=False)
 
 
-def _sampled(images: Tensor, places: Tensor, *, align_corners: bool) -> Tensor:
-    """Sample images at `places` (batch, height, width, 2) in pixels, as x and y.
+def _sample(images: Tensor, points: Tensor, *, align_corners: bool) -> Tensor:
+    """Sample images at `points` (batch, height, width, 2) in pixels, as x and y.
 
     Beyond the edge they are mirrored: at the middle of the last pixel (`align_corners`), or at its rim.
     """
     size = torch.tensor([images.shape[-1], images.shape[-2]]).to(images)
-    inside = 2 * places / (size - 1) - 1 if align_corners else (2 * places + 1) / size - 1
+    inside = 2 * points / (size - 1) - 1 if align_corners else (2 * points + 1) / size - 1
     return F.grid_sample(images, inside, padding_mode="reflection", align_corners=align_corners)
 
 
@@ -91,13 +93,13 @@ def _affine_source(grid: Tensor, moves: Tensor, reach: int) -> Tensor:
     (xx, yx), (xy, yy) = (1 + along_x[:, 0], along_x[:, 1]), (along_y[:, 0], 1 + along_y[:, 1])
     determinant = (xx * yy - xy * yx)[:, None, None]
     x, y = ((grid - centre) - shift[:, None, None]).unbind(-1)
-    xx, yx, xy, yy = (own[:, None, None] for own in (xx, yx, xy, yy))
+    xx, yx, xy, yy = (entry[:, None, None] for entry in (xx, yx, xy, yy))
     source = torch.stack(((yy * x - xy * y) / determinant, (xx * y - yx * x) / determinant), -1)
     return source + centre
 
 
-def _averaging(size: int, boxes: int) -> Tensor:
-    """Weights (size, size) that replace every pixel of a line by the mean of those whose centres share its box."""
+def _averaging_weights(size: int, boxes: int) -> Tensor:
+    """Compute weights (size, size) that replace every pixel of a line by the mean over its box."""
     box = ((torch.arange(size, dtype=torch.float64) + 0.5) * boxes / size).long()
     together = (box[:, None] == box).double()
     return together / together.sum(1, keepdim=True)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from structured_ensembles.evaluation.corruptions.filters import convolved, framed_by
+from structured_ensembles.evaluation.corruptions.filters import convolve, pad
 
 SOBEL = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
 TANGENT = 13573 / 2**15  # of 22.5°, as OpenCV has it
@@ -17,8 +17,8 @@ def canny(images: Tensor, low: float, high: float) -> Tensor:
     A pixel is an edge if its gradient (|x| + |y|) is a maximum across the edge, and above `high`; or above `low` and
     connected to such a pixel.
     """
-    framed = framed_by(images, 1, 1, "edge")
-    across, down = (_correlated(framed, kernel) for kernel in (SOBEL, SOBEL.T))
+    padded = pad(images, 1, 1, "edge")
+    across, down = (_correlate(padded, kernel) for kernel in (SOBEL, SOBEL.T))
     magnitude = across.abs() + down.abs()
     around = F.pad(magnitude, (1, 1, 1, 1))
     height, width = images.shape[-2:]
@@ -33,17 +33,17 @@ def canny(images: Tensor, low: float, high: float) -> Tensor:
     rising = (magnitude > neighbour(-1, 1)) & (magnitude > neighbour(1, -1))
     slanted = torch.where((across < 0) != (down < 0), rising, falling)
     ridge = torch.where(steep < TANGENT, sideways, torch.where(steep > TANGENT + 2, upright, slanted))
-    possible = ridge & (magnitude > low)
-    edges = possible & (magnitude > high)
-    while True:  # follow edges until none grows
-        grown = (F.max_pool2d(edges.float()[:, None], 3, 1, 1)[:, 0] > 0) & possible
+    candidates = ridge & (magnitude > low)
+    edges = candidates & (magnitude > high)
+    while True:  # grow strong edges along weak ones until nothing changes
+        grown = (F.max_pool2d(edges.float()[:, None], 3, 1, 1)[:, 0] > 0) & candidates
         if torch.equal(grown, edges):
             return edges
         edges = grown
 
 
-def distances(edges: Tensor, most: float) -> Tensor:
-    """Compute the distance of each pixel to the nearest edge, at most `most`: (batch, height, width).
+def edge_distances(edges: Tensor, limit: float) -> Tensor:
+    """Compute the distance of each pixel to the nearest edge, at most `limit`: (batch, height, width).
 
     The length of the shortest path of straight, diagonal and knight's steps, which stands for the Euclidean distance.
     """
@@ -54,24 +54,24 @@ def distances(edges: Tensor, most: float) -> Tensor:
         if row**2 + column**2 in (1, 2, 5)
     ]
     height, width = edges.shape[-2:]
-    found = torch.where(edges, 0.0, most)
+    nearest = torch.where(edges, 0.0, limit)
     while True:
-        framed = F.pad(found, (2, 2, 2, 2), value=most)
-        nearer = found
+        padded = F.pad(nearest, (2, 2, 2, 2), value=limit)
+        nearer = nearest
         for row, column, length in steps:
-            there = framed[:, 2 + row : 2 + row + height, 2 + column : 2 + column + width]
+            there = padded[:, 2 + row : 2 + row + height, 2 + column : 2 + column + width]
             nearer = torch.minimum(nearer, there + length)
-        if torch.equal(nearer, found):
-            return found
-        found = nearer
+        if torch.equal(nearer, nearest):
+            return nearest
+        nearest = nearer
 
 
-def equalized(images: Tensor) -> Tensor:
-    """Spread images (batch, height, width) of whole numbers from 0 to 255 so that all levels are equally frequent."""
+def equalize(images: Tensor) -> Tensor:
+    """Equalize the histogram of images (batch, height, width) of whole numbers from 0 to 255."""
     levels = images.long().flatten(1)
     ordered = levels.sort(1).values
-    every = torch.arange(256, device=images.device).repeat(len(levels), 1)
-    cumulated = torch.searchsorted(ordered, every, right=True)  # how many pixels are at most that bright
+    all_levels = torch.arange(256, device=images.device).repeat(len(levels), 1)
+    cumulated = torch.searchsorted(ordered, all_levels, right=True)  # how many pixels are at most that bright
     lowest = cumulated.gather(1, ordered[:, :1])
     others = levels.shape[1] - lowest
     scale = torch.full_like(others, 255, dtype=torch.float32) / others.clamp_min(1)  # float32, where ties are decided
@@ -80,6 +80,6 @@ def equalized(images: Tensor) -> Tensor:
     return result.view_as(images).to(images.dtype)
 
 
-def _correlated(framed: Tensor, kernel: Tensor) -> Tensor:
-    """Correlate framed images (batch, height + 2, width + 2) with a kernel (3, 3)."""
-    return convolved(framed[:, None], kernel)[:, 0, 1:-1, 1:-1]
+def _correlate(padded: Tensor, kernel: Tensor) -> Tensor:
+    """Correlate padded images (batch, height + 2, width + 2) with a kernel (3, 3)."""
+    return convolve(padded[:, None], kernel)[:, 0, 1:-1, 1:-1]

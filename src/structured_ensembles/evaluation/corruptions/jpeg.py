@@ -1,4 +1,4 @@
-"""JPEG: colour space, halved chroma, 8×8 cosine transform, quantisation; and back. What a codec does, less the bits."""
+"""JPEG compression and back: YCbCr, chroma subsampling, 8×8 cosine transform, quantisation; no entropy coding."""
 
 import math
 
@@ -31,66 +31,66 @@ TO_RGB = ((1.0, 0.0, 1.402), (1.0, -0.344136286, -0.714136286), (1.0, 1.772, 0.0
 
 
 def jpeg_compression(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """At the qualities published for CIFAR-10-C."""
+    """Compress images as JPEG, at the qualities published for CIFAR-10-C."""
     return jpeg(images, (80, 65, 58, 50, 40)[severity - 1])
 
 
 def jpeg(images: Tensor, quality: int) -> Tensor:
-    """Images (batch, channels, height, width) in [0,1] as they come back from a JPEG of this quality, 1 to 100."""
+    """Compress and decompress images (batch, channels, height, width) in [0,1] at a JPEG quality from 1 to 100."""
     pixels = (255 * images).round()
     height, width = images.shape[-2:]
     if images.shape[1] != 3:
-        return _coded(pixels - 128, quality, LUMINANCE).add_(128).clamp_(0, 255) / 255
-    pixels = _padded(pixels, 2, 16)  # libjpeg continues chroma to the right before, and downwards after, halving it
+        return _code_blocks(pixels - 128, quality, LUMINANCE).add_(128).clamp_(0, 255) / 255
+    pixels = _pad(pixels, 2, 16)  # libjpeg continues chroma to the right before, and downwards after, halving it
     planes = torch.einsum("ij,bjhw->bihw", torch.tensor(TO_YCBCR).to(pixels), pixels).round()
-    luma = _coded(planes[:, :1] - 128, quality, LUMINANCE) + 128
-    chroma = _coded(_halved(planes[:, 1:]), quality, CHROMINANCE)
-    chroma = _doubled(chroma[..., : (height + 1) // 2, : (width + 1) // 2])  # what was padded shall not shine through
+    luma = _code_blocks(planes[:, :1] - 128, quality, LUMINANCE) + 128
+    chroma = _code_blocks(_downsample(planes[:, 1:]), quality, CHROMINANCE)
+    chroma = _upsample(chroma[..., : (height + 1) // 2, : (width + 1) // 2])  # without the padding
     planes = torch.cat((luma[..., :height, :width], chroma[..., :height, :width]), 1)
     return torch.einsum("ij,bjhw->bihw", torch.tensor(TO_RGB).to(pixels), planes).round().clamp_(0, 255) / 255
 
 
-def _coded(planes: Tensor, quality: int, table: tuple[int, ...]) -> Tensor:
-    """Planes around 0 after their 8×8 blocks were transformed, quantised and transformed back; rounded to pixels."""
+def _code_blocks(planes: Tensor, quality: int, table: tuple[int, ...]) -> Tensor:
+    """Transform the 8×8 blocks of planes around 0, quantise them and transform back; rounded to whole pixels."""
     height, width = planes.shape[-2:]
-    planes = _padded(planes, 8, 8)
+    planes = _pad(planes, 8, 8)
     steps = _quantisation(quality, table).to(planes)
     cosines = _cosines().to(planes)
     blocks = planes.unflatten(3, (-1, 8)).unflatten(2, (-1, 8)).transpose(3, 4)  # (…, 8, 8)
     coefficients = cosines @ blocks @ cosines.T
-    blocks = cosines.T @ (_rounded(coefficients / steps) * steps) @ cosines
+    blocks = cosines.T @ (_round_half_away(coefficients / steps) * steps) @ cosines
     restored = blocks.transpose(3, 4).flatten(4, 5).flatten(2, 3)
     return restored[..., :height, :width].round_().clamp_(-128, 127)
 
 
 def _quantisation(quality: int, table: tuple[int, ...]) -> Tensor:
-    """The steps (8, 8) at a quality, as libjpeg scales them."""
+    """Compute the quantisation steps (8, 8) at a quality, as libjpeg scales them."""
     percent = 5000 // quality if quality < 50 else 200 - 2 * quality
     return torch.tensor([min(max((step * percent + 50) // 100, 1), 255) for step in table]).view(8, 8)
 
 
 def _cosines() -> Tensor:
-    """The orthonormal cosine transform of 8 values, (frequency, position)."""
+    """Compute the orthonormal cosine transform of 8 values, (frequency, position)."""
     frequency, position = torch.arange(8, dtype=torch.float64)[:, None], torch.arange(8, dtype=torch.float64)
     rows = torch.cos((2 * position + 1) * frequency * math.pi / 16) / 2
     rows[0] /= 2**0.5
     return rows
 
 
-def _padded(planes: Tensor, rows: int, columns: int) -> Tensor:
-    """Continued by their last row and column to multiples of these numbers."""
+def _pad(planes: Tensor, rows: int, columns: int) -> Tensor:
+    """Pad planes by their last row and column to multiples of these numbers."""
     down, right = -planes.shape[-2] % rows, -planes.shape[-1] % columns
     return F.pad(planes, (0, right, 0, down), mode="replicate") if down or right else planes
 
 
-def _halved(planes: Tensor) -> Tensor:
-    """Half as high and wide: means of four, halves and quarters rounded down and up in turn, as libjpeg does it."""
+def _downsample(planes: Tensor) -> Tensor:
+    """Downsample planes by two: means of four, rounded down and up in turn, as libjpeg does it."""
     turns = 1 + torch.arange(planes.shape[-1] // 2, device=planes.device) % 2
     return ((4 * F.avg_pool2d(planes, 2) + turns) / 4).floor()
 
 
-def _doubled(planes: Tensor) -> Tensor:
-    """Twice as high and wide; three quarters of the nearer value and one of the next, as libjpeg does it."""
+def _upsample(planes: Tensor) -> Tensor:
+    """Upsample planes by two: three quarters of the nearer value and one of the next, as libjpeg does it."""
     for axis in (2, 3):
         size = planes.shape[axis]
         before = planes.index_select(axis, torch.arange(-1, size - 1, device=planes.device).clamp_min(0))
@@ -100,6 +100,6 @@ def _doubled(planes: Tensor) -> Tensor:
     return planes
 
 
-def _rounded(values: Tensor) -> Tensor:
-    """To whole numbers, halves away from zero: flat blocks have halves, which codecs and torch round otherwise."""
+def _round_half_away(values: Tensor) -> Tensor:
+    """Round halves away from zero, as codecs do: flat blocks have halves, which torch would round to even."""
     return values.sign() * (values.abs() + 0.5).floor()

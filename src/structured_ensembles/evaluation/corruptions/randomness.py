@@ -1,4 +1,4 @@
-"""Random numbers that belong to a sample: a hash of (seed, stream, sample, position), the same on every device.
+"""Per-sample random numbers: a hash of (seed, stream, sample, position), the same on every device.
 
 A generator's numbers depend on how many were drawn before, so that a set cut into other batches would be corrupted in
 another way. A hash needs no history, and computes all samples of a batch at once, wherever they are.
@@ -18,14 +18,14 @@ SMALL_RATE = 12.0  # Poisson draws are inverted term by term below it; above it 
 
 @dataclass(frozen=True)
 class Draws:
-    """The random numbers of some samples. Every number has a name, its stream: drawn again, it is the same again."""
+    """Random numbers of some samples, by named streams: the same stream gives the same numbers again."""
 
     seed: int
     samples: Tensor  # their indices in the whole set, int64 (batch,)
     purpose: str = ""  # what they are drawn for: another purpose, other numbers
 
     def uniform(self, stream: str, shape: Sequence[int] = (), low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Floats between low and high, both excluded, shape (batch, *shape)."""
+        """Draw floats between low and high, both excluded, shape (batch, *shape)."""
         positions = torch.arange(torch.Size(shape).numel(), dtype=torch.int32, device=self.samples.device)
         first, second = self._keys(stream)
         bits = _mix(_mix(positions * -1640531527 + first[:, None]) ^ second[:, None])  # 2³²/golden ratio, as int32
@@ -34,15 +34,15 @@ class Draws:
         return floats.mul_(high - low).add_(low).view(len(self.samples), *shape)
 
     def normal(self, stream: str, shape: Sequence[int] = ()) -> Tensor:
-        """Standard normal, shape (batch, *shape)."""
+        """Draw standard normal floats, shape (batch, *shape)."""
         return self.uniform(stream, shape, -1.0, 1.0).erfinv_().mul_(2**0.5)
 
     def integers(self, stream: str, shape: Sequence[int], low: int, high: int) -> Tensor:
-        """Int64 from low to high, high excluded, shape (batch, *shape)."""
+        """Draw int64 from low to high, high excluded, shape (batch, *shape)."""
         return self.uniform(stream, shape, low, high).floor_().clamp_max_(high - 1).long()
 
     def poisson(self, stream: str, rates: Tensor) -> Tensor:
-        """Counts as floats, for rates (batch, …), by inversion of one uniform number each."""
+        """Draw Poisson counts as floats for rates (batch, …), by inverting one uniform number each."""
         uniform = self.uniform(stream, rates.shape[1:])
         normal = (2 * uniform - 1).erfinv_().mul_(2**0.5)
         root = rates.clamp_min(SMALL_RATE).sqrt()
@@ -51,11 +51,11 @@ class Draws:
         quantile = rates + root * normal + (square - 1) / 6 + normal * (1 - square) / (72 * root)
         counts = (quantile + 0.5).floor_().clamp_min_(0)
         small = rates < SMALL_RATE
-        counts[small] = _inverted_poisson(uniform[small], rates[small])
+        counts[small] = _invert_poisson(uniform[small], rates[small])
         return counts
 
     def _keys(self, stream: str) -> tuple[Tensor, Tensor]:
-        """Two int32 numbers per sample, (batch,). Every step is a bijection: no two samples of a stream share them."""
+        """Compute two int32 keys per sample, (batch,). Every step is a bijection, so samples never share a key."""
         base = zlib.crc32(f"{self.seed} {self.purpose} {stream}".encode())
         low, high = self.samples & 0x7FFFFFFF, self.samples >> 31
         start = torch.full_like(low, base - 2**31).int()
@@ -64,17 +64,17 @@ class Draws:
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """A bijection of int32 whose every output bit depends on every input bit; products wrap around."""
+    """Mix int32 bits bijectively, so that every output bit depends on every input bit; products wrap around."""
     bits = (bits ^ ((bits >> 16) & 0xFFFF)) * 0x7FEB352D
     bits = (bits ^ ((bits >> 15) & 0x1FFFF)) * -2073254261  # 0x846CA68B
     return bits ^ ((bits >> 16) & 0xFFFF)
 
 
-def _inverted_poisson(uniform: Tensor, rates: Tensor) -> Tensor:
-    """The smallest count whose cumulated probability reaches `uniform`, for small rates."""
+def _invert_poisson(uniform: Tensor, rates: Tensor) -> Tensor:
+    """Find the smallest count whose cumulated probability reaches `uniform`, for small rates."""
     counts, term = torch.zeros_like(rates), (-rates).exp()
     cumulated = term.clone()
-    for count in range(1, 48):  # beyond, all the rest of the probability is far below a float's resolution
+    for count in range(1, 48):  # the remaining probability is far below a float's resolution
         counts += uniform > cumulated
         term *= rates / count
         cumulated += term

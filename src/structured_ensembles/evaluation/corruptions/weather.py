@@ -1,4 +1,4 @@
-"""Weather. Severities are those published for CIFAR-10-C; lengths are in pixels of 32×32 and grow with the images."""
+"""Weather corruptions, with CIFAR-10-C's severities in pixels of 32×32 images; lengths grow with the images."""
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def fog(images: Tensor, severity: int, draws: Draws) -> Tensor:
     """Lay fractal clouds of a given thickness over the image; what is behind them loses contrast."""
     thickness, decay = ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))[severity - 1]
     brightest = images.amax((1, 2, 3), keepdim=True)
-    cloud = filters.clouds(draws, "fog", _size(images), decay**2)[:, None]
+    cloud = filters.fractal_noise(draws, "fog", _size(images), decay**2)[:, None]
     return (images + thickness * cloud) * brightest / (brightest + thickness)
 
 
@@ -48,7 +48,7 @@ def frost(images: Tensor, severity: int, draws: Draws) -> Tensor:
 
 
 def snow(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Let flakes fall in streaks, in front of a scene turned pale."""
+    """Add flakes that fall in streaks in front of a paler scene."""
     mean, deviation, zoom, floor, radius, sigma, clear = (
         (0.10, 0.2, 1.00, 0.60, 8, 3, 0.95),
         (0.10, 0.2, 1.00, 0.50, 10, 4, 0.90),
@@ -58,12 +58,12 @@ def snow(images: Tensor, severity: int, draws: Draws) -> Tensor:
     )[severity - 1]
     scale = length_scale(images)
     flakes = mean + deviation * draws.normal("flakes", _size(images))
-    flakes = filters.magnified(flakes, zoom)
-    flakes = filters.eight_bits(flakes.masked_fill(flakes < floor, 0.0).clamp_max(1.0))[:, None]
+    flakes = filters.magnify(flakes, zoom)
+    flakes = filters.quantize(flakes.masked_fill(flakes < floor, 0.0).clamp_max(1.0))[:, None]
     if scale > 1:
-        flakes = filters.magnified(flakes, scale)
-    flakes = filters.streaked(flakes, draws.uniform("fall", (), -135, -45), scale * sigma, scale * radius)
-    flakes = filters.eight_bits(flakes, rounded=True)
+        flakes = filters.magnify(flakes, scale)
+    flakes = filters.streak(flakes, draws.uniform("fall", (), -135, -45), scale * sigma, scale * radius)
+    flakes = filters.quantize(flakes, rounded=True)
     pale = torch.maximum(images, 1.5 * _grey(images) + 0.5)
     return clear * images + (1 - clear) * pale + flakes + flakes.rot90(2, (2, 3))
 
@@ -92,18 +92,18 @@ def _shine(liquid: Tensor, scale: float) -> Tensor:
     Step by step as published: edges of the drops, distances to them, their histogram equalised, their relief.
     """
     liquid = (255 * liquid).clamp(0, 255).floor()
-    depth = edges.distances(edges.canny(liquid, 50, 150), 20 * scale)[:, None]
-    depth = edges.equalized((filters.convolved(depth, BOX) + 1e-5).floor().clamp_max(255)[:, 0])[:, None]
-    relief = filters.convolved(depth, RELIEF).clamp(0, 255)
-    shine = liquid * filters.convolved(relief, BOX).round()[:, 0]
+    depth = edges.edge_distances(edges.canny(liquid, 50, 150), 20 * scale)[:, None]
+    depth = edges.equalize((filters.convolve(depth, BOX) + 1e-5).floor().clamp_max(255)[:, 0])[:, None]
+    relief = filters.convolve(depth, RELIEF).clamp(0, 255)
+    shine = liquid * filters.convolve(relief, BOX).round()[:, 0]
     return shine / shine.amax((1, 2), keepdim=True).clamp_min(1e-6)
 
 
 def _ice(images: Tensor, draws: Draws) -> Tensor:
-    """Draw ice (batch, 1 or 3, height, width) in [0,1], on another pane for each image."""
+    """Draw ice (batch, 1 or 3, height, width) in [0,1], with a random pane for each image."""
     texture = _crystals(images, draws)[:, None]
     texture = (texture - texture.mean((2, 3), keepdim=True)) / texture.std((2, 3), keepdim=True).clamp_min(1e-6)
-    colours, contrasts, shades = (torch.tensor(own).to(images) for own in zip(*PANES, strict=True))
+    colours, contrasts, shades = (torch.tensor(column).to(images) for column in zip(*PANES, strict=True))
     pane = draws.integers("pane", (), 0, len(PANES))
     shade = shades[pane] * draws.normal("shade")
     colour = colours[pane] if images.shape[1] == 3 else _grey(colours[pane][..., None, None])[..., 0, 0]
@@ -114,31 +114,32 @@ def _ice(images: Tensor, draws: Draws) -> Tensor:
 def _crystals(images: Tensor, draws: Draws) -> Tensor:
     """Grow a texture of ice (batch, height, width): patches, needles in them at 60° to each other, and grain."""
     size, scale = _size(images), length_scale(images)
-    patches = filters.clouds(draws, "patches", size, 2.2)
-    veins = (1 - (2 * filters.clouds(draws, "veins", size, 1.8) - 1).abs()).pow(4)
+    patches = filters.fractal_noise(draws, "patches", size, 2.2)
+    veins = (1 - (2 * filters.fractal_noise(draws, "veins", size, 1.8) - 1).abs()).pow(4)
     direction = draws.uniform("direction", (), 0, 60)
     needles = torch.zeros_like(patches)
     for turn in range(6):
         seeds = (draws.uniform(f"seeds {turn}", size) > 1 - 0.02 / scale).to(patches)[:, None]
-        grown = filters.streaked(seeds, direction + 60 * turn, 3.5 * scale, 4.5 * scale)[:, 0]
+        grown = filters.streak(seeds, direction + 60 * turn, 3.5 * scale, 4.5 * scale)[:, 0]
         needles += grown * (3.5 * scale)
     grain = 0.15 * draws.normal("grain", size)
     return (0.7 * patches.pow(1.5) + 0.4 * veins + 0.5 * needles * (0.4 + patches)).clamp_max(1.0) + grain
 
 
 def _size(images: Tensor) -> tuple[int, int]:
+    """Return (height, width) of the images."""
     height, width = images.shape[-2:]
     return height, width
 
 
 def _grey(images: Tensor) -> Tensor:
-    """Brightness as eyes see it, (batch, 1, height, width)."""
+    """Compute the perceived brightness, (batch, 1, height, width)."""
     if images.shape[1] != 3:
         return images.mean(1, keepdim=True)
     return (images * torch.tensor([0.299, 0.587, 0.114]).to(images)[:, None, None]).sum(1, keepdim=True)
 
 
 def _colour(images: Tensor, colour: tuple[float, float, float]) -> Tensor:
-    """The colour as images of this many channels have it: shape (3, 1, 1), or its brightness alone."""
+    """Return a colour in as many channels as the images have: (3, 1, 1), or its brightness (1, 1, 1)."""
     tensor = torch.tensor(colour).to(images)[:, None, None]
     return tensor if images.shape[1] == 3 else _grey(tensor[None])[0]

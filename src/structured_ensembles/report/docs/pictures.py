@@ -1,25 +1,25 @@
-"""The figures of `docs/results.md`."""
+"""Charts of `docs/results.md`."""
 
 from __future__ import annotations
 
 from matplotlib.figure import Figure
 
 from structured_ensembles.paper.studies import Study
-from structured_ensembles.report.continual_figures import accuracy_by_prune
-from structured_ensembles.report.docs.differences import runs_of_row
+from structured_ensembles.report.continual_figures import draw_accuracy_by_prune
+from structured_ensembles.report.docs.differences import list_runs_of_row
 from structured_ensembles.report.docs.records import Records
-from structured_ensembles.report.run_figures import FrontPoint, front
+from structured_ensembles.report.front import FrontPoint, draw_front
 
 
-def front_figure(records: Records, wanted: Study, temperature: bool = False) -> Figure | None:
-    """Draw accuracy, NLL and ECE against memory: one point for each row, a whole ensemble; None for fewer than two.
+def draw_front_of_study(records: Records, wanted: Study, temperature: bool = False) -> Figure | None:
+    """Draw accuracy, NLL and ECE against memory, one point per row; return None for fewer than two.
 
     temperature: NLL and ECE after temperature scaling.
     """
-    after = "_t" if temperature else ""
+    suffix = "_t" if temperature else ""
     points = []
     for row in wanted.rows:
-        runs = records.runs(runs_of_row(wanted, row))
+        runs = records.runs(list_runs_of_row(wanted, row))
         if not runs:
             continue
         figures = [run.figures for run in runs]
@@ -27,16 +27,19 @@ def front_figure(records: Records, wanted: Study, temperature: bool = False) -> 
         points.append(
             FrontPoint(
                 name,
-                f"N={members}" if name == "deep" else "",  # other names tell the number of members
+                f"N={members}" if name == "deep" else "",  # other names have the number of members
                 figures[0]["size/overhead"],
-                *([own[name] for own in figures] for name in ("cls/accuracy", f"cal/nll{after}", f"cal/ece15{after}")),
+                *(
+                    [run_figures[name] for run_figures in figures]
+                    for name in ("cls/accuracy", f"cal/nll{suffix}", f"cal/ece15{suffix}")
+                ),
             )
         )
-    return front(points) if len(points) > 1 else None
+    return draw_front(points) if len(points) > 1 else None
 
 
 def _line_name(row: str) -> str:
-    """Name the line that a point belongs to: deep ensembles of any size, or as many members in different memory."""
+    """Return the name of a point's line: deep ensembles of any size, or one number of members in different memory."""
     method, _, rest = row.partition(" ×")
     if method == "deep":
         return method
@@ -45,11 +48,11 @@ def _line_name(row: str) -> str:
     return f"{method} ×{members}{coupled}" if members else method
 
 
-def pruning_figure(records: Records, wanted: Study) -> Figure | None:
-    """Draw the accuracy of a continual learner against the share of pruned neurons; None for fewer than two shares."""
+def draw_pruning(records: Records, wanted: Study) -> Figure | None:
+    """Draw accuracy against the share of pruned neurons; return None for fewer than two shares."""
     shares = {
-        float(row): list(records.by_seed(runs_of_row(wanted, row), "cl/accuracy", "mean").values())
+        float(row): list(records.by_seed(list_runs_of_row(wanted, row), "cl/accuracy", "mean").values())
         for row in wanted.rows
     }
     known = {share: values for share, values in shares.items() if values}
-    return accuracy_by_prune(known) if len(known) > 1 else None
+    return draw_accuracy_by_prune(known) if len(known) > 1 else None

@@ -1,4 +1,4 @@
-"""Topics: what `docs/results.md` shows, one table or figure of the paper each, rendered from the finished runs."""
+"""Topics of `docs/results.md`: one table or figure of the paper each, rendered from the finished runs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 from matplotlib.figure import Figure
 
 from structured_ensembles.paper.catalogue import study
-from structured_ensembles.paper.layout import Key, Lines, markdown_table
+from structured_ensembles.paper.layout import Key, TableData, markdown_table
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.published import Cell
-from structured_ensembles.paper.studies import RIVALS, Part, Study
-from structured_ensembles.paper.tables import corruption_notes, study_table
+from structured_ensembles.paper.studies import RIVALS, Study, StudyOptions
+from structured_ensembles.paper.tables import fill_study_table, write_corruption_notes
 from structured_ensembles.paper.wide_studies import wide_front_study, wide_resnet_study
 from structured_ensembles.report.docs.differences import difference_table
-from structured_ensembles.report.docs.pictures import front_figure, pruning_figure
-from structured_ensembles.report.docs.records import Records, left, provenance
+from structured_ensembles.report.docs.pictures import draw_front_of_study, draw_pruning
+from structured_ensembles.report.docs.records import Records, format_provenance, format_remaining
 
 NOT_RUN = "not run"
 SHORT_RULES = {"mean": "mean of probabilities", "logits": "paper's rule"}
 MAIN = "cifar10-resnet20"
-PLACES = (
+SETUPS = (
     ("cifar100", "resnet20"), ("svhn", "resnet20"), ("cifar10", "vgg11"), ("cifar100", "vgg11"), ("svhn", "vgg11"),
     ("tiny-imagenet", "resnet32"), ("tiny-imagenet", "vgg16"),
 )  # fmt: skip
@@ -45,12 +45,12 @@ WIDE_PAIRS = tuple((centre, other) for centre in CENTRES for other in ("single",
 
 @dataclass(frozen=True)
 class Topic:
-    """One table, or several of the same rows.
+    """Table, or several tables of the same rows.
 
-    sections: of the queue, whose runs it is about. Where none of them is done, a line takes the place of the tables.
+    sections: of the queue, with its runs. If none of them is done, a line replaces the tables.
     studies: shown side by side if each has one column.
     pairs, figures: rows whose differences are listed, and in which figures.
-    pictures: by the name of the file, a function that draws it, and what it shows.
+    pictures: by the name of the file, a function that draws it, and its caption.
     """
 
     sections: tuple[str, ...]
@@ -60,128 +60,144 @@ class Topic:
     pictures: Mapping[str, tuple[Callable[[Records], Figure | None], str]] | None = None
 
 
-def topics() -> dict[str, Topic]:
-    """List all topics by name; the template says where each of them goes."""
-    main = Part(datasets=("cifar10",), models=("resnet20",))
-    whole = Part()
+def list_topics() -> dict[str, Topic]:
+    """Return all topics by name, as the template uses them."""
+    main = StudyOptions(datasets=("cifar10",), models=("resnet20",))
+    unrestricted = StudyOptions()
 
-    def of_main(name: str, figure: str | None = None) -> Topic:
+    def main_topic(name: str, figure: str | None = None) -> Topic:
         sections = (MAIN, f"{MAIN}-magnitude")
-        own = study(name, main)
-        return Topic(sections, (own,), pairs_within(own) if figure else (), (figure,) if figure else ())
+        main_study = study(name, main)
+        return Topic(sections, (main_study,), pairs_within(main_study) if figure else (), (figure,) if figure else ())
 
-    found = {
-        "table-accuracy": of_main("table-accuracy", "cls/accuracy"),
-        "figure-memory": of_main("figure-memory"),
-        "table-ece": of_main("table-ece", "cal/ece"),
-        "table-diversity": of_main("table-diversity"),
-        "table-uncertainty": of_main("table-uncertainty"),
-        "pruning": Topic(("pruning",), (study("table-pruning", whole),)),
-        "initialization": Topic(("initialization",), (study("table-initialization", whole),)),
-        "continual-ablation": Topic(("continual-ablation",), (study("table-continual-ablation", whole),)),
-        "continual-overhead": Topic((), (study("table-continual-overhead", whole),)),
-        "continual-memory": Topic((), (study("table-continual-memory", whole),)),
+    by_name = {
+        "table-accuracy": main_topic("table-accuracy", "cls/accuracy"),
+        "figure-memory": main_topic("figure-memory"),
+        "table-ece": main_topic("table-ece", "cal/ece"),
+        "table-diversity": main_topic("table-diversity"),
+        "table-uncertainty": main_topic("table-uncertainty"),
+        "pruning": Topic(("pruning",), (study("table-pruning", unrestricted),)),
+        "initialization": Topic(("initialization",), (study("table-initialization", unrestricted),)),
+        "continual-ablation": Topic(("continual-ablation",), (study("table-continual-ablation", unrestricted),)),
+        "continual-overhead": Topic((), (study("table-continual-overhead", unrestricted),)),
+        "continual-memory": Topic((), (study("table-continual-memory", unrestricted),)),
     }
     for dataset in ("cifar10", "cifar100"):
-        found[f"front-{dataset}"] = front_topic(
-            f"front-{dataset}", study("front", Part(datasets=(dataset,))), FRONT_PAIRS
+        by_name[f"front-{dataset}"] = front_topic(
+            f"front-{dataset}", study("front", StudyOptions(datasets=(dataset,))), FRONT_PAIRS
         )
-        own = wide_resnet_study(dataset)
-        found[own.name] = Topic(("wrn28-10",), (own,), WIDE_PAIRS[2:], FRONT_FIGURES)
-    found["front-wide-resnet20"] = front_topic("front-wide-resnet20", wide_front_study(), WIDE_PAIRS)
-    for dataset, model in PLACES:
-        part = Part(datasets=(dataset,), models=(model,), methods=(*RIVALS, "random", "narrow"))
-        both = tuple(study(name, part) for name in ("table-accuracy", "table-ece"))
+        wanted = wide_resnet_study(dataset)
+        by_name[wanted.name] = Topic(("wrn28-10",), (wanted,), WIDE_PAIRS[2:], FRONT_FIGURES)
+    by_name["front-wide-resnet20"] = front_topic("front-wide-resnet20", wide_front_study(), WIDE_PAIRS)
+    for dataset, model in SETUPS:
+        options = StudyOptions(datasets=(dataset,), models=(model,), methods=(*RIVALS, "random", "narrow"))
+        accuracy_and_ece = tuple(study(name, options) for name in ("table-accuracy", "table-ece"))
         figures = ("cls/accuracy", "cal/ece")
-        found[f"{dataset}-{model}"] = Topic((f"{dataset}-{model}",), both, pairs_within(both[0]), figures)
+        by_name[f"{dataset}-{model}"] = Topic(
+            (f"{dataset}-{model}",), accuracy_and_ece, pairs_within(accuracy_and_ece[0]), figures
+        )
     for dataset in ("mnist", "cifar10", "cifar100"):
-        own = study("table-continual", Part(datasets=(dataset,)))
-        others = [("structured", row) for row in own.rows if row != "structured"]
-        found[f"split-{dataset}"] = Topic((f"split-{dataset}",), (own,), others, ("cl/accuracy",))
-    pruning = study("figure-continual-pruning", whole)
+        wanted = study("table-continual", StudyOptions(datasets=(dataset,)))
+        others = [("structured", row) for row in wanted.rows if row != "structured"]
+        by_name[f"split-{dataset}"] = Topic((f"split-{dataset}",), (wanted,), others, ("cl/accuracy",))
+    pruning = study("figure-continual-pruning", unrestricted)
     text = "Accuracy against the share of pruned neurons."
-    drawn = {"continual-pruning": (lambda records: pruning_figure(records, pruning), text)}
-    found["continual-pruning"] = Topic(("continual-pruning",), (pruning,), pictures=drawn)
-    return found
+    drawn = {"continual-pruning": (lambda records: draw_pruning(records, pruning), text)}
+    by_name["continual-pruning"] = Topic(("continual-pruning",), (pruning,), pictures=drawn)
+    return by_name
 
 
 def pairs_within(wanted: Study) -> list[tuple[str, str]]:
-    """List the comparisons of methods that a study has both rows of."""
+    """List the comparisons of methods for which a study has both rows."""
     return [pair for pair in METHOD_PAIRS if set(pair) <= set(wanted.rows)]
 
 
 def front_topic(name: str, wanted: Study, pairs: Sequence[tuple[str, str]]) -> Topic:
-    """Quality against memory: a table, its figure before and after temperature, and the differences."""
+    """Return the topic of quality against memory: table, charts before and after temperature, differences."""
     text = "Accuracy, NLL and ECE (15 bins) against memory, one point for each whole ensemble, mean of probabilities"
     pictures = {
-        name: (lambda records: front_figure(records, wanted), f"{text}."),
-        f"{name}-temperature": (lambda records: front_figure(records, wanted, True), f"{text}; after temperature."),
+        name: (lambda records: draw_front_of_study(records, wanted), f"{text}."),
+        f"{name}-temperature": (
+            lambda records: draw_front_of_study(records, wanted, True),
+            f"{text}; after temperature.",
+        ),
     }
     return Topic((name,), (wanted,), pairs, FRONT_FIGURES, pictures)
 
 
-def rendered(topic: Topic, records: Records, drawn: Collection[str] = ()) -> str:
-    """Write a topic as Markdown: its tables, where they come from, differences, figures; or that nothing was run.
+def render_topic(topic: Topic, records: Records, drawn: Collection[str] = ()) -> str:
+    """Write a topic as Markdown: its tables, their provenance, differences, charts; or that nothing was run.
 
-    drawn: the names of the figures that exist.
+    drawn: the names of the charts that exist.
     """
-    experiments = {own.folder: own for wanted in topic.studies for own in wanted.experiments}
-    planned = [own for own in records.in_sections(topic.sections) if own.experiment.folder in experiments]
+    experiments = {run.folder: run for wanted in topic.studies for run in wanted.experiments}
+    planned = [run for run in records.in_sections(topic.sections) if run.experiment.folder in experiments]
     if planned and not any(map(records.is_done, planned)):
-        return f"Not run yet ({left(planned)})."
-    parts = [table_text(own, counted=bool(topic.studies[0].counted)) for own in topic_tables(topic.studies, records)]
-    for own in topic.studies:
-        parts += [" ".join(corruption_notes(own, records.done))]
+        return f"Not run yet ({format_remaining(planned)})."
+    counted = bool(topic.studies[0].counted)
+    blocks = [write_table_data(filled, counted=counted) for filled in fill_tables(topic.studies, records)]
+    for wanted in topic.studies:
+        blocks += [" ".join(write_corruption_notes(wanted, records.done))]
     if runs := records.runs(experiments.values()):
-        parts.append(provenance(runs))
+        blocks.append(format_provenance(runs))
     if topic.pairs:
-        parts.append(difference_table(records, topic.studies[0], topic.pairs, topic.figures))
+        blocks.append(difference_table(records, topic.studies[0], topic.pairs, topic.figures))
     for name, (_, caption) in (topic.pictures or {}).items():
         if name in drawn:
-            parts.append(f"![{caption}](images/{name}.svg)\n\n*{caption}*")
-    return "\n\n".join(part for part in parts if part)
+            blocks.append(f"![{caption}](images/{name}.svg)\n\n*{caption}*")
+    return "\n\n".join(block for block in blocks if block)
 
 
-def topic_tables(studies: Sequence[Study], records: Records) -> list[Lines]:
-    """Fill the tables of some studies of the same rows: side by side if each has one column, else one for each rule."""
-    filled = [(wanted, rule, study_table(wanted, records.done, rule)) for wanted in studies for rule in wanted.rules]
+def fill_tables(studies: Sequence[Study], records: Records) -> list[TableData]:
+    """Fill the tables of studies of the same rows: side by side if each has one column, else one for each rule."""
+    filled = [
+        (wanted, rule, fill_study_table(wanted, records.done, rule)) for wanted in studies for rule in wanted.rules
+    ]
     if any(len(wanted.columns) > 1 for wanted in studies):
-        return [replace(own, titles=_by_metric(own)) for _, _, own in filled]
+        return [replace(data, titles=_by_metric(data)) for _, _, data in filled]
     shown = {}
-    for wanted, rule, own in filled:
-        words = [] if len(studies) == 1 < len(wanted.rules) else [metric_of(own.metrics[own.columns[0]]).title]
+    for wanted, rule, data in filled:
+        words = [] if len(studies) == 1 < len(wanted.rules) else [metric_of(data.metrics[data.columns[0]]).title]
         words += [SHORT_RULES[rule]] if len(wanted.rules) > 1 else []
-        shown[", ".join(words)] = own
+        shown[", ".join(words)] = data
     if len(shown) == 1:
         return list(shown.values())
-    return [side_by_side(shown)]
+    return [join_side_by_side(shown)]
 
 
-def _by_metric(own: Lines) -> dict[str, str]:
-    """Title columns by their metric alone, where that tells them apart."""
-    titles = {column: metric_of(own.metrics[column]).title for column in own.columns}
+def _by_metric(data: TableData) -> dict[str, str]:
+    """Return the metrics' titles as column titles, if they are distinct."""
+    titles = {column: metric_of(data.metrics[column]).title for column in data.columns}
     return titles if len(set(titles.values())) == len(titles) else {}
 
 
-def side_by_side(tables: Mapping[str, Lines]) -> Lines:
-    """Join tables of one column each, by the title that the column gets; rows are all that any of them has."""
-    rows = tuple(dict.fromkeys(row for own in tables.values() for row in own.rows))
+def join_side_by_side(tables: Mapping[str, TableData]) -> TableData:
+    """Join tables of one column each, by the title of the column; the rows are those of any table."""
+    rows = tuple(dict.fromkeys(row for data in tables.values() for row in data.rows))
     metrics: dict[str, str] = {}
     ours: dict[Key, Sequence[float]] = {}
     paper: dict[Key, Cell] = {}
     blank: set[Key] = set()
-    for title, own in tables.items():
-        (column,) = own.columns
-        metrics[title] = own.metrics[column]
-        ours |= {(row, title): values for (row, _), values in own.ours.items()}
-        paper |= {(row, title): cell for (row, _), cell in own.paper.items()}
-        blank |= {(row, title) for row in rows if row not in own.rows or (row, column) in own.blank}
-    return Lines("", rows, tuple(tables), metrics, ours, paper, blank)
+    for title, data in tables.items():
+        (column,) = data.columns
+        metrics[title] = data.metrics[column]
+        ours |= {(row, title): values for (row, _), values in data.ours.items()}
+        paper |= {(row, title): cell for (row, _), cell in data.paper.items()}
+        blank |= {(row, title) for row in rows if row not in data.rows or (row, column) in data.blank}
+    return TableData("", rows, tuple(tables), metrics, ours, paper, blank)
 
 
-def table_text(own: Lines, counted: bool = False) -> str:
-    """Write a table as Markdown, with the seeds of every row, and what was not run."""
-    table = markdown_table(
-        own.rows, own.columns, own.metrics, own.ours, own.paper, own.titles, own.blank, NOT_RUN, seeds=not counted
+def write_table_data(data: TableData, counted: bool = False) -> str:
+    """Write a table as Markdown, with the seeds of every row and `not run` where there are none."""
+    text = markdown_table(
+        data.rows,
+        data.columns,
+        data.metrics,
+        data.ours,
+        data.paper,
+        data.titles,
+        data.blank,
+        NOT_RUN,
+        seeds=not counted,
     ).rstrip()
-    return f"**{own.title}**\n\n{table}" if own.title else table
+    return f"**{data.title}**\n\n{text}" if data.title else text

@@ -1,7 +1,7 @@
 """Wall time of every finished run beside that of a plain eager loop in PyTorch.
 
-`benchmarks/eager.py` measures a training step of every kind of network that the queue has; until it has been run on a
-device, what `benchmarks/fleet.py` recorded stands in, where it has the network.
+`benchmarks/eager.py` measures a training step of every kind of network that the queue has; on a device where it has not
+been run, the records of `benchmarks/fleet.py` are used, for the networks that it has.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from structured_ensembles.data.sources import data_sets
 from structured_ensembles.paper.sections import Run
-from structured_ensembles.report.docs.records import Records, table
+from structured_ensembles.report.docs.records import Records, write_table
 from structured_ensembles.runs.experiment import Experiment
 from structured_ensembles.runs.finished import Finished
 from structured_ensembles.training import Recipe
@@ -30,7 +30,7 @@ HEADER = ("run", "seconds", "epochs", "network-epochs", "engine", "eager step (m
 
 @dataclass(frozen=True, order=True)
 class Step:
-    """A training step of one network, by all that decides its time: the network, the side of its images, its kind.
+    """Training step of one network, by all that determines its time: the network, the size of its images, its kind.
 
     kind: "full", "prune=0.5", "memory=1 of 4", "memory=1 of 4, coupled", "batch-ensemble ×5" or "mc-dropout".
     """
@@ -45,24 +45,24 @@ class Step:
         return f"{self.model}{wide}, {self.size}×{self.size}, {self.kind}"
 
 
-def step_of(experiment: Run) -> Step | None:
-    """Describe a training step of one of its networks; None for continual learners."""
+def describe_step(experiment: Run) -> Step | None:
+    """Describe a training step of one network of an experiment; return None for continual learners."""
     if not isinstance(experiment, Experiment):
         return None
-    own, members = experiment.method_arguments, experiment.members
+    settings, members = experiment.method_arguments, experiment.members
     kinds = {"batch-ensemble": f"batch-ensemble ×{members}", "mc-dropout": "mc-dropout"}
     kind = kinds.get(experiment.method, "full")
-    if "memory" in own:
-        kind = f"memory={own['memory']:g} of {members}{', coupled' * bool(own.get('coupled'))}"
-    elif "prune" in own:
-        kind = f"prune={own['prune']:g}"
+    if "memory" in settings:
+        kind = f"memory={settings['memory']:g} of {members}{', coupled' * bool(settings.get('coupled'))}"
+    elif "prune" in settings:
+        kind = f"prune={settings['prune']:g}"
     side = data_sets()[experiment.dataset].shape[-1]
     return Step(experiment.model, experiment.model_arguments.get("width", 1), side, kind)
 
 
 def read_steps(folder: Path) -> dict[tuple[str, Step], float]:
-    """Read the milliseconds of a step by device: of several records and precisions the fastest one counts."""
-    found: dict[tuple[str, Step], float] = {}
+    """Read the milliseconds of a step by device; of several records and precisions the fastest counts."""
+    milliseconds: dict[tuple[str, Step], float] = {}
     measured = set()
     for path in sorted(folder.glob(EAGER)):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -70,7 +70,7 @@ def read_steps(folder: Path) -> dict[tuple[str, Step], float]:
             continue
         for row in record["rows"]:
             key = (record["device"], Step(row["model"], row["width"], row["size"], row["kind"]))
-            found[key] = min(row["ms"], found.get(key, math.inf))
+            milliseconds[key] = min(row["ms"], milliseconds.get(key, math.inf))
             measured.add(key)
     for path in sorted(folder.glob(FLEETS)):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -80,12 +80,12 @@ def read_steps(folder: Path) -> dict[tuple[str, Step], float]:
                 continue
             if row.get("ms"):
                 members = 1 if step.kind == "full" else row["members"]
-                found[key] = min(row["ms"] / members, found.get(key, math.inf))
-    return found
+                milliseconds[key] = min(row["ms"] / members, milliseconds.get(key, math.inf))
+    return milliseconds
 
 
 def _fleet_step(row: Mapping[str, Any], settings: Mapping[str, Any]) -> Step | None:
-    """Return what a row of `benchmarks/fleet.py` measured, if it is an eager loop."""
+    """Return the step that a row of `benchmarks/fleet.py` measured; None unless it is an eager loop."""
     if settings["batch"] != BATCH:
         return None
     kinds = {"one full network, eager": "full"}
@@ -96,30 +96,32 @@ def _fleet_step(row: Mapping[str, Any], settings: Mapping[str, Any]) -> Step | N
 
 def wall_time_table(records: Records, steps: Mapping[tuple[str, Step], float]) -> str:
     """Write a line for every finished run, in the order of the queue."""
-    done = [own.experiment for own in records.planned if records.is_done(own)]
-    lines = [_line(own, records.done[own.folder], steps) for own in done]
-    return table(HEADER, lines, right=range(1, len(HEADER)))
+    done = [planned.experiment for planned in records.planned if records.is_done(planned)]
+    lines = [_line(experiment, records.done[experiment.folder], steps) for experiment in done]
+    return write_table(HEADER, lines, right=range(1, len(HEADER)))
 
 
 def _line(experiment: Run, run: Finished, steps: Mapping[tuple[str, Step], float]) -> tuple[str, ...]:
-    seconds, epochs, trained = run.result["seconds"], run.result.get("epochs"), network_epochs(run)
+    """Format the line of a finished run."""
+    seconds, epochs, trained = run.result["seconds"], run.result.get("epochs"), count_network_epochs(run)
     shown = [f"`{run.folder.name}`", f"{seconds:,.0f}", _or_dash(epochs), _or_dash(trained)]
     shown.append(run.result.get("engine") or "–")
-    step = step_of(experiment)
+    step = describe_step(experiment)
     milliseconds = None if step is None else steps.get((run.result["device"], step))
     if milliseconds is None or trained is None or not isinstance(experiment, Experiment):
         return (*shown, NOT_MEASURED, "–", "–")
-    eager = milliseconds / 1000 * steps_per_epoch(experiment) * trained
+    eager = milliseconds / 1000 * count_steps_per_epoch(experiment) * trained
     return (*shown, f"{milliseconds:.1f}", f"{eager:,.0f}", f"{eager / seconds:.1f}")
 
 
-def network_epochs(run: Finished) -> int | None:
-    """Count the epochs of all its networks: one row of the history each."""
+def count_network_epochs(run: Finished) -> int | None:
+    """Count the epochs of all networks of a run: one row of the history each."""
     path = run.folder / "history.csv"
     return len(path.read_text(encoding="utf-8").splitlines()) - 1 if path.exists() else None
 
 
-def steps_per_epoch(experiment: Experiment) -> int:
+def count_steps_per_epoch(experiment: Experiment) -> int:
+    """Return the number of training steps per epoch."""
     images = data_sets()[experiment.dataset].train
     trained = images - round(VALIDATION * images) if experiment.validation else images
     recipe = Recipe.named(experiment.recipe, **experiment.changes)

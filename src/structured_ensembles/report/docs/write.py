@@ -11,10 +11,24 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
-from structured_ensembles.paper.sections import Planned, planned_runs
-from structured_ensembles.report.docs.records import Records, hours, left, provenance, read_records, table
-from structured_ensembles.report.docs.targets import targets, targets_summary, targets_table
-from structured_ensembles.report.docs.topics import MAIN, Topic, rendered, table_text, topic_tables, topics
+from structured_ensembles.paper.sections import Planned, plan_runs
+from structured_ensembles.report.docs.records import (
+    Records,
+    estimate_hours,
+    format_provenance,
+    format_remaining,
+    read_records,
+    write_table,
+)
+from structured_ensembles.report.docs.targets import list_targets, targets_summary, targets_table
+from structured_ensembles.report.docs.topics import (
+    MAIN,
+    Topic,
+    fill_tables,
+    list_topics,
+    render_topic,
+    write_table_data,
+)
 from structured_ensembles.report.docs.wall_time import BATCH, read_steps, wall_time_table
 from structured_ensembles.report.figures import as_svg
 from structured_ensembles.storage.files import write_text
@@ -35,34 +49,34 @@ class Docs:
 
 
 def write_docs(results: Path, root: Path | None = None) -> list[Path]:
-    """Write the page, its figures and the README's tables from the runs below `results`; returns what was written.
+    """Write the page, its figures and the README's tables from the runs below `results`; return the paths written.
 
     root: the checkout, which holds README.md, docs/ and benchmarks/results/; by default the folder of `results`.
     """
     root = results.resolve().parent if root is None else root
     if not (root / README).exists():
         raise ValueError(f"{root} has no {README}: --docs takes the folder results/ of a checkout, not {results}")
-    found = render_docs(results, root)
-    texts = {PAGE: found.page, README: found.readme}
-    texts |= {IMAGES / f"{name}.svg": as_svg(figure) for name, figure in found.images.items()}
+    docs = render_docs(results, root)
+    texts = {PAGE: docs.page, README: docs.readme}
+    texts |= {IMAGES / f"{name}.svg": as_svg(figure) for name, figure in docs.images.items()}
     for path, text in texts.items():
         write_text(root / path, text)
     return [root / path for path in texts]
 
 
 def render_docs(results: Path, root: Path, planned: Sequence[Planned] | None = None) -> Docs:
-    """Render everything without writing; the same runs give the same bytes."""
-    records = read_records(results, planned_runs() if planned is None else planned)
-    known = topics()
+    """Render page, README and charts without writing; the same runs give the same bytes."""
+    records = read_records(results, plan_runs() if planned is None else planned)
+    known = list_topics()
     images = {
         name: figure
-        for own in known.values()
-        for name, (draw, _) in (own.pictures or {}).items()
+        for topic in known.values()
+        for name, (draw, _) in (topic.pictures or {}).items()
         if (figure := draw(records)) is not None
     }
-    texts = {name: rendered(own, records, images) for name, own in known.items()}
-    goals = targets(records)
-    waiting = [own for own in records.planned if not records.is_done(own)]
+    texts = {name: render_topic(topic, records, images) for name, topic in known.items()}
+    goals = list_targets(records)
+    waiting = [run for run in records.planned if not records.is_done(run)]
     template = Environment(autoescape=False, undefined=StrictUndefined, keep_trailing_newline=True).from_string(
         files("structured_ensembles.report.docs").joinpath("results.md.jinja").read_text(encoding="utf-8")
     )
@@ -70,57 +84,58 @@ def render_docs(results: Path, root: Path, planned: Sequence[Planned] | None = N
         topic=texts.__getitem__,
         done=len(records.done),
         planned=len(records.planned),
-        hours_left=hours(waiting),
+        hours_left=estimate_hours(waiting),
         targets=targets_table(goals),
-        progress=progress_table(records),
+        progress=write_progress_table(records),
         batch=BATCH,
         wall_time=wall_time_table(records, read_steps(root / "benchmarks" / "results")),
     )
     blocks = {
         "progress": f"{len(records.done)} of {len(records.planned)} planned runs are done.",
-        "table-accuracy": compact_table(known, records),
+        "table-accuracy": write_compact_table(known, records),
         "targets": targets_summary(goals),
-        "front": readme_front(known["front-cifar10"], records, images),
+        "front": write_readme_front(known["front-cifar10"], records, images),
     }
-    return Docs(page.lstrip(), filled(_read(root / README), blocks), images)
+    return Docs(page.lstrip(), fill_blocks(_read(root / README), blocks), images)
 
 
-def filled(text: str, blocks: dict[str, str]) -> str:
-    """Replace what stands between `<!-- results: NAME -->` and `<!-- end -->`."""
-    names = [found["name"] for found in BLOCK.finditer(text)]
+def fill_blocks(text: str, blocks: dict[str, str]) -> str:
+    """Replace the text between `<!-- results: NAME -->` and `<!-- end -->`."""
+    names = [match["name"] for match in BLOCK.finditer(text)]
     if text.count("<!-- results:") != len(names):
         raise ValueError("each <!-- results: NAME --> must stand on a line of its own and be closed by <!-- end -->")
     if unknown := sorted(set(names) - blocks.keys()):
         raise ValueError(f"there are no results named {', '.join(unknown)}; there are {', '.join(blocks)}")
-    return BLOCK.sub(lambda found: f"{found[1]}\n{blocks[found['name']]}\n\n{found[3]}", text)
+    return BLOCK.sub(lambda match: f"{match[1]}\n{blocks[match['name']]}\n\n{match[3]}", text)
 
 
-def progress_table(records: Records) -> str:
-    """Write how many runs of each section of the queue are done, and the hours that are left."""
+def write_progress_table(records: Records) -> str:
+    """Write a table of the runs done and the hours left in each section of the queue."""
     lines = []
-    for section in dict.fromkeys(own.section for own in records.planned):
-        own = records.in_sections([section])
-        waiting = [run for run in own if not records.is_done(run)]
-        lines.append((section, str(len(own) - len(waiting)), str(len(own)), f"{hours(waiting):.1f}"))
-    return table(("section", "runs done", "planned", "hours left"), lines, right=(1, 2, 3))
+    for section in dict.fromkeys(run.section for run in records.planned):
+        planned = records.in_sections([section])
+        waiting = [run for run in planned if not records.is_done(run)]
+        lines.append((section, str(len(planned) - len(waiting)), str(len(planned)), f"{estimate_hours(waiting):.1f}"))
+    return write_table(("section", "runs done", "planned", "hours left"), lines, right=(1, 2, 3))
 
 
-def compact_table(known: dict[str, Topic], records: Records) -> str:
-    """The README's table: accuracy and ECE by both rules, and the overhead, on CIFAR-10/ResNet20."""
+def write_compact_table(known: dict[str, Topic], records: Records) -> str:
+    """Write the README's table: accuracy and ECE by both rules, and the overhead, on CIFAR-10/ResNet20."""
     planned = records.in_sections([MAIN])
     if not any(map(records.is_done, planned)):
-        return f"Not run yet ({left(planned)})."
+        return f"Not run yet ({format_remaining(planned)})."
     studies = [known[name].studies[0] for name in ("table-accuracy", "table-ece", "figure-memory")]
-    (joined,) = topic_tables(studies, records)
-    return f"{table_text(joined)}\n\n{provenance(records.runs(studies[0].experiments))}"
+    (joined,) = fill_tables(studies, records)
+    return f"{write_table_data(joined)}\n\n{format_provenance(records.runs(studies[0].experiments))}"
 
 
-def readme_front(topic: Topic, records: Records, drawn: Collection[str]) -> str:
-    """The README's figure of the front, or that it is not run."""
-    planned = [own for own in records.in_sections(topic.sections) if not records.is_done(own)]
+def write_readme_front(topic: Topic, records: Records, drawn: Collection[str]) -> str:
+    """Write the README's chart of the front, or that it was not run."""
+    planned = [run for run in records.in_sections(topic.sections) if not records.is_done(run)]
     name, (_, caption) = next(iter((topic.pictures or {}).items()))
     if name not in drawn:
-        return f"The front, quality against memory with ResNet18 on CIFAR-10: not run yet (left: {left(planned)})."
+        remaining = format_remaining(planned)
+        return f"The front, quality against memory with ResNet18 on CIFAR-10: not run yet (left: {remaining})."
     return f"![{caption}]({IMAGES}/{name}.svg)\n\n*{caption}*"
 
 
