@@ -128,6 +128,8 @@ class ProgramRunner:
                 run = Run(self.program, self.stack.weights, self.stack.learned, generators=None)
                 run.backward(torch.zeros_like(run.forward(tensors_in(inputs))))
                 self.stack.refresh()
+                del run, inputs
+        torch.cuda.empty_cache()  # a graph has memory of its own
 
     def train_step(self, size: int, shared: Batch | None, streams: Streams) -> None:
         inputs, targets = self._batch(size, shared)
