@@ -10,17 +10,18 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves
 
-from structured_ensembles.common.inputs import call_arguments
+from structured_ensembles.common.inputs import call_arguments, clone_inputs
 
 LARGEST_BATCH = 16384  # members × samples; export proves that indices of that many fit 32 bits
 ALLOWED_INPUT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.USER_INPUT)
@@ -72,10 +73,19 @@ class Program:
     def copy(self) -> Program:
         """Copy the graph, so that a pass can rewrite it."""
         graph = fx.Graph()
-        result = graph.graph_copy(self.graph, {}, return_output_node=True)
+        copies: dict[fx.Node, fx.Node] = {}
+        result = graph.graph_copy(self.graph, copies, return_output_node=True)
         assert isinstance(result, tuple)
         graph.output(result[0])
-        return replace(self, graph=graph)
+        # A copy has another name where that of the original is one of Python's, such as `input`.
+        new = {node.name: copy.name for node, copy in copies.items() if node.op == "placeholder"}
+        return replace(
+            self,
+            graph=graph,
+            names={new[placeholder]: name for placeholder, name in self.names.items()},
+            inputs=tuple(new[placeholder] for placeholder in self.inputs),
+            constants={new[placeholder]: tensor for placeholder, tensor in self.constants.items()},
+        )
 
 
 Pass = Callable[[Program], Program]
@@ -86,16 +96,18 @@ def export_program(network: nn.Module, example: Any) -> Program:
 
     example: inputs of at least two samples; only their shapes and types matter.
     """
-    positional, named = call_arguments(example)
+    positional, named = call_arguments(clone_inputs(example))  # export takes one tensor given twice for one input
     batch = Dim("batch", min=2, max=LARGEST_BATCH)
-    dynamic = tree_map_only(Tensor, lambda _: {0: batch}, (positional, named))
+    shapes = torch.export.ShapesCollection()  # finds each tensor's place in the signature, `*inputs` included
+    for tensor in tree_leaves((positional, named)):
+        shapes[tensor] = {0: batch}
     training = network.training
     try:
         with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
-            exported = torch.export.export(
-                network.train(), positional, named, strict=False, dynamic_shapes=(*dynamic[0], *dynamic[1].values())
-            )
+            network.train()
+            dynamic = shapes.dynamic_shapes(network, positional, named)
+            exported = torch.export.export(network, positional, named, strict=False, dynamic_shapes=dynamic)
     except Exception as error:
         raise ProgramError(f"the network cannot be exported: {_first_line(error)}") from error
     finally:
@@ -123,6 +135,9 @@ def _program_of(exported: torch.export.ExportedProgram) -> Program:
             assert spec.target is not None
             names[spec.arg.name] = spec.target
     program = Program(exported.graph, names, tuple(inputs), constants).copy()
+    for node in program.nodes:
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            program.graph.erase_node(node)  # types are asserted as at export; a program also runs in others
     for node in program.nodes:
         if node.op not in ("placeholder", "call_function", "output"):
             raise ProgramError(f"the exported network has a node of kind {node.op}")
@@ -171,11 +186,12 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch.export's own log, which prints tracebacks of what fails here without harm."""
+    """Silence torch.export, which logs tracebacks and prints graphs to stderr where it fails, here without harm."""
     logger = logging.getLogger("torch")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with redirect_stderr(StringIO()):
+            yield
     finally:
         logger.setLevel(before)
