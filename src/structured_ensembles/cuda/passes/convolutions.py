@@ -17,6 +17,8 @@ def fuse_convolutions(program: Program) -> Program:
         conv = node.args[0]
         if not isinstance(conv, fx.Node) or conv.target is not member_conv or len(conv.users) > 1:
             continue
+        if conv in node.args[1:]:  # added to its own norm
+            continue
         if len(conv.args) > 2 and conv.args[2] is not None:  # a bias, which the norm takes away again
             continue
         x, weight = conv.args[:2]

@@ -16,9 +16,9 @@ def collect_counters(program: Program) -> Program:
     result = program.copy()
     counters = list(result.counters)
     for node in result.nodes:
-        if node.op == "call_function" and node.target is ADD and not node.users and node.args[1:] == (1,):
-            buffer = node.args[0]
-            if buffer.name in result.names and len(buffer.users) == 1:
+        if node.op == "call_function" and node.target is ADD and not node.users and not node.kwargs:
+            buffer, number = node.args
+            if number == 1 and buffer.name in result.names and len(buffer.users) == 1:
                 counters.append(result.names[buffer.name])
                 result.graph.erase_node(node)
     return replace(result, counters=tuple(counters))

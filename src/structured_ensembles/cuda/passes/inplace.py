@@ -11,10 +11,12 @@ from torch._ops import OpOverload
 from structured_ensembles.cuda.program import Node, Program, ProgramError
 
 NORM = torch.ops.aten.batch_norm.default  # updates its running statistics: that is known, and wanted
+DROPOUT = torch.ops.aten.dropout.default
+VIEW, RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
 
 
 def remove_inplace(program: Program) -> Program:
-    """Rewrite `relu_(x)` as `relu(x)`, and let everything after it read the result in place of x.
+    """Rewrite `relu_(x)` as `relu(x)`, and let everything after it read the result in place of x; views as reshapes.
 
     Raises `ProgramError` where x shares memory with another tensor, or is a weight or buffer.
     """
@@ -36,6 +38,10 @@ def remove_inplace(program: Program) -> Program:
             raise ProgramError(f"{node.target} changes a tensor that shares its memory with another")
         node.target = functional
         changed.replace_all_uses_with(node, delete_user_cb=partial(_comes_before, node))
+    # Nobody writes to a view now; and strides are not those at export, so that it may have to be a copy.
+    for node in result.nodes:
+        if node.target is VIEW:
+            node.target = RESHAPE
     result.graph.lint()
     return result
 
@@ -55,6 +61,8 @@ def _is_view(node: Node) -> bool:
     """Tell whether a node's value may share memory with its argument."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return node.op == "call_function" and node.target.__name__ == "getitem"  # type: ignore[union-attr]
+    if node.target is DROPOUT and node.args[2] is False:
+        return True  # it returns its argument
     returned = [value.alias_info for value in node.target._schema.returns if value.alias_info is not None]
     maybe = ("aten::reshape", "aten::flatten", "aten::contiguous", "aten::to", "aten::chunk", "aten::split")
     return any(not alias.is_write for alias in returned) or node.target._schema.name in maybe

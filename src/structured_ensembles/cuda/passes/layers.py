@@ -34,11 +34,11 @@ def replace_dropout(program: Program) -> Program:
     """Rewrite dropout as `member_dropout`, whose masks come from the members' own generators."""
     result = program.copy()
     for node in result.nodes:
-        if node.op == "call_function" and node.target is DROPOUT and node.args[2] is True:
-            x, p, _ = node.args
-            if p:
+        if node.op == "call_function" and node.target is DROPOUT:
+            x, p, training = node.args
+            if p and training:
                 _replace(result.graph, node, member_dropout, (x, "generators", p), {})
-            else:
+            else:  # it does nothing
                 node.replace_all_uses_with(x)
                 result.graph.erase_node(node)
     result.graph.lint()

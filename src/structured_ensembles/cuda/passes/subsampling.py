@@ -33,7 +33,7 @@ def fuse_subsampling(program: Program) -> Program:
 def _stride(node: Node) -> int | None:
     """Return the stride of a pooling over single pixels; None for others."""
     _, window, stride, *rest = (*node.args, [], [])[: max(3, len(node.args))]
-    plain = list(window) == [1, 1] and not rest and not node.kwargs
+    plain = list(window) == [1, 1] and not rest and not node.kwargs and len(shape_of(node)) == 4
     return stride[0] if plain and len(stride) == 2 and stride[0] == stride[1] else None
 
 
