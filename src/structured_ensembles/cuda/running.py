@@ -86,6 +86,7 @@ class Run:
             if record is not None and (arrived is not None or node in self.ready):
                 record(arrived)
         self._join(0)
+        self.norms.clear()  # of those that no gradient has reached
         return self.weight_gradients
 
     def _run(self, node: Node) -> Any:
@@ -188,7 +189,8 @@ class Run:
         add = None if other is None else _channels_last(self.values[other], x.dtype)
         y, saved = batch_norm.normalize(x, sums, norm, add, relu)
         mask = (2 if other is not None else 1) if relu else 0
-        self.norms[node] = NormBefore(x, y if mask == 2 else x, saved, norm.weight, norm.bias, mask)
+        if self._needed(node):
+            self.norms[node] = NormBefore(x, y if mask == 2 else x, saved, norm.weight, norm.bias, mask)
 
         def backward(dy: Tensor | None) -> Tensor:
             self.norms.pop(node)
@@ -287,9 +289,10 @@ class Run:
 
     def _item(self, node: Node, args: tuple[Any, ...]) -> Any:
         source, number = node.args
-        if source in self.records:
-            self.records[node] = lambda dy: self.gradients.setdefault(source, {}).update({number: dy})
-        return args[0][number]
+        item = args[0][number]
+        if source in self.records and item.is_floating_point():  # indices have no gradient
+            self.records[node] = lambda dy: self._add_item_gradient(source, number, dy)
+        return item
 
     # --- gradients
 
@@ -301,6 +304,11 @@ class Run:
         if node in self.records:
             before = self.gradients.get(node)
             self.gradients[node] = gradient if before is None else before + gradient
+
+    def _add_item_gradient(self, node: fx.Node, number: int, gradient: Tensor) -> None:
+        """Add a gradient of one of the tensors that a node returns."""
+        items = self.gradients.setdefault(node, {})
+        items[number] = items[number] + gradient if number in items else gradient
 
     def _add_weight_gradient(self, placeholder: str, gradient: Tensor) -> None:
         before = self.weight_gradients.get(placeholder)
