@@ -42,6 +42,8 @@ class Stack:
         tables = [dict(network.named_parameters(remove_duplicate=False)) for network in networks]
         buffers = [dict(network.named_buffers(remove_duplicate=False)) for network in networks]
         for placeholder, name in program.names.items():
+            if name in program.counters:  # advanced in the networks themselves
+                continue
             is_parameter = name in tables[0]
             tensors = [table[name] for table in (tables if is_parameter else buffers)]
             shape = shapes.get(name, tuple(tensors[0].shape))
