@@ -32,6 +32,7 @@ from structured_ensembles.cuda.passes import (
 from structured_ensembles.cuda.program import Program, ProgramError, export_program
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack, unpadded
+from structured_ensembles.data.random_states import kept_states
 from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.tracing.fake_model import first_line
 
@@ -69,23 +70,27 @@ def compile_networks(
     example: at least two samples. bfloat16: whether passes compute in it. together: whether networks may share a
     program. tell: gets a sentence on what is slower.
     """
-    compiled: list[Compiled] = []
-    for numbers in _alike(networks) if together else [(number,) for number in range(len(networks))]:
-        try:
-            compiled.append(_compile(networks, numbers, example, bfloat16))
-            continue
-        except ProgramError as error:
-            if len(numbers) > 1:
-                tell(f"members are computed one by one, slower: {error}")
-            else:
-                tell(f"PyTorch's own kernels are used, slower: {error}")
-                continue
-        for number in numbers:
-            try:
-                compiled.append(_compile(networks, (number,), example, bfloat16))
-            except ProgramError as error:
-                tell(f"PyTorch's own kernels are used, slower: {error}")
-    return compiled
+    groups = _alike(networks) if together else [(number,) for number in range(len(networks))]
+    with kept_states():  # a network may draw from them, in export and in trials
+        return [one for numbers in groups for one in _compile_group(networks, numbers, example, bfloat16, tell)]
+
+
+def _compile_group(
+    networks: Sequence[nn.Module],
+    numbers: tuple[int, ...],
+    example: Inputs,
+    bfloat16: bool,
+    tell: Callable[[str], None],
+) -> list[Compiled]:
+    """Compile some networks to one program; where that fails, one by one."""
+    try:
+        return [_compile(networks, numbers, example, bfloat16)]
+    except ProgramError as error:
+        if len(numbers) == 1:
+            tell(f"PyTorch's own kernels are used, slower: {error}")
+            return []
+        tell(f"members are computed one by one, slower: {error}")
+    return [one for number in numbers for one in _compile_group(networks, (number,), example, bfloat16, tell)]
 
 
 def compile_network(network: nn.Module, example: Inputs) -> Program:
@@ -161,12 +166,23 @@ def _castable(program: Program) -> set[str]:
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Dropout returns its input: the trial compares without."""
+    """Dropout returns its input: the trial compares without. Its rates are listed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: list[float] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (nn.functional.dropout, torch.dropout):
-            return args[0] if args else (kwargs or {})["input"]
+            return self._dropout(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+    def _dropout(
+        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True
+    ) -> Tensor:
+        if p and training and train:
+            self.rates.append(p)
+        return input
 
 
 def check_program(program: Program, networks: Sequence[nn.Module], shapes: Shapes, example: Inputs) -> None:
@@ -180,8 +196,13 @@ def check_program(program: Program, networks: Sequence[nn.Module], shapes: Shape
         outputs = run.forward([torch.cat([x] * len(trials)) for x in tensors_in(inputs)])
         gradients = run.backward(2 * outputs)
         before = host_state(trials)
-        with torch.enable_grad(), _WithoutDropout():
-            expected = [call(trial, inputs) for trial in trials]
+        rates = [node.args[2] for node in program.nodes if node.target is member_dropout]
+        expected = []
+        for trial in trials:
+            with torch.enable_grad(), _WithoutDropout() as without:
+                expected.append(call(trial, inputs))
+            if without.rates != rates:  # outputs do not tell: they are compared without dropout
+                raise ProgramError(f"a network drops out at rates {without.rates}, the program at {rates}")
         if host_state(trials) != before:
             raise ProgramError("the network draws random numbers, or keeps count, on the host")
         for number, (trial, output) in enumerate(zip(trials, expected, strict=True)):
@@ -209,13 +230,15 @@ def _check_member(
         expected.square().sum(), list(parameters.values()), allow_unused=True, materialize_grads=True
     )
     by_name = dict(zip(parameters, found, strict=True))
+    ours: dict[int, Tensor] = {}  # by parameter: one with several names has one gradient
+    for placeholder, stacked in gradients.items():
+        parameter = parameters[program.names[placeholder]]
+        gradient = unpadded(stacked[number], parameter.shape)
+        ours[id(parameter)] = ours[id(parameter)] + gradient if id(parameter) in ours else gradient
     pairs = [("output", expected, output)]
+    pairs += [(name, by_name[name], ours.get(id(p), torch.zeros_like(p))) for name, p in parameters.items()]
     for placeholder, name in program.names.items():
-        if name in parameters:
-            ours = gradients.get(placeholder)
-            none = torch.zeros_like(by_name[name])
-            pairs.append((name, by_name[name], none if ours is None else unpadded(ours[number], none.shape)))
-        elif name in buffers and name not in program.counters:
+        if name in buffers and name not in program.counters:
             pairs.append((name, buffers[name], unpadded(stack.weights[placeholder][number], buffers[name].shape)))
     for what, one, other in pairs:
         scale = one.detach().abs().max().item() if one.numel() else 0.0
