@@ -1,229 +1,214 @@
-"""Our Triton kernels give what PyTorch gives: here by Triton's interpreter, in test_cuda.py on a GPU."""
+"""Triton kernels, run by Triton's interpreter, compute what float64 PyTorch computes."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import structured_ensembles as se
-from structured_ensembles.cuda import batch_norm as norm
-from structured_ensembles.cuda import convolution
-from structured_ensembles.cuda.capture import CaptureError, Step
-from structured_ensembles.training import fleet
-from structured_ensembles.training import graph_engine as graph
+from structured_ensembles.cuda import batch_norm, convolution, stacking
 from tests.support.kernel_checks import (
+    CONVOLUTION_KERNELS,
+    Layer,
     check_batch_norm,
-    check_channels_of_zeros,
     check_convolution,
+    check_copier,
     check_drawn_batch,
+    check_moments_of_convolution,
+    check_nan_passes_relu,
+    check_norm_before,
+    check_padded_channels_of_norm,
+    check_subsample,
     here,
+    recorded_launches,
 )
 
-BFLOAT16 = se.Execution(precision="bfloat16")
+LAYERS = {
+    "narrow, strips of rows": Layer(2, 9, 3, 8, 13, 9),
+    "narrow, odd channels": Layer(3, 2, 13, 6, 7, 7),
+    "narrow, no padding": Layer(1, 3, 6, 13, 9, 7, padding=0),
+    "narrow, more padding than the window": Layer(2, 2, 6, 8, 7, 7, padding=3),
+    "wide outputs": Layer(2, 1, 8, 70, 7, 9),
+    "wide inputs": Layer(2, 1, 70, 8, 7, 7),
+    "more outputs than a tile": Layer(1, 1, 13, 130, 7, 7),
+    "more inputs than a tile": Layer(2, 1, 130, 6, 5, 7),
+    "stride": Layer(3, 2, 6, 13, 9, 7, stride=2),
+    "stride, wide": Layer(2, 1, 70, 70, 5, 7, stride=2),
+    "stride 3": Layer(1, 2, 8, 8, 13, 7, stride=3, padding=2),
+    "1 × 1": Layer(2, 2, 13, 8, 7, 9, rows=1, taps=1, padding=0),
+    "1 × 1, stride": Layer(2, 2, 8, 16, 7, 9, rows=1, taps=1, padding=0, stride=2),
+    "1 × 1, more padding than the window": Layer(2, 2, 8, 6, 5, 5, rows=1, taps=1),
+    "2 × 2": Layer(2, 2, 6, 3, 7, 7, rows=2, taps=2, padding=0),
+    "5 × 5": Layer(2, 1, 6, 13, 7, 9, rows=5, taps=5, padding=2),
+    "5 × 5, stride": Layer(1, 1, 3, 8, 13, 9, rows=5, taps=5, padding=2, stride=2),
+    "1 × 3": Layer(2, 2, 6, 8, 7, 9, rows=1, padding=0),
+    "3 × 1": Layer(2, 2, 8, 13, 9, 7, taps=1),
+}
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
 @here
-@pytest.mark.parametrize("shape", [(8, 8, 16, 16), (3, 7, 5, 5), (16, 70, 4, 4), (9, 3, 33, 31), (2, 1, 1, 1)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_batch_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    check_batch_norm(shape, dtype, "cpu")
+@pytest.mark.parametrize("name", LAYERS)
+def test_convolution_and_its_gradients(name: str) -> None:
+    check_convolution(LAYERS[name], torch.float32, "cpu")
 
 
 @here
-def test_batch_norm_of_more_rows_than_one_turn_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norm, "MOST_BLOCKS", 4)
-    shape = norm._Shape(torch.empty(9, 64, 8, 8))
-    assert shape.per_block > shape.tile["HIGH"]
-    check_batch_norm((9, 64, 8, 8), torch.float32, "cpu")
+@pytest.mark.parametrize("name", ["narrow, odd channels", "wide inputs", "stride", "5 × 5"])
+def test_convolution_and_its_gradients_in_half_precision(name: str) -> None:
+    check_convolution(LAYERS[name], torch.float16, "cpu")
 
 
 @here
-def test_batch_norm_leaves_channels_of_zeros() -> None:
-    check_channels_of_zeros(5, "cpu")
+@pytest.mark.parametrize("name", LAYERS)
+def test_moments_that_a_convolution_leaves(name: str) -> None:
+    check_moments_of_convolution(LAYERS[name], torch.float32, "cpu")
 
 
 @here
-@pytest.mark.parametrize(
-    ("shape", "outputs", "size", "stride", "padding"),
-    [
-        ((8, 16, 12, 12), 8, 3, 1, 1),
-        ((5, 3, 11, 7), 16, 3, 2, 1),
-        ((4, 7, 9, 9), 5, 5, 1, 0),
-        ((2, 8, 6, 6), 16, 1, 2, 0),
-        ((2, 24, 6, 9), 40, 3, 1, 1),
-        ((2, 64, 5, 4), 32, 3, 1, 1),
-        ((3, 1, 9, 9), 20, 7, 1, 3),
-        ((2, 5, 6, 6), 3, 2, 1, 0),
-        ((2, 16, 4, 4), 8, 1, 1, 1),  # more padding than kernel
-    ],
-)
-def test_convolution(shape: tuple[int, ...], outputs: int, size: int, stride: int, padding: int) -> None:
-    # In float16, as the interpreter multiplies no matrices of bfloat16.
-    check_convolution(shape, outputs, size, stride, padding, torch.float16, "cpu")
-
-
-def test_convolution_of_a_part_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the channels, every second pixel: stored channels last, but with gaps, of which kernels do not know."""
-    given: list[Tensor] = []
-
-    class Watched:
-        @staticmethod
-        def apply(x: Tensor, *_: object) -> Tensor:
-            given.append(x)
-            return x
-
-    monkeypatch.setattr(convolution, "_Convolution", Watched)
-    whole = torch.randn(2, 16, 6, 6).to(torch.bfloat16, memory_format=torch.channels_last)
-    for x in (whole, whole.chunk(2, 1)[1], whole[:, :, ::2, ::2], whole[:, :, 1:, :-1], whole.contiguous()):
-        convolution.convolution(x, nn.Conv2d(x.shape[1], 8, 3))
-        assert given[-1].is_contiguous(memory_format=torch.channels_last)
-        assert torch.equal(given[-1], x)
-    assert given[0] is whole
+@pytest.mark.parametrize("guess", [-2.0, 5.0])
+@pytest.mark.parametrize("name", ["narrow, strips of rows", "wide inputs"])
+def test_moments_do_not_depend_on_the_expected_mean(name: str, guess: float) -> None:
+    check_moments_of_convolution(LAYERS[name], torch.float16, "cpu", guess)
 
 
 @here
-def test_convolution_of_more_pixels_than_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "MOST_BLOCKS", 4)
-    check_convolution((6, 2, 16, 16), 4, 3, 1, 1, torch.float16, "cpu")
+@pytest.mark.parametrize("mask", [0, 1, 2])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("name", ["narrow, strips of rows", "wide outputs", "2 × 2", "stride", "stride, wide"])
+def test_sums_that_an_input_gradient_leaves_for_the_norm_before(name: str, mask: int, add: bool) -> None:
+    check_norm_before(LAYERS[name], mask, add, torch.float32, "cpu")
+
+
+@here
+def test_the_layers_above_reach_every_kernel() -> None:
+    with recorded_launches(dry=True) as names:
+        for layer in LAYERS.values():
+            x, weight, dy = layer.draw(torch.float32, "cpu")
+            convolution.forward(x, weight, layer.window)
+            convolution.input_gradient(dy, weight, layer.window, x.shape)
+            convolution.weight_gradient(x, dy, weight, layer.window)
+    assert set(names) == set(CONVOLUTION_KERNELS)
+
+
+@here
+def test_weight_gradient_of_more_blocks_than_are_merged_at_a_time() -> None:
+    layer = Layer(1, 88, 3, 3, 13, 13)
+    with recorded_launches() as names:
+        check_weight_gradient(layer)
+    assert names == ["weight_products_by_sweep", "merge_blocks"]
+
+
+def check_weight_gradient(layer: Layer) -> None:
+    x, weight, dy = layer.draw(torch.float32, "cpu")
+    exact = torch.nn.functional.conv2d(
+        x.double(), leaf := weight[0].double().requires_grad_(), None, layer.stride, layer.padding
+    )
+    (expected,) = torch.autograd.grad(exact, leaf, dy.double())
+    found = convolution.weight_gradient(x, dy, weight, layer.window)
+    torch.testing.assert_close(found[0].double(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@here
+@pytest.mark.parametrize("members", [1, 2, 3])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("dtype", "channels"), [("float32", 6), ("float32", 70), ("float16", 8)])
+def test_batch_norm(members: int, add: bool, relu: bool, dtype: str, channels: int) -> None:
+    check_batch_norm((2 * members, channels, 7, 5), members, DTYPES[dtype], "cpu", add=add, relu=relu)
+
+
+@here
+@pytest.mark.parametrize("shape", [(6, 1, 2, 1), (4, 130, 3, 3), (6, 3, 33, 31)])
+def test_batch_norm_of_extreme_shapes(shape: tuple[int, ...]) -> None:
+    check_batch_norm(shape, 2, torch.float32, "cpu", relu=True)
 
 
 @pytest.fixture
-def normalized(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let the graph engine's steps run here, on our batch normalisation; lists the channels it has seen."""
-    channels: list[int] = []
-
-    def ours(x: Tensor, module: nn.BatchNorm2d, *more: Any, **named: Any) -> Tensor:
-        channels.append(x.shape[1])
-        return batch_norm(x, module, *more, **named)
-
-    def fits(x: Tensor) -> bool:
-        return x.is_contiguous(memory_format=torch.channels_last) and x.dtype == torch.bfloat16
-
-    batch_norm = norm.batch_norm
-    monkeypatch.setattr(norm, "batch_norm", ours)
-    monkeypatch.setattr(norm, "fits", fits)
-    monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: True)
-    return channels
-
-
-class Peering(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        if type(x) is not Tensor:
-            raise TypeError("something else than a tensor")
-        return x.clamp(min=0)
-
-
-class Rectified(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
-        return dy * (ctx.saved_tensors[0] > 0)
-
-
-class Own(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return Rectified.apply(x)  # type: ignore[no-any-return]
+def few_blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Cut tensors into small blocks, of which four are merged at a time; returns how many blocks a norm has."""
+    monkeypatch.setattr(batch_norm, "moment_blocks", lambda channels: 4)
+    monkeypatch.setattr(batch_norm, "TILE", 256)
+    return lambda: batch_norm.Blocks(torch.empty(8, 8, 9, 9), 1).number
 
 
 @here
+def test_batch_norm_of_more_rows_than_a_tile_has(few_blocks: Callable[[], int]) -> None:
+    assert few_blocks() == 4
+    blocks = batch_norm.Blocks(torch.empty(16, 8, 9, 9), 2)
+    assert blocks.per_block > blocks.tile["HIGH"]
+    check_batch_norm((16, 8, 9, 9), 2, torch.float32, "cpu", add=True, relu=True)
+
+
+@here
+def test_more_blocks_of_moments_than_are_merged_at_a_time(few_blocks: Callable[[], int]) -> None:
+    """A convolution by sweeps leaves more blocks than the norm has: nine of them, merged in turns of four."""
+    layer = Layer(2, 16, 3, 8, 18, 9)
+    x, weight, _ = layer.draw(torch.float32, "cpu")
+    y, sums = convolution.forward(x, weight, layer.window, torch.zeros(2, 8))
+    assert sums is not None
+    assert sums.partial.shape[2] == 9 > few_blocks()
+    norm = batch_norm.Norm(torch.ones(2, 8), torch.zeros(2, 8), torch.zeros(2, 8), torch.ones(2, 8), 1.0, 0.0)
+    found, _ = batch_norm.normalize(y, sums, norm, None, relu=False)
+    rows = y.double().view(2, 16, *y.shape[1:])
+    torch.testing.assert_close(norm.running_mean.double(), rows.mean((1, 3, 4)), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(norm.running_var.double(), rows.transpose(1, 2).flatten(2).var(2), rtol=1e-5, atol=1e-5)
+    whole = found.view(2, 16, *y.shape[1:]).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(whole.mean(2), torch.zeros(2, 8), rtol=0, atol=1e-5)
+    torch.testing.assert_close(whole.var(2, correction=0), torch.ones(2, 8), rtol=1e-4, atol=0)
+
+
+@here
+def test_nan_passes_the_relu_of_a_norm() -> None:
+    check_nan_passes_relu("cpu")
+
+
+@here
+def test_batch_norm_keeps_padded_channels_zero() -> None:
+    check_padded_channels_of_norm("cpu")
+
+
+@here
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("activation", "seen", "fused"),
+    ("shape", "stride", "channels"),
     [
-        (nn.ReLU, [8, 16] * 3, True),  # three steps; it becomes a part of the normalisation
-        (Peering, [5, 16] * 3, False),  # an error at once
-        (Own, [8, 16] * 4, False),  # on the way back
+        ((4, 8, 8, 8), 2, 16),
+        ((3, 6, 7, 9), 2, 13),
+        ((2, 13, 5, 5), 1, 14),
+        ((1, 3, 13, 7), 3, 3),
+        ((2, 70, 5, 3), 2, 90),
     ],
 )
-def test_a_network_learns_the_same_by_our_batch_norm(
-    activation: type[nn.Module], seen: list[int], fused: bool, normalized: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In bfloat16, with five channels filled up to eight where that can be found out."""
-    images = torch.randint(0, 256, (48, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    data = se.Data.from_arrays(images, torch.arange(48) % 10, validation=0.0)
-    recipe = se.Recipe(epochs=1, batch_size=16, rate=1e-3, warmup=0, augmentation="none")
-    losses = []
-    for replaceable in (norm.replaceable, lambda network: []):
-        monkeypatch.setattr(graph, "replaceable", replaceable)
-        torch.manual_seed(0)
-        layers = [nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), activation(), nn.Conv2d(5, 16, 3, bias=False)]
-        head = [nn.BatchNorm2d(16), activation(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
-        history = se.train(
-            se.Ensemble([nn.Sequential(*layers, *head)]), data, recipe, "cpu", execution=BFLOAT16, quiet=True
-        )
-        losses.append(history.rows[0]["loss"])
-        if replaceable is norm.replaceable:
-            assert any("ReLUs are not fused" in message for message in history.fallbacks) != fused
-    assert normalized == seen
-    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
-
-
-@pytest.fixture
-def warmed_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let steps run once before they are taken, as on a GPU; lists how many there were."""
-    numbers: list[int] = []
-
-    def captured(steps: Sequence[Step], *_: object, **__: object) -> list[Step]:
-        numbers.append(len(steps))
-        try:
-            for step in steps:
-                step()
-        except Exception as error:
-            raise CaptureError(str(error)) from error
-        return list(steps)
-
-    monkeypatch.setattr(graph, "all_captured", captured)
-    return numbers
-
-
-def trained() -> se.History:
-    images = torch.randint(0, 256, (48, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    data = se.Data.from_arrays(images, torch.arange(48) % 10, validation=0.0)
-    recipe = se.Recipe(epochs=1, batch_size=48, rate=1e-3, warmup=0, augmentation="none")
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(180, 10)]
-    return se.train(se.Ensemble([nn.Sequential(*layers)]), data, recipe, "cpu", execution=BFLOAT16, quiet=True)
-
-
-@here
-@pytest.mark.usefixtures("normalized")
-def test_where_our_kernels_do_not_run_pytorchs_do(warmed_up: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> Tensor:
-        raise RuntimeError("Failed to find C compiler.")
-
-    monkeypatch.setattr(graph, "replaceable", norm.replaceable)
-    monkeypatch.setattr(norm, "batch_norm", broken)
-    found = trained()
-    assert found.fallbacks == ["training goes on without our own kernels, slower: Failed to find C compiler."]
-    assert warmed_up == [1, 1]
-    monkeypatch.setattr(graph, "replaceable", lambda network: [])
-    assert [row["loss"] for row in found.rows] == [row["loss"] for row in trained().rows]
-
-
-@here
-@pytest.mark.usefixtures("normalized")
-def test_what_no_kernel_is_to_blame_for_trains_in_the_loop(
-    warmed_up: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("it waits for the device")
-
-    monkeypatch.setattr(graph, "replaceable", norm.replaceable)
-    monkeypatch.setattr(graph, "side_by_side", broken)
-    history = trained()
-    assert history.fallbacks == ["training goes on without a CUDA graph, slower: it waits for the device"]
-    assert history.engine == "loop"
-    assert warmed_up == [1, 1]
+def test_subsample_and_its_gradient(shape: tuple[int, ...], stride: int, channels: int, dtype: str) -> None:
+    check_subsample(shape, stride, channels, DTYPES[dtype], "cpu")
 
 
 @here
 @pytest.mark.parametrize("augmentation", ["none", "crop", "crop+flip"])
-def test_a_batch_drawn_in_one_kernel_is_the_one_drawn_in_many(augmentation: str) -> None:
-    check_drawn_batch(augmentation, (3, 9, 12), "cpu")
-    for normalization in ("none", "unit", "imagenet"):
-        check_drawn_batch(augmentation, (3, 9, 12), "cpu", normalization)
+@pytest.mark.parametrize("members", [1, 3])
+def test_batch_drawn_in_one_kernel_equals_the_batches_of_the_feeds(augmentation: str, members: int) -> None:
+    check_drawn_batch(augmentation, (3, 9, 12), members, "cpu")
+    check_drawn_batch(augmentation, (3, 9, 12), members, "cpu", dtype=torch.float16, last=True)
+
+
+@here
+@pytest.mark.parametrize("normalization", ["none", "unit", "imagenet"])
+def test_drawn_batch_is_normalised_as_the_data_say(normalization: str) -> None:
+    check_drawn_batch("crop", (3, 9, 12), 2, "cpu", normalization)
+
+
+@here
+def test_one_kernel_copies_parts_of_tensors_of_several_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[int] = []
+
+    def copier(pairs: list[tuple[Tensor, Tensor]]) -> Callable[[], None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "is_cuda", True)  # the interpreter reads addresses of the host
+            copy = stacking.copier(pairs)
+        copy_all = stacking.copy_all
+        monkeypatch.setattr(stacking, "copy_all", lambda *rest: launched.append(len(rest[0])) or copy_all(*rest))
+        return copy
+
+    check_copier("cpu", copier)
+    assert launched == [3, 3]  # of eight: in another order, and of other types

@@ -1,63 +1,111 @@
-"""Triton kernels, compiled, compute what PyTorch computes."""
+"""Triton kernels, compiled, compute what float64 PyTorch computes."""
 
 import pytest
 import torch
-from torch import nn
 
 from structured_ensembles.cuda import convolution
-from tests.support.fused_norms import CASES, check
-from tests.support.kernel_checks import check_batch_norm, check_channels_of_zeros, check_convolution, check_drawn_batch
+from structured_ensembles.cuda.stacking import copier
+from tests.support.kernel_checks import (
+    CONVOLUTION_KERNELS,
+    Layer,
+    check_batch_norm,
+    check_convolution,
+    check_copier,
+    check_drawn_batch,
+    check_moments_of_convolution,
+    check_nan_passes_relu,
+    check_norm_before,
+    check_padded_channels_of_norm,
+    check_subsample,
+    recorded_launches,
+)
 
 pytestmark = pytest.mark.cuda
 
+LAYERS = {
+    "resnet, first stage": Layer(5, 128, 16, 8, 32, 32),
+    "resnet, second stage": Layer(5, 32, 16, 32, 16, 16),
+    "narrow, strips of rows": Layer(2, 9, 3, 8, 13, 9),
+    "narrow, odd channels": Layer(3, 2, 13, 6, 7, 7),
+    "narrow, no padding": Layer(1, 3, 6, 13, 9, 7, padding=0),
+    "narrow, more padding than the window": Layer(2, 2, 6, 8, 7, 7, padding=3),
+    "wide outputs": Layer(2, 1, 8, 70, 7, 9),
+    "wide inputs": Layer(2, 1, 70, 8, 7, 7),
+    "more channels than a tile": Layer(2, 4, 130, 130, 7, 7),
+    "wide, many pixels": Layer(1, 160, 64, 64, 32, 32),
+    "stride": Layer(3, 2, 6, 13, 9, 7, stride=2),
+    "stride, wide": Layer(2, 8, 70, 130, 7, 9, stride=2),
+    "stride 3": Layer(1, 2, 8, 8, 13, 7, stride=3, padding=2),
+    "1 × 1": Layer(2, 2, 13, 8, 7, 9, rows=1, taps=1, padding=0),
+    "1 × 1, stride": Layer(2, 2, 8, 16, 7, 9, rows=1, taps=1, padding=0, stride=2),
+    "1 × 1, more padding than the window": Layer(2, 2, 8, 6, 5, 5, rows=1, taps=1),
+    "2 × 2": Layer(2, 2, 6, 3, 7, 7, rows=2, taps=2, padding=0),
+    "5 × 5": Layer(2, 2, 6, 13, 9, 9, rows=5, taps=5, padding=2),
+    "7 × 7, stride": Layer(1, 3, 3, 20, 28, 28, rows=7, taps=7, padding=3, stride=2),
+    "1 × 3": Layer(2, 2, 6, 8, 7, 9, rows=1, padding=0),
+    "3 × 1": Layer(2, 2, 8, 13, 9, 7, taps=1),
+}
 
-@pytest.mark.usefixtures("without_tf32")
-@pytest.mark.parametrize("shape", [(128, 8, 32, 32), (3, 7, 5, 5), (16, 70, 4, 4), (300, 3, 33, 31), (2, 1, 1, 1)])
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_convolution_and_its_gradients(name: str) -> None:
+    check_convolution(LAYERS[name], torch.bfloat16, "cuda")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("guess", [0.0, 5.0])
+def test_moments_that_a_convolution_leaves(name: str, guess: float) -> None:
+    check_moments_of_convolution(LAYERS[name], torch.bfloat16, "cuda", guess)
+
+
+@pytest.mark.parametrize("mask", [0, 1, 2])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_sums_that_an_input_gradient_leaves_for_the_norm_before(name: str, mask: int, add: bool) -> None:
+    check_norm_before(LAYERS[name], mask, add, torch.bfloat16, "cuda")
+
+
+def test_the_layers_above_reach_every_kernel() -> None:
+    with recorded_launches(dry=True) as names:
+        for layer in LAYERS.values():
+            x, weight, dy = layer.draw(torch.bfloat16, "cuda")
+            assert convolution.fits(x, weight)
+            convolution.forward(x, weight, layer.window)
+            convolution.input_gradient(dy, weight, layer.window, x.shape)
+            convolution.weight_gradient(x, dy, weight, layer.window)
+    assert set(names) == set(CONVOLUTION_KERNELS)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_batch_norm_equals_pytorch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    check_batch_norm(shape, dtype, "cuda")
+@pytest.mark.parametrize("shape", [(128, 8, 32, 32), (2, 7, 5, 5), (16, 70, 4, 4), (50, 3, 33, 31), (4, 130, 3, 3)])
+def test_batch_norm(shape: tuple[int, ...], members: int, add: bool, relu: bool, dtype: torch.dtype) -> None:
+    check_batch_norm((members * shape[0], *shape[1:]), members, dtype, "cuda", add=add, relu=relu)
+
+
+def test_nan_passes_the_relu_of_a_norm() -> None:
+    check_nan_passes_relu("cuda")
 
 
 def test_batch_norm_keeps_padded_channels_zero() -> None:
-    check_channels_of_zeros(9, "cuda")
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_fused_sums_and_relus_equal_plain_pytorch(name: str) -> None:
-    following, joined = CASES[name]
-    assert check(following, "cuda") == joined
+    check_padded_channels_of_norm("cuda")
 
 
 @pytest.mark.parametrize(
-    ("shape", "outputs", "size", "stride", "padding"),
-    [
-        ((128, 16, 32, 32), 8, 3, 1, 1),
-        ((5, 3, 11, 7), 16, 3, 2, 1),
-        ((4, 7, 9, 9), 5, 5, 1, 0),
-        ((2, 8, 6, 6), 16, 1, 2, 0),
-        ((32, 24, 16, 16), 32, 3, 1, 1),
-        ((32, 64, 8, 8), 32, 3, 1, 1),
-        ((9, 32, 8, 8), 64, 3, 2, 1),
-        ((3, 1, 28, 28), 20, 7, 1, 3),
-    ],
+    ("shape", "stride", "channels"), [((640, 8, 32, 32), 2, 16), ((3, 6, 7, 9), 2, 13), ((2, 70, 5, 3), 3, 130)]
 )
-def test_convolution_equals_float64_pytorch(
-    shape: tuple[int, ...], outputs: int, size: int, stride: int, padding: int
-) -> None:
-    check_convolution(shape, outputs, size, stride, padding, torch.bfloat16, "cuda")
-
-
-def test_convolution_of_a_strided_view_equals_pytorch() -> None:
-    whole = torch.randn(8, 32, 16, 16, device="cuda").to(torch.bfloat16, memory_format=torch.channels_last)
-    layer = nn.Conv2d(16, 8, 3, padding=1, bias=False).to("cuda", torch.bfloat16, memory_format=torch.channels_last)
-    with torch.autocast("cuda", torch.bfloat16):
-        for x in (*whole.chunk(2, 1), whole[:, :16, ::2, ::2], whole[:, 8:24, 1:, :-1].contiguous()):
-            assert convolution.fits(x, layer)
-            found, expected = convolution.convolution(x, layer), layer(x)
-            torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+def test_subsample_and_its_gradient(shape: tuple[int, ...], stride: int, channels: int) -> None:
+    check_subsample(shape, stride, channels, torch.bfloat16, "cuda")
 
 
 @pytest.mark.parametrize("augmentation", ["none", "crop", "crop+flip"])
-def test_batch_drawn_in_one_kernel_equals_the_feeds_batch(augmentation: str) -> None:
-    check_drawn_batch(augmentation, (3, 32, 32), "cuda")
-    check_drawn_batch(augmentation, (1, 11, 7), "cuda")
+@pytest.mark.parametrize("members", [1, 3])
+def test_batch_drawn_in_one_kernel_equals_the_batches_of_the_feeds(augmentation: str, members: int) -> None:
+    check_drawn_batch(augmentation, (3, 32, 32), members, "cuda")
+    check_drawn_batch(augmentation, (1, 11, 7), members, "cuda", dtype=torch.bfloat16, last=True)
+
+
+def test_one_kernel_copies_parts_of_tensors_of_several_types() -> None:
+    check_copier("cuda", copier)

@@ -1,16 +1,21 @@
-"""Compare each Triton kernel with PyTorch: by Triton's interpreter on a CPU, or compiled on a GPU."""
+"""Compare each Triton kernel with float64 PyTorch: by Triton's interpreter on a CPU, or compiled on a GPU."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
+from torch import Tensor
 
 import structured_ensembles as se
-from structured_ensembles.cuda import batch_drawing as batch
-from structured_ensembles.cuda import batch_norm as norm
-from structured_ensembles.cuda.convolution import input_gradient, outputs_of, weight_gradient
+from structured_ensembles.cuda import batch_norm, convolution
+from structured_ensembles.cuda.batch_drawing import BatchDrawer
+from structured_ensembles.cuda.batch_norm import Norm
+from structured_ensembles.cuda.convolution import BlockSums, NormBefore, Window
+from structured_ensembles.cuda.operations import member_conv, member_norm
 from structured_ensembles.data.feeds import TableFeed
 from structured_ensembles.data.splits import TensorSplit
 
@@ -19,81 +24,327 @@ here = pytest.mark.skipif(
     reason="needs Triton's interpreter, which is for machines without a GPU",
 )
 
+# The interpreter multiplies float32 exactly, and no bfloat16 at all; compiled kernels multiply bfloat16.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+CONVOLUTION_KERNELS = (
+    "convolve_by_sweep", "convolve by rows", "convolve by taps", "convolve_back_strided", "weight_products",
+    "weight_products_by_sweep", "weight_products_by_tap", "merge_blocks",
+)  # fmt: skip
 
-def check_batch_norm(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
-    torch.manual_seed(0)
-    own, other = (nn.BatchNorm2d(shape[1]).to(device) for _ in range(2))
-    with torch.no_grad():
-        own.weight.uniform_(0.5, 2)
-        own.bias.normal_()
-        other.load_state_dict(own.state_dict())
-    x = (100 + torch.randn(shape, device=device)).to(dtype, memory_format=torch.channels_last).requires_grad_()
-    dy = torch.randn_like(x)
-    ours, theirs = norm.batch_norm(x, own), other(x)
-    close = {"rtol": 1e-3, "atol": 2e-3} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 5e-2}
-    torch.testing.assert_close(ours, theirs, **close)
-    torch.testing.assert_close(own.running_mean, other.running_mean, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(own.running_var, other.running_var, rtol=1e-4, atol=1e-4)
-    found = torch.autograd.grad(ours, [x, own.weight, own.bias], dy)
-    expected = torch.autograd.grad(theirs, [x, other.weight, other.bias], dy)
-    for one, reference in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, reference, rtol=1e-2, atol=1e-5 + 1e-2 * float(reference.abs().max()))
+LAUNCHED = {name.split(" by ")[0] for name in CONVOLUTION_KERNELS}  # others are called by these
+LAUNCHED |= {"subsample", "moments", "normalize", "gradient_sums", "input_gradient"}
 
 
-def check_channels_of_zeros(size: int, device: str) -> None:
-    torch.manual_seed(0)
-    own, other = nn.BatchNorm2d(13).to(device), nn.BatchNorm2d(13).to(device)
-    beyond = []  # what lies behind the layer's tensors is not theirs
-    for tensor in (own.weight, own.bias, own.running_mean, own.running_var):
-        assert tensor is not None
-        longer = torch.full((16,), torch.nan, device=device)
-        tensor.data = longer[:13].copy_(tensor.detach())
-        beyond.append(longer[13:])
-    x = torch.randn(64, 16, size, size, device=device).to(memory_format=torch.channels_last)
-    dy = torch.randn_like(x)
-    x[:, 13:] = dy[:, 13:] = 0
-    found = norm.batch_norm(x.requires_grad_(), own)
-    expected = other(x[:, :13])
-    torch.testing.assert_close(found[:, :13], expected, rtol=1e-4, atol=1e-4)
-    dx = torch.autograd.grad(found, x, dy)[0]
-    torch.testing.assert_close(dx, torch.autograd.grad(expected, x, dy[:, :13])[0], rtol=1e-3, atol=1e-4)
-    assert found[:, 13:].count_nonzero() == dx[:, 13:].count_nonzero() == 0
-    torch.testing.assert_close(own.running_var, other.running_var, rtol=1e-4, atol=1e-4)
-    assert all(bool(tensor.isnan().all()) for tensor in beyond)
+@dataclass(frozen=True)
+class Layer:
+    """A convolution of stacked members, and the images that it gets."""
+
+    members: int
+    images: int
+    inputs: int
+    outputs: int
+    height: int
+    width: int
+    rows: int = 3
+    taps: int = 3
+    stride: int = 1
+    padding: int = 1
+
+    @property
+    def window(self) -> Window:
+        return Window(self.stride, self.padding)
+
+    def draw(self, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw images, weights and a gradient of the outputs, stored as the kernels want them."""
+        generator = torch.Generator().manual_seed(0)
+        samples = self.members * self.images
+        x = channels_last(torch.randn(samples, self.inputs, self.height, self.width, generator=generator))
+        weight = torch.randn(self.members, self.outputs, self.rows, self.taps, self.inputs, generator=generator)
+        sizes = [
+            self.window.output_size(size, taps) for size, taps in ((self.height, self.rows), (self.width, self.taps))
+        ]
+        dy = channels_last(torch.randn(samples, self.outputs, *sizes, generator=generator))
+        return (
+            x.to(device, dtype),
+            weight.permute(0, 1, 4, 2, 3).to(device, dtype),
+            dy.to(device, dtype),
+        )
 
 
-def check_convolution(
-    shape: tuple[int, ...], outputs: int, size: int, stride: int, padding: int, dtype: torch.dtype, device: str
-) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(shape, device=device).to(dtype, memory_format=torch.channels_last)
-    weight = torch.randn(outputs, shape[1], size, size, device=device).to(dtype, memory_format=torch.channels_last)
+def channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Compare with a float64 reference, to the precision of the type that was computed in."""
+    assert found.shape == expected.shape
+    close = TOLERANCE[dtype]
+    scale = float(expected[expected.isfinite()].abs().max()) if expected.isfinite().any() else 0.0
+    torch.testing.assert_close(found.double(), expected, rtol=close, atol=close * scale, equal_nan=True)
+
+
+def check_convolution(layer: Layer, dtype: torch.dtype, device: str) -> None:
+    """Outputs and both gradients, with and without a sum."""
+    x, weight, dy = layer.draw(dtype, device)
     exact = [tensor.double().requires_grad_() for tensor in (x, weight)]
-    y = F.conv2d(*exact, None, stride, padding)
-    dy = torch.randn_like(y).to(dtype, memory_format=torch.channels_last)
-    expected = [y, *torch.autograd.grad(y, exact, dy.double())]
-    how = (weight, stride, padding)
-    found = [outputs_of(x, *how), input_gradient(x, dy, *how), weight_gradient(x, dy, *how)]
-    for one, reference in zip(found, expected, strict=True):
-        assert one.is_contiguous(memory_format=torch.channels_last)
-        torch.testing.assert_close(one.double(), reference, rtol=1e-2, atol=1e-2 * float(reference.abs().max()))
+    y = member_conv(*exact, stride=layer.stride, padding=layer.padding)
+    dx, dw = torch.autograd.grad(y, exact, dy.double())
+    found, no_sums = convolution.forward(x, weight, layer.window)
+    assert no_sums is None
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert_near(found, y.detach(), dtype)
+    found_dx, no_sums = convolution.input_gradient(dy, weight, layer.window, x.shape)
+    assert no_sums is None
+    assert found_dx.is_contiguous(memory_format=torch.channels_last)
+    assert_near(found_dx, dx, dtype)
+    add = channels_last(torch.randn_like(x))
+    found_dx, _ = convolution.input_gradient(dy, weight, layer.window, x.shape, add)
+    assert_near(found_dx, dx + add.double(), dtype)
+    found_dw = convolution.weight_gradient(x, dy, weight, layer.window)
+    assert found_dw.dtype == torch.float32
+    assert found_dw.permute(0, 1, 3, 4, 2).is_contiguous()
+    assert_near(found_dw, dw, dtype)
+
+
+def merged(sums: BlockSums) -> tuple[Tensor, Tensor, Tensor]:
+    """Merge the moments of blocks in float64: mean, variance (members, channels), and the number of rows."""
+    means, squares, counts = sums.partial.double().unbind(1)  # (members, blocks, channels)
+    total = counts.sum(1)
+    mean = (means * counts).sum(1) / total
+    variance = (squares + counts * (means - mean[:, None]).square()).sum(1) / total
+    return mean, variance, total
+
+
+def by_channel(x: Tensor, members: int) -> Tensor:
+    """Rearrange images (members × images, channels, height, width) to (members, rows, channels)."""
+    return x.double().permute(0, 2, 3, 1).reshape(members, -1, x.shape[1])
+
+
+def check_moments_of_convolution(layer: Layer, dtype: torch.dtype, device: str, guess: float = 0.0) -> None:
+    """The epilogue leaves the moments of the outputs that are stored, whatever it was told to expect."""
+    x, weight, _ = layer.draw(dtype, device)
+    expected_mean = torch.full((layer.members, layer.outputs), guess, device=device)
+    y, sums = convolution.forward(x, weight, layer.window, expected_mean)
+    assert sums is not None
+    rows = by_channel(y, layer.members)
+    mean, variance, total = merged(sums)
+    assert bool((total == rows.shape[1]).all())
+    assert_near(mean, rows.mean(1), torch.float32)
+    assert_near(variance, rows.var(1, correction=0), torch.float32)
+    plain, _ = convolution.forward(x, weight, layer.window)
+    assert torch.equal(y, plain)
+
+
+def draw_norm(members: int, channels: int, device: str) -> Norm:
+    generator = torch.Generator().manual_seed(1)
+    weight, bias, mean = (torch.randn(members, channels, generator=generator).to(device) for _ in range(3))
+    variance = torch.rand(members, channels, generator=generator).to(device) + 0.5
+    return Norm(weight, bias, mean, variance, momentum=0.2, eps=1e-4)
+
+
+def check_norm_before(layer: Layer, mask: int, add: bool, dtype: torch.dtype, device: str) -> None:
+    """The gradient behind the ReLU of the norm whose output a convolution reads, and the sums of that norm's gradient.
+
+    mask: 0 no ReLU, 1 found from the norm's input, 2 from its output, to which something was added.
+    """
+    x, weight, dy = layer.draw(dtype, device)
+    members = layer.members
+    norm = draw_norm(members, layer.inputs, device)
+    norm_input = channels_last((3 + 2 * torch.randn_like(x).float()).to(dtype))
+    rows = by_channel(norm_input, members)
+    mean, scale = rows.mean(1), (rows.var(1, correction=0) + norm.eps).rsqrt()
+    saved = torch.stack([mean, scale], 1).float()
+    normalized = (rows - mean[:, None]) * scale[:, None]
+    output = normalized * norm.weight.double()[:, None] + norm.bias.double()[:, None]
+    if mask == 2:
+        output = output + torch.randn_like(output)
+    output = (output.relu() if mask else output).to(dtype)
+    shaped = output.reshape(len(x), layer.height, layer.width, layer.inputs).permute(0, 3, 1, 2)
+    assert shaped.is_contiguous(memory_format=torch.channels_last)
+    before = NormBefore(norm_input, shaped if mask == 2 else norm_input, saved, norm.weight, norm.bias, mask)
+    other = channels_last(torch.randn_like(x)) if add else None
+    plain, _ = convolution.input_gradient(dy, weight, layer.window, x.shape, other)
+    found, sums = convolution.input_gradient(dy, weight, layer.window, x.shape, other, before)
+    assert sums is not None
+    behind = by_channel(plain, members) * ((output > 0) if mask else 1)
+    assert_near(by_channel(found, members), behind, dtype)
+    assert_near(sums.partial[:, 0].double().sum(1), (behind * normalized).sum(1), dtype)
+    assert_near(sums.partial[:, 1].double().sum(1), behind.sum(1), dtype)
+
+
+def check_batch_norm(
+    shape: tuple[int, ...], members: int, dtype: torch.dtype, device: str, *, add: bool = False, relu: bool = False
+) -> None:
+    """Outputs, statistics and gradients of a batch norm, with a sum and a ReLU; its inputs have a mean of 100."""
+    torch.manual_seed(0)
+    x, dy, other = (channels_last(torch.randn(shape, device=device).to(dtype)) for _ in range(3))
+    x += 100
+    if relu:  # no gradient where the sign depends on rounding
+        dy *= _norm_output(x, draw_norm(members, shape[1], device), other if add else None).abs() > 1e-3
+    norm, reference = (draw_norm(members, shape[1], device) for _ in range(2))
+    mask = (2 if add else 1) if relu else 0
+    sums = batch_norm.moments(x, members)
+    y, saved = batch_norm.normalize(x, sums, norm, other if add else None, relu)
+    masked, dy_sums = batch_norm.gradient_sums(dy, x, y, saved, norm, mask)
+    dx, parameter_gradients = batch_norm.input_gradient(masked, dy_sums, x, saved, norm)
+
+    exact = [tensor.double().requires_grad_() for tensor in (x, reference.weight, reference.bias, other)]
+    statistics = [reference.running_mean.double(), reference.running_var.double()]
+    options = {"momentum": norm.momentum, "eps": norm.eps, "relu": relu}
+    expected = member_norm(*exact[:3], *statistics, exact[3] if add else None, **options)  # type: ignore[arg-type]
+    gradients = torch.autograd.grad(expected, exact, dy.double(), allow_unused=True)
+    expected_dx, expected_weight, expected_bias, expected_other = gradients
+    mean, variance, _ = merged(sums)
+    rows = by_channel(x, members)
+    assert_near(mean, rows.mean(1), torch.float32)
+    assert_near(variance, rows.var(1, correction=0), torch.float32)
+    close = max(TOLERANCE[dtype], 1e-4)  # 100 ± 1 in float32 has five digits
+    for found, wanted in (
+        (y, expected.detach()), (norm.running_mean, statistics[0]), (norm.running_var, statistics[1]),
+        (dx, expected_dx), (parameter_gradients[0], expected_weight), (parameter_gradients[1], expected_bias),
+        *([(masked, expected_other)] if add else []),
+    ):  # fmt: skip
+        assert wanted is not None
+        scale = float(wanted.abs().max())
+        torch.testing.assert_close(found.double(), wanted, rtol=close, atol=close * (scale + 1))
+
+
+def _norm_output(x: Tensor, norm: Norm, add: Tensor | None) -> Tensor:
+    """Compute a batch norm and a sum in float64."""
+    tensors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    exact = [tensor.double() for tensor in tensors]
+    other = None if add is None else add.double()
+    return member_norm(x.double(), *exact, other, momentum=0.0, eps=norm.eps)
+
+
+def check_nan_passes_relu(device: str) -> None:
+    """A NaN in the input of a batch norm is one in its output: a ReLU must not make it zero."""
+    x = channels_last(torch.randn(4, 8, 3, 3, device=device))
+    x[0, 0, 0, 0] = torch.nan
+    norm = draw_norm(2, 8, device)
+    y, _ = batch_norm.normalize(x, batch_norm.moments(x, 2), norm, None, relu=True)
+    assert bool(y[:2, 0].isnan().all())
+    assert not y[:2, 1:].isnan().any()
+    assert not y[2:].isnan().any()
+
+
+def check_padded_channels_of_norm(device: str) -> None:
+    """Channels of zeros, with weights of zero, stay zero: outputs, gradients, and what would be learned."""
+    x, dy = (channels_last(torch.randn(12, 16, 5, 5, device=device)) for _ in range(2))
+    x[:, 13:] = dy[:, 13:] = 0
+    norm = draw_norm(2, 16, device)
+    norm.weight[:, 13:] = norm.bias[:, 13:] = 0
+    y, saved = batch_norm.normalize(x, batch_norm.moments(x, 2), norm, None, relu=True)
+    masked, sums = batch_norm.gradient_sums(dy, x, x, saved, norm, 1)
+    dx, _ = batch_norm.input_gradient(masked, sums, x, saved, norm)
+    assert y[:, 13:].count_nonzero() == dx[:, 13:].count_nonzero() == 0
+
+
+def check_subsample(shape: tuple[int, ...], stride: int, channels: int, dtype: torch.dtype, device: str) -> None:
+    """Every stride-th pixel and appended zeros, exactly; and the gradient, zero where pixels were left out."""
+    x = channels_last(torch.randn(shape, device=device).to(dtype))
+    y = convolution.subsample(x, stride, channels)
+    kept = x[:, :, ::stride, ::stride]
+    assert torch.equal(y[:, : shape[1]], kept)
+    assert y[:, shape[1] :].count_nonzero() == 0
+    assert y.shape[1] == channels
+    dy = channels_last(torch.randn_like(y))
+    expected = torch.zeros_like(x)
+    expected[:, :, ::stride, ::stride] = dy[:, : shape[1]]
+    assert torch.equal(convolution.subsample_gradient(dy, stride, x.shape), expected)
+
+
+def check_copier(device: str, make: Callable[[list[tuple[Tensor, Tensor]]], Callable[[], None]]) -> None:
+    """Copy pairs that are contiguous, padded, permuted, long, stored in another order, or not float32."""
+    stacked = torch.zeros(2, 16, 3, 3, 8, dtype=torch.bfloat16, device=device).permute(0, 1, 4, 2, 3)
+    weight = torch.randn(13, 6, 3, 3, device=device)
+    padded = torch.zeros(16, 24, device=device)
+    pairs = [
+        (torch.zeros(3000, device=device), torch.randn(3000, device=device)),
+        (torch.zeros(3000, dtype=torch.bfloat16, device=device), torch.randn(3000, device=device)),
+        (padded[:13, :20], torch.randn(13, 20, device=device)),
+        (stacked[0, :13, :6], weight.to(memory_format=torch.channels_last)),
+        (stacked[1, :13, :6], weight.clone()),
+        (torch.zeros((), dtype=torch.bfloat16, device=device), torch.randn((), device=device)),
+        (torch.zeros(5, dtype=torch.float64, device=device), torch.randn(5, dtype=torch.float64, device=device)),
+        (torch.zeros(4, dtype=torch.float16, device=device), torch.randn(4, device=device)),
+    ]
+    copy = make(pairs)
+    for _ in range(2):
+        copy()
+        for target, source in pairs:
+            # The interpreter cuts bfloat16 off where a GPU rounds.
+            close = 2**-7 if target.dtype == torch.bfloat16 and device == "cpu" else 0.0
+            torch.testing.assert_close(target, source.to(target.dtype), rtol=close, atol=0)
+            source.mul_(-3)
+    assert padded[13:].count_nonzero() == padded[:, 20:].count_nonzero() == 0
+    assert stacked[:, 13:].count_nonzero() == stacked[:, :, 6:].count_nonzero() == 0
 
 
 def check_drawn_batch(
-    augmentation: str, shape: tuple[int, int, int], device: str, normalization: str = "standard"
+    augmentation: str,
+    shape: tuple[int, int, int],
+    members: int,
+    device: str,
+    normalization: str = "standard",
+    *,
+    dtype: torch.dtype | None = None,
+    last: bool = False,
 ) -> None:
-    """Compare the kernel with the feed's own twenty operations, for a whole and for the last, smaller batch."""
+    """Compare the kernel with the feeds' own twenty operations, for a whole and for the last, smaller batch."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (50, *shape), dtype=torch.uint8, generator=generator)
     labels = torch.arange(50) % 7
     data = se.Data.from_arrays(images, labels, classes=7, validation=0.2, normalization=normalization).to(device)
     assert isinstance(data.train, TensorSplit)
-    feed = TableFeed(data.train, data, 16, augmentation, torch.float32)  # type: ignore[arg-type]
-    feed.shuffle(5, 6)
-    for step, size in enumerate(feed.batches):
-        feed.step.fill_(step)
-        inputs, drawn_labels = batch.drawn_batch(feed, size)
-        expected, expected_labels = feed.batch(size)
-        torch.testing.assert_close(inputs, expected, rtol=1e-5, atol=1e-6)
+    step = torch.zeros(1, dtype=torch.int64, device=device)
+    feeds = [
+        TableFeed(data.train, data, 16, augmentation, torch.float32, step=step)  # type: ignore[arg-type]
+        for _ in range(members)
+    ]
+    drawer = BatchDrawer(feeds, dtype, channels_last=last)
+    for number, feed in enumerate(feeds):
+        feed.shuffle(5 + number, 50 + number)  # after the tables were stacked: they are views now
+    for index, size in enumerate(feeds[0].batches):
+        step.fill_(index)
+        inputs, drawn_labels = drawer.batch(size)
+        expected, expected_labels = (
+            torch.cat(parts) for parts in zip(*(feed.batch(size) for feed in feeds), strict=True)
+        )
+        assert inputs.dtype == (dtype or torch.float32)
+        assert inputs.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+        close = 1e-5 if dtype is None else 1e-2
+        torch.testing.assert_close(inputs.float(), expected, rtol=close, atol=close)
         assert torch.equal(drawn_labels, expected_labels)
-    assert [step, size] == [2, 10]
+    assert [index, size] == [2, 10]
+
+
+class Recorder:
+    """Stand in for a kernel: note its name at each launch, and launch it unless `dry`."""
+
+    def __init__(self, kernel: Any, names: list[str], dry: bool) -> None:
+        self.kernel, self.names, self.dry = kernel, names, dry
+        self.name = kernel.fn.__name__
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(*arguments: Any, **named: Any) -> None:
+            how = f" by {'rows' if named['BY_ROWS'] else 'taps'}" if "BY_ROWS" in named else ""
+            self.names.append(self.name + how)
+            if not self.dry:
+                self.kernel[grid](*arguments, **named)
+
+        return launch
+
+
+@contextmanager
+def recorded_launches(dry: bool = False) -> Iterator[list[str]]:
+    """List the names of the kernels that are launched. dry: launch none of them."""
+    from structured_ensembles.cuda.kernels import batch_norm as norm_kernels
+    from structured_ensembles.cuda.kernels import convolution as convolution_kernels
+
+    names: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (norm_kernels, convolution_kernels):
+            for name in LAUNCHED & vars(module).keys():
+                patch.setattr(module, name, Recorder(getattr(module, name), names, dry))
+        yield names

@@ -3,7 +3,8 @@
 import gc
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 
 import pytest
 import torch
@@ -11,23 +12,14 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda.capture import CaptureError, Step, all_captured
-from structured_ensembles.training import fleet
 from structured_ensembles.training import graph_engine as graph
-from structured_ensembles.training.graph_engine import GraphEngine
+from structured_ensembles.training.engine import Member, Result
+from structured_ensembles.training.runners import ProgramRunner
+from tests.support.engines import Stopped, change_validation, stop_before_epoch, use_engine
 from tests.support.networks import network
 from tests.support.real_data import few_digits
 
 BFLOAT16 = se.Execution(precision="bfloat16")
-
-
-@pytest.fixture
-def stepwise(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Choose the engine: the graph's steps, or the loop."""
-
-    def choose(graph: bool) -> None:
-        monkeypatch.setattr(fleet, "_captured", lambda recipe, device, mesh: graph)
-
-    return choose
 
 
 def trained(recipe: se.Recipe, data: se.Data, **arguments: object) -> tuple[se.Ensemble, se.History]:
@@ -36,11 +28,11 @@ def trained(recipe: se.Recipe, data: se.Data, **arguments: object) -> tuple[se.E
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_both_engines_compute_the_same(stepwise: Callable[[bool], None], optimizer: str) -> None:
+def test_both_engines_compute_the_same(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
     recipe = se.Recipe(epochs=3, batch_size=64, rate=0.02, optimizer=optimizer, augmentation="crop", patience=1)
-    stepwise(True)
+    use_engine(monkeypatch, "graph")
     ours, history = trained(recipe, few_digits())
-    stepwise(False)
+    use_engine(monkeypatch, "loop")
     plain, expected = trained(recipe, few_digits())
     # Adam blows up the rounding of derivatives that are zero: those of a bias before a normalisation.
     close = 1e-4 if optimizer == "sgd" else 3e-2
@@ -48,29 +40,29 @@ def test_both_engines_compute_the_same(stepwise: Callable[[bool], None], optimiz
         assert row["loss"] == pytest.approx(other["loss"], rel=close)
         assert row["validation_loss"] == pytest.approx(other["validation_loss"], rel=close)
     if optimizer == "sgd":
-        for name, tensor in ours.state_dict().items():
-            torch.testing.assert_close(tensor, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
+        for name, tensor in ours.members.state_dict().items():
+            torch.testing.assert_close(tensor, plain.members.state_dict()[name], rtol=1e-3, atol=1e-5)
 
 
-def test_half_precision_copies_follow_the_weights(stepwise: Callable[[bool], None]) -> None:
+def test_half_precision_copies_follow_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = se.Recipe(epochs=2, batch_size=64, rate=0.02, augmentation="none")
-    stepwise(True)
+    use_engine(monkeypatch, "graph")
     _, history = trained(recipe, few_digits(), execution=BFLOAT16)
-    stepwise(False)
+    use_engine(monkeypatch, "loop")
     _, expected = trained(recipe, few_digits(), execution=BFLOAT16)
     for row, other in zip(history.rows, expected.rows, strict=True):
         assert row["loss"] == pytest.approx(other["loss"], rel=2e-2)
 
 
-def test_streamed_data_with_an_odd_last_batch(stepwise: Callable[[bool], None]) -> None:
+def test_streamed_data_with_an_odd_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     data = few_digits()
     dataset = torch.utils.data.TensorDataset(data.prepare(data.train.inputs), data.train.targets)
     loader = torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True)
     streamed = se.Data.from_loaders(loader, validation=loader, classes=10)
     recipe = se.Recipe(epochs=2, rate=0.02)
-    stepwise(True)
+    use_engine(monkeypatch, "graph")
     _, history = trained(recipe, streamed)
-    stepwise(False)
+    use_engine(monkeypatch, "loop")
     _, expected = trained(recipe, streamed)
     assert [row["loss"] for row in history.rows] == pytest.approx([row["loss"] for row in expected.rows], rel=1e-4)
 
@@ -85,28 +77,24 @@ def test_only_what_autocast_casts_has_a_copy() -> None:
     assert castable(net) == ["0.weight", "0.bias", "2.bias", "4.weight"]
 
 
-def test_workspaces_are_small_unless_the_user_said_otherwise(
-    stepwise: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workspaces_are_small_unless_the_user_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "CUBLAS_WORKSPACE_CONFIG"
     recipe = se.Recipe(epochs=1)
     for given, expected in ((None, ":4096:2:16:8"), (":16:8", ":16:8")):
         monkeypatch.delenv(name, raising=False)
         if given is not None:
             monkeypatch.setenv(name, given)
-        stepwise(False)
+        use_engine(monkeypatch, "loop")
         trained(recipe, few_digits())
         assert os.environ.get(name) == given  # the loop leaves it alone
-        stepwise(True)
+        use_engine(monkeypatch, "graph")
         trained(recipe, few_digits())
         assert os.environ[name] == expected
     monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize("enough", [1, 2, 0])
-def test_fewer_members_at_a_time_if_memory_is_short(
-    stepwise: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch, enough: int
-) -> None:
+def test_fewer_members_at_a_time_if_memory_is_short(monkeypatch: pytest.MonkeyPatch, enough: int) -> None:
     """A GPU with memory for `enough` members at a time; the loop needs no more than one, either."""
     tried: list[int] = []
 
@@ -119,21 +107,19 @@ def test_fewer_members_at_a_time_if_memory_is_short(
     monkeypatch.setattr(graph, "all_captured", scarce)
     recipe = se.Recipe(epochs=2, batch_size=64, rate=0.02)
     three = [network(number, dropout=0.0) for number in range(3)]
-    stepwise(True)
+    use_engine(monkeypatch, "graph")
     history = se.train(se.Ensemble(three), few_digits(), recipe, seed=3, quiet=True)
     assert tried == [3, 2, 1][: {1: 3, 2: 2, 0: 3}[enough]]
     assert "not enough memory for 3 members at a time: it trains 2, which Execution(streams=2)" in history.fallbacks[0]
     assert ("without a CUDA graph" in history.fallbacks[-1]) == (enough == 0)
     assert history.engine == ("loop" if enough == 0 else "graph")
-    stepwise(False)
+    use_engine(monkeypatch, "loop")
     again = [network(number, dropout=0.0) for number in range(3)]
     expected = se.train(se.Ensemble(again), few_digits(), recipe, seed=3, quiet=True)
     assert [row["loss"] for row in history.rows] == pytest.approx([row["loss"] for row in expected.rows], rel=1e-4)
 
 
-def test_other_errors_are_not_for_want_of_memory(
-    stepwise: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_errors_are_not_for_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
     def broken(*_: object, **__: object) -> list[Step]:
@@ -141,11 +127,12 @@ def test_other_errors_are_not_for_want_of_memory(
 
     monkeypatch.setattr(graph, "side_streams", lambda device, number: tried.append(number) or [])
     monkeypatch.setattr(graph, "all_captured", broken)
-    stepwise(True)
+    use_engine(monkeypatch, "graph")
     _, history = trained(se.Recipe(epochs=1), few_digits())
-    assert history.fallbacks == ["training goes on without a CUDA graph, slower: it waits for the device"]
+    assert history.fallbacks[-1] == "training goes on without a CUDA graph, slower: it waits for the device"
+    assert not [message for message in history.fallbacks if "memory" in message]
     assert history.engine == "loop"
-    assert tried == [2]
+    assert tried == [2, 2]  # again without our own kernels, which might be to blame
 
 
 def test_a_graph_needs_a_gpu() -> None:
@@ -153,33 +140,22 @@ def test_a_graph_needs_a_gpu() -> None:
         se.train(se.Ensemble([network(0)]), few_digits(), execution=se.Execution(engine="graph"), device="cpu")
 
 
-def test_the_engine_does_not_make_it_another_run(stepwise: Callable[[bool], None], tmp_path: object) -> None:
+def test_the_engine_does_not_make_it_another_run(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     """A run that began on one engine goes on with the other."""
     path = f"{tmp_path}/checkpoint.safetensors"
     recipe = se.Recipe(epochs=4, batch_size=64, rate=0.02, augmentation="none", schedule="constant")
-    stepwise(False)
+    use_engine(monkeypatch, "loop")
     whole, expected = trained(recipe, few_digits())
-
-    class Stopped(Exception):  # noqa: N818
-        pass
-
-    stepwise(True)
-    train_epoch = GraphEngine.train_epoch
-
-    def until_two(self: GraphEngine, active: object, epoch: int, advance: object) -> list[float]:
-        if epoch == 2:
-            raise Stopped
-        return train_epoch(self, active, epoch, advance)  # type: ignore[arg-type]
-
+    use_engine(monkeypatch, "graph")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GraphEngine, "train_epoch", until_two)
+        stop_before_epoch(patch, 2)
         with pytest.raises(Stopped):
             trained(recipe, few_digits(), checkpoint=path)
-    stepwise(False)
+    use_engine(monkeypatch, "loop")
     resumed, history = trained(recipe, few_digits(), checkpoint=path)
     assert [row["loss"] for row in history.rows] == pytest.approx([row["loss"] for row in expected.rows], rel=1e-4)
-    for name, tensor in resumed.state_dict().items():
-        torch.testing.assert_close(tensor, whole.state_dict()[name], rtol=1e-3, atol=1e-5)
+    for name, tensor in resumed.members.state_dict().items():
+        torch.testing.assert_close(tensor, whole.members.state_dict()[name], rtol=1e-3, atol=1e-5)
 
 
 class TwoNames(nn.Module):
@@ -207,8 +183,8 @@ class Aside(nn.Module):
         return aside + self.layer(x.flatten(1)) if self.besides else aside
 
 
-def test_a_layer_with_two_names_stays_whole(stepwise: Callable[[bool], None]) -> None:
-    stepwise(True)
+def test_a_layer_with_two_names_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_engine(monkeypatch, "graph")
     ensemble = se.Ensemble([TwoNames()])
     se.train(ensemble, few_digits(), se.Recipe(epochs=1), execution=BFLOAT16, quiet=True)
     assert all(isinstance(own, nn.Parameter) for own in ensemble.members[0].parameters())
@@ -216,8 +192,8 @@ def test_a_layer_with_two_names_stays_whole(stepwise: Callable[[bool], None]) ->
 
 
 @pytest.mark.parametrize("besides", [False, True])
-def test_weights_reached_aside_are_refused(stepwise: Callable[[bool], None], besides: bool) -> None:
-    stepwise(True)
+def test_weights_reached_aside_are_refused(monkeypatch: pytest.MonkeyPatch, besides: bool) -> None:
+    use_engine(monkeypatch, "graph")
     with pytest.raises(RuntimeError, match="by another way"):
         se.train(se.Ensemble([Aside(besides)]), few_digits(), se.Recipe(epochs=1), execution=BFLOAT16, quiet=True)
 
@@ -236,11 +212,11 @@ class PartlyFrozen(nn.Module):
         return outputs
 
 
-def test_layers_that_no_derivative_reaches_stay_as_they_are(stepwise: Callable[[bool], None]) -> None:
+def test_layers_that_no_derivative_reaches_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     network = PartlyFrozen()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    stepwise(True)
+    use_engine(monkeypatch, "graph")
     recipe = se.Recipe(epochs=1, weight_decay=0.1)
     se.train(se.Ensemble([network]), few_digits(), recipe, execution=BFLOAT16, quiet=True)
     changed = {name for name, tensor in network.state_dict().items() if not torch.equal(tensor, before[name])}
@@ -305,8 +281,8 @@ def test_a_fingerprint_notices_what_moves() -> None:
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_double_precision_trains_too(stepwise: Callable[[bool], None], graph: bool) -> None:
-    stepwise(graph)
+def test_double_precision_trains_too(monkeypatch: pytest.MonkeyPatch, graph: bool) -> None:
+    use_engine(monkeypatch, "graph" if graph else "loop")
     ensemble = se.Ensemble([network(0).double()])
     exact = se.Execution(precision="float32")
     history = se.train(ensemble, few_digits(), se.Recipe(epochs=2, rate=0.02), execution=exact, quiet=True)
@@ -317,3 +293,163 @@ def test_double_precision_trains_too(stepwise: Callable[[bool], None], graph: bo
     data = se.Data.from_arrays(x, x.sum(1))
     history = se.train(ensemble, data, se.Recipe(epochs=3, rate=0.02), execution=exact, quiet=True)
     assert history.rows[-1]["validation_loss"] < history.rows[0]["validation_loss"]
+
+
+def residual(width: int, seed: int = 0) -> nn.Module:
+    """Make a network whose members of different widths share a program."""
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(1, width, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, 8, 3, bias=False)]
+    return nn.Sequential(*layers, nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+
+
+def trained_together(**arguments: object) -> tuple[se.Ensemble, se.History]:
+    ensemble = se.Ensemble([residual(8), residual(6, seed=1), residual(7, seed=2)])
+    recipe = se.Recipe(epochs=2, batch_size=64, rate=0.02, augmentation="none", keep="last")
+    history = se.train(ensemble, few_digits(), recipe, "cpu", seed=3, quiet=True, **arguments)  # type: ignore[arg-type]
+    return ensemble, history
+
+
+def test_members_of_one_program_are_those_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, statistics and counters of batches of three members with different widths."""
+    use_engine(monkeypatch, "graph")
+    ours, history = trained_together()
+    assert history.fallbacks == []
+    use_engine(monkeypatch, "loop")
+    plain, expected = trained_together()
+    assert [row["loss"] for row in history.rows] == pytest.approx([row["loss"] for row in expected.rows], rel=1e-4)
+    assert ours.members[0][1].num_batches_tracked > 2
+    for name, tensor in ours.members.state_dict().items():
+        torch.testing.assert_close(tensor, plain.members.state_dict()[name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_member_of_a_program_is_the_network_trained_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_engine(monkeypatch, "graph")
+    _, history = trained_together()
+    recipe = se.Recipe(epochs=2, batch_size=64, rate=0.02, augmentation="none", keep="last")
+    alone = se.train(se.Ensemble([residual(6, seed=1)]), few_digits(), recipe, "cpu", seed=3, numbers=[1], quiet=True)
+    assert [row["loss"] for row in alone.rows] == pytest.approx([row["loss"] for row in history.of(1)], rel=1e-4)
+
+
+def test_streamed_batches_are_shared_by_the_members_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = few_digits()
+    dataset = torch.utils.data.TensorDataset(data.prepare(data.train.inputs), data.train.targets)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True)
+    streamed = se.Data.from_loaders(loader, validation=loader, classes=10)
+    losses = []
+    for engine in ("graph", "loop"):
+        use_engine(monkeypatch, engine)  # type: ignore[arg-type]
+        ensemble = se.Ensemble([residual(8), residual(6, seed=1)])
+        history = se.train(ensemble, streamed, se.Recipe(epochs=2, rate=0.02), "cpu", quiet=True)
+        assert history.fallbacks == []
+        losses.append([row[name] for row in history.rows for name in ("loss", "validation_loss")])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_members_of_a_program_learn_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    losses = []
+    for engine in ("graph", "loop"):
+        use_engine(monkeypatch, engine)  # type: ignore[arg-type]
+        torch.manual_seed(0)
+        ensemble = se.Ensemble([se.zoo.mlp(3, 1, hidden=(8,)) for _ in range(3)])
+        recipe = se.Recipe(epochs=3, rate=0.02, batch_size=16)
+        history = se.train(ensemble, se.Data.from_arrays(x, x.sum(1)), recipe, "cpu", quiet=True)
+        assert history.fallbacks == []
+        losses.append([row[name] for row in history.rows for name in ("loss", "validation_loss")])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_program_for_fewer_members_at_a_time_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_engine(monkeypatch, "graph")
+    _, whole = trained_together()
+    _, history = trained_together(execution=se.Execution(streams=2))
+    assert [row["loss"] for row in history.rows] == pytest.approx([row["loss"] for row in whole.rows], rel=1e-4)
+
+
+def test_members_that_stop_early_leave_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that go on have the same losses as in the loop, with their own batches and momentum."""
+    scores = count()
+
+    def change(member: Member, result: Result) -> Result:
+        return result[0], 0.0 if member.number == 1 else next(scores) / 1000  # one does not improve
+
+    change_validation(monkeypatch, change)
+    recipe = se.Recipe(epochs=4, batch_size=64, rate=0.02, augmentation="none", patience=1)
+    found = []
+    for engine in ("graph", "loop"):
+        use_engine(monkeypatch, engine)  # type: ignore[arg-type]
+        ensemble = se.Ensemble([residual(8), residual(6, seed=1), residual(7, seed=2)])
+        found.append(se.train(ensemble, few_digits(), recipe, "cpu", seed=3, quiet=True))
+    graph_rows, loop_rows = (history.rows for history in found)
+    assert [len(found[0].of(number)) for number in range(3)] == [4, 2, 4]
+    assert [row["loss"] for row in graph_rows] == pytest.approx([row["loss"] for row in loop_rows], rel=1e-4)
+
+
+class Peering(nn.Module):
+    """Refuse anything but a plain tensor."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if type(x) is not torch.Tensor:
+            raise TypeError("something else than a tensor")
+        return x.clamp(min=0)
+
+
+def test_networks_without_a_program_train_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = []
+    for engine in ("graph", "loop"):
+        use_engine(monkeypatch, engine)  # type: ignore[arg-type]
+        network = residual(8)
+        network[2] = Peering()
+        history = se.train(se.Ensemble([network]), few_digits(), se.Recipe(epochs=2), "cpu", quiet=True)
+        losses.append([row["loss"] for row in history.rows])
+        if engine == "graph":
+            (told,) = history.fallbacks
+            assert told.startswith("PyTorch's own kernels are used, slower: the network cannot be exported")
+            assert history.engine == "graph"
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.fixture
+def warmed_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let steps run once before they are taken, as on a GPU; lists how many there were."""
+    numbers: list[int] = []
+
+    def captured(steps: Sequence[Step], *_: object, **__: object) -> list[Step]:
+        numbers.append(len(steps))
+        try:
+            for step in steps:
+                step()
+        except Exception as error:
+            raise CaptureError(str(error)) from error
+        return list(steps)
+
+    monkeypatch.setattr(graph, "all_captured", captured)
+    use_engine(monkeypatch, "graph")
+    return numbers
+
+
+def broken(message: str) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError(message)
+
+    return fail
+
+
+def test_where_our_kernels_do_not_run_pytorchs_do(warmed_up: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgramRunner, "train_step", broken("Failed to find C compiler."))
+        _, history = trained_together(execution=BFLOAT16)
+    assert history.fallbacks == ["training goes on without our own kernels, slower: Failed to find C compiler."]
+    assert history.engine == "graph"
+    assert len(warmed_up) == 2
+    assert history.rows[-1]["loss"] < history.rows[0]["loss"]
+
+
+def test_what_no_kernel_is_to_blame_for_trains_in_the_loop(
+    warmed_up: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "side_by_side", broken("it waits for the device"))
+    _, history = trained_together(execution=BFLOAT16)
+    assert history.fallbacks == ["training goes on without a CUDA graph, slower: it waits for the device"]
+    assert history.engine == "loop"
+    assert len(warmed_up) == 2

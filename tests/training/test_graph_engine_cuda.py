@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.cuda import batch_norm
+from structured_ensembles.cuda.compilation import Compiled, compile_networks
+from tests.support.kernel_checks import recorded_launches
 from tests.support.networks import Sparse, small_networks
 
 pytestmark = pytest.mark.cuda
@@ -183,20 +184,18 @@ def test_compiled_fleet_has_the_losses_of_an_uncompiled_one() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=2e-2)
 
 
-def test_resnet_sums_and_relus_are_fused_into_batch_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    joined = []
-
-    def watched(
-        x: torch.Tensor, module: nn.BatchNorm2d, other: object = None, relu: bool = False, **more: bool
-    ) -> object:
-        joined.append((other is not None, relu))
-        return plain(x, module, other, relu, **more)
-
-    plain = batch_norm.batch_norm
-    monkeypatch.setattr(batch_norm, "batch_norm", watched)
-    recipe = se.Recipe(epochs=1, batch_size=1600)
-    se.train(se.Ensemble([se.zoo.resnet20(in_channels=1)]), se.load_data("digits"), recipe, quiet=True)
-    assert joined == ([(False, True)] + [(False, True), (True, True)] * 9) * 3  # to warm up twice, to be captured
+def test_a_fleet_of_resnets_runs_on_our_kernels_only() -> None:
+    """Every norm behind its convolution, with sum and ReLU; all members in one launch per layer."""
+    data, recipe = se.load_data("digits"), se.Recipe(epochs=1, batch_size=1600)
+    with recorded_launches() as names:
+        ensemble = se.Ensemble([se.zoo.resnet20(in_channels=1) for _ in range(3)])
+        history = se.train(ensemble, data, recipe, quiet=True)
+    assert history.fallbacks == []
+    assert history.engine == "graph"
+    steps = 3  # to warm up twice, to be captured
+    assert names.count("normalize") == names.count("input_gradient") == 19 * steps
+    assert "moments" not in names
+    assert names.count("gradient_sums") == steps  # of the last norm, which no convolution reads
 
 
 def test_channel_padding_does_not_change_the_losses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,22 +206,23 @@ def test_channel_padding_does_not_change_the_losses(monkeypatch: pytest.MonkeyPa
     base = se.zoo.resnet20(in_channels=1)
     traced = se.trace(base, data.example())
     subnets = se.select(traced, prune=0.8, selection="random", members=2)
-    found, numbers = [], []
-    fitting = engine.padded_shapes
+    found, programs = [], []
     for padded in (True, False):
 
-        def shapes(*arguments: object, padded: bool = padded) -> dict[str, tuple[int, ...]]:
-            own = fitting(*arguments) if padded else {}
-            numbers.append(len(own))
+        def compiled(*arguments: object, padded: bool = padded) -> list[Compiled]:
+            own = compile_networks(*arguments) if padded else []  # type: ignore[arg-type]
+            programs.extend(own)
             return own
 
-        monkeypatch.setattr(engine, "padded_shapes", shapes)
+        monkeypatch.setattr(engine, "compile_networks", compiled)
         ensemble = se.Ensemble([se.extract(base, traced, subnet) for subnet in subnets])
         recipe = se.Recipe(epochs=2, warmup=0, rate=1e-3, augmentation="none")  # so low that rounding does not grow
         history = se.train(ensemble, data, recipe, quiet=True)
         found.append([row[name] for row in history.rows for name in ("loss", "validation_loss")])
         assert ensemble.members[0].layer1[0].conv1.weight.shape == (4, 16, 3, 3)
-    assert numbers == [18, 0]  # asked once for two members that look alike
+    (one,) = programs
+    assert one.program.members == 2
+    assert one.shapes["layer1.0.conv1.weight"] == (8, 16, 3, 3)
     assert found[0] == pytest.approx(found[1], rel=0.02)  # bfloat16, other kernels
 
 

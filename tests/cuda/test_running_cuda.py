@@ -1,0 +1,52 @@
+"""Programs on our compiled kernels, in bfloat16, compute what the networks do."""
+
+import pytest
+import torch
+from torch import nn
+
+import structured_ensembles as se
+from structured_ensembles.cuda.compilation import compile_networks
+from structured_ensembles.cuda.running import Run
+from structured_ensembles.cuda.stacking import Stack, unpadded
+from tests.support.kernel_checks import recorded_launches
+from tests.support.networks import pruned
+from tests.support.programs import output_gradient, results_of_network
+
+pytestmark = pytest.mark.cuda
+
+
+@pytest.mark.parametrize("prune", [0.0, 0.5, 0.8])
+def test_members_in_bfloat16_are_near_their_networks_in_float64(prune: float) -> None:
+    networks: list[nn.Module] = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        networks.append(se.zoo.resnet20().cuda() if prune == 0 else pruned(prune).cuda())
+    example = torch.randn(3 * 32, 3, 16, 16, device="cuda")
+    told: list[str] = []
+    (one,) = compile_networks(networks, example[:2], bfloat16=True, together=True, tell=told.append)
+    assert told == []
+    expected = [
+        results_of_network(network.cpu(), own.cpu(), one.program.counters)
+        for network, own in zip(networks, example.chunk(3), strict=True)
+    ]
+    stack = Stack(one.program, [network.cuda() for network in networks], one.shapes, one.bfloat16)
+    run = Run(one.program, stack.weights, stack.learned, None)
+    with recorded_launches() as names, torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        outputs = run.forward([example])
+        gradient = torch.cat([output_gradient(own.cpu()) for own in outputs.chunk(3)]).cuda()
+        gradients = run.backward(gradient)
+    assert names.count("normalize") == 19
+    assert "moments" not in names  # convolutions have left them
+    assert not run.records
+    assert not run.norms
+    for number, own in enumerate(expected):
+        found = outputs.chunk(3)[number].double().cpu()
+        assert float((found - own["output"]).norm() / own["output"].norm()) < 0.05
+        for placeholder, stacked in gradients.items():
+            wanted = own[f"{one.program.names[placeholder]}.grad"]
+            ours = unpadded(stacked[number], wanted.shape).double().cpu()
+            assert float((ours - wanted).norm() / wanted.norm()) < 0.2
+        for placeholder, name in one.program.names.items():
+            if "running" in name:
+                ours = unpadded(stack.weights[placeholder][number], own[name].shape).double().cpu()
+                torch.testing.assert_close(ours, own[name], rtol=2e-2, atol=2e-2)
