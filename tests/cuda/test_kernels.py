@@ -142,12 +142,12 @@ def test_batch_norm_of_more_rows_than_a_tile_has(few_blocks: Callable[[], int]) 
 
 @here
 def test_more_blocks_of_moments_than_are_merged_at_a_time(few_blocks: Callable[[], int]) -> None:
-    """A convolution by sweeps leaves more blocks than the norm has: nine of them, merged in turns of four."""
+    """A convolution by sweeps leaves more blocks than the norm has: they are merged in turns of four."""
     layer = Layer(2, 16, 3, 8, 18, 9)
     x, weight, _ = layer.draw(torch.float32, "cpu")
     y, sums = convolution.forward(x, weight, layer.window, torch.zeros(2, 8))
     assert sums is not None
-    assert sums.partial.shape[2] == 9 > few_blocks()
+    assert sums.partial.shape[2] > few_blocks()
     norm = batch_norm.Norm(torch.ones(2, 8), torch.zeros(2, 8), torch.zeros(2, 8), torch.ones(2, 8), 1.0, 0.0)
     found, _ = batch_norm.normalize(y, sums, norm, None, relu=False)
     rows = y.double().view(2, 16, *y.shape[1:])

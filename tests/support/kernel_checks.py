@@ -335,6 +335,10 @@ class Recorder:
 
         return launch
 
+    def warmup(self, *arguments: Any, **named: Any) -> Any:
+        """Compile the kernel: no launch."""
+        return None if self.dry else self.kernel.warmup(*arguments, **named)
+
 
 @contextmanager
 def recorded_launches(dry: bool = False) -> Iterator[list[str]]:

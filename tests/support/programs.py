@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.inputs import call, cloned, each, tensors_in
+from structured_ensembles.common.inputs import call, clone_inputs, map_inputs, tensors_in
 from structured_ensembles.cuda.channel_padding import Shapes
 from structured_ensembles.cuda.program import Pass, Program, export_program
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack, unpadded
-from structured_ensembles.networks.copying import clone_of
+from structured_ensembles.networks.copying import clone_model
 
 Results = dict[str, Tensor]
 
@@ -52,7 +52,7 @@ def images(samples: int = 2, channels: int = 3, size: int = 6, seed: int = 0) ->
 
 
 def in_float64(inputs: Any) -> Any:
-    return each(lambda x: x.double() if x.is_floating_point() else x, cloned(inputs))
+    return map_inputs(lambda x: x.double() if x.is_floating_point() else x, clone_inputs(inputs))
 
 
 def output_gradient(outputs: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def results_of(
 
     inputs: the batch of each network.
     """
-    copies = [clone_of(network).double().train() for network in networks]
+    copies = [clone_model(network).double().train() for network in networks]
     stack = Stack(program, copies, {} if shapes is None else shapes)
     run = Run(program, stack.weights, stack.learned, [None] * len(networks))
     parts = zip(*(tensors_in(in_float64(own)) for own in inputs), strict=True)
@@ -91,7 +91,7 @@ def results_of(
 
 def results_of_network(network: nn.Module, inputs: Any, counters: Sequence[str] = ()) -> Results:
     """Run a network itself; what `results_of` returns for one. Parameters without a gradient are left out."""
-    copy = clone_of(network).double().train()
+    copy = clone_model(network).double().train()
     output = call(copy, in_float64(inputs))
     output.backward(output_gradient(output))
     gradients = {f"{name}.grad": p.grad for name, p in copy.named_parameters() if p.grad is not None}

@@ -32,7 +32,7 @@ from structured_ensembles.cuda.passes import (
 from structured_ensembles.cuda.program import Program, ProgramError, export_program
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack, unpadded
-from structured_ensembles.data.random_states import kept_states
+from structured_ensembles.data.random_states import preserve_random_states
 from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.tracing.fake_model import first_line
 
@@ -71,7 +71,7 @@ def compile_networks(
     program. tell: gets a sentence on what is slower.
     """
     groups = _alike(networks) if together else [(number,) for number in range(len(networks))]
-    with kept_states():  # a network may draw from them, in export and in trials
+    with preserve_random_states():  # a network may draw from them, in export and in trials
         return [one for numbers in groups for one in _compile_group(networks, numbers, example, bfloat16, tell)]
 
 
