@@ -122,7 +122,7 @@ def stacked(networks: list[nn.Module], example: Tensor) -> tuple[Program, Stack,
 def our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let programs run on our kernels, in float32 by Triton's interpreter."""
     monkeypatch.setattr(convolution, "fits", lambda x, weight: True)
-    monkeypatch.setattr(batch_norm, "fits", lambda x: x.dim() == 4)
+    monkeypatch.setattr(batch_norm, "fits", lambda x, members: x.dim() == 4)
 
 
 @here

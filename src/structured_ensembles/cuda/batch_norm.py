@@ -33,13 +33,13 @@ class Norm:
     eps: float
 
 
-def fits(x: Tensor) -> bool:
-    """Tell whether the kernels below take x: floats on a GPU, channels last."""
+def fits(x: Tensor, members: int) -> bool:
+    """Tell whether the kernels below take x: floats on a GPU, channels last, more than one pixel for each member."""
     return (
         x.is_cuda
         and find_spec("triton") is not None
         and x.dim() == 4
-        and x.numel() > x.shape[1]
+        and x.numel() > x.shape[1] * members
         and x.numel() < LARGEST
         and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and x.is_contiguous(memory_format=torch.channels_last)

@@ -100,7 +100,12 @@ def compile_network(network: nn.Module, example: Inputs) -> Program:
         collect_counters, remove_inplace, replace_layers, replace_dropout, fuse_subsampling, fuse_norms,
         fuse_convolutions,
     ):  # fmt: skip
-        program = rewrite(program)
+        try:
+            program = rewrite(program)
+        except ProgramError:
+            raise
+        except Exception as error:  # a graph that a pass did not foresee must not end somebody's training
+            raise ProgramError(f"{rewrite.__name__} fails: {first_line(error)}") from error
     _check_randomness(program)
     return program
 

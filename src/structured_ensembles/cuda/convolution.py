@@ -79,6 +79,13 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     )
 
 
+def rows_per_member(x: Tensor, weight: Tensor, window: Window) -> int:
+    """Return how many pixels each member's output has; PyTorch refuses to normalise a single one."""
+    members, _, _, rows, taps = weight.shape
+    height, width = (window.output_size(size, count) for size, count in zip(x.shape[2:], (rows, taps), strict=True))
+    return len(x) // members * height * width
+
+
 def forward(
     x: Tensor, weight: Tensor, window: Window, expected_mean: Tensor | None = None
 ) -> tuple[Tensor, BlockSums | None]:

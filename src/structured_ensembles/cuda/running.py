@@ -93,11 +93,12 @@ class Run:
         if node.target is conv_norm:
             x, weight = self.values[node.args[0]], self.weights[node.args[1].name]
             x = _channels_last(x, weight.dtype)
-            if convolution.fits(x, weight):
-                return self._conv_norm(node, x, weight)
+            window = Window(node.kwargs["stride"], node.kwargs["padding"])
+            if convolution.fits(x, weight) and convolution.rows_per_member(x, weight, window) > 1:
+                return self._conv_norm(node, x, weight, window)
         if node.target is member_norm:
             x = self.values[node.args[0]]
-            if batch_norm.fits(x):
+            if batch_norm.fits(x, self.program.members):
                 return self._norm(node, x)
         if node.target is member_conv and node.args[2:] in ((), (None,)):
             x, weight = self.values[node.args[0]], self.weights[node.args[1].name]
@@ -108,7 +109,7 @@ class Run:
             return self._linear(node)
         if node.target is subsample:
             x = _channels_last(self.values[node.args[0]])
-            if batch_norm.fits(x):
+            if batch_norm.fits(x, members=1):
                 return self._subsample(node, x)
         return self._plain(node)
 
@@ -161,8 +162,7 @@ class Run:
             )
         return convolution.subsample(x, stride, channels)
 
-    def _conv_norm(self, node: Node, x: Tensor, weight: Tensor) -> Tensor:
-        window = Window(node.kwargs["stride"], node.kwargs["padding"])
+    def _conv_norm(self, node: Node, x: Tensor, weight: Tensor, window: Window) -> Tensor:
         y, sums = convolution.forward(x, weight, window, self.weights[node.args[4].name])
         assert sums is not None
         result, gradient_of_norm = self._normalized(node, y, sums, node.args[2:])
