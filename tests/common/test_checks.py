@@ -33,7 +33,7 @@ def things() -> Things:
 
 
 WRONG: list[tuple[Call, str]] = [
-    (lambda t: se.evaluate(t.network, t.data), r"ensemble must be an Ensemble, not a LeNet5: Ensemble\("),
+    (lambda t: se.evaluate(t.network, t.data), r"ensemble must be an Ensemble, not a LeNet5: make one with Ensemble\("),
     (lambda t: se.evaluate(t.ensemble, "digits"), "data must be a Data, not a str: see Data.from_arrays"),
     (lambda t: se.evaluate(t.ensemble, t.data, "tset"), "split must be one of 'train', 'validation', 'test', not"),
     (lambda t: se.evaluate(t.ensemble, t.data, fgsm=0.1), r"fgsm must be a list, such as \[0.1\]"),

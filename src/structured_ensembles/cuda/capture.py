@@ -12,6 +12,7 @@ import os
 import random
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 Step = Callable[[], None]
+MODULE_INTERNALS = frozenset(vars(nn.Module()))  # parameters, buffers, hooks
 
 logger = logging.getLogger(__name__)
 
@@ -205,17 +207,17 @@ def _warm_up(
 
 
 def host_state(modules: Sequence[nn.Module]) -> list[object]:
-    """What a step on the host might change: random states, and plain values that modules keep."""
+    """Return what a step on the host might change: random states, plain values of modules, lengths of their lists."""
     drawn = np.random.get_state()  # noqa: NPY002
-    found: list[object] = [random.getstate(), str(drawn), torch.get_rng_state().tolist()]
+    state: list[object] = [random.getstate(), str(drawn), torch.get_rng_state().tolist()]
     for module in modules:
-        for part in module.modules():
-            found += [
-                (name, value)
-                for name, value in vars(part).items()
-                if name != "training" and isinstance(value, bool | int | float | str)
-            ]
-    return found
+        for layer in module.modules():
+            for name, value in vars(layer).items():
+                if name != "training" and isinstance(value, bool | int | float | str):
+                    state.append((name, value))
+                elif name not in MODULE_INTERNALS and isinstance(value, list | dict | set | deque):
+                    state.append((name, len(value)))
+    return state
 
 
 @contextmanager
