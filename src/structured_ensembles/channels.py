@@ -7,35 +7,28 @@ what the full one computes without those channels; every other group carries the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
-from structured_ensembles.common.checks import check_type
+from structured_ensembles.common.checks import check_choice, check_type
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.networks.copying import check_copyable
-from structured_ensembles.networks.resizing import Axis, Span, kept_size, resize
-from structured_ensembles.tracing.fake_model import FakeModel, first_line, reads_training_flag
-from structured_ensembles.tracing.layout import ChannelSet, Layout, channel_sets, fix, resolve
-from structured_ensembles.tracing.trial import (
-    ASSUMES,
-    Counts,
-    blame_module,
-    blame_step,
-    differences,
-    find_failing,
-    track_running_module,
-    trial_counts,
-)
-from structured_ensembles.tracing.walk import Step, Walk
+from structured_ensembles.networks.resizing import Attributes, Axis, channel_indices, groups_along, kept_size
+from structured_ensembles.tracing.fake_model import FakeModel
+from structured_ensembles.tracing.grouping import NamedSet, axis_of
+from structured_ensembles.tracing.layout import ChannelSet, Layout, channel_sets
+from structured_ensembles.tracing.offers import Offers, find_offers
+from structured_ensembles.tracing.templates import Template
+from structured_ensembles.tracing.walk import Walk
 
-COUPLED = "coupled by a residual sum (trace(…, coupled=True) offers it)"
+Nested = Literal["finest", "all"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +39,9 @@ class ChannelGroup:
         output.
     producers, consumers: the layers that compute them, and the layers that read them.
     reason: why the group cannot be pruned; None if it can.
+    in_code: why cutting the group means cutting the network's graph instead of its code; None if the code can be cut.
+    products: the modules that sum over products of two activations with these channels, such as queries and keys.
+    approximate: whether a norm or a mean runs over the channels, so that removing some changes the others.
     """
 
     name: str
@@ -54,6 +50,9 @@ class ChannelGroup:
     consumers: tuple[str, ...]
     coupled: bool
     reason: str | None
+    in_code: str | None = None
+    approximate: bool = False
+    products: tuple[str, ...] = ()
 
     @property
     def prunable(self) -> bool:
@@ -85,6 +84,9 @@ class ChannelGraph:
     magnitudes: mean absolute weight of every channel of the prunable groups, at the time of tracing.
     output_shape: shape of the network's (first) output for the example.
     unnormalized: the layers whose output passes no norm layer before the next layer or the network's output.
+    attributes: sizes that layers keep as numbers which their tensors do not tell, such as the groups of a convolution.
+    origin: the example's shapes and dtypes and the options of `trace`, as JSON values.
+    templates: the network's graphs in evaluation mode (False) and training mode (True), if some group is cut in them.
     """
 
     groups: tuple[ChannelGroup, ...]
@@ -94,6 +96,9 @@ class ChannelGraph:
     magnitudes: Mapping[str, Tensor] = field(repr=False, compare=False)
     output_shape: tuple[int, ...]
     unnormalized: frozenset[str] = field(default=frozenset(), repr=False)
+    attributes: Attributes = field(default_factory=dict, repr=False)
+    origin: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    templates: Mapping[bool, Template] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def prunable(self) -> dict[str, int]:
@@ -119,17 +124,26 @@ class ChannelGraph:
                 group.name,
                 str(group.size),
                 _shorten(group.producers),
-                _shorten(group.consumers),
-                group.reason or "yes",
+                _shorten((*group.consumers, *(f"{module} (product)" for module in group.products))),
+                group.reason or _how(group),
             )
             for group in self.groups
         ]
         channels = sum(self.prunable.values())
         summary = f"{len(self.prunable)} of {len(self.groups)} groups can be pruned: {channels:,} channels"
+        if any(group.prunable and group.in_code for group in self.groups):
+            summary += "\nmembers run the network's exported graph where a group is cut in it"
         return text_table(("group", "size", "computed by", "read by", "prunable"), rows) + "\n" + summary
 
 
-def trace(model: nn.Module, example: Any, coupled: bool = False) -> ChannelGraph:
+def trace(
+    model: nn.Module,
+    example: Any,
+    coupled: bool = False,
+    approximate: bool = False,
+    nested: Nested = "finest",
+    graphs: bool = True,
+) -> ChannelGraph:
     """Find the channels of `model` that can be removed, by following it on `example`.
 
     model: any module that `torch.export` can export, in any mode, on any device, of any dtype. It is not changed. It is
@@ -137,8 +151,17 @@ def trace(model: nn.Module, example: Any, coupled: bool = False) -> ChannelGraph
     example: a batch of inputs; for a model with several inputs, a tuple of positional or a dict of keyword arguments.
         Only shapes and dtypes matter.
     coupled: also offer the groups that residual sums couple; their producers then share one scaling vector.
+    approximate: also offer the groups over which a layer norm, a group norm or a mean runs. Removing one of their
+        channels changes the others, so that a member is no longer exactly a part of the network: for trained networks
+        whose members are tuned afterwards.
+    nested: of channels in groups (grouped convolutions, the features of attention heads), offer the "finest": the
+        larger of the two numbers, so that half of the channels are left at prune=0.5; or "all": whole groups or heads
+        and the channels within them, of which a quarter is left then.
+    graphs: also offer groups that the model's code cannot lose, as it relies on their sizes, but its exported graph
+        can; members are then networks that run that graph.
     """
     check_type("model", model, nn.Module)
+    check_choice("nested", nested, get_args(Nested))
     inputs = example if isinstance(example, tuple | dict) else (example,)
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)):
         name = type(example).__name__
@@ -146,146 +169,104 @@ def trace(model: nn.Module, example: Any, coupled: bool = False) -> ChannelGraph
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         raise ValueError("model has lazy layers without weights: run it once before tracing")
     check_copyable(model)
-    fake = FakeModel.of(model, inputs)
-    walk = Walk(fake.model)
-    steps_by_mode = _follow(walk, fake)
-    steps = [step for mode_steps in steps_by_mode.values() for step in mode_steps]
-    while True:
-        offered, graph = _build_graph(walk, model, coupled)
-        trials = trial_counts(list(offered), steps)
-        if all(_trial_holds(graph, offered, counts, walk, fake, steps_by_mode) for counts in trials):
-            return graph
+    offers = find_offers(FakeModel.of(model, inputs), coupled, approximate, nested == "all", graphs)
+    options = {"coupled": coupled, "approximate": approximate, "nested": nested, "graphs": graphs}
+    return _build_graph(model, offers, {"example": describe_inputs(inputs), "options": options})
 
 
-def _follow(walk: Walk, fake: FakeModel) -> dict[bool, list[Step]]:
-    """Follow the model in evaluation mode, and in training mode if it may differ; return the steps to try, by mode."""
-    try:
-        steps_by_mode = {False: walk.follow(fake.export(fake.model))}
-    except Exception as error:
-        hint = " (Token ids stay whole numbers in Data.from_arrays(…, ids=True).)" if "indices" in str(error) else ""
-        raise ValueError(
-            f"the model cannot be followed on an example of shape {fake.shapes}: either `example` is not what it "
-            f"takes, or torch.export cannot follow its code. It says: {first_line(error)}{hint}"
-        ) from error
-    unused = {name for name, _ in fake.model.named_parameters()} - walk.used  # auxiliary heads, for example
-    if unused or reads_training_flag(fake.model):
-        try:
-            steps = walk.follow(fake.export(fake.model, training=True))
-            if unused:
-                steps_by_mode[True] = steps  # further layers, which the trial must include
-        except Exception as error:  # training mode may do anything to the channels
-            for producer in walk.producers:
-                fix(producer.channels, f"the model cannot be followed in training mode ({first_line(error)})")
-    return steps_by_mode
+def describe_inputs(inputs: Any) -> Any:
+    """Write the shapes and dtypes of inputs as JSON values, for `example_inputs`; None for inputs of another kind."""
+    values = inputs.values() if isinstance(inputs, dict) else inputs
+    if not all(isinstance(value, Tensor) for value in values):
+        return None
+    described = [[list(value.shape), str(value.dtype).removeprefix("torch.")] for value in values]
+    return dict(zip(inputs, described, strict=True)) if isinstance(inputs, dict) else described
 
 
-def _trial_holds(
-    graph: ChannelGraph,
-    offered: dict[ChannelSet, str],
-    counts: Counts,
-    walk: Walk,
-    fake: FakeModel,
-    steps_by_mode: dict[bool, list[Step]],
-) -> bool:
-    """Tell whether the model with fewer channels does what the layouts predict; if not, fix the channels to blame."""
-    candidates = list(offered)
-
-    def shrink(chosen: Iterable[ChannelSet]) -> nn.Module:
-        return resize(fake.model, graph.axes, {offered[channels]: counts[channels] for channels in chosen})
-
-    for training, steps in steps_by_mode.items() if candidates else ():
-        small = shrink(candidates)
-        with track_running_module(small) as running:
-            try:
-                trial = Walk(small).follow(fake.export(small, training))
-            except Exception as error:  # the model's code may raise anything
-                failing = find_failing(candidates, partial(_failure, fake, shrink, training))
-                for channels in failing:
-                    channels.fixed = f"{ASSUMES}: {first_line(error)}"
-                if not failing:
-                    blame_module(walk, running[-1], candidates, first_line(error))
-                return False
-        differing = differences(steps, trial, counts)
-        for step in differing:
-            blame_step(walk, steps, step, candidates)
-        if differing:
-            return False
-    return True
-
-
-def _failure(
-    fake: FakeModel, shrink: Callable[[Iterable[ChannelSet]], nn.Module], training: bool, chosen: Iterable[ChannelSet]
-) -> str | None:
-    """Return the error of a model in which only the chosen sets have fewer channels; None if it runs."""
-    return fake.failure(shrink(chosen), training)
-
-
-def _build_graph(walk: Walk, model: nn.Module, coupled: bool) -> tuple[dict[ChannelSet, str], ChannelGraph]:
-    """Name the groups; return the prunable channel sets with their names, and the graph."""
-    names: dict[ChannelSet, str] = {}
-    producers: dict[ChannelSet, list[int]] = {}
-    for number, producer in enumerate(walk.producers):
-        output_sets, start = channel_sets(producer.channels), 0
-        for run in resolve(producer.channels):
-            name = producer.module if len(output_sets) == 1 else f"{producer.module}[{start}:{start + run.extent}]"
-            names.setdefault(run.channels, name)
-            start += run.extent
-        for channels in output_sets:
-            producers.setdefault(channels, []).append(number)
-    consumers: dict[ChannelSet, list[str]] = {}
-    for module, layout in walk.consumers:
-        for channels in channel_sets(layout):
-            consumers.setdefault(channels, []).append(module)
-
-    groups, offered = [], {}
-    for channels, name in names.items():
-        reason = channels.fixed
-        if reason is None and channels.coupled and not coupled:
-            reason = COUPLED
-        if reason is None and channels.size == 1:
-            reason = "a single channel"
-        if reason is None:
-            offered[channels] = name
-        modules = tuple(dict.fromkeys(walk.producers[number].module for number in producers[channels]))
-        readers = tuple(dict.fromkeys(consumers.get(channels, [])))
-        groups.append(ChannelGroup(name, channels.size, modules, readers, channels.coupled, reason))
-
-    def axis(layout: Layout, group_names: Mapping[ChannelSet, str] = offered) -> Axis:
-        return tuple(Span(group_names.get(run.channels), run.channels.size, run.block) for run in resolve(layout))
-
-    axes = {name: tuple(axis(dim) for dim in value.dims) for name, value in walk.parameters.items()}
+def _build_graph(model: nn.Module, offers: Offers, origin: Mapping[str, Any]) -> ChannelGraph:
+    """Write what was found about channel sets as groups by name."""
+    walk, offered = offers.walk, offers.names
+    consumers, products = _modules_by_set(walk.consumers), _modules_by_set(walk.products)
+    axes = {name: tuple(axis_of(dim, offered) for dim in value.dims) for name, value in walk.parameters.items()}
     outputs = {}
     for number, producer in enumerate(walk.producers):
         scaled = {channels: name for channels, name in offered.items() if number in channels.heads}
-        spans = axis(producer.channels, scaled)
-        if any(span.group for span in spans):
-            outputs[producer.module] = Output(producer.dim, spans, producer.norm)
-    graph = ChannelGraph(
-        groups=tuple(groups),
+        axis = axis_of(producer.channels, scaled)
+        if producer.scaled and groups_along(axis):
+            outputs[producer.module] = Output(producer.dim, axis, producer.norm)
+    return ChannelGraph(
+        groups=tuple(_make_group(named, walk, consumers, products) for named in offers.sets),
         axes=axes,
         outputs=outputs,
         parameters=frozenset(name for name, _ in model.named_parameters()),
-        magnitudes=_magnitudes(model, outputs),
-        output_shape=walk.output_shape or (),
+        magnitudes=_magnitudes(model, axes, offers),
+        output_shape=offers.output_shape,
         unnormalized=frozenset(producer.module for producer in walk.producers if not producer.normalized),
+        attributes={key: axis_of(layout, offered) for key, layout in walk.attributes.items()},
+        origin=origin,
+        templates=offers.templates,
     )
-    return offered, graph
 
 
-def _magnitudes(model: nn.Module, outputs: Mapping[str, Output]) -> dict[str, Tensor]:
+ModulesBySet = dict[ChannelSet, tuple[str, ...]]
+
+
+def _modules_by_set(pairs: Sequence[tuple[str, Layout]]) -> ModulesBySet:
+    """Collect the modules that are named with each channel set, without repetition."""
+    modules: dict[ChannelSet, list[str]] = {}
+    for module, layout in pairs:
+        for channels in channel_sets(layout):
+            modules.setdefault(channels, []).append(module)
+    return {channels: tuple(dict.fromkeys(names)) for channels, names in modules.items()}
+
+
+def _make_group(named: NamedSet, walk: Walk, consumers: ModulesBySet, products: ModulesBySet) -> ChannelGroup:
+    """Describe a channel set by the names of layers."""
+    return ChannelGroup(
+        name=named.name,
+        size=named.size,
+        producers=tuple(dict.fromkeys(walk.producers[number].module for number in named.producers)),
+        consumers=consumers.get(named.channels, ()),
+        coupled=named.channels.coupled,
+        reason=named.reason,
+        in_code=named.channels.in_code,
+        approximate=named.channels.mixed is not None,
+        products=products.get(named.channels, ()),
+    )
+
+
+def _magnitudes(model: nn.Module, axes: Mapping[str, Sequence[Axis]], offers: Offers) -> dict[str, Tensor]:
     """Average the absolute weights of each channel over the layers that compute it; one vector (size,) per group."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    sizes = {name: channels.size for channels, name in offers.names.items()}
     magnitudes: dict[str, list[Tensor]] = {}
-    for module, output in outputs.items():
-        layer = model.get_submodule(module)
-        weight: Tensor = layer.weight.detach()  # type: ignore[union-attr, assignment, operator]
-        output_dim = 1 if isinstance(layer, nn.modules.conv._ConvTransposeNd) else 0
-        other_dims = [dim for dim in range(weight.dim()) if dim != output_dim]
-        norms = torch.linalg.vector_norm(weight, 1, dim=other_dims).cpu() / (weight.numel() / weight.shape[output_dim])
-        span_norms = norms.split([span.size * span.block for span in output.axis])
-        for span, values in zip(output.axis, span_norms, strict=True):
-            if span.group is not None:
-                magnitudes.setdefault(span.group, []).append(values.reshape(span.size, span.block).mean(1))
-    return {group: torch.stack(vectors).mean(0) for group, vectors in magnitudes.items()}
+    for producer in offers.walk.producers:
+        weight, weight_axes = parameters[producer.weight].detach(), axes[producer.weight]
+        # The groups of a grouped transposed convolution are not along the dimension of its output channels.
+        dims = sorted(range(weight.dim()), key=lambda dim: dim != producer.weight_dim)
+        for group in groups_along(axis_of(producer.channels, offers.names)):
+            dim = next((dim for dim in dims if group in groups_along(weight_axes[dim])), None)
+            if dim is not None:
+                magnitudes.setdefault(group, []).append(
+                    _mean_per_channel(weight, dim, channel_indices(weight_axes[dim], group), sizes[group])
+                )
+    return {group: torch.stack(magnitudes[group]).mean(0) for group in offers.names.values()}
+
+
+def _mean_per_channel(weight: Tensor, dim: int, indices: np.ndarray, size: int) -> Tensor:
+    """Average the absolute weights of each channel, (size,); `indices` has the channel of each position of `dim`."""
+    other_dims = [other for other in range(weight.dim()) if other != dim]
+    norms = torch.linalg.vector_norm(weight, 1, dim=other_dims) if other_dims else weight.abs()
+    means = norms.cpu() / (weight.numel() / weight.shape[dim])
+    channels = torch.from_numpy(indices)
+    counts = torch.bincount(channels[channels >= 0], minlength=size)
+    return torch.zeros(size, dtype=means.dtype).index_add_(0, channels[channels >= 0], means[channels >= 0]) / counts
+
+
+def _how(group: ChannelGroup) -> str:
+    """Say how a prunable group is cut."""
+    how = "yes" if group.in_code is None else "yes, in the graph"
+    return f"{how}, not exact" if group.approximate else how
 
 
 def _shorten(names: Sequence[str]) -> str:

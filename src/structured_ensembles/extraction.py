@@ -11,7 +11,9 @@ from torch import nn
 
 from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.common.checks import check_seed, check_type
+from structured_ensembles.networks.graph_network import GraphNetwork
 from structured_ensembles.networks.initialization import draw_weights
+from structured_ensembles.networks.provenance import copy_origin, record_base_shapes
 from structured_ensembles.networks.resizing import kept_size, shrink
 from structured_ensembles.selection import Subnet
 
@@ -30,7 +32,8 @@ def extract(
     """Build the network that has only the channels of `subnet`: an ordinary module with its own copy of the weights.
 
     Its outputs are those of `model` with the outgoing weights of every other channel set to zero, unless `rescale`. The
-    model is not changed.
+    model is not changed. If the subnet lacks channels that the model's code relies on, the result runs the model's
+    exported graph instead of its code, see networks/graph_network.py.
 
     reinit: draw new weights instead of inheriting the model's: by its own `reset_parameters()` if it has one, else by
         that of each layer; with `seed`.
@@ -55,14 +58,29 @@ def extract(
         expected = [sum(span.size * span.block for span in axis) for axis in graph.axes.get(name, ())]
         if list(parameter.shape) != expected:
             raise ValueError(f"graph was traced from another model: {name} has shape {tuple(parameter.shape)} here")
-    small = shrink(model, graph.axes, subnet.kept)
+    small = shrink(model, graph.axes, subnet.kept, graph.attributes)
     if reinit:
         draw_weights(small, seed)
     if rescale:
         with torch.no_grad():
             for name, share in kept_fan_in(model, graph, subnet.counts).items():
                 small.get_submodule(name).weight.mul_(share**-0.5)  # type: ignore[operator, union-attr]
-    return small
+    return make_graph_network(model, graph, subnet, small) if is_cut_in_graph(graph, subnet) else small
+
+
+def is_cut_in_graph(graph: ChannelGraph, subnet: Subnet) -> bool:
+    """Tell whether a subnet lacks channels that the network's code cannot lose, but its exported graph can."""
+    in_graph = {group.name for group in graph.groups if group.prunable and group.in_code is not None}
+    return any(name in in_graph and len(kept) < size for name, size, kept in subnet.groups)
+
+
+def make_graph_network(model: nn.Module, graph: ChannelGraph, subnet: Subnet, small: nn.Module) -> GraphNetwork:
+    """Make the network that runs the exported graph of `model`, cut to the subnet, with the weights of `small`."""
+    graphs = {training: template.cut(subnet.counts) for training, template in graph.templates.items()}
+    network = GraphNetwork(small, graphs[False], graphs[True], {"subnet": subnet.to_json(), **graph.origin})
+    record_base_shapes(network, model)
+    copy_origin(network, model)
+    return network
 
 
 def kept_fan_in(model: nn.Module, graph: ChannelGraph, counts: Mapping[str, int]) -> dict[str, float]:

@@ -29,6 +29,7 @@ from structured_ensembles.common.inputs import (
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.networks.copying import dtype_of
+from structured_ensembles.networks.resizing import Axis, NestedSpan
 
 Initial = Literal["N(0,1)", "N(0,2)", "N(0,5)", "U(0,1)", "U(-1,1)"]
 Placement = Literal["output", "norm"]
@@ -108,12 +109,14 @@ def apply_scales(
         layer = output.norm if placement == "norm" and output.norm is not None else name
 
         def scale(
-            _module: nn.Module, _inputs: Any, result: Tensor, output: Output = output, layer: str = layer
-        ) -> Tensor:
+            module: nn.Module, _inputs: Any, result: Any, output: Output = output, layer: str = layer
+        ) -> Any:
+            if isinstance(module, nn.RNNBase):
+                return _scale_recurrent(result, factors_along(output.axis, vectors)[active])
             if not isinstance(result, Tensor):
                 returned = type(result).__name__
                 raise TypeError(f"{layer} returns a {returned}: a layer whose channels are scaled must return a tensor")
-            return scale_rows(result, _vectors_along(output, vectors)[active], output.dim)
+            return scale_rows(result, factors_along(output.axis, vectors)[active], output.dim)
 
         handles.append(model.get_submodule(layer).register_forward_hook(scale))
 
@@ -178,16 +181,34 @@ def broadcast_per_member(vectors: Tensor, like: Tensor, dim: int) -> Tensor:
     return vectors.view(shape)
 
 
-def _vectors_along(output: Output, vectors: Mapping[str, Tensor]) -> Tensor:
-    """Return the factors along a layer's output, (members, channels); 1 for channels that are not prunable."""
+def _scale_recurrent(result: tuple[Tensor, Any], factors: Tensor) -> tuple[Tensor, Any]:
+    """Scale the outputs and the last hidden state of a recurrent layer; the state between its steps is not scaled.
+
+    result: outputs (rows, steps, directions · units), rows grouped by member, and the hidden state (layers · directions,
+    rows, units), or a pair of it and an LSTM's cell state. factors: (members, directions · units).
+    """
+    outputs, state = result
+    hidden, *cell = state if isinstance(state, tuple) else (state,)
+    members, units = len(factors), hidden.shape[-1]
+    per_direction = factors.unflatten(1, (-1, units)).transpose(0, 1).unsqueeze(2)  # (directions, members, 1, units)
+    grouped = hidden.reshape(-1, len(per_direction), members, hidden.shape[1] // members, units)
+    hidden = (grouped * per_direction).reshape(hidden.shape)
+    return scale_rows(outputs, factors, -1), (hidden, *cell) if isinstance(state, tuple) else hidden
+
+
+def factors_along(axis: Axis, vectors: Mapping[str, Tensor]) -> Tensor:
+    """Return the factors along an axis, (members, positions): those of its groups, multiplied where they are nested."""
     example = next(iter(vectors.values()))
     segments = []
-    for span in output.axis:
-        if span.group is None:
-            segments.append(example.new_ones(len(example), span.size * span.block))
+    for span in axis:
+        if span.group is None or span.group not in vectors:
+            segment = example.new_ones(len(example), span.size * span.block)
         else:
             vector = vectors[span.group]
-            segments.append(vector if span.block == 1 else vector.repeat_interleave(span.block, dim=1))
+            segment = vector if span.block == 1 else vector.repeat_interleave(span.block, dim=1)
+        if isinstance(span, NestedSpan):
+            segment = segment * factors_along(span.within, vectors).repeat(1, span.size)
+        segments.append(segment)
     return segments[0] if len(segments) == 1 else torch.cat(segments, dim=1)
 
 

@@ -1,5 +1,7 @@
 """Removing channels from a model: every parameter and buffer is sliced, and the layers' size attributes updated."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,29 +21,79 @@ class Span(NamedTuple):
     block: int = 1
 
 
-Axis = tuple[Span, ...]
+class NestedSpan(NamedTuple):
+    """A stretch of a tensor axis with groups inside of a group, such as the features of attention heads.
+
+    within: the groups along the `block` positions of each channel, the same for all channels.
+    """
+
+    group: str
+    size: int
+    block: int
+    within: Axis
+
+
+Axis = tuple[Span | NestedSpan, ...]
 Kept = Mapping[str, Sequence[int]]
+Attributes = Mapping[tuple[str, str], Axis]  # sizes that a layer keeps as a number, by its name and the attribute's
 
 
 def kept_positions(axis: Axis, kept: Kept) -> Tensor | None:
     """Return the positions of `axis` that are kept, ascending, shape (kept,); None if all are."""
-    if not any(span.group in kept for span in axis):
+    if not any(group in kept for group in groups_along(axis)):
         return None
+    return torch.from_numpy(_kept_array(axis, kept))
+
+
+def _kept_array(axis: Axis, kept: Kept) -> np.ndarray:
+    """Return the positions of `axis` that are kept, ascending."""
     positions, start = [], 0
     for span in axis:
         channels = np.array(kept.get(span.group or "", range(span.size)))
-        positions.append((start + channels[:, None] * span.block + np.arange(span.block)).ravel())
+        inside = _kept_array(span.within, kept) if isinstance(span, NestedSpan) else np.arange(span.block)
+        positions.append((start + channels[:, None] * span.block + inside).ravel())
         start += span.size * span.block
-    return torch.from_numpy(np.concatenate(positions))
+    return np.concatenate(positions)
 
 
 def kept_size(axis: Axis, counts: Mapping[str, int]) -> int:
     """Count the positions of `axis` that are left when `counts[group]` channels of each group are."""
-    return sum(counts.get(span.group or "", span.size) * span.block for span in axis)
+    total = 0
+    for span in axis:
+        inside = kept_size(span.within, counts) if isinstance(span, NestedSpan) else span.block
+        total += counts.get(span.group or "", span.size) * inside
+    return total
 
 
-def shrink(model: nn.Module, axes: Mapping[str, Sequence[Axis]], kept: Kept) -> nn.Module:
-    """Copy `model` with only the `kept` channels of each group; `axes` maps every tensor's axes to groups."""
+def groups_along(axis: Axis) -> set[str]:
+    """Return the groups that have channels along an axis."""
+    groups: set[str] = set()
+    for span in axis:
+        groups |= {span.group} if span.group is not None else set()
+        groups |= groups_along(span.within) if isinstance(span, NestedSpan) else set()
+    return groups
+
+
+def channel_indices(axis: Axis, group: str) -> np.ndarray:
+    """Return for every position of `axis` which channel of the group it belongs to, or -1; shape (positions,)."""
+    pieces = []
+    for span in axis:
+        if span.group == group:
+            pieces.append(np.repeat(np.arange(span.size), span.block))
+        elif isinstance(span, NestedSpan):
+            pieces.append(np.tile(channel_indices(span.within, group), span.size))
+        else:
+            pieces.append(np.full(span.size * span.block, -1))
+    return np.concatenate(pieces)
+
+
+def shrink(
+    model: nn.Module, axes: Mapping[str, Sequence[Axis]], kept: Kept, attributes: Attributes | None = None
+) -> nn.Module:
+    """Copy `model` with only the `kept` channels of each group; `axes` maps every tensor's axes to groups.
+
+    attributes: sizes that layers keep as numbers, such as the groups of a convolution.
+    """
 
     def slice_tensor(name: str, tensor: Tensor) -> Tensor:
         result = tensor
@@ -55,13 +107,23 @@ def shrink(model: nn.Module, axes: Mapping[str, Sequence[Axis]], kept: Kept) -> 
         return result.contiguous(memory_format=_memory_format(tensor))
 
     small = _copy_resized(model, slice_tensor)
+    set_attributes(small, attributes or {}, {name: len(channels) for name, channels in kept.items()})
     record_base_shapes(small, model)
     return small
 
 
-def resize(model: nn.Module, axes: Mapping[str, Sequence[Axis]], counts: Mapping[str, int]) -> nn.Module:
+def resize(
+    model: nn.Module,
+    axes: Mapping[str, Sequence[Axis]],
+    counts: Mapping[str, int],
+    attributes: Attributes | None = None,
+) -> nn.Module:
     """Copy `model` with `counts[group]` channels of each group and uninitialised tensors: only the sizes matter."""
-    return _copy_resized(model, lambda name, tensor: tensor.new_empty([kept_size(axis, counts) for axis in axes[name]]))
+    small = _copy_resized(
+        model, lambda name, tensor: tensor.new_empty([kept_size(axis, counts) for axis in axes[name]])
+    )
+    set_attributes(small, attributes or {}, counts)
+    return small
 
 
 def _copy_resized(model: nn.Module, replace: Replace) -> nn.Module:
@@ -70,6 +132,14 @@ def _copy_resized(model: nn.Module, replace: Replace) -> nn.Module:
     for module in small.modules():
         set_sizes(module)
     return small
+
+
+def set_attributes(model: nn.Module, attributes: Attributes, counts: Mapping[str, int]) -> None:
+    """Set the numbers that layers keep of their sizes, and that their tensors do not tell."""
+    for (name, attribute), axis in attributes.items():
+        module = model.get_submodule(name)
+        setattr(module, attribute, kept_size(axis, counts))
+        set_sizes(module)
 
 
 def _memory_format(tensor: Tensor) -> torch.memory_format:
@@ -85,21 +155,38 @@ def set_sizes(module: nn.Module) -> None:
     A layer whose weight is computed (a parametrization) is skipped: it is never cut, and reading the weight would
     compute it.
     """
-    if "weight" not in module._parameters:
-        return
+    weight = module._parameters.get("weight")
     match module:
+        case nn.RNNBase() if "weight_hh_l0" in module._parameters:
+            module.input_size = module.weight_ih_l0.shape[1]  # type: ignore[union-attr]
+            module.hidden_size = module.weight_hh_l0.shape[1]  # type: ignore[union-attr]
+        case nn.modules.batchnorm._NormBase() if "weight" in module._parameters:
+            tensors = [tensor for tensor in (weight, module.running_mean) if tensor is not None]
+            module.num_features = len(tensors[0]) if tensors else module.num_features
+        case _ if weight is None:
+            return
         case nn.modules.conv._ConvTransposeNd():
-            module.in_channels = module.weight.shape[0]
-            module.out_channels = module.weight.shape[1] * module.groups
+            module.in_channels = weight.shape[0]
+            module.out_channels = weight.shape[1] * module.groups
         case nn.modules.conv._ConvNd():
             if module.groups == module.in_channels > 1:  # depthwise
-                module.groups = module.weight.shape[0] // (module.out_channels // module.in_channels)
-            module.in_channels = module.weight.shape[1] * module.groups
-            module.out_channels = module.weight.shape[0]
+                module.groups = weight.shape[0] // (module.out_channels // module.in_channels)
+            module.in_channels = weight.shape[1] * module.groups
+            module.out_channels = weight.shape[0]
         case nn.Linear():
-            module.out_features, module.in_features = module.weight.shape
-        case nn.modules.batchnorm._NormBase():
-            tensors = [tensor for tensor in (module.weight, module.running_mean) if tensor is not None]
-            module.num_features = len(tensors[0]) if tensors else module.num_features
+            module.out_features, module.in_features = weight.shape
+        case nn.LayerNorm() | nn.RMSNorm():
+            module.normalized_shape = tuple(weight.shape)
+        case nn.GroupNorm():
+            module.num_channels = len(weight)
+        case nn.Embedding():
+            module.embedding_dim = weight.shape[1]
         case nn.PReLU():
-            module.num_parameters = len(module.weight)
+            module.num_parameters = len(weight)
+        case _ if is_matrix_layer(module):
+            module.nf = weight.shape[1]  # type: ignore[assignment]
+
+
+def is_matrix_layer(module: nn.Module) -> bool:
+    """Tell whether a module is a `Conv1D` of transformers: a linear layer whose weight is (inputs, outputs)."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and "weight" in module._parameters

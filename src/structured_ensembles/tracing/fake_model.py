@@ -31,6 +31,7 @@ class FakeModel:
     mode: FakeTensorMode
     model: nn.Module
     inputs: Any  # a tuple of positional, or a dict of keyword arguments
+    doubled: bool = False  # whether the example has one sample, and the inputs two: one is no dimension to follow
 
     @classmethod
     def of(cls, model: nn.Module, inputs: Any) -> FakeModel:
@@ -42,11 +43,15 @@ class FakeModel:
             fake_inputs = tree_map_only(
                 Tensor, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device), inputs
             )
-        return cls(mode, copy.eval(), fake_inputs)
+            batches = [leaf for leaf in tree_leaves(fake_inputs) if isinstance(leaf, Tensor) and leaf.dim()]
+            doubled = bool(batches) and all(len(leaf) == 1 for leaf in batches)
+            if doubled:
+                fake_inputs = tree_map_only(Tensor, _double, fake_inputs)
+        return cls(mode, copy.eval(), fake_inputs, doubled)
 
     def export(self, model: nn.Module, training: bool = False) -> ExportedProgram:
         """Export `model`, which is this copy or a smaller one."""
-        with self._running(model, training) as inputs:
+        with self.running(model, training) as inputs:
             program = torch.export.export(model, *call_arguments(inputs), strict=False)
         _check_ids(program)
         return program
@@ -54,22 +59,24 @@ class FakeModel:
     def failure(self, model: nn.Module, training: bool = False) -> str | None:
         """Run `model`; return the first line of its error, or None if it runs."""
         try:
-            with self._running(model, training) as inputs:
+            with self.running(model, training) as inputs:
                 call(model, inputs)
         except Exception as error:  # the model's code may raise anything
             return first_line(error)
         return None
 
     @contextmanager
-    def _running(self, model: nn.Module, training: bool) -> Iterator[Any]:
-        """Set the mode of `model` and yield its inputs; restore the mode and the random states at the end."""
+    def running(self, model: nn.Module, training: bool, more_samples: bool = False) -> Iterator[Any]:
+        """Set the mode of `model` and yield its inputs; restore the mode and the random states at the end.
+
+        more_samples: yield inputs of three times as many samples as the example.
+        """
         states = random.getstate(), np.random.get_state()  # noqa: NPY002 (a forward may draw from them)
         model.train(training)
         try:
             with self.mode, torch.no_grad(), warnings.catch_warnings(), _silence(FAKE_TENSOR_LOGGER):
                 warnings.simplefilter("ignore")
-                # In training mode the batch is doubled: a batch norm refuses a single sample.
-                yield tree_map_only(Tensor, _double, self.inputs) if training else self.inputs
+                yield tree_map_only(Tensor, _triple, self.inputs) if more_samples else self.inputs
         finally:
             model.eval()
             random.setstate(states[0])
@@ -122,3 +129,8 @@ def first_line(error: Exception) -> str:
 def _double(tensor: Tensor) -> Tensor:
     """Repeat a batch."""
     return torch.cat([tensor, tensor]) if tensor.dim() else tensor
+
+
+def _triple(tensor: Tensor) -> Tensor:
+    """Repeat a batch twice."""
+    return torch.cat([tensor] * 3) if tensor.dim() else tensor

@@ -2,7 +2,11 @@
 
 import torch
 
-from structured_ensembles.tracing import shape_rules  # noqa: F401 (registers its rules, as layer_rules does)
+from structured_ensembles.tracing import (  # noqa: F401 (they register their rules, as layer_rules does)
+    product_rules,
+    recurrent_rules,
+    shape_rules,
+)
 from structured_ensembles.tracing.layer_rules import pointwise
 from structured_ensembles.tracing.rules import RULES, Call, Result, fix_unknown
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from structured_ensembles.tracing.layout import Relation, Value, fix, fixed_layout, is_fixed, repeat_positions, unify
-from structured_ensembles.tracing.rules import Call, Result, broadcast, fix_unknown, rule, with_dims
+from structured_ensembles.tracing.layout import (
+    Layout,
+    Relation,
+    Value,
+    fix,
+    fixed_layout,
+    mix,
+    new_layout,
+    product,
+    unify,
+)
+from structured_ensembles.tracing.rules import Call, Result, broadcast, rule, with_dims
 
 COMPUTED_WEIGHT = "read with a weight that is computed, not a parameter"
 
@@ -14,31 +22,49 @@ COMPUTED_WEIGHT = "read with a weight that is computed, not a parameter"
 
 @rule("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def convolution(call: Call) -> Result:
-    """Unify input channels with the weight's, and give the output the weight's output channels."""
+    """Unify input channels with the weight's, and give the output the weight's output channels.
+
+    Of a grouped convolution, input and output channels are products: of the groups, which they share, and of the
+    channels in each group. A channel in a group is kept or dropped in all groups alike.
+    """
     inputs, weight, bias, groups = call["input"], call["weight"], call["bias"], call["groups"]
     transposed = "transpose" in call.name or call.arguments.get("transposed", False)
     channel = len(inputs.shape) - len(weight.shape) + 1
-    read, written = inputs.dims[channel], weight.dims[1 if transposed else 0]
+    read = inputs.dims[channel]
     if weight.parameter is None:
         fix(read, COMPUTED_WEIGHT)
     if groups == 1:
-        unify(weight.dims[0 if transposed else 1], read)
-        call.layers.consume(weight, read)
-    elif groups == inputs.shape[channel] and not transposed:  # depthwise: each output channel reads one input channel
-        unify(written, repeat_positions(read, weight.shape[0] // groups))
-        call.expected["groups"] = lambda size: size(read)
+        read_dim, written_dim = (0, 1) if transposed else (1, 0)
+        unify(weight.dims[read_dim], read)
+        written = weight.dims[written_dim]
     else:
-        for dim in (read, *weight.dims):
-            fix(dim, "grouped convolution")
-        written = fixed_layout(call.shape[channel], "grouped convolution") if transposed else written
+        written = _grouped_channels(call, read, weight, groups, transposed)
     if bias is not None:
         unify(bias.dims[0], written)
-    if groups == 1 or groups != inputs.shape[channel]:
-        call.layers.produce(weight, written)
-    spatial = map(fixed_layout, call.shape[channel + 1 :])
+    if groups == 1 or groups != inputs.shape[channel] or transposed:  # a depthwise one only changes channels
+        call.layers.consume(weight, read)
+        call.layers.produce(weight, written, 1 if transposed else 0)
     for dim in inputs.dims[channel + 1 :]:
         fix(dim, "convolved over")
+    spatial = map(fixed_layout, call.shape[channel + 1 :])
     return Value(call.shape, (*inputs.dims[:channel], written, *spatial))
+
+
+def _grouped_channels(call: Call, read: Layout, weight: Value, groups: int, transposed: bool) -> Layout:
+    """Unify the channels of a grouped convolution with products of groups and channels; return its output's."""
+    group = new_layout(groups)
+    rows = new_layout(weight.shape[0] // groups) if weight.shape[0] > groups else fixed_layout(1)
+    outer, inner = product(group, rows), product(group, weight.dims[1])
+    if outer is None or inner is None:  # the weight's channels consist of several pieces: they were used before
+        for dim in (read, *weight.dims):
+            fix(dim, "grouped convolution")
+        return fixed_layout(weight.shape[1] * groups, "grouped convolution") if transposed else weight.dims[0]
+    unify(weight.dims[0], outer)
+    unify(outer if transposed else inner, read)
+    call.expected["groups"] = lambda size: size(group)
+    call.sizes["groups"] = group
+    call.layers.attribute("groups", group)
+    return inner if transposed else weight.dims[0]
 
 
 @rule("linear")
@@ -51,34 +77,16 @@ def linear(call: Call) -> Result:
     call.layers.consume(weight, inputs.dims[-1])
     if bias is not None:
         unify(bias.dims[0], weight.dims[0])
-    call.layers.produce(weight, weight.dims[0])
+    call.layers.produce(weight, weight.dims[0], bare=True)
     return Value(call.shape, (*inputs.dims[:-1], weight.dims[0]))
-
-
-@rule("matmul", "mm", "bmm")
-def matmul(call: Call) -> Result:
-    """Unify what a parameter multiplies; fix the channels over which two activations are multiplied."""
-    left, right = call["self"], call["other"] if "other" in call.arguments else call["mat2"]
-    if len(left.shape) < 2 or len(right.shape) < 2:
-        return fix_unknown(call, "a product of vectors")
-    if left.parameter or right.parameter:
-        unify(left.dims[-1], right.dims[-2])
-    if right.parameter:
-        call.layers.consume(right, left.dims[-1])
-    for dim in () if left.parameter or right.parameter else (left.dims[-1], right.dims[-2]):
-        fix(dim, f"{call.name} multiplies activations")
-    batch = broadcast([left.dims[:-2], right.dims[:-2]], call.shape[:-2], Relation.SAME)
-    if right.parameter and not is_fixed(right.dims[-1]):
-        fix(right.dims[-1], f"computed from {right.parameter} by code outside a layer")
-    return Value(call.shape, (*batch, left.dims[-2], right.dims[-1]))
 
 
 @rule("embedding")
 def embedding(call: Call) -> Result:
-    """Fix the features of an embedding."""
+    """Give the output the features of the embedding; the tokens stay."""
     weight, indices = call["weight"], call["indices"]
-    for dim in weight.dims:
-        fix(dim, "computed by an embedding")
+    fix(weight.dims[0], "tokens of an embedding")
+    call.layers.produce(weight, weight.dims[1], 1)
     return Value(call.shape, (*indices.dims, weight.dims[1]))
 
 
@@ -93,34 +101,46 @@ def per_channel_norm(call: Call) -> Result:
         if call[argument] is not None:
             unify(call[argument].dims[0], inputs.dims[1])
     for dim in (inputs.dims[0], *inputs.dims[2:]):  # training mode takes statistics over them
-        fix(dim, f"{call.name} runs over it")
+        mix(dim, f"{call.name} runs over it")
     return with_dims(call, inputs.dims)
 
 
-@rule("layer_norm", "rms_norm")
+@rule("layer_norm", "rms_norm", "_fused_rms_norm")
 def layer_norm(call: Call) -> Result:
-    """Fix the dimensions that a layer norm normalises over."""
-    normalized = len(call["normalized_shape"])
-    return mixing_norm(call, range(-normalized, 0), f"{call.name} mixes its channels".replace("_", " "))
+    """Mark the dimensions that a layer norm normalises over as mixed."""
+    inputs, count = call["input"], len(call["normalized_shape"])
+    normalized = inputs.dims[-count:]
+    for dim in normalized:
+        mix(dim, f"{call.name.replace('_', ' ')} mixes its channels")
+    for argument in ("weight", "bias"):
+        affine = call.arguments.get(argument)
+        for affine_dim, dim in zip(affine.dims, normalized, strict=True) if affine is not None else ():
+            unify(affine_dim, dim)
+    call.expected["normalized_shape"] = lambda size: [size(dim) for dim in normalized]
+    call.sizes["normalized_shape"] = list(normalized)
+    return with_dims(call, inputs.dims)
 
 
 @rule("group_norm")
 def group_norm(call: Call) -> Result:
-    """Fix the channels, which a group norm normalises together."""
-    return mixing_norm(call, (1,), "group norm mixes its channels")
-
-
-def mixing_norm(call: Call, dims: Sequence[int], reason: str) -> Result:
-    """Fix the dimensions `dims` of the input, and unify the affine parameters with them."""
-    inputs = call["input"]
-    for dim in dims:
-        fix(inputs.dims[dim], reason)
+    """Unify the channels with a product of groups, of which each is normalised by itself, and mixed channels."""
+    inputs, groups = call["input"], call["num_groups"]
+    channels = inputs.dims[1]
+    group = new_layout(groups) if groups > 1 else fixed_layout(1)
+    members = new_layout(inputs.shape[1] // groups) if inputs.shape[1] > groups else fixed_layout(1)
+    mix(members, "group norm mixes its channels")
+    whole = product(group, members)
+    assert whole is not None
+    unify(channels, whole)
     for argument in ("weight", "bias"):
-        affine = call.arguments.get(argument)
-        if affine is not None:
-            for affine_dim, dim in zip(affine.dims, dims, strict=True):
-                unify(affine_dim, inputs.dims[dim])
-    return Value(call.shape, inputs.dims)
+        if call.arguments.get(argument) is not None:
+            unify(call[argument].dims[0], channels)
+    for dim in inputs.dims[2:]:
+        mix(dim, "group norm runs over it")
+    call.expected["num_groups"] = lambda size: size(group)
+    call.sizes["num_groups"] = group
+    call.layers.attribute("num_groups", group)
+    return with_dims(call, inputs.dims)
 
 
 @rule("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "cumprod", "roll", "flip", "sort")

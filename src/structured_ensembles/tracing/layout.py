@@ -1,21 +1,28 @@
 """Layouts: which channels lie along a dimension, and the algebra that finds out which channels are the same.
 
 A *channel set* is a number of channels, each of which is kept or dropped wherever it appears. Sets are the nodes of a
-union-find structure: two sets that turn out to be the same channels are merged; a set that turns out to be a sequence
-of others (a concatenation, or a flattened feature map) is *defined* as a layout of them.
+union-find structure: two sets that turn out to be the same channels are merged; a set that turns out to consist of
+others is *defined* as a layout of them: one after the other (a concatenation), or as a product (groups of channels).
 
-A *layout* is the content of one dimension: a sequence of runs, each the channels of one set with `block` consecutive
-positions per channel. A convolution's output has the layout ((set, 1),) in dimension 1; flattening (channels, height,
-width) gives ((set, height * width),); concatenation joins layouts.
+A *layout* is the content of one dimension: a sequence of runs. A run is a product of sets, the outermost first, and has
+one position per combination of their channels. A convolution's output has the layout ((set),) in dimension 1;
+flattening (channels, height, width) gives ((set, height · width),), the queries of an attention ((heads, features),),
+concatenation joins layouts. Sizes that are no channels, such as height · width, are sets that are fixed.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
+
+NO_CHANNELS = "not a dimension of channels"
+SINGLE = "a single channel"
+UNALIGNED = "meets channels that do not line up with it"
+MAX_REPEATS = 4096  # of runs in one dimension; a longer layout would be too slow
 
 
 class Relation(Enum):
@@ -32,23 +39,31 @@ class ChannelSet:
 
     size: int
     fixed: str | None = None  # why no channel can be removed
+    mixed: str | None = None  # why removing one is not exact: a norm or a mean runs over the channels
     coupled: bool = False  # merged with another layer's output by a residual sum
+    computed: bool = False  # the output of a layer
     padding: bool = False  # constants that an operation appended: no layer computes them
+    batch: bool = False  # the samples of a batch
     heads: frozenset[int] = frozenset()  # the producers that a scaling vector scales, by number
+    in_code: str | None = None  # why only the exported graph can be cut, and not the model's code
     parent: ChannelSet | None = None
     definition: Layout | None = None  # the sets that it consists of, if it is defined by them
 
 
 class Run(NamedTuple):
-    """The channels of one set along a dimension."""
+    """A product of channel sets along a dimension, outermost first."""
 
-    channels: ChannelSet
-    block: int  # consecutive positions per channel
+    factors: tuple[ChannelSet, ...]
 
     @property
     def extent(self) -> int:
         """Return the number of positions."""
-        return self.channels.size * self.block
+        return math.prod(factor.size for factor in self.factors)
+
+    @property
+    def block(self) -> int:
+        """Return the number of consecutive positions per channel of the outermost set."""
+        return math.prod(factor.size for factor in self.factors[1:])
 
 
 Layout = tuple[Run, ...]
@@ -68,11 +83,11 @@ class Value:
 
 def new_layout(size: int, **properties: object) -> Layout:
     """Make a layout of one new channel set."""
-    return (Run(ChannelSet(size, **properties), 1),)  # type: ignore[arg-type]
+    return (Run((ChannelSet(size, **properties),)),)  # type: ignore[arg-type]
 
 
-def fixed_layout(size: int, reason: str = "not a dimension of channels") -> Layout:
-    """Make a layout from which nothing can be removed, such as that of the batch dimension."""
+def fixed_layout(size: int, reason: str = NO_CHANNELS) -> Layout:
+    """Make a layout from which nothing can be removed, such as that of a spatial dimension."""
     return new_layout(size, fixed=reason)
 
 
@@ -81,9 +96,24 @@ def extent(layout: Layout) -> int:
     return sum(run.extent for run in layout)
 
 
+def product(outer: Layout, inner: Layout) -> Layout | None:
+    """Return the layout of two dimensions that are flattened to one; None if no layout can say that.
+
+    Of a concatenation inside of something else, the runs are repeated for every position outside.
+    """
+    if extent(outer) == 1 or extent(inner) == 1:
+        return inner if extent(outer) == 1 else outer
+    inner_runs = resolve(inner)
+    if len(inner_runs) == 1:
+        return tuple(Run((*run.factors, *inner_runs[0].factors)) for run in resolve(outer))
+    if is_fixed(outer) and extent(outer) * len(inner_runs) <= MAX_REPEATS:
+        return inner_runs * extent(outer)
+    return None
+
+
 def repeat_positions(layout: Layout, factor: int) -> Layout:
     """Replace every position by `factor` consecutive ones."""
-    return tuple(Run(run.channels, run.block * factor) for run in layout)
+    return layout if factor == 1 else tuple(Run((*run.factors, ChannelSet(factor, NO_CHANNELS))) for run in layout)
 
 
 def find(channels: ChannelSet) -> ChannelSet:
@@ -101,15 +131,14 @@ def resolve(layout: Layout) -> Layout:
     resolved: list[Run] = []
     remaining = deque(layout)
     while remaining:
-        run = _resolve_first(remaining)
+        resolved.append(_resolve_first(remaining))
         remaining.popleft()
-        resolved.append(run)
     return tuple(resolved)
 
 
 def channel_sets(layout: Layout) -> list[ChannelSet]:
     """List the distinct channel sets of a layout, in order."""
-    return list(dict.fromkeys(run.channels for run in resolve(layout)))
+    return list(dict.fromkeys(factor for run in resolve(layout) for factor in run.factors))
 
 
 def is_fixed(layout: Layout) -> bool:
@@ -123,28 +152,93 @@ def fix(layout: Layout, reason: str) -> None:
         channels.fixed = channels.fixed or reason
 
 
+def mix(layout: Layout, reason: str) -> None:
+    """Mark the channels of a layout as computed from each other, so that removing one changes the others."""
+    for channels in channel_sets(layout):
+        channels.mixed = channels.mixed or reason
+
+
 def unify(left: Layout, right: Layout, relation: Relation = Relation.SAME) -> None:
     """Record that two dimensions of equal extent hold the same channels, position by position."""
     assert extent(left) == extent(right), (left, right)
     left_runs, right_runs = deque(left), deque(right)
     while left_runs:
         one, other = _resolve_first(left_runs), _resolve_first(right_runs)
-        if one.channels is other.channels and one.block == other.block:
-            _note_coupling(one.channels, other.channels, relation)
-            left_runs.popleft()
-            right_runs.popleft()
-        elif one.block == other.block:
-            size = min(one.channels.size, other.channels.size)
-            if _split(one.channels, size) or _split(other.channels, size):
-                continue  # the first runs are resolved again, now of equal size
-            _merge(one.channels, other.channels, relation)
+        if one.extent != other.extent:
+            longer, border = (left_runs, other.extent) if one.extent > other.extent else (right_runs, one.extent)
+            _split_first(longer, border, UNALIGNED)
+            continue
+        match _align(one, other, relation):
+            case True:
+                left_runs.popleft()
+                right_runs.popleft()
+            case False:
+                return fix((*left_runs, *right_runs), UNALIGNED)
+            case None:
+                pass  # sets were merged or split: the runs are resolved again
+
+
+def _align(one: Run, other: Run, relation: Relation) -> bool | None:
+    """Compare two products of equal extent from the innermost factor on, and merge or split the first pair that differs.
+
+    Returns True if the products are the same, None if a set changed, and False if their sizes do not allow it.
+    """
+    left, right = _tokens(one), _tokens(other)
+    while left:
+        last, other_last = left.pop(), right.pop()
+        if last is other_last:
+            continue
+        small, large, rest = (
+            (last, other_last, right) if last.size <= other_last.size else (other_last, last, left)
+        )
+        if large.size % small.size:
+            return False
+        if isinstance(small, ChannelSet) and isinstance(large, ChannelSet):
+            if small.size == large.size:
+                _merge(last, other_last, relation)  # type: ignore[arg-type]
+            else:
+                split_product(large, small.size)
+            return None
+        if isinstance(small, ChannelSet):  # a number that stays fixes the channels that lie there
+            small.fixed = large.reason
+            return None
+        if isinstance(large, ChannelSet):
+            if small.size == large.size:
+                large.fixed = small.reason
+            else:
+                split_product(large, small.size)
+            return None
+        if small.size < large.size:
+            rest.append(_Number(large.size // small.size, large.reason))
+    return True
+
+
+class _Number(NamedTuple):
+    """Positions that all stay: adjacent fixed sets of a product."""
+
+    size: int
+    reason: str
+
+
+def _tokens(run: Run) -> list[ChannelSet | _Number]:
+    """List the factors of a product, with adjacent fixed ones as one number."""
+    tokens: list[ChannelSet | _Number] = []
+    for factor in run.factors:
+        last = tokens[-1] if tokens else None
+        if factor.fixed is None or factor.batch:
+            tokens.append(factor)
+        elif isinstance(last, _Number):
+            tokens[-1] = _Number(last.size * factor.size, last.reason)
         else:
-            fine, coarse = (one, other) if one.block < other.block else (other, one)
-            size, remainder = divmod(coarse.extent, fine.block)
-            if remainder or coarse.block % fine.block or size > fine.channels.size:
-                return _fix_unaligned((*left_runs, *right_runs))
-            if not _split(fine.channels, size):
-                _define(fine.channels, Run(coarse.channels, coarse.block // fine.block), relation)
+            tokens.append(_Number(factor.size, factor.fixed))
+    return tokens
+
+
+def split_product(channels: ChannelSet, inner: int) -> tuple[ChannelSet, ChannelSet]:
+    """Define a set as a product of groups, and of `inner` channels in each of them; return the two sets."""
+    factors = tuple(_like(channels, size) for size in (channels.size // inner, inner))
+    channels.definition = (Run(factors),)
+    return factors
 
 
 def cut(layout: Layout, start: int, length: int) -> Layout:
@@ -152,82 +246,97 @@ def cut(layout: Layout, start: int, length: int) -> Layout:
     remaining, passed, runs = deque(layout), 0, []
     while remaining and passed < start + length:
         run = _resolve_first(remaining)
-        for edge in (start, start + length):
-            inside = edge - passed
-            if 0 < inside < run.extent:
-                if inside % run.block:
-                    run.channels.fixed = run.channels.fixed or "sliced within a channel"
-                    return fixed_layout(length, "sliced within a channel")
-                _split(run.channels, inside // run.block)
-                break
-        else:
-            remaining.popleft()
-            if passed >= start:
-                runs.append(run)
-            passed += run.extent
+        borders = [edge - passed for edge in (start, start + length) if 0 < edge - passed < run.extent]
+        if borders:
+            _split_first(remaining, borders[0], "sliced within a channel")
+            continue
+        remaining.popleft()
+        if passed >= start:
+            runs.append(run)
+        passed += run.extent
     return tuple(runs)
 
 
 def kept_extent(layout: Layout, kept: Callable[[ChannelSet], int]) -> int:
     """Return the size of a dimension when `kept(set)` channels of each set are left."""
-    return sum(kept(run.channels) * run.block for run in resolve(layout))
+    return sum(math.prod(map(kept, run.factors)) for run in resolve(layout))
 
 
 def _resolve_first(runs: deque[Run]) -> Run:
-    """Rewrite the first run in terms of a root without a definition, in place, and return it."""
+    """Rewrite the first run in terms of roots without definitions, in place, and return it."""
     while True:
-        run = runs[0]
-        root = find(run.channels)
-        if root.definition is None:
-            runs[0] = Run(root, run.block)
+        factors = runs[0].factors
+        for index, factor in enumerate(factors):
+            root = find(factor)
+            if root is not factor or root.definition is not None or (root.size == 1 and root.fixed and len(factors) > 1):
+                _rewrite_first(runs, index, root)
+                break
+        else:
             return runs[0]
-        runs.popleft()
-        runs.extendleft(reversed(repeat_positions(root.definition, run.block)))
 
 
-def _split(channels: ChannelSet, size: int) -> bool:
-    """Define the set as its first `size` channels and the others; False if it has no others."""
-    if size == channels.size:
-        return False
-    subsets = [
-        ChannelSet(subset_size, channels.fixed, channels.coupled, channels.padding, channels.heads)
-        for subset_size in (size, channels.size - size)
-    ]
-    channels.definition = tuple(Run(subset, 1) for subset in subsets)
-    return True
+def _rewrite_first(runs: deque[Run], index: int, root: ChannelSet) -> None:
+    """Replace one factor of the first run by its root, or by what the root consists of."""
+    run = runs.popleft()
+    before, after = run.factors[:index], run.factors[index + 1 :]
+    if root.definition is None:
+        single = root.size == 1 and bool(root.fixed) and len(run.factors) > 1
+        runs.appendleft(Run((*before, *(() if single else (root,)), *after)))
+        return
+    pieces = [Run((*piece.factors, *after)) for piece in root.definition]
+    if len(pieces) == 1 or not before:
+        runs.extendleft(reversed([Run((*before, *piece.factors)) for piece in pieces]))
+        return
+    # A concatenation inside of groups: the groups stay, and their contents are repeated.
+    repeats = math.prod(factor.size for factor in before)
+    fix((Run(before),), "its groups are made of several pieces")
+    if repeats * len(pieces) <= MAX_REPEATS:
+        runs.extendleft(reversed(pieces * repeats))
+        return
+    reason = "its groups are made of too many pieces"
+    fix(tuple(pieces), reason)
+    runs.appendleft(Run((*before, ChannelSet(root.size, reason), *after)))
+
+
+def _split_first(runs: deque[Run], border: int, reason: str) -> None:
+    """Split the first run's outermost set, so that a run begins at `border` or, after more such splits, will begin."""
+    run = runs[0]
+    outermost = run.factors[0]
+    whole, within = divmod(border, run.block)
+    if within:  # one channel's block is split: the channels must stay
+        outermost.fixed = outermost.fixed or reason
+    split_sequence(outermost, max(whole, 1))
+
+
+def split_sequence(channels: ChannelSet, size: int) -> None:
+    """Define a set as its first `size` channels and the others, if there are others."""
+    if size < channels.size:
+        subsets = (_like(channels, subset_size) for subset_size in (size, channels.size - size))
+        channels.definition = tuple(Run((subset,)) for subset in subsets)
+    elif channels.size == 1:
+        channels.fixed = channels.fixed or SINGLE  # of no size: only what is inside of it counts
+
+
+def _like(channels: ChannelSet, size: int) -> ChannelSet:
+    """Make a set of another size of which the same is known."""
+    fixed = channels.fixed or (SINGLE if size == 1 else None)
+    return replace(channels, size=size, fixed=fixed, batch=False, parent=None, definition=None)
 
 
 def _merge(one: ChannelSet, other: ChannelSet, relation: Relation) -> None:
-    """Make `one` the root of `other`."""
-    _absorb(one, other, relation)
+    """Make `one` the root of `other`, and transfer what is known of it."""
+    if relation is Relation.SUM and (one.computed or one.padding) and (other.computed or other.padding):
+        one.coupled = True
+    one.fixed = one.fixed or other.fixed
+    one.mixed = one.mixed or other.mixed
+    one.coupled = one.coupled or other.coupled
+    one.computed = one.computed or other.computed
+    one.padding = one.padding or other.padding
+    one.batch = one.batch or other.batch
+    one.in_code = one.in_code or other.in_code
+    if relation is Relation.GATE and one.heads and other.heads:
+        one.heads = min(one.heads, other.heads, key=min)
+    else:
+        one.heads = one.heads | other.heads
     other.parent = one
 
-
-def _define(fine: ChannelSet, coarse: Run, relation: Relation) -> None:
-    """Define `fine` as the channels of `coarse`, several positions per channel."""
-    _absorb(coarse.channels, fine, relation)
-    fine.definition = (coarse,)
-
-
-def _absorb(into: ChannelSet, other: ChannelSet, relation: Relation) -> None:
-    """Transfer what is known of `other` to `into`."""
-    _note_coupling(into, other, relation)
-    into.fixed = into.fixed or other.fixed
-    into.coupled = into.coupled or other.coupled
-    into.padding = into.padding or other.padding
-    if relation is Relation.GATE and into.heads and other.heads:
-        into.heads = min(into.heads, other.heads, key=min)
-    else:
-        into.heads = into.heads | other.heads
-
-
-def _note_coupling(one: ChannelSet, other: ChannelSet, relation: Relation) -> None:
-    """Mark a set as coupled if a sum joins it with another set, both computed or padded."""
-    computed = (one.heads or one.padding) and (other.heads or other.padding)
-    if relation is Relation.SUM and one is not other and computed:
-        one.coupled = True
-
-
-def _fix_unaligned(runs: Iterable[Run]) -> None:
-    """Fix channels whose blocks do not line up."""
-    fix(tuple(runs), "meets channels that do not line up with it")

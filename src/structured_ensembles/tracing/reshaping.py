@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import math
 
-from structured_ensembles.tracing.layout import Layout, Value, fix, fixed_layout, is_fixed, repeat_positions, resolve
-
-MAX_REPEATS = 4096  # of the channels inside one flattened dimension; a longer layout would be too slow
+from structured_ensembles.tracing.layout import (
+    ChannelSet,
+    Layout,
+    Run,
+    Value,
+    extent,
+    fix,
+    fixed_layout,
+    is_fixed,
+    product,
+    resolve,
+    split_product,
+    unify,
+)
 
 
 def reshape_dims(value: Value, shape: tuple[int, ...], name: str) -> tuple[Layout, ...]:
@@ -45,29 +56,71 @@ def _regroup(old: list[Layout], new: list[int], name: str) -> list[Layout]:
     """Return the layouts when dimensions `old` (none of size 1) become dimensions of sizes `new`."""
     if len(old) == len(new) == 1:
         return old
-    if all(is_fixed(layout) for layout in old):
+    flat = _flatten(old) if old else None
+    regrouped = None if flat is None else _unflatten(flat, new)
+    if regrouped is None:
+        for layout in old:
+            fix(layout, f"{name} takes its channels apart")
         return [fixed_layout(size) for size in new]
-    if len(new) == 1:
-        return [_flatten(old, name)]
-    if len(old) == 1:
-        runs = resolve(old[0])
-        inner = math.prod(new[1:])
-        if all(run.block % inner == 0 for run in runs):  # the inverse of a flatten
-            outer = tuple(run._replace(block=run.block // inner) for run in runs)
-            return [outer, *map(fixed_layout, new[1:])]
-    for layout in old:
-        fix(layout, f"{name} takes its channels apart")
-    return [fixed_layout(size) for size in new]
+    return regrouped
 
 
-def _flatten(old: list[Layout], name: str) -> Layout:
-    """Return the layout of dimensions that are flattened to one; at most one of them may have removable channels."""
-    channels = [index for index, layout in enumerate(old) if not is_fixed(layout)]
-    sizes = [sum(run.extent for run in layout) for layout in old]
-    index = channels[0]
-    outer, inner = math.prod(sizes[:index]), math.prod(sizes[index + 1 :])
-    if len(channels) == 1 and outer <= MAX_REPEATS:
-        return repeat_positions(old[index], inner) * outer
-    for layout in old:
-        fix(layout, f"{name} merges its channels with another dimension")
-    return fixed_layout(math.prod(sizes))
+def _flatten(old: list[Layout]) -> Layout | None:
+    """Return the layout of dimensions that are flattened to one; None if no layout can say that."""
+    flat: Layout | None = old[-1]
+    for outer in reversed(old[:-1]):
+        flat = None if flat is None else product(outer, flat)
+    return flat
+
+
+def _unflatten(flat: Layout, sizes: list[int]) -> list[Layout] | None:
+    """Return the layouts of dimensions of these sizes that one dimension is viewed as; None if they do not fit.
+
+    The pieces of a concatenation must each fill whole positions of the first dimension, and are alike in the others.
+    """
+    if not sizes:
+        return []
+    inner = math.prod(sizes[1:])
+    runs = resolve(flat)
+    if any(run.extent % inner for run in runs):
+        if not is_fixed(flat):
+            return None
+        return [fixed_layout(size) for size in sizes]
+    pieces = [_unflatten_run(run, [run.extent // inner, *sizes[1:]]) for run in runs]
+    if any(piece is None for piece in pieces):
+        return None
+    first, *others = (piece for piece in pieces if piece is not None)
+    for other in others:
+        for one_dim, other_dim in zip(first[1:], other[1:], strict=True):
+            unify(one_dim, other_dim)
+    outer = tuple(run for piece in (first, *others) for run in piece[0])
+    return [outer, *first[1:]]
+
+
+def _unflatten_run(run: Run, sizes: list[int]) -> list[Layout] | None:
+    """Deal the factors of a product out to dimensions, from the innermost on; a set may become a product itself."""
+    factors: list[ChannelSet] = []
+    for factor in run.factors:  # 6 · 4 positions that stay may become 8 · 3
+        if factors and factor.fixed and factors[-1].fixed and not factor.batch and not factors[-1].batch:
+            factors[-1] = ChannelSet(factors[-1].size * factor.size, factors[-1].fixed)
+        else:
+            factors.append(factor)
+    dims: list[Layout] = []
+    for size in reversed(sizes):
+        taken: list[ChannelSet] = []
+        missing = size
+        while missing > 1:
+            factor = factors.pop()
+            if missing % factor.size == 0:
+                taken.insert(0, factor)
+                missing //= factor.size
+            elif factor.size % missing == 0:
+                rest, inner = split_product(factor, missing)
+                factors.append(rest)
+                taken.insert(0, inner)
+                missing = 1
+            else:
+                return None
+        dims.insert(0, (Run(tuple(taken)),) if taken else fixed_layout(1))
+    assert math.prod(map(extent, dims)) == run.extent
+    return dims

@@ -20,8 +20,10 @@ Expected = Callable[[Callable[[Layout], int]], Any]
 class Layers(Protocol):
     """Receiver of what rules report besides layouts: which layer computes channels, and which reads them."""
 
-    def produce(self, weight: Value, channels: Layout) -> None: ...
+    def produce(self, weight: Value, channels: Layout, dim: int = 0, bare: bool = False) -> None: ...
     def consume(self, weight: Value, channels: Layout) -> None: ...
+    def multiply(self, channels: Layout) -> None: ...
+    def attribute(self, name: str, size: Layout) -> None: ...
 
 
 @dataclass
@@ -36,6 +38,10 @@ class Call:
     # The values that arguments with channel counts must have in the trial: a function of the dimensions' new sizes, or
     # None if checking the shape of the result is enough. All other arguments must not change.
     expected: dict[str, Expected | None] = field(default_factory=dict)
+    # The arguments with sizes, for a graph that is cut: each a layout, whose extent it is, or a list of layouts and
+    # numbers. `replacement`: another operation, which has arguments for them.
+    sizes: dict[str, Any] = field(default_factory=dict)
+    replacement: Any = None
 
     def __getitem__(self, argument: str) -> Any:
         return self.arguments[argument]

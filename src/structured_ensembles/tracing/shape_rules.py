@@ -19,12 +19,14 @@ from structured_ensembles.tracing.layout import (
     fix,
     fixed_layout,
     is_fixed,
+    mix,
     new_layout,
+    product,
     repeat_positions,
     unify,
 )
 from structured_ensembles.tracing.reshaping import reshape_dims
-from structured_ensembles.tracing.rules import RULES, Call, Result, broadcast, rule, with_dims
+from structured_ensembles.tracing.rules import RULES, Call, Result, broadcast, fix_unknown, rule, with_dims
 
 # Pooling and resampling ---------------------------------------------------------------------------------------------
 
@@ -62,6 +64,17 @@ def pixel_shuffle(call: Call) -> Result:
     return Value(call.shape, (*inputs.dims[:channel], written, *map(fixed_layout, call.shape[-2:])))
 
 
+@rule("pixel_unshuffle")
+def pixel_unshuffle(call: Call) -> Result:
+    """Give the output `downscale_factor`² channels per input channel."""
+    inputs, factor = call["self"], call["downscale_factor"]
+    channel = len(inputs.shape) - 3
+    for dim in inputs.dims[-2:]:
+        fix(dim, "pixel_unshuffle runs over it")
+    written = repeat_positions(inputs.dims[channel], factor * factor)
+    return Value(call.shape, (*inputs.dims[:channel], written, *map(fixed_layout, call.shape[-2:])))
+
+
 @rule("pad", "constant_pad_nd")
 def pad(call: Call) -> Result:
     """Add new channels for constant padding of the channel dimension; fix the others that are padded."""
@@ -82,8 +95,11 @@ def pad(call: Call) -> Result:
         dims[dim] = (*front, *dims[dim], *back)
         expected[index], expected[index + 1] = front, back
     call.expected["pad"] = lambda size: [item if isinstance(item, int) else size(item) for item in expected]
+    call.sizes["pad"] = expected
     return Value(call.shape, tuple(dims))
 
+
+AVERAGES = frozenset(["mean", "sum", "var", "std", "norm", "linalg_vector_norm", "var_mean", "std_mean"])
 
 # Reductions ---------------------------------------------------------------------------------------------------------
 
@@ -93,13 +109,14 @@ def pad(call: Call) -> Result:
 )
 @rule("var_mean", "std_mean", "any", "all")
 def reduction(call: Call) -> Result:
-    """Fix the dimensions that are reduced: a sum over channels cannot stay exact without some of them."""
+    """Mark the dimensions that are reduced as mixed: a mean over channels is another one without some of them."""
     inputs = call["self"]
     dims = call.arguments.get("dim")
     rank = len(inputs.shape)
     reduced = {dim % rank for dim in ([dims] if isinstance(dims, int) else dims or range(rank))}
     for dim in reduced:
-        fix(inputs.dims[dim], f"{call.name} runs over its channels")
+        mark = mix if call.name in AVERAGES else fix
+        mark(inputs.dims[dim], f"{call.name} runs over its channels")
     keep = call.arguments.get("keepdim", False)
     left = [
         fixed_layout(1) if dim in reduced else inputs.dims[dim] for dim in range(rank) if keep or dim not in reduced
@@ -121,7 +138,13 @@ def reshape(call: Call) -> Result:
     """Regroup the layouts of a reshaped tensor."""
     inputs = call["self"]
     call.expected |= {"size": None, "shape": None, "sizes": None}
-    return Value(call.shape, reshape_dims(inputs, call.shape, call.name))
+    dims = reshape_dims(inputs, call.shape, call.name)
+    if call.name == "unflatten":
+        start = call.dim()
+        call.sizes["sizes"] = list(dims[start : start + len(call["sizes"])])
+    elif call.name.startswith(("view", "reshape", "_unsafe")):
+        call.sizes["shape" if "shape" in call.arguments else "size"] = list(dims)
+    return Value(call.shape, dims)
 
 
 @rule("permute", "transpose", "t", "numpy_T", "mT", "movedim", "swapaxes", "swapdims", "adjoint")
@@ -145,7 +168,8 @@ def expand(call: Call) -> Result:
         if dim >= 0 and inputs.shape[dim] == size:
             dims.append(inputs.dims[dim])
         else:  # the same value at every position: any of them may be dropped
-            dims.append(new_layout(size))
+            dims.append(new_layout(size) if size > 1 else fixed_layout(1))
+    call.sizes["size"] = list(dims)
     return Value(call.shape, tuple(dims))
 
 
@@ -153,7 +177,9 @@ def expand(call: Call) -> Result:
 def constant(call: Call) -> Result:
     """Give a constant tensor new channels that no layer computes."""
     call.expected |= {"size": None}
-    return Value(call.shape, tuple(new_layout(size, padding=True) for size in call.shape))
+    dims = tuple(new_layout(size, padding=True) if size > 1 else fixed_layout(size) for size in call.shape)
+    call.sizes["size"] = list(dims)
+    return Value(call.shape, dims)
 
 
 @rule("repeat")
@@ -161,10 +187,21 @@ def repeat(call: Call) -> Result:
     """Repeat the layout of each dimension."""
     inputs, counts = call["self"], call["repeats"]
     added = len(counts) - len(inputs.shape)
-    dims = [*map(fixed_layout, call.shape[:added]), *inputs.dims]
-    return Value(
-        call.shape, tuple(dim * count for dim, count in zip(dims, [*[1] * added, *counts[added:]], strict=True))
-    )
+    dims = [*[fixed_layout(1)] * added, *inputs.dims]
+    repeated = [product(fixed_layout(count), dim) for dim, count in zip(dims, counts, strict=True)]
+    if any(dim is None for dim in repeated):
+        return fix_unknown(call, "repeat of channels of many pieces")
+    return Value(call.shape, tuple(dim for dim in repeated if dim is not None))
+
+
+@rule("repeat_interleave")
+def repeat_interleave(call: Call) -> Result:
+    """Repeat every position of one dimension, such as the heads of keys that several queries share."""
+    inputs, repeats = call.arguments.get("self"), call.arguments.get("repeats")
+    if not isinstance(inputs, Value) or not isinstance(repeats, int) or call["dim"] is None:
+        return fix_unknown(call, "repeat_interleave by a tensor")
+    dim = call.dim()
+    return Value(call.shape, replace_dim(inputs.dims, dim, repeat_positions(inputs.dims[dim], repeats)))
 
 
 # Joining and splitting ----------------------------------------------------------------------------------------------
@@ -212,7 +249,9 @@ def take_slice(call: Call) -> Result:
         return size(before) - (size(inputs.dims[dim]) if start_argument < 0 else 0)
 
     call.expected |= {"start": expected_start, "end": None, "length": None}
-    return Value(call.shape, replace_dim(inputs.dims, dim, cut(inputs.dims[dim], start, new)))
+    kept = cut(inputs.dims[dim], start, new)
+    call.sizes |= {"start": before, "length": kept} if call.name == "narrow" else {"start": before, "end": before + kept}
+    return Value(call.shape, replace_dim(inputs.dims, dim, kept))
 
 
 @rule("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
@@ -232,6 +271,8 @@ def split(call: Call) -> Result:
         # Equal pieces stay equal only if they lose the same channels.
         for piece in pieces[1:]:
             unify(pieces[0], piece)
+    call.sizes["split_sizes"] = pieces
+    call.replacement = torch.ops.aten.split_with_sizes.default
     return [
         Value(shape, replace_dim(inputs.dims, dim, piece))
         for shape, piece in zip(call.shapes, pieces, strict=True)
@@ -256,6 +297,34 @@ def select(call: Call) -> Result:
     fix(inputs.dims[dim], f"{call.name} picks single channels")
     left = (*inputs.dims[:dim], *inputs.dims[dim + 1 :])
     return [None if shape is None else Value(shape, left) for shape in call.shapes]
+
+
+@rule("index")
+def index(call: Call) -> Result:
+    """Fix the dimensions that tensors of indices pick from, such as the offsets in a table of position biases."""
+    inputs, indices = call["self"], call["indices"]
+    picked = [dim for dim, position in enumerate(indices) if position is not None]
+    index_rank = len(call.shape) - (len(inputs.shape) - len(picked))
+    values = [position for position in indices if isinstance(position, Value)]
+    if not values or index_rank != max(len(value.shape) for value in values):
+        return fix_unknown(call, "an index that is a mask")
+    for dim in picked:
+        fix(inputs.dims[dim], "index picks single channels")
+    adjacent = picked == list(range(picked[0], picked[-1] + 1))
+    start = picked[0] if adjacent else 0
+    shape = call.shape[start : start + index_rank]
+    index_dims = broadcast([value.dims for value in values], shape, Relation.SAME)
+    left = [layout for dim, layout in enumerate(inputs.dims) if dim not in picked]
+    dims = (*left[:start], *index_dims, *left[start:])
+    return Value(call.shape, tuple(dims))
+
+
+@rule("index_select")
+def index_select(call: Call) -> Result:
+    """Fix the dimension that indices pick from."""
+    inputs, dim = call["self"], call.dim()
+    fix(inputs.dims[dim], f"{call.name} picks single channels")
+    return Value(call.shape, replace_dim(inputs.dims, dim, fixed_layout(call.shape[dim])))
 
 
 def replace_dim(dims: Sequence[Layout], position: int, layout: Layout) -> tuple[Layout, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -107,28 +108,70 @@ def _constants(argument: Any) -> str:
     return "tensor" if isinstance(argument, Value | Tensor) else str(argument)
 
 
-def blame_step(walk: Walk, steps: Sequence[Step], step: Step, candidates: Sequence[ChannelSet]) -> None:
-    """Fix the candidates that the operation touches; for a constant, those that the operations which read it touch."""
-    readers = [other for other in steps if any(value is result for value in other.values for result in step.results)]
-    where = step.module or "the model"
-    for involved in ([step], readers):
-        values = [value for other in involved for value in (*other.values, *other.results) if value is not None]
-        layouts = [dim for value in values for dim in value.dims]
-        if _fix_candidates(layouts, candidates, f"{ASSUMES}: {step.name} in {where}"):
-            return
-    blame_module(walk, step.module, candidates, f"{step.name} changes")
+@dataclass(frozen=True)
+class Blame:
+    """How a trial's failure is held against channel sets.
+
+    candidates: the sets that were cut. rewritable: whether the exported graph may be cut instead of the code; then the
+        code's reliance on a set is only noted, and networks of many groups are searched less closely.
+    """
+
+    walk: Walk
+    candidates: Sequence[ChannelSet]
+    rewritable: bool
+
+    def step(self, steps: Sequence[Step], step: Step) -> None:
+        """Blame the candidates that an operation touches; for a constant, those that the operations reading it touch."""
+        readers = [other for other in steps if any(value is result for value in other.values for result in step.results)]
+        where = step.module or "the model"
+        for involved in ([step], readers):
+            if self._blame(sets_touched(involved), f"{ASSUMES}: {step.name} in {where}"):
+                return
+        self.module(step.module, f"{step.name} changes")
+
+    def module(self, module: str, error: str) -> None:
+        """Blame the candidates that the parameters below a module touch; if there are none, those of its parent.
+
+        Where the graph can be cut, modules of the same kind are blamed at once: they will fail alike.
+        """
+        while True:
+            alike = {module}
+            if self.rewritable and module:
+                kind = type(self.walk.modules[module])
+                alike |= {name for name, other in self.walk.modules.items() if type(other) is kind}
+            reason = f"{ASSUMES}: {module or 'the model'} fails without some of it ({error})"
+            prefixes = tuple(f"{name}." if name else "" for name in alike)
+            parameters = self.walk.parameters.items()
+            layouts = [dim for name, value in parameters if name.startswith(prefixes) for dim in value.dims]
+            if self._blame(_sets_in(layouts), reason):
+                return
+            assert module, "every candidate has a producer, so that the whole model touches one"
+            module = module.rpartition(".")[0]
+
+    def sets(self, channel_sets: Sequence[ChannelSet], reason: str) -> None:
+        """Blame these sets."""
+        for channels in channel_sets:
+            if self.rewritable:
+                channels.in_code = channels.in_code or reason
+            else:
+                channels.fixed = channels.fixed or reason
+
+    def _blame(self, touched: set[ChannelSet], reason: str) -> bool:
+        """Blame the candidates among these sets; return whether there are any."""
+        blamed = [channels for channels in self.candidates if channels in touched]
+        self.sets(blamed, reason)
+        return bool(blamed)
 
 
-def blame_module(walk: Walk, module: str, candidates: Sequence[ChannelSet], error: str) -> None:
-    """Fix the candidates that the parameters below `module` touch; if there are none, those of its parent."""
-    while True:
-        prefix = f"{module}." if module else ""
-        layouts = [dim for name, value in walk.parameters.items() if name.startswith(prefix) for dim in value.dims]
-        where = module or "the model"
-        if _fix_candidates(layouts, candidates, f"{ASSUMES}: {where} fails without some of it ({error})"):
-            return
-        assert module, "every candidate has a producer, so that the whole model touches one"
-        module = module.rpartition(".")[0]
+def sets_touched(steps: Sequence[Step]) -> set[ChannelSet]:
+    """Return the channel sets along the arguments and results of operations."""
+    values = [value for step in steps for value in (*step.values, *step.results) if value is not None]
+    return _sets_in([dim for value in values for dim in value.dims])
+
+
+def _sets_in(layouts: Sequence[Layout]) -> set[ChannelSet]:
+    """Return the channel sets of layouts."""
+    return {channels for layout in layouts if extent(layout) > 1 for channels in channel_sets(layout)}
 
 
 def find_failing(
@@ -141,15 +184,6 @@ def find_failing(
         return list(candidates)
     middle = len(candidates) // 2
     return find_failing(candidates[:middle], failure) + find_failing(candidates[middle:], failure)
-
-
-def _fix_candidates(layouts: Sequence[Layout], candidates: Sequence[ChannelSet], reason: str) -> bool:
-    """Fix the candidates in these layouts; return whether there are any, even if all were fixed before."""
-    touched = {channels for layout in layouts if extent(layout) > 1 for channels in channel_sets(layout)}
-    blamed = [channels for channels in candidates if channels in touched]
-    for channels in blamed:
-        channels.fixed = channels.fixed or reason
-    return bool(blamed)
 
 
 @contextmanager

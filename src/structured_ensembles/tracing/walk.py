@@ -12,18 +12,23 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from structured_ensembles.networks.resizing import is_matrix_layer
 from structured_ensembles.tracing.follow import follow
-from structured_ensembles.tracing.layout import Layout, Value, channel_sets, fix, fixed_layout, new_layout
+from structured_ensembles.tracing.layout import Layout, Value, channel_sets, extent, fix, fixed_layout, new_layout
 from structured_ensembles.tracing.rules import Call, Result, fix_unknown
 
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+SCALED_LAYERS = (*LAYERS, nn.Embedding, nn.RNNBase)  # whose output scaling vectors can multiply, by a hook
 
 
 @dataclass
 class Producer:
     """A layer that computes channels.
 
+    module: its name; where code outside a layer computes with a bare parameter, that of the parameter.
     channels: the layout of its output dimension. norm: the norm layer that reads its output, if nothing else does.
+    weight, weight_dim: the parameter that it computes them with, and the dimension of it that has a row per channel.
+    scaled: whether scaling vectors can multiply its output.
     normalized: whether its output passes a norm layer before the next layer or the network's output.
     """
 
@@ -32,11 +37,17 @@ class Producer:
     dim: int  # of the channels in the output, from the end: the batch dimension may be missing
     norm: str | None
     normalized: bool
+    weight: str
+    weight_dim: int
+    scaled: bool
 
 
 @dataclass
 class Step:
-    """One operation, for the trial: its name, results, and arguments, and those that are expected to change."""
+    """One operation: its name, results and arguments, and those that are expected to change.
+
+    sizes, replacement: how the operation is rewritten in a graph that is cut, see `Call`.
+    """
 
     name: str
     module: str
@@ -44,6 +55,9 @@ class Step:
     results: list[Value | None]
     expected: dict[str, Any]
     values: list[Value]
+    sizes: dict[str, Any] = field(default_factory=dict)
+    replacement: Any = None
+    node: fx.Node | None = None
 
 
 @dataclass
@@ -54,8 +68,11 @@ class Walk:
     parameters: dict[str, Value] = field(default_factory=dict)
     producers: list[Producer] = field(default_factory=list)
     consumers: list[tuple[str, Layout]] = field(default_factory=list)
+    products: list[tuple[str, Layout]] = field(default_factory=list)  # modules that sum over products of activations
+    attributes: dict[tuple[str, str], Layout] = field(default_factory=dict)  # of layers, whose values are sizes
     used: set[str] = field(default_factory=set)
     output_shape: tuple[int, ...] | None = None
+    batch: Layout | None = None  # the samples of a batch, the first dimension of every input
 
     def __post_init__(self) -> None:
         self.modules = dict(self.model.named_modules(remove_duplicate=False))  # a module may have several names
@@ -81,10 +98,14 @@ class Walk:
 
     def follow(self, program: ExportedProgram) -> list[Step]:
         """Follow one graph; return its operations in order."""
+        self.batch = None
         specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
         results: dict[fx.Node, Result] = {}
         steps: list[Step] = []
+        needed = live_nodes(program.graph)
         for node in program.graph.nodes:
+            if node not in needed:
+                continue
             if node.op == "placeholder":
                 spec = specs[node.name]
                 if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
@@ -94,6 +115,8 @@ class Walk:
                     reason = "the network's input" if is_input else "meets a constant tensor"
                     shape = shapes_of(node)[0]
                     value = None if shape is None else Value(shape, tuple(fixed_layout(size, reason) for size in shape))
+                    if is_input and value is not None and value.shape:
+                        value.dims = (self._batch_of(value.shape[0]), *value.dims[1:])
                     results[node] = value
                     if not is_input:
                         constant = _small_constant(program.constants.get(str(spec.target)))
@@ -109,6 +132,11 @@ class Walk:
             else:
                 results[node] = fix_unknown(_call(node, results, self), f"{node.op} {node.target} is not understood")
         return steps
+
+    def _batch_of(self, size: int) -> Layout:
+        """Return the layout of the first dimension of an input; inputs of equally many rows share it."""
+        self.batch = self.batch or new_layout(size, fixed="the samples of a batch", batch=True)
+        return self.batch if extent(self.batch) == size else fixed_layout(size, "the network's input")
 
     def _parameter(self, node: fx.Node, name: str) -> Value:
         """Return a parameter's value, fixed if several operations use it."""
@@ -128,7 +156,19 @@ class Walk:
         if isinstance(result, list) and len(_returns(node)) == 1 and not _is_list(node):
             result = result[0]
         listed = result if isinstance(result, list) else [result]
-        steps.append(Step(call.name, module_of(node), call.arguments, listed, call.expected, call.values))
+        steps.append(
+            Step(
+                call.name,
+                module_of(node),
+                call.arguments,
+                listed,
+                call.expected,
+                call.values,
+                call.sizes,
+                call.replacement,
+                node,
+            )
+        )
         return result
 
     def _finish(self, outputs: Any) -> None:
@@ -149,36 +189,83 @@ class _Layers:
     walk: Walk
     node: fx.Node
 
-    def produce(self, weight: Value, channels: Layout) -> None:
-        """Record the layer of `weight` as a producer of the channels; fix them if there is no such layer."""
+    def produce(self, weight: Value, channels: Layout, dim: int = 0, bare: bool = False) -> None:
+        """Record the layer of `weight` as a producer of the channels; fix them if there is no such layer.
+
+        dim: the dimension of the weight that has a row per channel. bare: whether a parameter will do without a layer,
+        as in `nn.MultiheadAttention`; no scaling vector can multiply what it computes.
+        """
         owner = self._owner(weight)
-        if owner is None:
+        if weight.parameter is None or (owner is None and not bare):
             fix(channels, f"computed from {weight.parameter or 'a computed weight'} by code outside a layer")
             return
-        operation = _extra_operation(self.node)
-        if operation is not None:  # scaling vectors act on the output of the layer
-            fix(channels, f"{owner} does more than its kind of layer: {operation}")
         number = len(self.walk.producers)
-        dim = -1 if isinstance(self.walk.model.get_submodule(owner), nn.Linear) else 1 - len(weight.shape)
         norm = _norm_after(self.node)
         if norm is not None and not isinstance(self.walk.model.get_submodule(norm), nn.modules.batchnorm._BatchNorm):
             norm = None
-        self.walk.producers.append(Producer(owner, channels, dim, norm, _is_normalized(self.node)))
+        output_dim = -1
+        layer = None if owner is None else self.walk.model.get_submodule(owner)
+        if isinstance(layer, (*LAYERS, nn.Embedding)):
+            operation = _extra_operation(self.node)
+            if operation is not None:  # scaling vectors act on the output of the layer
+                fix(channels, f"{owner} does more than its kind of layer: {operation}")
+            if isinstance(layer, nn.modules.conv._ConvNd):
+                output_dim = 1 - len(weight.shape)
+        self.walk.producers.append(
+            Producer(
+                module=owner or weight.parameter,
+                channels=channels,
+                dim=output_dim,
+                norm=norm,
+                normalized=_is_normalized(self.node),
+                weight=weight.parameter,
+                weight_dim=dim,
+                scaled=owner is not None,
+            )
+        )
         for channel_set in channel_sets(channels):
-            channel_set.heads = channel_set.heads | {number}
+            channel_set.computed = True
+            if owner is not None:  # the groups of a grouped convolution are scaled where they are computed first
+                channel_set.heads = channel_set.heads or frozenset({number})
 
     def consume(self, weight: Value, channels: Layout) -> None:
         """Record the layer of `weight` as a reader of the channels."""
         name = self._owner(weight) or weight.parameter or "a computed weight"
         self.walk.consumers.append((name, channels))
 
+    def multiply(self, channels: Layout) -> None:
+        """Record that the module sums over products of two activations with these channels."""
+        self.walk.products.append((module_of(self.node), channels))
+
+    def attribute(self, name: str, size: Layout) -> None:
+        """Record that the module keeps a size as an attribute of this name, if it has such an attribute."""
+        module = module_of(self.node)
+        if getattr(self.walk.model.get_submodule(module), name, None) == extent(size):
+            self.walk.attributes[module, name] = size
+
     def _owner(self, weight: Value) -> str | None:
         """Return the name of the layer of this weight, if the operation is in that layer's forward."""
         if weight.parameter is None:
             return None
         owner = weight.parameter.rpartition(".")[0]
-        is_layer = isinstance(self.walk.model.get_submodule(owner), LAYERS)
+        is_layer = _is_scaled(self.walk.model.get_submodule(owner))
         return owner if is_layer and self.walk.same_module(module_of(self.node), owner) else None
+
+
+def _is_scaled(module: nn.Module) -> bool:
+    """Tell whether scaling vectors can multiply the output of a layer: ours to know, and Hugging Face's `Conv1D`."""
+    return isinstance(module, SCALED_LAYERS) or is_matrix_layer(module)
+
+
+def live_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes that the output depends on, and those that change a tensor, with all that they read."""
+    live: set[fx.Node] = set()
+    for node in reversed(list(graph.nodes)):
+        schema = getattr(node.target, "_schema", None)
+        if node.op in ("placeholder", "output") or node in live or (schema is not None and schema.is_mutable):
+            live.add(node)
+            live.update(node.all_input_nodes)
+    return live
 
 
 POINTWISE = frozenset(

@@ -1,0 +1,168 @@
+"""A network that runs a graph of operations instead of its Python code, with the modules, weights and names of the code.
+
+Some code relies on the sizes of its layers: a hard-coded view, the number of heads. Such a network can still be cut: its
+exported graph has those sizes as constants, which are rewritten. The result is an ordinary module: it trains, moves
+between devices, has a state dict with the names of the code's, and can be exported. Its submodules hold the weights but
+are not called, so that hooks on them do not run; one flag, `network.training`, chooses between the two graphs.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
+
+from structured_ensembles.networks.copying import dtype_of
+
+
+class Reference(NamedTuple):
+    """An argument that is the value of this number: a weight, an input, or the result of an operation."""
+
+    number: int
+
+
+class Samples(NamedTuple):
+    """An argument that is a size in proportion to the batch: so many for each sample."""
+
+    per_sample: int
+
+
+class OfNetwork(NamedTuple):
+    """An argument that is the network's own "device" or "dtype" when it runs."""
+
+    attribute: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation: its name, such as "aten::linear.default", its arguments, and the values that it is the last to use."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    last_uses: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A network's pass in one mode. Values are numbered: weights first, then constants, inputs and results.
+
+    weights: names of parameters and buffers. inputs: names of the arguments of forward, those that are tensors.
+    outputs: values and constants, and `structure`: the nesting in which forward returns them.
+    """
+
+    weights: tuple[str, ...]
+    constants: tuple[Tensor, ...]
+    inputs: tuple[str, ...]
+    operations: tuple[Operation, ...]
+    outputs: tuple[Any, ...]
+    structure: TreeSpec = field(repr=False)
+
+    def run(
+        self, network: nn.Module, inputs: list[Tensor], observe: Callable[[int, Any], None] = lambda number, value: None
+    ) -> Any:
+        """Run the operations with the weights of `network`; `observe` gets the number of each operation and its result."""
+        samples = inputs[0].shape[0] if inputs and inputs[0].dim() else 1
+        device, dtype = inputs[0].device if inputs else torch.device("cpu"), dtype_of(network)
+        tensors: list[Any] = [_tensor_of(network, name) for name in self.weights]
+        values = [*tensors, *(constant.to(device) for constant in self.constants), *inputs]
+
+        def fill(nested: Any) -> Any:
+            kind = type(nested)
+            if kind is Reference:
+                return values[nested.number]
+            if kind is Samples:
+                return nested.per_sample * samples
+            if kind is OfNetwork:
+                return device if nested.attribute == "device" else dtype
+            return [fill(item) for item in nested] if kind is list else nested
+
+        for number, operation in enumerate(self.operations):
+            function = find_operation(operation.name)
+            keywords = {name: fill(value) for name, value in operation.keywords.items()}
+            result = function(*map(fill, operation.arguments), **keywords)
+            observe(number, result)
+            values.append(result)
+            for last in operation.last_uses:
+                values[last] = None  # activations that nobody needs any more
+        return tree_unflatten([fill(output) for output in self.outputs], self.structure)
+
+
+class GraphNetwork(nn.Module):
+    """A network that runs the graph of its mode. See the file's docstring.
+
+    source: the network whose modules and weights it takes over. record: how it was cut, for a file to rebuild it.
+    """
+
+    def __init__(self, source: nn.Module, evaluation: Graph, training: Graph, record: Mapping[str, Any]) -> None:
+        super().__init__()
+        for name, module in source._modules.items():
+            self.add_module(name, module)
+        for name, parameter in source._parameters.items():
+            self.register_parameter(name, parameter)
+        for name, buffer in source._buffers.items():
+            self.register_buffer(name, buffer, persistent=name not in source._non_persistent_buffers_set)
+        self.graphs = {False: evaluation, True: training}
+        self.record = dict(record)
+        self.train(source.training)
+
+    def forward(self, *positional: Any, **keywords: Any) -> Any:
+        """Run the graph of the current mode on the arguments that the network's code takes."""
+        graph = self.graphs[self.training]
+        return graph.run(self, bind_inputs(graph.inputs, positional, keywords))
+
+    def extra_repr(self) -> str:
+        """Say how many operations the graph has."""
+        return f"graph of {len(self.graphs[False].operations)} operations"
+
+
+def bind_inputs(names: tuple[str, ...], positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Tensor]:
+    """Return the input tensors in the order of their names."""
+    tensors = [leaf for leaf in tree_leaves(positional) if isinstance(leaf, Tensor)]
+    named = {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
+    missing = names[len(tensors) :]
+    if len(tensors) > len(names) or set(missing) != set(named):
+        given = [*(f"{len(tensors)} by position" for _ in range(bool(tensors))), *sorted(named)]
+        raise TypeError(f"the network was traced with the inputs {', '.join(names)}, but got {', '.join(given) or 'none'}")
+    return tensors + [named[name] for name in missing]
+
+
+def _tensor_of(network: nn.Module, name: str) -> Tensor | None:
+    """Return a parameter or buffer by its qualified name."""
+    owner, _, attribute = name.rpartition(".")
+    module = network.get_submodule(owner)
+    return module._parameters[attribute] if attribute in module._parameters else module._buffers[attribute]
+
+
+@cache
+def find_operation(name: str) -> Callable[..., Any]:
+    """Return an operation by its name: one of PyTorch's own, or of Python's operators."""
+    namespace, _, rest = name.partition("::")
+    if namespace == "operator":
+        return getattr(operator, rest)
+    operation, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), operation), overload)
+
+
+def name_operation(target: Any) -> str:
+    """Name an operation of an exported graph; raise a ValueError if it is no operation that has a name."""
+    if isinstance(target, torch._ops.OpOverload):
+        return f"{target.namespace}::{target._opname}.{target._overloadname}"
+    if getattr(operator, getattr(target, "__name__", ""), None) is target:
+        return f"operator::{target.__name__}"
+    raise ValueError(f"{target} is no operation of PyTorch's")
+
+
+def references(nested: Any) -> list[int]:
+    """List the numbers of the values in nested lists of arguments."""
+    if isinstance(nested, Reference):
+        return [nested.number]
+    if isinstance(nested, list | tuple) and not isinstance(nested, Samples | OfNetwork):
+        return [number for item in nested for number in references(item)]
+    return []

@@ -1,0 +1,199 @@
+"""Find the channel sets that can be pruned: follow the model, then try what the layouts promise, until all of it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.export import ExportedProgram
+
+from structured_ensembles.common.inputs import call_arguments
+from structured_ensembles.networks.copying import dtype_of
+from structured_ensembles.networks.graph_network import bind_inputs
+from structured_ensembles.networks.resizing import resize
+from structured_ensembles.tracing.fake_model import FakeModel, first_line, reads_training_flag
+from structured_ensembles.tracing.grouping import NamedSet, axis_of, name_sets
+from structured_ensembles.tracing.layout import ChannelSet, fix
+from structured_ensembles.tracing.templates import Template, TemplateError, check_template, make_template
+from structured_ensembles.tracing.trial import (
+    ASSUMES,
+    Blame,
+    Counts,
+    differences,
+    find_failing,
+    sets_touched,
+    track_running_module,
+    trial_counts,
+)
+from structured_ensembles.tracing.walk import Step, Walk
+
+FEW_CANDIDATES = 12  # sets among which the ones that the code relies on are searched one by one
+
+
+@dataclass
+class Followed:
+    """A model that was followed in one or both modes: its walk, and by mode the exported program and its steps.
+
+    tried: the modes in which the code must be tried on fewer channels.
+    """
+
+    fake: FakeModel
+    walk: Walk
+    programs: dict[bool, ExportedProgram] = field(default_factory=dict)
+    steps: dict[bool, list[Step]] = field(default_factory=dict)
+    tried: list[bool] = field(default_factory=list)
+
+    def follow(self, training: bool) -> None:
+        """Follow the model in one mode."""
+        program = self.fake.export(self.fake.model, training)
+        self.steps[training] = self.walk.follow(program)
+        self.programs[training] = program
+
+
+@dataclass(frozen=True)
+class Offers:
+    """What was found: the channel sets that layers compute, the names of those that are offered, and the templates."""
+
+    walk: Walk
+    sets: Sequence[NamedSet]
+    templates: Mapping[bool, Template]
+    doubled: bool = False  # whether the model was followed on the example twice
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Return the shape of the model's first output for the example."""
+        shape = self.walk.output_shape or ()
+        return (1, *shape[1:]) if self.doubled and shape[:1] == (2,) else shape
+
+    @property
+    def names(self) -> dict[ChannelSet, str]:
+        """Return the names of the offered sets."""
+        return {named.channels: named.name for named in self.sets if named.reason is None}
+
+
+def find_offers(fake: FakeModel, coupled: bool, approximate: bool, nested: bool, graphs: bool) -> Offers:
+    """Find the channel sets of a model, and those that can be pruned; the arguments are those of `trace`."""
+    followed = _follow(fake)
+    while True:
+        offers = Offers(followed.walk, name_sets(followed.walk, coupled, approximate, nested), {}, fake.doubled)
+        if not _code_holds(followed, offers.names, graphs):
+            continue
+        if not any(channels.in_code for channels in offers.names):
+            return offers
+        templates = _find_templates(followed, offers.names)
+        if templates is not None:
+            return replace(offers, templates=templates)
+
+
+def _follow(fake: FakeModel) -> Followed:
+    """Follow the model in evaluation mode, and in training mode if it may differ."""
+    followed = Followed(fake, Walk(fake.model))
+    try:
+        followed.follow(training=False)
+    except Exception as error:
+        hint = " (Token ids stay whole numbers in Data.from_arrays(…, ids=True).)" if "indices" in str(error) else ""
+        raise ValueError(
+            f"the model cannot be followed on an example of shape {fake.shapes}: either `example` is not what it "
+            f"takes, or torch.export cannot follow its code. It says: {first_line(error)}{hint}"
+        ) from error
+    followed.tried.append(False)
+    unused = {name for name, _ in fake.model.named_parameters()} - followed.walk.used  # auxiliary heads, for example
+    if unused or reads_training_flag(fake.model):
+        _follow_training(followed)
+        if unused and True in followed.steps:
+            followed.tried.append(True)  # further layers, which the trial must include
+    return followed
+
+
+def _follow_training(followed: Followed) -> None:
+    """Follow the model in training mode; where that fails, all channels are fixed: it may do anything to them."""
+    try:
+        followed.follow(training=True)
+    except Exception as error:
+        for producer in followed.walk.producers:
+            fix(producer.channels, f"the model cannot be followed in training mode ({first_line(error)})")
+
+
+def _code_holds(followed: Followed, names: Mapping[ChannelSet, str], graphs: bool) -> bool:
+    """Tell whether the model's code does what the layouts predict with fewer channels; if not, note which are to blame.
+
+    Sets that only the graph can lose are not tried.
+    """
+    candidates = [channels for channels in names if channels.in_code is None]
+    steps = [step for training in followed.tried for step in followed.steps[training]]
+    trials = trial_counts(candidates, steps) if candidates else []
+    return all(_trial_holds(followed, names, counts, Blame(followed.walk, candidates, graphs)) for counts in trials)
+
+
+def _trial_holds(followed: Followed, names: Mapping[ChannelSet, str], counts: Counts, blame: Blame) -> bool:
+    """Try the code with as many channels as `counts` says; if it fails, blame the sets that it relies on."""
+    fake, candidates = followed.fake, blame.candidates
+
+    def shrink(chosen: Iterable[ChannelSet]) -> nn.Module:
+        return _resized(followed, names, {channels: counts[channels] for channels in chosen})
+
+    for training in followed.tried:
+        small = shrink(candidates)
+        with track_running_module(small) as running:
+            try:
+                trial = Walk(small).follow(fake.export(small, training))
+            except Exception as error:  # the model's code may raise anything
+                close = not blame.rewritable or len(candidates) <= FEW_CANDIDATES
+                failing = find_failing(candidates, partial(_failure, fake, shrink, training)) if close else []
+                blame.sets(failing, f"{ASSUMES}: {first_line(error)}")
+                if not failing:
+                    blame.module(running[-1], first_line(error))
+                return False
+        differing = differences(followed.steps[training], trial, counts)
+        for step in differing:
+            blame.step(followed.steps[training], step)
+        if differing:
+            return False
+    return True
+
+
+def _failure(fake: FakeModel, shrink: Any, training: bool, chosen: Iterable[ChannelSet]) -> str | None:
+    """Return the error of a model in which only the chosen sets have fewer channels; None if it runs."""
+    return fake.failure(shrink(chosen), training)
+
+
+def _resized(followed: Followed, names: Mapping[ChannelSet, str], counts: Counts) -> nn.Module:
+    """Copy the fake model with fewer channels."""
+    walk = followed.walk
+    axes = {name: tuple(axis_of(dim, names) for dim in value.dims) for name, value in walk.parameters.items()}
+    attributes = {key: axis_of(layout, names) for key, layout in walk.attributes.items()}
+    return resize(followed.fake.model, axes, {names[channels]: count for channels, count in counts.items()}, attributes)
+
+
+def _find_templates(followed: Followed, names: Mapping[ChannelSet, str]) -> dict[bool, Template] | None:
+    """Make the templates of both modes and try them; None if a set had to be fixed, so that all must be tried again."""
+    if True not in followed.steps:
+        _follow_training(followed)
+        return None
+    templates = {}
+    axis = partial(axis_of, names=names)
+    for training, program in followed.programs.items():
+        steps = followed.steps[training]
+        try:
+            template, operation_steps = make_template(program, steps, axis, dtype_of(followed.fake.model))
+            for counts in trial_counts(list(names), steps):
+                small = _resized(followed, names, counts)
+                numbers = {names[channels]: count for channels, count in counts.items()}
+                with followed.fake.running(small, training, more_samples=True) as inputs:
+                    tensors = bind_inputs(template.graph.inputs, *call_arguments(inputs))
+                    check_template(template, operation_steps, axis, small, tensors, numbers)
+        except TemplateError as error:
+            _blame_template(error, [channels for channels in names if channels.in_code])
+            return None
+        templates[training] = template
+    return templates
+
+
+def _blame_template(error: TemplateError, in_graph: Sequence[ChannelSet]) -> None:
+    """Fix those of the sets that need the graph which a failing operation touches; if it touches none, all of them."""
+    touched = sets_touched([error.step]) if error.step is not None else set()
+    for channels in [channels for channels in in_graph if channels in touched] or in_graph:
+        channels.fixed = f"{channels.in_code}; and {error}"

@@ -1,0 +1,95 @@
+"""Rules for products of activations: matrix products, einsum, attention."""
+
+from __future__ import annotations
+
+from structured_ensembles.tracing.layout import Layout, Relation, Value, fix, fixed_layout, mix, new_layout, product, unify
+from structured_ensembles.tracing.rules import Call, Result, broadcast, fix_unknown, rule
+
+
+@rule("matmul", "mm", "bmm")
+def matmul(call: Call) -> Result:
+    """Unify the channels that a product sums over: a pair of them is kept or dropped, and the rest of the sum stays."""
+    left, right = call["self"], call["other"] if "other" in call.arguments else call["mat2"]
+    if len(left.shape) < 2 or len(right.shape) < 2:
+        return fix_unknown(call, "a product of vectors")
+    _contract(call, left, right)
+    batch = broadcast([left.dims[:-2], right.dims[:-2]], call.shape[:-2], Relation.SAME)
+    return Value(call.shape, (*batch, left.dims[-2], right.dims[-1]))
+
+
+@rule("addmm", "baddbmm")
+def addmm(call: Call) -> Result:
+    """Unify the channels that a product sums over, and those of what is added to it."""
+    left, right = (call["mat1"], call["mat2"]) if call.name == "addmm" else (call["batch1"], call["batch2"])
+    added = call["self"]
+    _contract(call, left, right)
+    batch = broadcast([left.dims[:-2], right.dims[:-2]], call.shape[:-2], Relation.SAME)
+    dims = broadcast([(*batch, left.dims[-2], right.dims[-1]), added.dims], call.shape, Relation.SAME)
+    return Value(call.shape, tuple(dims))
+
+
+def _contract(call: Call, left: Value, right: Value) -> None:
+    """Unify the last dimension of `left` with the last but one of `right`; report a layer whose weight is one of them."""
+    parameter = left.parameter or right.parameter
+    unify(left.dims[-1], right.dims[-2], Relation.SAME if parameter else Relation.GATE)
+    if not parameter:
+        call.layers.multiply(left.dims[-1])
+    if right.parameter:
+        call.layers.consume(right, left.dims[-1])
+        call.layers.produce(right, right.dims[-1], len(right.shape) - 1)
+
+
+@rule("einsum")
+def einsum(call: Call) -> Result:
+    """Unify the dimensions that have the same letter; a letter that only one operand has, and is summed over, is mixed."""
+    equation, operands = str(call["equation"]).replace(" ", ""), call["tensors"]
+    terms, arrow, output = equation.partition("->")
+    letters = terms.split(",")
+    if "." in equation or not arrow or any(len(set(term)) < len(term) for term in letters):
+        return fix_unknown(call, "an einsum with dots, repeated letters or no arrow")
+    layouts: dict[str, Layout] = {}
+    seen: dict[str, int] = {}
+    for term, operand in zip(letters, operands, strict=True):
+        for letter, dim, size in zip(term, operand.dims, operand.shape, strict=True):
+            seen[letter] = seen.get(letter, 0) + 1
+            if letter in layouts and size > 1:
+                contracted = letter not in output
+                unify(layouts[letter], dim, Relation.GATE if contracted else Relation.SAME)
+                if contracted:
+                    call.layers.multiply(dim)
+            elif size > 1 or letter not in layouts:
+                layouts[letter] = dim
+    for letter, layout in layouts.items():
+        if letter not in output and seen[letter] == 1:
+            mix(layout, "einsum runs over its channels")
+    return Value(call.shape, tuple(layouts[letter] for letter in output))
+
+
+@rule("scaled_dot_product_attention")
+def attention(call: Call) -> Result:
+    """Unify heads, pairs of query and key features, and tokens. The scale stays that of the full head."""
+    query, key, value = call["query"], call["key"], call["value"]
+    features = query.dims[-1]
+    unify(features, key.dims[-1], Relation.GATE)
+    call.layers.multiply(features)
+    unify(key.dims[-2], value.dims[-2])
+    fix(key.dims[-2], "softmax runs over its channels")
+    if call.arguments.get("enable_gqa"):
+        repeats = query.shape[-3] // key.shape[-3]
+        whole = product(key.dims[-3], new_layout(repeats) if repeats > 1 else fixed_layout(1))
+        if whole is None:
+            return fix_unknown(call, "attention with grouped heads of several pieces")
+        unify(query.dims[-3], whole)
+        unify(key.dims[-3], value.dims[-3])
+        heads: list[Layout] = [*broadcast([v.dims[:-3] for v in (query, key, value)], call.shape[:-3], Relation.SAME)]
+        heads.append(query.dims[-3])
+    else:
+        heads = broadcast([v.dims[:-2] for v in (query, key, value)], call.shape[:-2], Relation.SAME)
+    mask = call.arguments.get("attn_mask")
+    if mask is not None:
+        broadcast([mask.dims, (*heads, query.dims[-2], key.dims[-2])], (*call.shape[:-1], key.shape[-2]), Relation.SAME)
+    full, scale = query.shape[-1], call.arguments.get("scale")
+    if scale is None:
+        call.expected["scale"] = lambda size: None if size(features) == full else full**-0.5
+        call.sizes["scale"] = full**-0.5
+    return Value(call.shape, (*heads, query.dims[-2], value.dims[-1]))

@@ -1,0 +1,237 @@
+"""Templates: exported graphs whose sizes follow the channels, for networks whose own code cannot be cut.
+
+A template is the graph of the full network with a `Size` in place of every number that counts channels. All other
+constants stay those of the full network, so that the cut graph computes what the full one computes without the dropped
+channels. Before a group is offered, a cut template is run on fake tensors, and every shape compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from structured_ensembles.networks.graph_network import (
+    Graph,
+    OfNetwork,
+    Operation,
+    Reference,
+    Samples,
+    name_operation,
+    references,
+)
+from structured_ensembles.networks.resizing import Axis, kept_size
+from structured_ensembles.tracing.layout import ChannelSet, Layout, Run, extent, resolve
+from structured_ensembles.tracing.walk import Step, live_nodes
+
+AxisOf = Callable[[Layout], Axis]
+
+
+class TemplateError(Exception):
+    """A graph cannot be cut; the message says why. step: the operation to blame, if one is."""
+
+    def __init__(self, reason: str, step: Step | None = None) -> None:
+        super().__init__(reason)
+        self.step = step
+
+
+class Size(NamedTuple):
+    """A number in a template: the positions along an axis that are left, for each sample if it counts samples too."""
+
+    axis: Axis
+    per_sample: bool
+
+
+@dataclass(frozen=True)
+class Template:
+    """A graph of the full network with sizes in place of numbers."""
+
+    graph: Graph
+
+    def cut(self, counts: Mapping[str, int]) -> Graph:
+        """Return the graph when `counts[group]` channels of each group are left."""
+        operations = tuple(
+            replace(
+                operation,
+                arguments=tuple(_with_numbers(value, counts) for value in operation.arguments),
+                keywords={name: _with_numbers(value, counts) for name, value in operation.keywords.items()},
+            )
+            for operation in self.graph.operations
+        )
+        return replace(self.graph, operations=operations)
+
+
+def make_template(
+    program: ExportedProgram, steps: Sequence[Step], axis_of: AxisOf, dtype: torch.dtype
+) -> tuple[Template, list[Step | None]]:
+    """Make the template of an exported network; return it and the step of each operation. Raises `TemplateError`.
+
+    axis_of: returns the groups along a layout. dtype: that of the network.
+    """
+    by_node = {step.node: step for step in steps}
+    signature = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    weights, constants, inputs = [], [], []
+    live = live_nodes(program.graph)
+    nodes = [node for node in program.graph.nodes if node in live and node.target not in _ASSERTIONS]
+    for node in (node for node in nodes if node.op == "placeholder"):
+        kind = signature[node.name].kind
+        if kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            weights.append(node)
+        elif kind == InputKind.USER_INPUT:
+            inputs += [node] if isinstance(node.meta.get("val"), Tensor) else []
+        else:
+            constants.append(node)
+    tensors = [program.constants.get(str(signature[node.name].target)) for node in constants]
+    if any(not isinstance(tensor, Tensor) or type(tensor) is not Tensor for tensor in tensors):
+        raise TemplateError("its graph has constant tensors")
+    numbers: dict[fx.Node, int] = {node: number for number, node in enumerate((*weights, *constants, *inputs))}
+    operations, operation_steps = [], []
+    for node in (node for node in nodes if node.op == "call_function"):
+        operations.append(_operation(node, by_node.get(node), numbers, axis_of, dtype))
+        operation_steps.append(by_node.get(node))
+        numbers[node] = len(numbers)
+    output = next(node for node in nodes if node.op == "output")
+    outputs = tuple(Reference(numbers[leaf]) if isinstance(leaf, fx.Node) else leaf for leaf in output.args[0])
+    structure = program.call_spec.out_spec
+    if structure is None or structure.num_leaves != len(outputs):
+        raise TemplateError("its graph has other outputs than the network")
+    graph = Graph(
+        weights=tuple(str(signature[node.name].target) for node in weights),
+        constants=tuple(tensor for tensor in tensors if isinstance(tensor, Tensor)),
+        inputs=tuple(node.name for node in inputs),
+        operations=_with_last_uses(operations, len(weights) + len(constants) + len(inputs), outputs),
+        outputs=outputs,
+        structure=structure,
+    )
+    return Template(graph), operation_steps
+
+
+_ASSERTIONS = (torch.ops.aten._assert_tensor_metadata.default,)
+
+
+def _operation(
+    node: fx.Node, step: Step | None, numbers: Mapping[fx.Node, int], axis_of: AxisOf, dtype: torch.dtype
+) -> Operation:
+    """Write one node as an operation, with the sizes that its step knows."""
+    target: Any = node.target
+    arguments, keywords = list(node.args), dict(node.kwargs)
+    if step is not None and step.sizes:
+        changed = {name: _sizes(value, axis_of) for name, value in step.sizes.items()}
+        if step.replacement is not None:
+            target = step.replacement
+            arguments = [node.args[0]]
+            keywords = {"dim": step.arguments.get("dim", 0)}
+        positions = [argument.name for argument in target._schema.arguments]
+        for name, value in changed.items():
+            index = positions.index(name)
+            if index < len(arguments) and not target._schema.arguments[index].kwarg_only:
+                arguments[index] = value
+            else:
+                keywords[name] = value
+    try:
+        name = name_operation(target)
+    except ValueError as error:
+        raise TemplateError(str(error), step) from error
+
+    def written(nested: Any) -> Any:
+        if isinstance(nested, fx.Node):
+            return Reference(numbers[nested])
+        is_list = isinstance(nested, list | tuple) and not isinstance(nested, Size)
+        return [written(item) for item in nested] if is_list else nested
+
+    if keywords.get("device") is not None and not any(isinstance(leaf, fx.Node) for leaf in node.args):
+        keywords["device"] = OfNetwork("device")
+        if keywords.get("dtype") is dtype:
+            keywords["dtype"] = OfNetwork("dtype")
+    return Operation(name, tuple(map(written, arguments)), {key: written(value) for key, value in keywords.items()})
+
+
+def _is_layout(value: Any) -> bool:
+    """Tell whether an argument is a layout."""
+    return isinstance(value, tuple) and all(isinstance(run, Run) for run in value)
+
+
+def _sizes(value: Any, axis_of: AxisOf) -> Any:
+    """Replace the layouts in an argument by sizes, or by numbers where nothing can change."""
+    if isinstance(value, list):
+        return [_sizes(item, axis_of) for item in value]
+    if not _is_layout(value):
+        return value
+    runs = resolve(value)
+    samples = [run for run in runs if any(factor.batch for factor in run.factors)]
+    if not samples:
+        axis = axis_of(value)
+        return Size(axis, False) if any(span.group is not None for span in axis) else extent(value)
+    if len(runs) > 1:
+        raise TemplateError("a dimension of its graph holds samples and something else")
+    others: list[ChannelSet] = [factor for factor in runs[0].factors if not factor.batch]
+    return Size(axis_of((Run(tuple(others)),)) if others else (), True)
+
+
+def _with_numbers(nested: Any, counts: Mapping[str, int]) -> Any:
+    """Replace the sizes in nested lists of arguments by numbers."""
+    if isinstance(nested, Size):
+        left = kept_size(nested.axis, counts) if nested.axis else int(nested.per_sample)
+        return Samples(left) if nested.per_sample else left
+    return [_with_numbers(item, counts) for item in nested] if type(nested) is list else nested
+
+
+def _with_last_uses(operations: list[Operation], first: int, outputs: Sequence[Any]) -> tuple[Operation, ...]:
+    """Note at every operation which results nobody needs after it."""
+    last: dict[int, int] = {}
+    for index, operation in enumerate(operations):
+        last[first + index] = index
+        last |= dict.fromkeys(references((*operation.arguments, *operation.keywords.values())), index)
+    kept = set(references(tuple(outputs)))
+    uses: dict[int, list[int]] = {}
+    for number, index in last.items():
+        if number >= first and number not in kept:
+            uses.setdefault(index, []).append(number)
+    return tuple(replace(operation, last_uses=tuple(uses.get(i, ()))) for i, operation in enumerate(operations))
+
+
+def check_template(
+    template: Template,
+    steps: Sequence[Step | None],
+    axis_of: AxisOf,
+    network: nn.Module,
+    inputs: list[Tensor],
+    counts: Mapping[str, int],
+) -> None:
+    """Run a cut template with the fake weights of a smaller network; raise `TemplateError` where it fails.
+
+    steps: of the operations; their results have the predicted shapes. inputs: of another number of samples than the
+    template was made with, so that a number that counts them is noticed.
+    """
+    graph = template.cut(counts)
+    samples = inputs[0].shape[0]
+    position = -1
+
+    def check(number: int, result: Any) -> None:
+        nonlocal position
+        position = number
+        step = steps[number]
+        results = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, list | tuple) else []
+        for actual, predicted in zip(results, () if step is None else step.results, strict=False):
+            if predicted is None or not isinstance(actual, Tensor):
+                continue
+            sizes = _with_numbers([_sizes(dim, axis_of) for dim in predicted.dims], counts)
+            shape = [size.per_sample * samples if isinstance(size, Samples) else size for size in sizes]
+            if shape != list(actual.shape):
+                name = graph.operations[number].name
+                raise TemplateError(f"{name} gives {list(actual.shape)} in the cut graph, not {shape}", step)
+
+    try:
+        graph.run(network, inputs, check)
+    except TemplateError:
+        raise
+    except Exception as error:  # operations may raise anything on sizes that do not fit
+        lines = str(error).strip().splitlines()
+        name = graph.operations[position + 1].name if position + 1 < len(graph.operations) else "its output"
+        step = next((step for step in steps[position + 1 :] if step is not None), None)
+        raise TemplateError(f"{name} fails in the cut graph: {lines[0] if lines else error!r}", step) from error
