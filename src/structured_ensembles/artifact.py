@@ -26,8 +26,10 @@ from structured_ensembles.data.dataset import Task
 from structured_ensembles.data.kinds import Kinds, Normalizations, normalization_from_json
 from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.data.target_scaling import Units
+from structured_ensembles.extraction import rebuild_graph_network
 from structured_ensembles.networks.conversions import find_rebuilder
 from structured_ensembles.networks.copying import all_tensors, copy_with, unsaved_buffers
+from structured_ensembles.networks.graph_network import GraphNetwork
 from structured_ensembles.networks.provenance import (
     check_shapes,
     distinct_bases,
@@ -35,7 +37,7 @@ from structured_ensembles.networks.provenance import (
     restore_base,
     warn_if_unnamed,
 )
-from structured_ensembles.networks.resizing import set_sizes
+from structured_ensembles.networks.resizing import restore_size_attributes, set_sizes, size_attributes
 from structured_ensembles.selection import Subnet
 from structured_ensembles.storage.container import (
     build_from_json,
@@ -50,9 +52,10 @@ from structured_ensembles.storage.container import (
 from structured_ensembles.tracing.walk import LAYERS
 
 FORMAT = "structured-ensembles"
-# A file is written in the lowest version that can hold it, so that earlier releases can read it: 5 with Gaussian heads;
+# A file is written in the lowest version that can hold it, so that earlier releases can read it: 6 with networks that
+# were cut in their graph, or that have grouped convolutions; 5 with Gaussian heads;
 # 4 with a calibration, several inputs or normalised columns; 3 with units; 2 with conversions; else 1.
-VERSION = 5
+VERSION = 6
 Storage = Literal["float32", "float16", "int8"]
 Built = TypeVar("Built", bound=nn.Module)
 SCALE = "#scale"  # suffix of the scales of a tensor stored as int8
@@ -133,6 +136,12 @@ def save(contents: Contents, path: str | Path, dtype: Storage = "float32") -> in
         version = 4  # earlier versions would take columns for channels of images
     if contents.gaussian:
         version, structure["gaussian"] = 5, True
+    cuts = [network.record if isinstance(network, GraphNetwork) else None for network in contents.networks]
+    attributes = [size_attributes(network) for network in contents.networks]
+    if any(cuts):
+        version, structure["cuts"] = 6, cuts
+    if any(attributes):
+        version, structure["attributes"] = 6, attributes
     return write_container(path, FORMAT, version, structure, tensors)
 
 
@@ -161,7 +170,13 @@ def load(
         converted = [
             _convert_base(base, conversion, tensors) for conversion, tensors in zip(conversions, members, strict=True)
         ]
-        networks = [_build_member(network, tensors) for network, tensors in zip(converted, members, strict=True)]
+        sources = [_cut_base(source, cut) for source, cut in zip(converted, _per_member(structure, "cuts"), strict=True)]
+        networks = [
+            _build_member(network, tensors, attributes)
+            for network, tensors, attributes in zip(
+                sources, members, _per_member(structure, "attributes"), strict=True
+            )
+        ]
         bases = read_bases(structure.get("base_shapes"))
         for network, source in zip(networks, converted, strict=True):
             if model is not None:
@@ -289,8 +304,27 @@ def _convert_base(base: nn.Module, conversion: Mapping[str, Any] | None, tensors
     return rebuild(base, arguments, tensors)
 
 
-def _build_member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Copy `base` with these tensors in it, whatever their sizes."""
+def _per_member(structure: Mapping[str, Any], name: str) -> list[dict[str, Any] | None]:
+    """Return a list of a file that has an object or None for each member; files of earlier versions lack it."""
+    values = structure.get(name) or [None] * structure["members"]
+    check_list_field(values, (dict, type(None)), name)
+    if len(values) != structure["members"]:
+        raise ValueError(f"it has {len(values)} {name} for {structure['members']} members")
+    return values
+
+
+def _cut_base(base: nn.Module, record: Mapping[str, Any] | None) -> nn.Module:
+    """Cut a member out of the graph of the base network, if the file says so; return any other base as it is."""
+    if record is None or (isinstance(base, GraphNetwork) and base.record == record):
+        return base
+    check_leaves(record, (str, int, bool, type(None)), "cuts")
+    return rebuild_graph_network(base, record)
+
+
+def _build_member(
+    base: nn.Module, tensors: Mapping[str, Tensor], attributes: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Copy `base` with these tensors in it, whatever their sizes. attributes: sizes that tensors do not tell."""
     expected = {name: (tensor.dim(), _number_type(tensor)) for name, tensor in all_tensors(base).items()}
     stored = {name: (tensor.dim(), _number_type(tensor)) for name, tensor in tensors.items()}
     for name in unsaved_buffers(base) - stored.keys():  # files of earlier versions lack such buffers
@@ -303,6 +337,7 @@ def _build_member(base: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
         return tensors[name] if name in tensors else tensor.clone()
 
     network = copy_with(base, replace, replace)
+    restore_size_attributes(network, attributes or {})
     for module in network.modules():
         set_sizes(module)
         _check_sizes(module)

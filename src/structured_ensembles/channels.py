@@ -29,6 +29,11 @@ from structured_ensembles.tracing.templates import Template
 from structured_ensembles.tracing.walk import Walk
 
 Nested = Literal["finest", "all"]
+LARGEST_SIZE = 2**40  # of a dimension of an example
+DTYPES = {
+    name: getattr(torch, name)
+    for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+}
 
 
 @dataclass(frozen=True)
@@ -181,6 +186,23 @@ def describe_inputs(inputs: Any) -> Any:
         return None
     described = [[list(value.shape), str(value.dtype).removeprefix("torch.")] for value in values]
     return dict(zip(inputs, described, strict=True)) if isinstance(inputs, dict) else described
+
+
+def example_inputs(described: Any) -> Any:
+    """Make inputs of the shapes and dtypes that `describe_inputs` wrote, on the meta device: without memory.
+
+    Raises a ValueError for anything else, such as a value of a forged file.
+    """
+    values = list(described.values()) if isinstance(described, dict) else described
+    try:
+        tensors = []
+        for shape, dtype in values:
+            if not all(type(size) is int and 0 <= size < LARGEST_SIZE for size in shape) or len(shape) > 16:
+                raise ValueError(f"no shape of an input: {shape!r:.100}")
+            tensors.append(torch.empty(shape, dtype=DTYPES[dtype], device="meta"))
+    except (TypeError, KeyError, RuntimeError) as error:
+        raise ValueError(f"these are no shapes and dtypes of inputs: {described!r:.100}") from error
+    return dict(zip(described, tensors, strict=True)) if isinstance(described, dict) else tuple(tensors)
 
 
 def _build_graph(model: nn.Module, offers: Offers, origin: Mapping[str, Any]) -> ChannelGraph:

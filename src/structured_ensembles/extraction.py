@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.channels import ChannelGraph, example_inputs, trace
 from structured_ensembles.common.checks import check_seed, check_type
 from structured_ensembles.networks.graph_network import GraphNetwork
 from structured_ensembles.networks.initialization import draw_weights
@@ -80,6 +81,21 @@ def make_graph_network(model: nn.Module, graph: ChannelGraph, subnet: Subnet, sm
     network = GraphNetwork(small, graphs[False], graphs[True], {"subnet": subnet.to_json(), **graph.origin})
     record_base_shapes(network, model)
     copy_origin(network, model)
+    return network
+
+
+def rebuild_graph_network(base: nn.Module, record: Mapping[str, Any]) -> GraphNetwork:
+    """Cut a network in its graph once more, by the record of one that was; raise a ValueError if they do not fit.
+
+    record: `GraphNetwork.record`, as read from a file.
+    """
+    if record.get("example") is None:
+        raise ValueError("the file does not say on what inputs its network was traced: give one of its members as model=")
+    options = {name: record["options"][name] for name in ("coupled", "approximate", "nested", "graphs")}
+    graph = trace(base, example_inputs(record["example"]), **options)
+    network = extract(base, graph, Subnet.from_json(record["subnet"]))
+    if not isinstance(network, GraphNetwork):
+        raise ValueError("the network's code can be cut, but the file has one that was cut in its graph")
     return network
 
 

@@ -57,7 +57,7 @@ class SharedBackbone:
         """Trace the channels of the backbone under a head of so many classes; those of the head are fixed."""
         if classes not in self._graphs:
             network = TaskNetwork(self.backbone, head)
-            self._graphs[classes] = _fix_head_channels(trace(network, example, coupled=True))
+            self._graphs[classes] = _fix_head_channels(trace(network, example, coupled=True, graphs=False))
         graph = self._graphs[classes]
         check_prunable(graph)
         if not self.owners.groups:

@@ -39,7 +39,7 @@ def common_network(networks: Sequence[nn.Module], example: Inputs, multiple: int
     if alike and not _uneven(first, multiple):
         return first, shapes[0]
     try:
-        graph = trace(first, example, coupled=True)
+        graph = trace(first, example, coupled=True, graphs=False)
     except Exception as error:
         if alike:
             return first, shapes[0]

@@ -187,6 +187,31 @@ def set_sizes(module: nn.Module) -> None:
             module.nf = weight.shape[1]  # type: ignore[assignment]
 
 
+def size_attributes(network: nn.Module) -> dict[str, int]:
+    """Return the sizes that layers keep as numbers which their tensors do not tell, by qualified name.
+
+    They are the groups of grouped convolutions and group norms. Those of a depthwise convolution follow from its weight.
+    """
+    attributes = {}
+    for name, module in network.named_modules():
+        prefix = f"{name}." if name else ""
+        if isinstance(module, nn.modules.conv._ConvNd) and 1 < module.groups < module.in_channels:
+            attributes[f"{prefix}groups"] = module.groups
+        elif isinstance(module, nn.GroupNorm):
+            attributes[f"{prefix}num_groups"] = module.num_groups
+    return attributes
+
+
+def restore_size_attributes(network: nn.Module, attributes: Mapping[str, Any]) -> None:
+    """Set the sizes that `size_attributes` returned; raise a ValueError for any other name or value."""
+    known = size_attributes(network)
+    for qualified_name, value in attributes.items():
+        if qualified_name not in known or type(value) is not int or not 0 < value <= known[qualified_name]:
+            raise ValueError(f"{qualified_name} cannot be {value!r} in this network")
+        name, _, attribute = qualified_name.rpartition(".")
+        setattr(network.get_submodule(name), attribute, value)
+
+
 def is_matrix_layer(module: nn.Module) -> bool:
     """Tell whether a module is a `Conv1D` of transformers: a linear layer whose weight is (inputs, outputs)."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and "weight" in module._parameters

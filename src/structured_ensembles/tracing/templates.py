@@ -128,6 +128,8 @@ def _operation(
             keywords = {"dim": step.arguments.get("dim", 0)}
         positions = [argument.name for argument in target._schema.arguments]
         for name, value in changed.items():
+            if name not in positions:  # such as the size of an expand_as, which another tensor gives
+                continue
             index = positions.index(name)
             if index < len(arguments) and not target._schema.arguments[index].kwarg_only:
                 arguments[index] = value

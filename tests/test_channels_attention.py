@@ -1,0 +1,141 @@
+"""trace() and extract() of attention: whole heads, query and key features, value features."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import structured_ensembles as se
+from structured_ensembles.networks.graph_network import GraphNetwork
+from tests.support.exactness import check_exact, randomize
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (3, 5, 6)), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+class Attention(nn.Module):
+    """Attention between two linear layers, written in one of several ways.
+
+    way: "fused" one linear layer for queries, keys and values; "separate" one for each; "grouped" fewer heads of keys;
+        "einsum"; "eager" by matrix products. hard: whether the code knows the size of a head.
+    """
+
+    def __init__(self, way: str, hard: bool = True, bias: bool = False) -> None:
+        super().__init__()
+        self.way, self.hard, self.heads, self.size = way, hard, 4, 8
+        self.embed, self.proj, self.head = nn.Linear(6, 16), nn.Linear(32, 16), nn.Linear(16, 3)
+        if way == "fused":
+            self.qkv = nn.Linear(16, 96)
+        else:
+            keys = 16 if way == "grouped" else 32
+            self.q, self.k, self.v = nn.Linear(16, 32), nn.Linear(16, keys), nn.Linear(16, keys)
+        self.table = nn.Parameter(torch.randn(9, 4)) if bias else None
+        offsets = torch.arange(5)[:, None] - torch.arange(5)[None] + 4
+        self.register_buffer("offsets", offsets, persistent=False)
+
+    def split(self, x: Tensor, heads: int) -> Tensor:
+        batch, length, _ = x.shape
+        shape = (batch, length, heads, self.size) if self.hard else (batch, length, heads, -1)
+        return x.view(shape).transpose(1, 2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bias = None if self.table is None else self.table[self.offsets].permute(2, 0, 1)
+        if self.way == "einsum":
+            return torch.einsum("bhij,bhjd->bhid", (torch.einsum("bhid,bhjd->bhij", q, k) * 0.3).softmax(-1), v)
+        if self.way == "eager":
+            scores = q @ k.transpose(-1, -2) * 8**-0.5
+            return (scores if bias is None else scores + bias).softmax(-1) @ v
+        if self.way == "grouped":
+            k, v = (t[:, :, None].expand(-1, -1, 2, -1, -1).reshape(len(t), 4, 5, -1) for t in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x).relu()
+        if self.way == "fused":
+            q, k, v = self.qkv(x).view(len(x), 5, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            few = 2 if self.way == "grouped" else 4
+            q, k, v = self.split(self.q(x), 4), self.split(self.k(x), few), self.split(self.v(x), few)
+        out = self.attend(q, k, v).transpose(1, 2)
+        return self.head(self.proj(out.reshape(len(x), 5, -1)).mean(1))
+
+
+@pytest.mark.parametrize("way", ["fused", "separate", "grouped", "einsum", "eager"])
+@pytest.mark.parametrize("hard", [True, False])
+@pytest.mark.parametrize("nested", ["finest", "all"])
+def test_attention_is_cut_exactly(way: str, hard: bool, nested: str) -> None:
+    model = randomize(Attention(way, hard))
+    graph = check_exact(model, tokens(), nested=nested)
+    features = {name: size for name, size in graph.prunable.items() if "[within]" in name}
+    assert set(features.values()) == {8}
+    assert len(features) == (1 if way == "fused" else 2)  # queries with keys, and values: of one layer they go together
+    heads = {name: size for name, size in graph.prunable.items() if "[groups" in name}
+    assert bool(heads) == (nested == "all")
+    if way == "grouped" and nested == "all":
+        assert sorted(heads.values()) == [2, 2]  # the heads of keys, and the queries of each
+
+
+def test_heads_with_a_table_of_position_biases_are_cut_exactly() -> None:
+    for way in ("separate", "eager"):
+        model = randomize(Attention(way, bias=True))
+        graph = check_exact(model, tokens(), nested="all")
+        assert [span.group for span in graph.axes["table"][1]] == ["q[groups]"]
+
+
+def test_scale_stays_that_of_the_full_head() -> None:
+    """PyTorch's default scale follows the size of a head: code that leaves it out is cut in the graph."""
+    graph = se.trace(Attention("separate", hard=False).double(), tokens())
+    assert graph["q[within]"].in_code
+    assert graph["v[within]"].in_code is None or graph["v[within]"].prunable
+    model = randomize(Attention("separate", hard=False))
+    subnet = se.select(graph, prune=0.5, selection="random", members=1)[0]
+    small = se.extract(model, graph, subnet)
+    assert isinstance(small, GraphNetwork)
+    scales = [
+        operation.keywords["scale"]
+        for operation in small.graphs[False].operations
+        if operation.name.startswith("aten::scaled_dot_product_attention")
+    ]
+    assert scales == [8**-0.5]
+
+
+class Torch(nn.Module):
+    """PyTorch's own attention or encoder layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.embed, self.layer, self.head = nn.Linear(6, 16), layer, nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        y = self.layer(x, x, x)[0] if isinstance(self.layer, nn.MultiheadAttention) else self.layer(x)
+        return self.head(y.mean(1))
+
+
+@pytest.mark.parametrize("nested", ["finest", "all"])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.MultiheadAttention(16, 2, batch_first=True),
+        lambda: nn.MultiheadAttention(16, 4, batch_first=True, bias=False),
+        lambda: nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True),
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True), 2),
+    ],
+)
+def test_attention_of_pytorch_is_cut_exactly(layer, nested: str) -> None:
+    graph = check_exact(randomize(Torch(layer())), tokens(), nested=nested)
+    assert any("in_proj_weight" in name for name in graph.prunable)
+
+
+def test_layer_norms_stay_whole_unless_approximate() -> None:
+    model = Torch(nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True)).double()
+    stream = se.trace(model, tokens(), coupled=True)["embed"]
+    assert "layer norm mixes its channels: exact only with all of them" in str(stream.reason)
+    graph = se.trace(model, tokens(), coupled=True, approximate=True)
+    assert graph["embed"].prunable
+    assert graph["embed"].approximate
+    subnet = se.select(graph, prune=0.5, selection="random", members=1)[0]
+    small = se.extract(model, graph, subnet)
+    assert small(tokens()).shape == (3, 3)
+    assert sum(p.numel() for p in small.parameters()) == graph.num_parameters(subnet.counts) < graph.num_parameters() / 3
