@@ -138,4 +138,6 @@ def test_layer_norms_stay_whole_unless_approximate() -> None:
     subnet = se.select(graph, prune=0.5, selection="random", members=1)[0]
     small = se.extract(model, graph, subnet)
     assert small(tokens()).shape == (3, 3)
-    assert sum(p.numel() for p in small.parameters()) == graph.num_parameters(subnet.counts) < graph.num_parameters() / 3
+    assert (
+        sum(p.numel() for p in small.parameters()) == graph.num_parameters(subnet.counts) < graph.num_parameters() / 3
+    )

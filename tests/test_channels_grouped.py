@@ -99,7 +99,9 @@ def test_files_keep_the_number_of_groups(tmp_path) -> None:
     networks = [
         se.extract(model, graph, subnet) for subnet in se.select(graph, prune=0.5, selection="random", members=2)
     ]
-    ensemble = se.Ensemble([nn.Sequential(network, nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten()) for network in networks])
+    ensemble = se.Ensemble(
+        [nn.Sequential(network, nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten()) for network in networks]
+    )
     ensemble.save(tmp_path / "grouped.safetensors")
     base = nn.Sequential(model, nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten())
     loaded = se.Ensemble.load(tmp_path / "grouped.safetensors", model=base)

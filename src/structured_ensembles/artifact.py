@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -124,25 +124,38 @@ def save(contents: Contents, path: str | Path, dtype: Storage = "float32") -> in
         "torch": torch.__version__,
     }
     version = 1
-    if any(conversions):
-        version, structure["conversions"] = 2, conversions
-    if contents.units is not None:
-        version, structure["units"] = 3, contents.units.to_json()
-    if contents.calibration.fitted:
-        version, structure["calibration"] = 4, contents.calibration.to_json()
-    if contents.input_kinds is not None:
-        version, structure["input_kinds"] = 4, contents.input_kinds
-    elif normalization is not None and contents.input_shape is not None and len(contents.input_shape) != 3:
-        version = 4  # earlier versions would take columns for channels of images
-    if contents.gaussian:
-        version, structure["gaussian"] = 5, True
-    cuts = [network.record if isinstance(network, GraphNetwork) else None for network in contents.networks]
-    attributes = [size_attributes(network) for network in contents.networks]
-    if any(cuts):
-        version, structure["cuts"] = 6, cuts
-    if any(attributes):
-        version, structure["attributes"] = 6, attributes
+    for needed, name, value in _later_fields(contents, conversions):
+        version, structure[name] = max(version, needed), value
+    if normalization is not None and contents.input_kinds is None and not _is_image(contents.input_shape):
+        version = max(version, 4)  # earlier versions would take columns for channels of images
     return write_container(path, FORMAT, version, structure, tensors)
+
+
+def _later_fields(
+    contents: Contents, conversions: Sequence[Mapping[str, Any] | None]
+) -> Iterator[tuple[int, str, Any]]:
+    """Yield the fields that only some ensembles need: the version that introduced each, its name and its value."""
+    if any(conversions):
+        yield 2, "conversions", conversions
+    if contents.units is not None:
+        yield 3, "units", contents.units.to_json()
+    if contents.calibration.fitted:
+        yield 4, "calibration", contents.calibration.to_json()
+    if contents.input_kinds is not None:
+        yield 4, "input_kinds", contents.input_kinds
+    if contents.gaussian:
+        yield 5, "gaussian", True
+    cuts = [network.record if isinstance(network, GraphNetwork) else None for network in contents.networks]
+    if any(cuts):
+        yield 6, "cuts", cuts
+    attributes = [size_attributes(network) for network in contents.networks]
+    if any(attributes):
+        yield 6, "attributes", attributes
+
+
+def _is_image(shape: Any) -> bool:
+    """Tell whether samples of this shape are images; true of an unknown shape."""
+    return shape is None or len(shape) == 3
 
 
 def load(
@@ -170,12 +183,12 @@ def load(
         converted = [
             _convert_base(base, conversion, tensors) for conversion, tensors in zip(conversions, members, strict=True)
         ]
-        sources = [_cut_base(source, cut) for source, cut in zip(converted, _per_member(structure, "cuts"), strict=True)]
+        sources = [
+            _cut_base(source, cut) for source, cut in zip(converted, _per_member(structure, "cuts"), strict=True)
+        ]
         networks = [
             _build_member(network, tensors, attributes)
-            for network, tensors, attributes in zip(
-                sources, members, _per_member(structure, "attributes"), strict=True
-            )
+            for network, tensors, attributes in zip(sources, members, _per_member(structure, "attributes"), strict=True)
         ]
         bases = read_bases(structure.get("base_shapes"))
         for network, source in zip(networks, converted, strict=True):

@@ -90,7 +90,9 @@ def rebuild_graph_network(base: nn.Module, record: Mapping[str, Any]) -> GraphNe
     record: `GraphNetwork.record`, as read from a file.
     """
     if record.get("example") is None:
-        raise ValueError("the file does not say on what inputs its network was traced: give one of its members as model=")
+        raise ValueError(
+            "the file does not say on what inputs its network was traced: give one of its members as model="
+        )
     options = {name: record["options"][name] for name in ("coupled", "approximate", "nested", "graphs")}
     graph = trace(base, example_inputs(record["example"]), **options)
     network = extract(base, graph, Subnet.from_json(record["subnet"]))

@@ -108,9 +108,7 @@ def apply_scales(
     for name, output in graph.outputs.items():
         layer = output.norm if placement == "norm" and output.norm is not None else name
 
-        def scale(
-            module: nn.Module, _inputs: Any, result: Any, output: Output = output, layer: str = layer
-        ) -> Any:
+        def scale(module: nn.Module, _inputs: Any, result: Any, output: Output = output, layer: str = layer) -> Any:
             if isinstance(module, nn.RNNBase):
                 return _scale_recurrent(result, factors_along(output.axis, vectors)[active])
             if not isinstance(result, Tensor):
@@ -184,8 +182,9 @@ def broadcast_per_member(vectors: Tensor, like: Tensor, dim: int) -> Tensor:
 def _scale_recurrent(result: tuple[Tensor, Any], factors: Tensor) -> tuple[Tensor, Any]:
     """Scale the outputs and the last hidden state of a recurrent layer; the state between its steps is not scaled.
 
-    result: outputs (rows, steps, directions · units), rows grouped by member, and the hidden state (layers · directions,
-    rows, units), or a pair of it and an LSTM's cell state. factors: (members, directions · units).
+    result: outputs (rows, steps, directions · units), rows grouped by member, and the hidden state
+        (layers · directions, rows, units), or a pair of it and an LSTM's cell state.
+    factors: (members, directions · units).
     """
     outputs, state = result
     hidden, *cell = state if isinstance(state, tuple) else (state,)

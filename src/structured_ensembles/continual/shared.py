@@ -15,7 +15,7 @@ from structured_ensembles.continual.masks import Owners
 from structured_ensembles.extraction import extract
 from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.networks.initialization import draw_weights
-from structured_ensembles.networks.resizing import Axis, Kept, shrink
+from structured_ensembles.networks.resizing import Attributes, Axis, Kept, Span, shrink
 from structured_ensembles.scaling import check_prunable
 from structured_ensembles.selection import Subnet
 
@@ -70,9 +70,19 @@ class SharedBackbone:
         graph = next(iter(self._graphs.values()))
         return {name.removeprefix(BACKBONE): axes for name, axes in graph.axes.items() if name.startswith(BACKBONE)}
 
+    @property
+    def attributes(self) -> Attributes:
+        """Return the sizes that layers of the backbone keep as numbers, by their names in it."""
+        graph = next(iter(self._graphs.values()))
+        return {
+            (name.removeprefix(BACKBONE), attribute): axis
+            for (name, attribute), axis in graph.attributes.items()
+            if name.startswith(BACKBONE)
+        }
+
     def network(self, stage: int, head: nn.Module) -> TaskNetwork:
         """Extract the network of the task at `stage` from the backbone, with its head."""
-        return TaskNetwork(shrink(self.backbone, self.axes, self.owners.used(stage)), head)
+        return TaskNetwork(shrink(self.backbone, self.axes, self.owners.used(stage), self.attributes), head)
 
     def cut(self, network: TaskNetwork, graph: ChannelGraph, chosen: Neurons) -> TaskSubnetwork:
         """Extract past and chosen neurons from a network of the same structure; shrink the head's inputs to them."""
@@ -110,7 +120,9 @@ def _fix_head_channels(graph: ChannelGraph) -> ChannelGraph:
     head_groups = {group.name for group in graph.groups if not group.name.startswith(BACKBONE)}
 
     def without_head(axis: Axis) -> Axis:
-        return tuple(span._replace(group=None) if span.group in head_groups else span for span in axis)
+        return tuple(
+            Span(None, span.size, span.block) if span.group in head_groups else span for span in axis
+        )  # trace does not nest groups here
 
     return replace(
         graph,

@@ -1,7 +1,7 @@
-"""A network that runs a graph of operations instead of its Python code, with the modules, weights and names of the code.
+"""A network that runs a graph of operations instead of Python code, with the modules, weights and names of the code.
 
-Some code relies on the sizes of its layers: a hard-coded view, the number of heads. Such a network can still be cut: its
-exported graph has those sizes as constants, which are rewritten. The result is an ordinary module: it trains, moves
+Some code relies on the sizes of its layers: a hard-coded view, the number of heads. Such a network can still be cut: in
+its exported graph those sizes are constants, which are rewritten. The result is an ordinary module: it trains, moves
 between devices, has a state dict with the names of the code's, and can be exported. Its submodules hold the weights but
 are not called, so that hooks on them do not run; one flag, `network.training`, chooses between the two graphs.
 """
@@ -41,7 +41,10 @@ class OfNetwork(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation: its name, such as "aten::linear.default", its arguments, and the values that it is the last to use."""
+    """One operation: its name, such as "aten::linear.default", and its arguments.
+
+    last_uses: the numbers of the values that no later operation uses.
+    """
 
     name: str
     arguments: tuple[Any, ...]
@@ -67,7 +70,7 @@ class Graph:
     def run(
         self, network: nn.Module, inputs: list[Tensor], observe: Callable[[int, Any], None] = lambda number, value: None
     ) -> Any:
-        """Run the operations with the weights of `network`; `observe` gets the number of each operation and its result."""
+        """Run the operations with the weights of `network`; `observe` gets each operation's number and its result."""
         samples = inputs[0].shape[0] if inputs and inputs[0].dim() else 1
         device, dtype = inputs[0].device if inputs else torch.device("cpu"), dtype_of(network)
         tensors: list[Any] = [_tensor_of(network, name) for name in self.weights]
@@ -129,7 +132,9 @@ def bind_inputs(names: tuple[str, ...], positional: tuple[Any, ...], keywords: M
     missing = names[len(tensors) :]
     if len(tensors) > len(names) or set(missing) != set(named):
         given = [*(f"{len(tensors)} by position" for _ in range(bool(tensors))), *sorted(named)]
-        raise TypeError(f"the network was traced with the inputs {', '.join(names)}, but got {', '.join(given) or 'none'}")
+        raise TypeError(
+            f"the network was traced with the inputs {', '.join(names)}, but got {', '.join(given) or 'none'}"
+        )
     return tensors + [named[name] for name in missing]
 
 
@@ -154,8 +159,9 @@ def name_operation(target: Any) -> str:
     """Name an operation of an exported graph; raise a ValueError if it is no operation that has a name."""
     if isinstance(target, torch._ops.OpOverload):
         return f"{target.namespace}::{target._opname}.{target._overloadname}"
-    if getattr(operator, getattr(target, "__name__", ""), None) is target:
-        return f"operator::{target.__name__}"
+    name = getattr(target, "__name__", "")
+    if getattr(operator, name, None) is target:
+        return f"operator::{name}"
     raise ValueError(f"{target} is no operation of PyTorch's")
 
 

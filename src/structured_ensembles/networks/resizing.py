@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -158,8 +158,10 @@ def set_sizes(module: nn.Module) -> None:
     weight = module._parameters.get("weight")
     match module:
         case nn.RNNBase() if "weight_hh_l0" in module._parameters:
-            module.input_size = module.weight_ih_l0.shape[1]  # type: ignore[union-attr]
-            module.hidden_size = module.weight_hh_l0.shape[1]  # type: ignore[union-attr]
+            input_weight, hidden_weight = module._parameters["weight_ih_l0"], module._parameters["weight_hh_l0"]
+            assert input_weight is not None
+            assert hidden_weight is not None
+            module.input_size, module.hidden_size = input_weight.shape[1], hidden_weight.shape[1]
         case nn.modules.batchnorm._NormBase() if "weight" in module._parameters:
             tensors = [tensor for tensor in (weight, module.running_mean) if tensor is not None]
             module.num_features = len(tensors[0]) if tensors else module.num_features
@@ -190,7 +192,7 @@ def set_sizes(module: nn.Module) -> None:
 def size_attributes(network: nn.Module) -> dict[str, int]:
     """Return the sizes that layers keep as numbers which their tensors do not tell, by qualified name.
 
-    They are the groups of grouped convolutions and group norms. Those of a depthwise convolution follow from its weight.
+    They are the groups of grouped convolutions and group norms; those of a depthwise convolution its weight tells.
     """
     attributes = {}
     for name, module in network.named_modules():

@@ -16,7 +16,7 @@ NESTED = 'lies in a product with {} (trace(…, nested="all") offers both)'
 
 @dataclass(frozen=True)
 class NamedSet:
-    """A channel set that some layer computes, and its name. reason: why it is not offered for pruning; None if it is."""
+    """A channel set that some layer computes, and its name. reason: why it is not offered; None if it is."""
 
     channels: ChannelSet
     name: str

@@ -179,7 +179,7 @@ def unify(left: Layout, right: Layout, relation: Relation = Relation.SAME) -> No
 
 
 def _align(one: Run, other: Run, relation: Relation) -> bool | None:
-    """Compare two products of equal extent from the innermost factor on, and merge or split the first pair that differs.
+    """Compare two products of equal extent from the innermost factor on; merge or split the first pair that differs.
 
     Returns True if the products are the same, None if a set changed, and False if their sizes do not allow it.
     """
@@ -188,28 +188,26 @@ def _align(one: Run, other: Run, relation: Relation) -> bool | None:
         last, other_last = left.pop(), right.pop()
         if last is other_last:
             continue
-        small, large, rest = (
-            (last, other_last, right) if last.size <= other_last.size else (other_last, last, left)
-        )
+        small, large, rest = (last, other_last, right) if last.size <= other_last.size else (other_last, last, left)
         if large.size % small.size:
             return False
-        if isinstance(small, ChannelSet) and isinstance(large, ChannelSet):
+        if isinstance(last, ChannelSet) and isinstance(other_last, ChannelSet):
             if small.size == large.size:
-                _merge(last, other_last, relation)  # type: ignore[arg-type]
+                _merge(last, other_last, relation)
+            else:
+                split_product(last if last is large else other_last, small.size)
+            return None
+        if isinstance(small, ChannelSet) and not small.fixed:  # positions that stay fix the channels that lie there
+            small.fixed = large.fixed
+            return None
+        if isinstance(large, ChannelSet) and not large.fixed:
+            if small.size == large.size:
+                large.fixed = small.fixed
             else:
                 split_product(large, small.size)
             return None
-        if isinstance(small, ChannelSet):  # a number that stays fixes the channels that lie there
-            small.fixed = large.reason
-            return None
-        if isinstance(large, ChannelSet):
-            if small.size == large.size:
-                large.fixed = small.reason
-            else:
-                split_product(large, small.size)
-            return None
-        if small.size < large.size:
-            rest.append(_Number(large.size // small.size, large.reason))
+        if small.size < large.size:  # the samples of a batch count as positions that stay
+            rest.append(_Number(large.size // small.size, str(large.fixed)))
     return True
 
 
@@ -217,7 +215,7 @@ class _Number(NamedTuple):
     """Positions that all stay: adjacent fixed sets of a product."""
 
     size: int
-    reason: str
+    fixed: str
 
 
 def _tokens(run: Run) -> list[ChannelSet | _Number]:
@@ -228,7 +226,7 @@ def _tokens(run: Run) -> list[ChannelSet | _Number]:
         if factor.fixed is None or factor.batch:
             tokens.append(factor)
         elif isinstance(last, _Number):
-            tokens[-1] = _Number(last.size * factor.size, last.reason)
+            tokens[-1] = _Number(last.size * factor.size, last.fixed)
         else:
             tokens.append(_Number(factor.size, factor.fixed))
     return tokens
@@ -236,7 +234,7 @@ def _tokens(run: Run) -> list[ChannelSet | _Number]:
 
 def split_product(channels: ChannelSet, inner: int) -> tuple[ChannelSet, ChannelSet]:
     """Define a set as a product of groups, and of `inner` channels in each of them; return the two sets."""
-    factors = tuple(_like(channels, size) for size in (channels.size // inner, inner))
+    factors = _like(channels, channels.size // inner), _like(channels, inner)
     channels.definition = (Run(factors),)
     return factors
 
@@ -268,7 +266,11 @@ def _resolve_first(runs: deque[Run]) -> Run:
         factors = runs[0].factors
         for index, factor in enumerate(factors):
             root = find(factor)
-            if root is not factor or root.definition is not None or (root.size == 1 and root.fixed and len(factors) > 1):
+            if (
+                root is not factor
+                or root.definition is not None
+                or (root.size == 1 and root.fixed and len(factors) > 1)
+            ):
                 _rewrite_first(runs, index, root)
                 break
         else:
@@ -339,4 +341,3 @@ def _merge(one: ChannelSet, other: ChannelSet, relation: Relation) -> None:
     else:
         one.heads = one.heads | other.heads
     other.parent = one
-

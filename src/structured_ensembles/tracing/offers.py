@@ -1,4 +1,4 @@
-"""Find the channel sets that can be pruned: follow the model, then try what the layouts promise, until all of it holds."""
+"""Find the channel sets that can be pruned: follow the model, then try what the layouts promise, until it holds."""
 
 from __future__ import annotations
 

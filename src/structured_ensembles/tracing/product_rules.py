@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from structured_ensembles.tracing.layout import Layout, Relation, Value, fix, fixed_layout, mix, new_layout, product, unify
+from structured_ensembles.tracing.layout import (
+    Layout,
+    Relation,
+    Value,
+    fix,
+    fixed_layout,
+    mix,
+    new_layout,
+    product,
+    unify,
+)
 from structured_ensembles.tracing.rules import Call, Result, broadcast, fix_unknown, rule
 
 
@@ -29,7 +39,7 @@ def addmm(call: Call) -> Result:
 
 
 def _contract(call: Call, left: Value, right: Value) -> None:
-    """Unify the last dimension of `left` with the last but one of `right`; report a layer whose weight is one of them."""
+    """Unify the last dimension of `left` with the last but one of `right`; report a layer whose weight is `right`."""
     parameter = left.parameter or right.parameter
     unify(left.dims[-1], right.dims[-2], Relation.SAME if parameter else Relation.GATE)
     if not parameter:
@@ -41,7 +51,7 @@ def _contract(call: Call, left: Value, right: Value) -> None:
 
 @rule("einsum")
 def einsum(call: Call) -> Result:
-    """Unify the dimensions that have the same letter; a letter that only one operand has, and is summed over, is mixed."""
+    """Unify the dimensions that have the same letter; one that a single operand has, and is summed over, is mixed."""
     equation, operands = str(call["equation"]).replace(" ", ""), call["tensors"]
     terms, arrow, output = equation.partition("->")
     letters = terms.split(",")

@@ -250,7 +250,9 @@ def take_slice(call: Call) -> Result:
 
     call.expected |= {"start": expected_start, "end": None, "length": None}
     kept = cut(inputs.dims[dim], start, new)
-    call.sizes |= {"start": before, "length": kept} if call.name == "narrow" else {"start": before, "end": before + kept}
+    call.sizes |= (
+        {"start": before, "length": kept} if call.name == "narrow" else {"start": before, "end": before + kept}
+    )
     return Value(call.shape, replace_dim(inputs.dims, dim, kept))
 
 

@@ -121,8 +121,10 @@ class Blame:
     rewritable: bool
 
     def step(self, steps: Sequence[Step], step: Step) -> None:
-        """Blame the candidates that an operation touches; for a constant, those that the operations reading it touch."""
-        readers = [other for other in steps if any(value is result for value in other.values for result in step.results)]
+        """Blame the candidates that an operation touches; for a constant, those that its readers touch."""
+        readers = [
+            other for other in steps if any(value is result for value in other.values for result in step.results)
+        ]
         where = step.module or "the model"
         for involved in ([step], readers):
             if self._blame(sets_touched(involved), f"{ASSUMES}: {step.name} in {where}"):
