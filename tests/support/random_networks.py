@@ -10,6 +10,7 @@ ACTIVATIONS = [nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Hardswish, nn.ELU, nn.Lea
 KINDS = (
     *("conv", "conv", "norm", "activation", "pool", "residual", "dense", "gate", "linear_gate", "halves", "widen"),
     *("depthwise", "hard_coded", "channels_last", "glu", "resize", "roundtrip", "prelu", "group_norm", "transposed"),
+    *("grouped", "shuffle", "attention"),
 )
 
 
@@ -114,6 +115,33 @@ class Resize(nn.Module):
         return F.interpolate(x, scale_factor=2, mode="nearest")[:, :, 1:-1, 1:-1]
 
 
+class Shuffle(nn.Module):
+    """A shuffle of channels, as between the grouped convolutions of a ShuffleNet."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unflatten(1, (self.groups, -1)).transpose(1, 2).flatten(1, 2)
+
+
+class Attention(nn.Module):
+    """Attention between pixels, with two heads; `hard` code knows their size."""
+
+    def __init__(self, channels: int, size: int, hard: bool) -> None:
+        super().__init__()
+        self.size, self.hard = size, hard
+        self.qkv, self.proj = nn.Linear(channels, 6 * size), nn.Linear(2 * size, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(2).mT
+        qkv = self.qkv(tokens).view(*tokens.shape[:2], 3, 2, self.size if self.hard else -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        out = (q @ k.mT * 0.4).softmax(-1) @ v if self.hard else F.scaled_dot_product_attention(q, k, v)
+        return x + self.proj(out.transpose(1, 2).flatten(2)).mT.reshape(x.shape)
+
+
 class Roundtrip(nn.Module):
     """Flatten and put together again."""
 
@@ -155,6 +183,14 @@ def make_layer(draw: st.DrawFn, channels: int, size: int) -> tuple[nn.Module, in
             multiplier = draw(st.integers(1, 2))
             layer = nn.Conv2d(channels, multiplier * channels, 3, padding=1, groups=channels)
             return layer, multiplier * channels, size
+        case "grouped" if channels % 2 == 0:
+            outputs = 2 * more
+            layer = draw(st.sampled_from([nn.Conv2d, nn.ConvTranspose2d]))(channels, outputs, 3, padding=1, groups=2)
+            return layer, outputs, size
+        case "shuffle" if channels % 2 == 0:
+            return Shuffle(draw(st.sampled_from([2, channels // 2]))), channels, size
+        case "attention":
+            return Attention(channels, more, draw(st.booleans())), channels, size
         case "hard_coded":
             return HardCoded(channels), channels, size
         case "channels_last":
@@ -166,7 +202,7 @@ def make_layer(draw: st.DrawFn, channels: int, size: int) -> tuple[nn.Module, in
         case "prelu":
             return nn.PReLU(channels), channels, size
         case "group_norm":
-            return nn.GroupNorm(1, channels), channels, size
+            return nn.GroupNorm(2 if channels % 2 == 0 and draw(st.booleans()) else 1, channels), channels, size
     return Roundtrip(), channels, size
 
 

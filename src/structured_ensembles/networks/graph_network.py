@@ -67,6 +67,10 @@ class Graph:
     outputs: tuple[Any, ...]
     structure: TreeSpec = field(repr=False)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
+        """Return the graph itself: it is never changed."""
+        return self
+
     def run(
         self, network: nn.Module, inputs: list[Tensor], observe: Callable[[int, Any], None] = lambda number, value: None
     ) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from structured_ensembles.networks.resizing import Axis, NestedSpan, Span
-from structured_ensembles.tracing.layout import NO_CHANNELS, SINGLE, ChannelSet, Layout, resolve
+from structured_ensembles.tracing.layout import NO_CHANNELS, ChannelSet, Layout, resolve
 from structured_ensembles.tracing.walk import Producer, Walk
 
 COUPLED = "coupled by a residual sum (trace(…, coupled=True) offers it)"
@@ -60,9 +60,10 @@ def _sets_of(producer: Producer) -> Iterable[tuple[ChannelSet, str, int]]:
         piece = f"[{start}:{start + run.extent}]" if pieces > 1 else ""
         start += run.extent
         free = [factor for factor in run.factors if not factor.fixed]
-        if not free:
-            known = [factor for factor in run.factors if factor.fixed not in (NO_CHANNELS, SINGLE)] or [run.factors[0]]
-            yield known[0], producer.module + piece, run.extent if len(run.factors) == len(known) else known[0].size
+        if not free:  # the largest set says why
+            known = max(run.factors, key=lambda factor: (factor.fixed != NO_CHANNELS, factor.size))
+            blocks = [factor for factor in run.factors if factor.fixed == NO_CHANNELS]
+            yield known, producer.module + piece, known.size if blocks else run.extent
         for index, factor in enumerate(free):
             everywhere = all(factor in other.factors for other in runs)
             role = "" if len(free) == 1 else "[within]" if index == len(free) - 1 else "[groups]"

@@ -37,7 +37,7 @@ FEW_CANDIDATES = 12  # sets among which the ones that the code relies on are sea
 class Followed:
     """A model that was followed in one or both modes: its walk, and by mode the exported program and its steps.
 
-    tried: the modes in which the code must be tried on fewer channels.
+    tried: the modes in which the code must be tried on fewer channels. graph_refused: whether the graph cannot be cut.
     """
 
     fake: FakeModel
@@ -45,6 +45,7 @@ class Followed:
     programs: dict[bool, ExportedProgram] = field(default_factory=dict)
     steps: dict[bool, list[Step]] = field(default_factory=dict)
     tried: list[bool] = field(default_factory=list)
+    graph_refused: bool = False
 
     def follow(self, training: bool) -> None:
         """Follow the model in one mode."""
@@ -75,17 +76,23 @@ class Offers:
 
 
 def find_offers(fake: FakeModel, coupled: bool, approximate: bool, nested: bool, graphs: bool) -> Offers:
-    """Find the channel sets of a model, and those that can be pruned; the arguments are those of `trace`."""
+    """Find the channel sets of a model, and those that can be pruned; the arguments are those of `trace`.
+
+    If the model's code can lose all offered sets, it is cut. If not, and its exported graph can, that is. Otherwise what
+    stands in the way is fixed, and the rest is tried again.
+    """
     followed = _follow(fake)
     while True:
         offers = Offers(followed.walk, name_sets(followed.walk, coupled, approximate, nested), {}, fake.doubled)
-        if not _code_holds(followed, offers.names, graphs):
-            continue
-        if not any(channels.in_code for channels in offers.names):
+        if _code_holds(followed, offers.names, graphs):
             return offers
-        templates = _find_templates(followed, offers.names)
-        if templates is not None:
-            return replace(offers, templates=templates)
+        if graphs:
+            templates = _find_templates(followed, offers.names)
+            if templates is not None:
+                for channels in offers.names:
+                    channels.in_code = channels.in_code or "other groups are cut in the graph"
+                return replace(offers, templates=templates)
+            graphs = not followed.graph_refused
 
 
 def _follow(fake: FakeModel) -> Followed:
@@ -120,9 +127,9 @@ def _follow_training(followed: Followed) -> None:
 def _code_holds(followed: Followed, names: Mapping[ChannelSet, str], graphs: bool) -> bool:
     """Tell whether the model's code does what the layouts predict with fewer channels; if not, note which are to blame.
 
-    Sets that only the graph can lose are not tried.
+    graphs: whether the graph may be cut instead; then the sets that the code relies on are not fixed.
     """
-    candidates = [channels for channels in names if channels.in_code is None]
+    candidates = list(names)
     steps = [step for training in followed.tried for step in followed.steps[training]]
     trials = trial_counts(candidates, steps) if candidates else []
     return all(_trial_holds(followed, names, counts, Blame(followed.walk, candidates, graphs)) for counts in trials)
@@ -169,31 +176,32 @@ def _resized(followed: Followed, names: Mapping[ChannelSet, str], counts: Counts
 
 
 def _find_templates(followed: Followed, names: Mapping[ChannelSet, str]) -> dict[bool, Template] | None:
-    """Make the templates of both modes and try them; None if a set had to be fixed, so that all must be tried again."""
+    """Make the templates of both modes and try them; None if some set had to be fixed, or the graph cannot be cut."""
     if True not in followed.steps:
         _follow_training(followed)
-        return None
     templates = {}
     axis = partial(axis_of, names=names)
-    for training, program in followed.programs.items():
-        steps = followed.steps[training]
-        try:
+    try:
+        for training, program in followed.programs.items():
+            steps = followed.steps[training]
             template, operation_steps = make_template(program, steps, axis, dtype_of(followed.fake.model))
-            for counts in trial_counts(list(names), steps):
-                small = _resized(followed, names, counts)
-                numbers = {names[channels]: count for channels, count in counts.items()}
-                with followed.fake.running(small, training, more_samples=True) as inputs:
-                    tensors = bind_inputs(template.graph.inputs, *call_arguments(inputs))
-                    check_template(template, operation_steps, axis, small, tensors, numbers)
-        except TemplateError as error:
-            _blame_template(error, [channels for channels in names if channels.in_code])
-            return None
-        templates[training] = template
-    return templates
+            counts = trial_counts(list(names), steps)[0]
+            small = _resized(followed, names, counts)
+            numbers = {names[channels]: count for channels, count in counts.items()}
+            with followed.fake.running(small, training, more_samples=True) as inputs:
+                tensors = bind_inputs(template.graph.inputs, *call_arguments(inputs))
+                check_template(template, operation_steps, axis, small, tensors, numbers)
+            templates[training] = template
+    except TemplateError as error:
+        _refuse_template(followed, error, list(names))
+    return templates if len(templates) == 2 else None
 
 
-def _blame_template(error: TemplateError, in_graph: Sequence[ChannelSet]) -> None:
-    """Fix those of the sets that need the graph which a failing operation touches; if it touches none, all of them."""
+def _refuse_template(followed: Followed, error: TemplateError, candidates: Sequence[ChannelSet]) -> None:
+    """Fix the sets that a failing operation of a cut graph touches; if it touches none, no graph will be cut."""
     touched = sets_touched([error.step]) if error.step is not None else set()
-    for channels in [channels for channels in in_graph if channels in touched] or in_graph:
-        channels.fixed = f"{channels.in_code}; and {error}"
+    for channels in candidates:
+        if channels in touched:
+            channels.fixed = f"{channels.in_code or ASSUMES}; and in its graph, {error}"
+        channels.in_code = None
+    followed.graph_refused = not touched & set(candidates)

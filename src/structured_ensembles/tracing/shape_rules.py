@@ -184,14 +184,23 @@ def constant(call: Call) -> Result:
 
 @rule("repeat")
 def repeat(call: Call) -> Result:
-    """Repeat the layout of each dimension."""
-    inputs, counts = call["self"], call["repeats"]
+    """Repeat the layout of each dimension; a single position becomes new channels, which hold one value, as in expand."""
+    inputs, counts = call["self"], list(call["repeats"])
     added = len(counts) - len(inputs.shape)
-    dims = [*[fixed_layout(1)] * added, *inputs.dims]
-    repeated = [product(fixed_layout(count), dim) for dim, count in zip(dims, counts, strict=True)]
-    if any(dim is None for dim in repeated):
-        return fix_unknown(call, "repeat of channels of many pieces")
-    return Value(call.shape, tuple(dim for dim in repeated if dim is not None))
+    dims: list[Layout] = []
+    for index, (size, count) in enumerate(zip(call.shape, counts, strict=True)):
+        before = inputs.dims[index - added] if index >= added else fixed_layout(1)
+        if count == size > 1:  # such as a position encoding that is repeated for every sample
+            dims.append(new_layout(size))
+            counts[index] = dims[-1]
+            continue
+        repeated = product(fixed_layout(count), before)
+        if repeated is None:
+            return fix_unknown(call, "repeat of channels of many pieces")
+        dims.append(repeated)
+    call.expected["repeats"] = lambda counted: [item if isinstance(item, int) else counted(item) for item in counts]
+    call.sizes["repeats"] = counts
+    return Value(call.shape, tuple(dims))
 
 
 @rule("repeat_interleave")

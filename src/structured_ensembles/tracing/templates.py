@@ -143,7 +143,7 @@ def _operation(
     def written(nested: Any) -> Any:
         if isinstance(nested, fx.Node):
             return Reference(numbers[nested])
-        is_list = isinstance(nested, list | tuple) and not isinstance(nested, Size)
+        is_list = isinstance(nested, list | tuple) and not isinstance(nested, Size | OfNetwork)
         return [written(item) for item in nested] if is_list else nested
 
     if keywords.get("device") is not None and not any(isinstance(leaf, fx.Node) for leaf in node.args):
