@@ -182,14 +182,10 @@ def _mirrored_rankings(
     rankings: list[Ranking] = []
     for first in range(0, members, parts):
         positions = {name: torch.randperm(size, generator=generator) for name, size in sizes.items()}
-        for number in range(min(parts, members - first)):
-            # The neurons from position number · count on rank first.
-            rankings.append(
-                {
-                    name: -((position - number * counts[name]) % sizes[name]).double()
-                    for name, position in positions.items()
-                }
-            )
+        rankings += [
+            {name: -((position - number * counts[name]) % sizes[name]) for name, position in positions.items()}
+            for number in range(min(parts, members - first))  # a member's neurons start where the last one's end
+        ]
     return rankings
 
 
@@ -200,7 +196,7 @@ def _check_mirrored(
     if members > 1 and all(counts[name] == size for name, size in sizes.items()):
         given = f"prune={prune:g}" if prune is not None else f"memory={memory:g} for {members} members"
         raise ValueError(
-            f'selection="mirrored" needs members that keep only a part of the neurons, but with {given} each keeps all: '
+            f'selection="mirrored" needs members that keep a part of the neurons, but with {given} each keeps all: '
             "give a larger prune, or less memory"
         )
 

@@ -18,7 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import Device, device_of, pick_device
-from structured_ensembles.common.inputs import Inputs, call, clone_inputs, join_batches, move_inputs, select_rows, split_batch
+from structured_ensembles.common.inputs import (
+    Inputs,
+    call,
+    clone_inputs,
+    join_batches,
+    move_inputs,
+    select_rows,
+    split_batch,
+)
 from structured_ensembles.common.processes import gather, rank
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.normalization import normalization_for
@@ -71,7 +79,8 @@ def _find_better(model: nn.Module, data: Data, device: torch.device) -> tuple[st
             scores = {name: _score(values, targets) for name, values in outputs.items()}
             name = max(scores, key=scores.__getitem__)
             best = scores[name]
-            if compute_odds(best, count) < MIN_GAIN * compute_odds(current, count) or not _above_chance(outputs[name], targets, best):
+            gained = compute_odds(best, count) >= MIN_GAIN * compute_odds(current, count)
+            if not gained or not _above_chance(outputs[name], targets, best):
                 return None
             for number in range(REDRAWN_COPIES):
                 redrawn = clone_model(network)

@@ -32,9 +32,9 @@ def recalibrate_statistics(
     """Recompute the running statistics of every batch norm, in place, from the training split; return the network.
 
     The result is the mean, over batches of nearly equal size, of each batch's mean and (unbiased) variance. The images
-    are not augmented. Every other layer runs in evaluation mode, so that dropout is off. Weights, momentum and modes stay
-    as they are; if the pass fails, the statistics too. A network without running statistics is returned unchanged, and
-    the log says so.
+    are not augmented. Every other layer runs in evaluation mode, so that dropout is off. Weights, momentum and modes
+    stay as they are; if the pass fails, the statistics too. A network without running statistics is returned unchanged,
+    and the log says so.
 
     batch_size: at most so many samples; a loader has its own. batches: read only so many, by default all.
     """
