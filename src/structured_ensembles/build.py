@@ -82,12 +82,13 @@ def structured_ensemble(
     memory: the size of all members together, in full networks (1.0: as many parameters as the one network).
     recipe: how the members are trained; by default `Recipe.named("modern")`, or "regression" for such data; for a
     trained model "tune", or "tune-regression".
-    trained: whether the model is already trained for these data. "auto" finds out: its accuracy on validation samples
-    must be above chance by a binomial test at a level of 1e-6 (its R² above 0 by an F test), its probabilities better
-    than the class frequencies, and it must be far better than with newly drawn weights; a line says what came out. Then
-    the defaults are those that keep what it has learned: scales that start near 1 (`initial="N(1,0.1)"`), the recipe
-    "tune", and batch norm's statistics are measured anew for every member after cutting, see `recalibrate_statistics`.
-    A table of base and ensemble ends the run, unless quiet. A model that `with_head` gave a new classifier needs True.
+    trained: whether the model is already trained for these data. "auto" finds out: on validation samples its accuracy
+    must be above chance by a binomial test at a level of 1e-6 (its R² above 0 by an F test, and at least 0.5), its
+    probabilities better than the class frequencies, and all that far better than with newly drawn weights; a line says
+    what came out. Then the defaults are those that keep what it has learned: scales that start near 1
+    (`initial="N(1,0.1)"`), the recipe "tune", and batch norm's statistics are measured anew for every member after
+    cutting, see `recalibrate_statistics`. A table of base and ensemble ends the run, unless quiet. A model that
+    `with_head` gave a new classifier needs True.
     execution, on_epoch: how that is computed, and a function to call after every epoch of it; see `train`.
     temperature: of the combined prediction, 1.0 for none; by default it is fitted on the validation split, by which
     training has also chosen the best epoch: see `Ensemble.calibrate`.

@@ -3,6 +3,7 @@
 There, children lose single weights and keep zeros in their places; here they lose whole neurons, and are smaller.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -57,8 +58,8 @@ def prune_and_tune(
     """Train the model, cut `members` children out of it, and tune them with a one-cycle learning rate.
 
     The recipe's epochs are those of the base and of the children together; the history counts both, in epochs and in
-    seconds, and has the base's epochs as the first ones of every member. Batch norm's statistics are measured anew for
-    each child before it is tuned.
+    seconds, and has the base's as those of a member with the number `members`. Batch norm's statistics are measured
+    anew for each child before it is tuned.
 
     prune, memory, coupled, round_to, selection: what the children keep, see `select`; by default mirrored halves.
     tune_epochs: those of the children; by default a quarter of the recipe's.
@@ -112,7 +113,7 @@ def prune_and_tune(
         numbers=[members],  # other batches and crops than any child
         loss=loss,
         checkpoint=run.file("checkpoint-base.safetensors"),
-        on_epoch=None if on_epoch is None else _repeat_for_members(on_epoch, members),
+        on_epoch=None if on_epoch is None else _renumber(on_epoch, 0, {0: members}),
         quiet=quiet,
     )
     assert base.history is not None
@@ -122,6 +123,7 @@ def prune_and_tune(
     one_cycle = replace(
         recipe, epochs=tune_epochs, rate=peak_rate, schedule="cosine", warmup=RISING * tune_epochs, milestones=()
     )
+    numbers = {number: number for number in range(members)}
     children_history = train(
         ensemble,
         data,
@@ -131,7 +133,7 @@ def prune_and_tune(
         execution=execution,
         loss=loss,
         checkpoint=run.file("checkpoint.safetensors"),
-        on_epoch=None if on_epoch is None else _count_from(on_epoch, base.history.epochs),
+        on_epoch=None if on_epoch is None else _renumber(on_epoch, base.history.epochs, numbers),
         quiet=quiet,
     )
     ensemble.history = _join_histories(base.history, children_history, members)
@@ -141,37 +143,20 @@ def prune_and_tune(
     return ensemble
 
 
-def _repeat_for_members(on_epoch: OnEpoch, members: int) -> OnEpoch:
-    """Wrap `on_epoch` so that it gets the base's rows as those of every member, as `_join_histories` has them."""
+def _renumber(on_epoch: OnEpoch, first: int, members: Mapping[int, int]) -> OnEpoch:
+    """Wrap `on_epoch` so that it gets rows as `_join_histories` numbers them: epochs from `first`, new `members`."""
 
     def call(row: EpochRow) -> None:
-        numbers = range(members)
-        on_epoch(
-            replace(
-                row,
-                losses=dict.fromkeys(numbers, row.losses[0]),
-                validation_losses=dict.fromkeys(numbers, row.validation_losses[0]),
-                validation_accuracies=dict.fromkeys(numbers, row.validation_accuracies[0]),
-            )
-        )
-
-    return call
-
-
-def _count_from(on_epoch: OnEpoch, first: int) -> OnEpoch:
-    """Wrap `on_epoch` so that the children's epochs are counted from `first`."""
-
-    def call(row: EpochRow) -> None:
-        on_epoch(row.renumbered(first + row.epoch, {member: member for member in row.losses}))
+        on_epoch(row.renumbered(first + row.epoch, members))
 
     return call
 
 
 def _join_histories(base: History, children: History, members: int) -> History:
-    """Return the history of all epochs: the base's for every member, then the children's."""
-    rows = [{**row, "member": member} for row in base.rows for member in range(members)]
+    """Return the history of all epochs: the base's, as those of member number `members`, then the children's."""
+    rows = [{**row, "member": members} for row in base.rows]
     rows += [{**row, "epoch": base.epochs + int(row["epoch"] or 0)} for row in children.rows]
-    joined = History(rows, dict(children.stopped))
+    joined = History(rows, children.stopped | ({members: base.stopped[0]} if base.stopped else {}))
     for history in (base, children):
         for engine in history.engines:
             joined.add_engine(engine, history.fallbacks)
