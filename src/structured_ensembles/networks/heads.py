@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from structured_ensembles.common.checks import check_seed, check_type, check_whole
 from structured_ensembles.common.devices import device_of, seed_generators
 from structured_ensembles.common.inputs import Inputs, call, move_inputs
-from structured_ensembles.networks.copying import clone_model, copy_for_trial
+from structured_ensembles.networks.copying import clone_model, copy_for_trial, dtype_of
 from structured_ensembles.networks.provenance import ATTRIBUTE, Origin, origin_of
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -44,14 +44,22 @@ def with_head(model: nn.Module, classes: int, *, example: Inputs | None = None, 
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         seed_generators(seed, device)
         if callable(getattr(copied, "reset_classifier", None)):
-            copied.reset_classifier(classes)  # type: ignore[operator]
-            copied.to(device)
+            _reset_classifier(copied, classes)
         else:
             _replace_layer(copied, _find_classifier(copied, example), classes)
     if example is not None:
         _check_outputs(copied, example, classes)
     _rename_origin(copied, classes)
     return copied
+
+
+def _reset_classifier(model: Any, classes: int) -> None:
+    """Let a model of timm replace its classifier, by one on the same device and of the same dtype."""
+    device, dtype = device_of(model), dtype_of(model)
+    model.reset_classifier(classes)
+    heads = model.get_classifier()  # a pair, for a distilled network
+    for head in heads if isinstance(heads, tuple) else (heads,):
+        head.to(device, dtype)
 
 
 def _find_classifier(model: nn.Module, example: Inputs | None) -> str:

@@ -30,7 +30,7 @@ STYLE: dict[str, Style] = {
     "magnitude": ("#332288", ">"),
     "prune-and-tune": ("#964BFF", "8"),
 }
-OTHER_MARKERS = "ph*dH1"  # for other names; none of them is above
+OTHER_MARKERS = "ph*dH12"  # for other names; none of them is above
 LINES = ("-", "--", "-.", ":")
 
 
