@@ -74,7 +74,8 @@ def test_everything_else_stays_as_it_was() -> None:
     assert {name: module.training for name, module in model.named_modules()} == modes
     assert (model[1].momentum, model[5].momentum) == (0.1, None)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    assert changed == {f"{layer}.{name}" for layer in (1, 5) for name in ("running_mean", "running_var", "num_batches_tracked")}  # fmt: skip  # noqa: E501
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    assert changed == {f"{layer}.{name}" for layer in (1, 5) for name in statistics}
     assert all(value.isfinite().all() for value in model.state_dict().values())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -102,7 +103,7 @@ def test_pass_over_no_batches_is_an_error() -> None:
     data = se.Data.from_loaders(loaders[0], classes=4)
     object.__setattr__(data.train, "loader", DataLoader(loaders[1].dataset, batch_size=100, drop_last=True))
     model = network()
-    with pytest.raises(ValueError, match="^a statistics pass over no batches: data must have training samples"):
+    with pytest.raises(ValueError, match=r"^a statistics pass over no batches: data must have training samples"):
         se.recalibrate_statistics(model, data)
     with pytest.raises(ValueError, match="batches must be a whole number of at least 1, or None, not 0"):
         se.recalibrate_statistics(model, some_data(), batches=0)
