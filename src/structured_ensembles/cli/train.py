@@ -51,7 +51,8 @@ def train(
         scope: rank the neurons of each layer, or of the whole network (structured, random, magnitude)
         selection: how neurons are chosen (structured)
         seed: of all random numbers
-        recipe: how to train; auto is modern, or regression if the targets of the data are numbers
+        recipe: how to train; auto is modern, or regression if the targets of the data are numbers; tune,
+            tune-adamw and tune-regression are for a model that is already trained
         changes: fields of the recipe to change, such as {rate: 0.01}
         epochs: how long to train; short for changes.epochs
         execution: how training is computed

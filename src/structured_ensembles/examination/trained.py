@@ -1,6 +1,6 @@
 """judge_trained(): tell a network that is already trained for the data from one that is not.
 
-A network counts as trained if three things hold on validation samples (on training samples where there are too few):
+A network counts as trained if three things hold on validation samples (with training samples where they are few):
 - It is right more often than always naming the most frequent class, by a one-sided exact binomial test at the level
   `LEVEL`. In a regression its R² is positive by an F test at the same level, and at least `MIN_R2`.
 - Its probabilities are good, too: the cross-entropy is below `MAX_SURPRISE` of that of the class frequencies.
@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.processes import decide_in_first_process
 from structured_ensembles.data import Data
+from structured_ensembles.data.splits import Batch, take_samples
 from structured_ensembles.examination.pretrained import (
     MAX_SURPRISE,
     MIN_LEAD,
     REDRAWN_COPIES,
+    SAMPLES,
     compute_odds,
     compute_outputs,
     samples_for_trial,
@@ -33,6 +35,7 @@ from structured_ensembles.networks.copying import clone_model, copy_for_trial
 from structured_ensembles.networks.initialization import draw_weights
 
 LEVEL = 1e-6  # of the tests
+ENOUGH = 100  # validation samples to judge by them alone
 MIN_R2 = 0.5  # untrained networks with one to fifty inputs had up to 0.46, three of eight hundred more
 
 
@@ -63,7 +66,7 @@ def count_outputs(model: nn.Module, data: Data) -> int:
 def _judge(model: nn.Module, data: Data, device: torch.device) -> Judgement:
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            inputs, targets = samples_for_trial(data)
+            (inputs, targets), kind = _samples(data)
             network = copy_for_trial(model).to(device)
             targets = targets.cpu()
             outputs = compute_outputs(network, data, inputs)
@@ -72,7 +75,8 @@ def _judge(model: nn.Module, data: Data, device: torch.device) -> Judgement:
                     False, f"it has {outputs.shape[-1]} outputs, the data {data.num_classes} classes (see with_head)"
                 )
             score, reason = _score(outputs, targets), _reason_against(outputs, targets)
-            name = "of validation samples right" if data.task == "classification" else "of the variance explained"
+            count = len(targets)
+            name = f"of {count} {kind} right" if data.task == "classification" else "of the variance explained"
             if reason is not None:
                 return Judgement(False, f"{score:.1%} {name}: {reason}")
             for number in range(REDRAWN_COPIES):
@@ -80,12 +84,19 @@ def _judge(model: nn.Module, data: Data, device: torch.device) -> Judgement:
                 draw_weights(redrawn, number)
                 if _same_weights(redrawn, network):  # it has no `reset_parameters` to draw new ones with
                     break
-                luck, count = _score(compute_outputs(redrawn, data, inputs), targets), len(targets)
+                luck = _score(compute_outputs(redrawn, data, inputs), targets)
                 if compute_odds(max(score, 0.0), count) < MIN_LEAD * compute_odds(max(luck, 0.0), count):
                     return Judgement(False, f"{score:.1%} {name}: with newly drawn weights it has {luck:.1%}")
     except Exception:  # training explains better why a model does not fit the data
         return Judgement(False, "it cannot be evaluated on the data")
     return Judgement(True, f"{score:.1%} {name}, {_describe_chance(targets)}")
+
+
+def _samples(data: Data) -> tuple[Batch, str]:
+    """Return validation samples if there are enough, otherwise training samples too; and what they are."""
+    if data.validation is not None and len(data.validation) >= ENOUGH:
+        return take_samples(data.validation, SAMPLES), "validation samples"
+    return samples_for_trial(data), "samples"
 
 
 def _score(outputs: Tensor, targets: Tensor) -> float:

@@ -22,7 +22,8 @@ def with_head(model: nn.Module, classes: int, *, example: Inputs | None = None, 
 
     The classifier is what `reset_classifier` of timm's models replaces; otherwise the last linear layer or convolution
     of kernel size 1: the last to run if there is an example, the last in `modules()` if not. All other weights are
-    copied, and what is frozen (`requires_grad=False`) stays frozen. The model is not changed.
+    copied, and what is frozen (`requires_grad=False`) stays frozen; batch norm's running statistics still follow the
+    data. The model is not changed.
 
     example: a batch as the network gets it, such as `data.example()`; then the outputs are checked, too.
     seed: of the new layer's weights.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.paper.catalogue import study
@@ -120,8 +121,8 @@ def tuned_members(seeds: tuple[int, ...]) -> list[Run]:
     """
     total, tuned, members = 40, 10, 4
     equal_cost = round((total - tuned + members * tuned) / members)
-    half = {"prune": 0.5}
-    rows = [
+    half: dict[str, Any] = {"prune": 0.5}
+    rows: list[tuple[str, int, dict[str, Any], int]] = [
         ("single", 1, {}, total),
         *(("prune-and-tune", number, {**half, "tune_epochs": tuned}, total) for number in (members, 2)),
         ("prune-and-tune", members, {**half, "selection": "random", "tune_epochs": tuned}, total),
