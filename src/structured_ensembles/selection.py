@@ -104,7 +104,9 @@ def select(
     scope: rank the neurons of each "layer", or all of the "network" together. A layer never loses its best neuron.
     selection: "learned" keeps the most salient neurons; "random" keeps as many of each layer, drawn with `seed`;
         "magnitude" those with the largest mean absolute weight, the same for every member; "mirrored" shares the
-        neurons of each layer out, so that at `prune=0.5` member 1 keeps what member 0 drops, see `_mirrored_rankings`.
+        neurons of each layer out, drawn with `seed`: at prune=0.5 members 1, 3, … keep what members 0, 2, … drop, and
+        at prune ≥ 1 - 1/N all N members are disjoint. Each keeps as many as usual: where that is more than a layer
+        has, members overlap as little as possible.
     round_to: round the number of channels up to a multiple, such as 8, for which GPUs are faster.
     """
     check_type("graph", graph, ChannelGraph, "trace(model, example) gives one")

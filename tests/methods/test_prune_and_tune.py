@@ -1,5 +1,7 @@
 """Prune and Tune: a base, mirrored children cut out of it, one cycle of the learning rate, both costs counted."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +73,33 @@ def test_children_are_cut_out_of_the_trained_base(selection: str) -> None:
     for member, subnet in zip(untuned.members, subnets, strict=True):
         expected = se.extract(base.members[0], graph, subnet)
         assert all(torch.equal(*pair) for pair in zip(member.parameters(), expected.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_run_killed_at_any_epoch_resumes_to_the_same_weights(
+    stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an epoch of the base, after its last, and after an epoch of the children."""
+    settings = {"recipe": se.Recipe(epochs=4, batch_size=64), "tune_epochs": 2}
+    whole = made(**settings)
+    replace, left = os.replace, stop
+
+    def killed(temporary: Path, path: Path) -> None:
+        nonlocal left
+        replace(temporary, path)
+        left -= path.name.startswith("checkpoint")
+        if not left:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        made(folder=tmp_path, **settings)
+    monkeypatch.setattr(os, "replace", replace)
+    resumed = made(folder=tmp_path, **settings)
+    assert all(torch.equal(*pair) for pair in zip(resumed.parameters(), whole.parameters(), strict=True))
+    assert resumed.history is not None
+    assert resumed.history.epochs == 4
+    assert len(resumed.history.rows) == 2 + 2 * 2
 
 
 def test_table_has_the_cost_of_the_base(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,7 @@ def count_outputs(model: nn.Module, data: Data) -> int:
 
 
 def _judge(model: nn.Module, data: Data, device: torch.device) -> Judgement:
+    """Compare a network with chance, and with copies of it that have newly drawn weights."""
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             (inputs, targets), kind = _samples(data)
