@@ -1,5 +1,6 @@
 """structured_ensemble() of a network that is already trained: it is recognised, and keeps what it has learned."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +79,13 @@ def test_statistics_of_every_member_are_measured_anew(
         accuracies[trained] = se.evaluate(ensemble, data)["cls/member_accuracy"]
         if trained:
             for member in ensemble.members:
-                expected = se.recalibrate_statistics(network_copy(member), data)
+                expected = se.recalibrate_statistics(without_statistics(member), data)
                 assert torch.allclose(member[4].running_mean, expected[4].running_mean, atol=1e-6)
     assert accuracies[True] > accuracies[False] + 0.05
 
 
-def network_copy(model: nn.Module) -> nn.Module:
-    import copy
-
+def without_statistics(model: nn.Module) -> nn.Module:
+    """Copy a model, with the running statistics of a new batch norm."""
     copied = copy.deepcopy(model)
     for module in copied.modules():
         if isinstance(module, nn.BatchNorm2d):
