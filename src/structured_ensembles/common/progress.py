@@ -45,6 +45,6 @@ def _format(value: float | str) -> str:
 
 
 def say(text: str, quiet: bool = False) -> None:
-    """Write a line, or a table, to stderr, unless quiet; of several processes the first one does."""
-    if not quiet and rank() == 0:
+    """Write a line, or a table, to stderr, unless it is empty or quiet; of several processes the first one does."""
+    if text and not quiet and rank() == 0:
         Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
