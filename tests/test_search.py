@@ -180,7 +180,7 @@ def test_same_seed_gives_the_same_scales(walk) -> None:
 
 @pytest.mark.parametrize(
     ("initial", "mean", "deviation"),
-    [("N(0,1)", 0, 1), ("N(0,5)", 0, 5), ("U(0,1)", 0.5, 0.289), ("U(-1,1)", 0, 0.577)],
+    [("N(0,1)", 0, 1), ("N(0,5)", 0, 5), ("U(0,1)", 0.5, 0.289), ("U(-1,1)", 0, 0.577), ("N(1,0.1)", 1, 0.1)],
 )
 def test_initial_scales_follow_their_distribution(initial: str, mean: float, deviation: float) -> None:
     model = se.zoo.mlp(4, 2, hidden=(4000,))

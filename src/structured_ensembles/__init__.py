@@ -21,6 +21,7 @@ from structured_ensembles.diversity import mmd2
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.extraction import extract
+from structured_ensembles.networks.heads import with_head
 from structured_ensembles.prediction.combination import Uncertainty
 from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Scales
@@ -29,6 +30,7 @@ from structured_ensembles.selection import Subnet, select
 from structured_ensembles.storage.container import ArtifactError
 from structured_ensembles.train import train
 from structured_ensembles.training import EpochRow, Execution, History, ParameterRule, Recipe
+from structured_ensembles.training.recalibration import recalibrate_statistics
 from structured_ensembles.zoo.by_name import from_factory
 
 __version__ = VERSION
@@ -61,10 +63,12 @@ __all__ = [
     "load_data",
     "methods",
     "mmd2",
+    "recalibrate_statistics",
     "saliency",
     "select",
     "structured_ensemble",
     "trace",
     "train",
+    "with_head",
     "zoo",
 ]

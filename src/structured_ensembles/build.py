@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 from torch import nn
 
 from structured_ensembles.calibration import check_temperature
-from structured_ensembles.channels import trace
-from structured_ensembles.common.checks import check_seed, check_type
-from structured_ensembles.common.devices import Device
+from structured_ensembles.channels import ChannelGraph, trace
+from structured_ensembles.common.checks import check_choice, check_seed, check_type
+from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.processes import rank
+from structured_ensembles.common.progress import say
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.evaluation.comparison import compare_with_base
 from structured_ensembles.examination.examine import examine
+from structured_ensembles.examination.trained import count_outputs, judge_trained
 from structured_ensembles.extraction import check_rescale, extract, warn_of_small_outputs
 from structured_ensembles.networks.copying import dtype_of
-from structured_ensembles.resuming.identity import RunFolder, open_folder
+from structured_ensembles.resuming.identity import RunFile, RunFolder, open_folder
 from structured_ensembles.resuming.search_checkpoint import FILE as SEARCH
-from structured_ensembles.saliency import saliency
+from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Initial, Placement
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Scope, Selection, Subnet, select
@@ -33,9 +39,11 @@ from structured_ensembles.train import train
 from structured_ensembles.training import Execution, Recipe
 from structured_ensembles.training.execution import execution_or_default
 from structured_ensembles.training.history import OnEpoch, check_on_epoch
-from structured_ensembles.training.recipe import recipe_for
+from structured_ensembles.training.recalibration import layers_with_statistics, recalibrate_statistics
+from structured_ensembles.training.recipe import check_recipe, recipe_for
 
 SUBNETS = "subnets.json"
+Trained = bool | Literal["auto"]
 
 
 def structured_ensemble(
@@ -54,13 +62,14 @@ def structured_ensemble(
     strength: float = 0.1,
     diversity: Diversity | None = "mmd",
     search_epochs: int = 10,
-    initial: Initial = "N(0,1)",
+    initial: Initial | None = None,
     placement: Placement = "output",
     reinit: bool = False,
     rescale: bool = False,
     loss: Loss | None = None,
     loss_name: str | None = None,
     temperature: float | None = None,
+    trained: Trained = "auto",
     device: Device = "auto",
     seed: int = 0,
     folder: str | Path | None = None,
@@ -71,7 +80,15 @@ def structured_ensemble(
 
     prune: the share of neurons that each member loses, by default a half; or
     memory: the size of all members together, in full networks (1.0: as many parameters as the one network).
-    recipe: how the members are trained; by default `Recipe.named("modern")`, or "regression" for such data.
+    recipe: how the members are trained; by default `Recipe.named("modern")`, or "regression" for such data; for a
+    trained model "tune", or "tune-regression".
+    trained: whether the model is already trained for these data. "auto" finds out: on validation samples its accuracy
+    must be above chance by a binomial test at a level of 1e-6 (its R² above 0 by an F test, and at least 0.5), its
+    probabilities better than the class frequencies, and all that far better than with newly drawn weights; a line says
+    what came out. Then the defaults are those that keep what it has learned: scales that start near 1
+    (`initial="N(1,0.1)"`), the recipe "tune", and batch norm's statistics are measured anew for every member after
+    cutting, see `recalibrate_statistics`. A table of base and ensemble ends the run, unless quiet. A model that
+    `with_head` gave a new classifier needs True.
     execution, on_epoch: how that is computed, and a function to call after every epoch of it; see `train`.
     temperature: of the combined prediction, 1.0 for none; by default it is fitted on the validation split, by which
     training has also chosen the best epoch: see `Ensemble.calibrate`.
@@ -81,9 +98,13 @@ def structured_ensemble(
     loss_name: tells this loss from others, where there is a folder and the loss cannot be told by itself, such as a
     lambda. The other arguments are those of `trace`, `learn_scales`, `select`, `extract` and `train`.
     """
+    start = time.perf_counter()
     if prune is None and memory is None:
         prune = 0.5
     check_type("model", model, nn.Module)
+    check_choice("trained", trained, (True, False, "auto"))
+    if trained is True and reinit:
+        raise ValueError("trained=True must not be given together with reinit=True, which draws new weights")
     check_data(data)
     seed = check_seed(seed)
     if temperature is not None:
@@ -92,10 +113,13 @@ def structured_ensemble(
             raise ValueError(f"temperature must be left out for a regression, not {temperature!r}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that requires gradients: there is nothing to train")
-    recipe, execution = recipe_for(data.task, recipe), execution_or_default(execution)
+    check_recipe(recipe)
+    execution = execution_or_default(execution)
     check_on_epoch(on_epoch)
     check_rescale(rescale, reinit)
     data = examine(model, data, device)
+    trained = False if reinit else _decide_trained(trained, model, data, device, quiet)
+    recipe = recipe_for(data.task, recipe, trained)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     choose = partial(
         select, graph, prune=prune, memory=memory, scope=scope, members=members, seed=seed, round_to=round_to
@@ -103,11 +127,11 @@ def structured_ensemble(
     learned = selection == "learned"
     with warnings.catch_warnings(action="ignore"):  # a trial, so that wrong arguments raise before the search
         choose(selection="random" if learned else selection)
-    search = {
+    search: dict[str, Any] = {
         "search_epochs": search_epochs,
         "strength": strength,
         "diversity": diversity,
-        "initial": initial,
+        "initial": initial or ("N(1,0.1)" if trained else "N(0,1)"),
         "placement": placement,
     }
     run = open_folder(
@@ -130,33 +154,12 @@ def structured_ensemble(
         reinit=reinit,
         rescale=rescale,
         **(search if learned else {}),
+        **({"trained": True} if trained else {}),
     )
     subnets = _read_subnets(run)
     if subnets is None:
-        scores = None
-        search_checkpoint = run.file(SEARCH) if learned else None
-        if learned:
-            scales = learn_scales(
-                model,
-                graph,
-                data,
-                members,
-                strength,
-                diversity,
-                search_epochs,
-                seed,
-                initial=initial,
-                placement=placement,
-                loss=loss,
-                device=device,
-                checkpoint=search_checkpoint,
-                quiet=quiet,
-            )
-            scores = saliency(model, graph, scales, data, loss=loss, device=device, quiet=quiet)
-        subnets = choose(scores, selection=selection)
-        run = run.write(SUBNETS, json.dumps([json.loads(subnet.to_json()) for subnet in subnets]))
-        if search_checkpoint is not None and rank() == 0:
-            search_checkpoint.path.unlink(missing_ok=True)
+        learn = partial(_learn_scores, model, graph, data, members, search, seed, loss, device, quiet)
+        run, subnets = _choose_subnets(run, choose, selection, learn if learned else None)
     if not (reinit or rescale):
         warn_of_small_outputs(model, graph, subnets)
     networks = [
@@ -164,6 +167,8 @@ def structured_ensemble(
         for number, subnet in enumerate(subnets)
     ]
     ensemble = Ensemble(networks, subnets=subnets)
+    if trained:
+        recalibrate_members(ensemble, data, device)
     checkpoint = run.file("checkpoint.safetensors")
     train(
         ensemble,
@@ -177,11 +182,76 @@ def structured_ensemble(
         on_epoch=on_epoch,
         quiet=quiet,
     )
-    if temperature is not None and data.validation is not None:
-        ensemble.calibrate(data, temperature=temperature)
-    elif temperature is not None:
-        ensemble.temperature = temperature
+    if temperature is not None:
+        _set_temperature(ensemble, data, temperature)
+    if trained and not quiet:
+        say(compare_with_base(ensemble, model, data, seconds=time.perf_counter() - start, loss=loss))
     return ensemble
+
+
+def _learn_scores(
+    model: nn.Module,
+    graph: ChannelGraph,
+    data: Data,
+    members: int,
+    search: Mapping[str, Any],
+    seed: int,
+    loss: Loss | None,
+    device: Device,
+    quiet: bool,
+    checkpoint: RunFile | None,
+) -> list[Scores]:
+    """Learn the members' scales and return the saliency of every neuron. search: the search's own arguments."""
+    settings = {"epochs" if name == "search_epochs" else name: value for name, value in search.items()}
+    common: dict[str, Any] = {"loss": loss, "device": device, "quiet": quiet}
+    scales = learn_scales(model, graph, data, members, seed=seed, checkpoint=checkpoint, **settings, **common)
+    return saliency(model, graph, scales, data, **common)
+
+
+def _choose_subnets(
+    run: RunFolder,
+    choose: Callable[..., list[Subnet]],
+    selection: Selection,
+    learn: Callable[[RunFile | None], list[Scores]] | None,
+) -> tuple[RunFolder, list[Subnet]]:
+    """Choose what members keep and write it into the run's folder. learn: returns the scores, if any are needed."""
+    checkpoint = None if learn is None else run.file(SEARCH)
+    subnets = choose(None if learn is None else learn(checkpoint), selection=selection)
+    run = run.write(SUBNETS, json.dumps([json.loads(subnet.to_json()) for subnet in subnets]))
+    if checkpoint is not None and rank() == 0:
+        checkpoint.path.unlink(missing_ok=True)
+    return run, subnets
+
+
+def _set_temperature(ensemble: Ensemble, data: Data, temperature: float) -> None:
+    """Set the user's temperature, and refit what depends on it where there is a validation split."""
+    if data.validation is None:
+        ensemble.temperature = temperature
+    else:
+        ensemble.calibrate(data, temperature=temperature)
+
+
+def _decide_trained(trained: Trained, model: nn.Module, data: Data, device: Device, quiet: bool) -> bool:
+    """Return whether the model counts as trained, and say why; raise a ValueError if it cannot be for these data."""
+    if trained == "auto":
+        judgement = judge_trained(model, data, device)
+        say(f"the model counts as {'trained' if judgement.trained else 'not trained'}: {judgement.reason}", quiet)
+        return judgement.trained
+    outputs = count_outputs(model, data) if trained and data.task == "classification" else 0
+    if outputs not in (0, data.num_classes):
+        raise ValueError(
+            f"trained=True needs a model for the classes of data, {data.num_classes}, but it has {outputs} outputs: "
+            f"with_head(model, {data.num_classes}) gives it a new classifier"
+        )
+    return trained
+
+
+def recalibrate_members(ensemble: Ensemble, data: Data, device: Device) -> None:
+    """Measure batch norm's statistics of every member anew, on the device that will train it."""
+    ensemble.to(pick_device(device, ensemble))
+    for member in ensemble.members:
+        if layers_with_statistics(member):
+            recalibrate_statistics(member, data)
 
 
 def _read_subnets(run: RunFolder) -> list[Subnet] | None:

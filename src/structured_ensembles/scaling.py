@@ -31,7 +31,7 @@ from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.networks.copying import dtype_of
 from structured_ensembles.networks.resizing import Axis, NestedSpan
 
-Initial = Literal["N(0,1)", "N(0,2)", "N(0,5)", "U(0,1)", "U(-1,1)"]
+Initial = Literal["N(0,1)", "N(0,2)", "N(0,5)", "U(0,1)", "U(-1,1)", "N(1,0.1)"]  # the last for trained networks
 Placement = Literal["output", "norm"]
 
 
@@ -76,7 +76,10 @@ class Scales:
         placement: Placement = "output",
         seed: int = 0,
     ) -> Scales:
-        """Draw random vectors; in N(0,5) the second number is the standard deviation."""
+        """Draw random vectors; in N(0,5) the second number is the standard deviation.
+
+        A trained network survives "N(1,0.1)": its channels are scaled by about 1.
+        """
         check_whole("members", members)
         check_choice("initial", initial, get_args(Initial))
         check_choice("placement", placement, get_args(Placement))

@@ -20,7 +20,8 @@ from structured_ensembles.saliency import Scores
 from structured_ensembles.scaling import check_prunable
 
 Scope = Literal["layer", "network"]
-Selection = Literal["learned", "random", "magnitude"]
+Selection = Literal["learned", "random", "magnitude", "mirrored"]
+ALMOST = 0.1  # of a member that may be missing in a round of disjoint parts
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,10 @@ def select(
         more parameters than the full network.
     scope: rank the neurons of each "layer", or all of the "network" together. A layer never loses its best neuron.
     selection: "learned" keeps the most salient neurons; "random" keeps as many of each layer, drawn with `seed`;
-        "magnitude" those with the largest mean absolute weight, the same for every member.
+        "magnitude" those with the largest mean absolute weight, the same for every member; "mirrored" shares the
+        neurons of each layer out, drawn with `seed`: at prune=0.5 members 1, 3, … keep what members 0, 2, … drop, and
+        at prune ≥ 1 - 1/N all N members are disjoint. Each keeps as many as usual: where that is more than a layer
+        has, members overlap as little as possible.
     round_to: round the number of channels up to a multiple, such as 8, for which GPUs are faster.
     """
     check_type("graph", graph, ChannelGraph, "trace(model, example) gives one")
@@ -115,6 +119,10 @@ def select(
         raise ValueError("give either prune= or memory=, the one or the other")
     if prune is not None:
         check_share("prune", prune)
+    if selection == "mirrored" and scope != "layer":
+        raise ValueError(
+            f'selection="mirrored" shares out the neurons of each layer: scope must be "layer", not {scope!r}'
+        )
     rankings = _rankings(graph, scores, selection, members, seed)
     # Random selection keeps as many neurons of each layer as the scores would, where there are scores.
     size_rankings = rankings if scores is None or selection != "random" else [score.values for score in scores]
@@ -126,7 +134,11 @@ def select(
 
     share = _find_share(graph, memory, len(rankings), counts_at) if prune is None else prune
     _warn_of_empty_groups([_count_kept(ranking, share, scope) for ranking in size_rankings], share)
-    return [_make_subnet(ranking, counts) for ranking, counts in zip(rankings, counts_at(share), strict=True)]
+    counts = counts_at(share)
+    if selection == "mirrored":
+        _check_mirrored(counts[0], graph.prunable, prune, memory, len(rankings))
+        rankings = _mirrored_rankings(graph.prunable, counts[0], share, len(rankings), seed)
+    return [_make_subnet(*pair) for pair in zip(rankings, counts, strict=True)]
 
 
 Ranking = Mapping[str, Tensor]  # what the neurons of each group are ranked by, shape (size,)
@@ -143,7 +155,7 @@ def _rankings(
             raise ValueError("scores do not belong to this graph: its prunable groups are others")
         members = len(scores)
     elif selection == "learned":
-        raise ValueError('selection="learned" needs scores, from saliency(); "random" and "magnitude" need none')
+        raise ValueError('selection="learned" needs scores, from saliency(); the others need none')
     elif members is None:
         raise ValueError("members must be given where there are no scores")
     check_whole("members", members)
@@ -154,6 +166,41 @@ def _rankings(
     generator = torch.Generator().manual_seed(derive_seed(seed, "selection"))
     sizes = graph.prunable.items()
     return [{name: torch.rand(size, generator=generator) for name, size in sizes} for _ in range(members)]
+
+
+def _mirrored_rankings(
+    sizes: Mapping[str, int], counts: Mapping[str, int], prune: float, members: int, seed: int
+) -> list[Ranking]:
+    """Rank the neurons so that members share each layer out, in rounds of as many members as fit: 1 / (1 - prune).
+
+    A round has at least two members: pairs at prune=0.5, all of N members at prune ≥ 1 - 1/N (or hardly below, as a
+    memory budget may give it). In each round, a layer's neurons are put in a random order, as a ring, and every member
+    keeps the next `counts[layer]` of them. So the parts are disjoint if they fit, and otherwise every neuron is kept by
+    as many members of the round as any other, or by one more: that is the smallest overlap. It cannot be avoided below
+    prune=0.5, nor where a layer's size is no multiple of the members.
+    """
+    generator = torch.Generator().manual_seed(derive_seed(seed, "selection"))
+    parts = max(2, min(members, math.floor(1 / (1 - prune) + ALMOST)))
+    rankings: list[Ranking] = []
+    for first in range(0, members, parts):
+        positions = {name: torch.randperm(size, generator=generator) for name, size in sizes.items()}
+        rankings += [
+            {name: -((position - number * counts[name]) % sizes[name]) for name, position in positions.items()}
+            for number in range(min(parts, members - first))  # a member's neurons start where the last one's end
+        ]
+    return rankings
+
+
+def _check_mirrored(
+    counts: Mapping[str, int], sizes: Mapping[str, int], prune: float | None, memory: float | None, members: int
+) -> None:
+    """Raise a ValueError if members would keep everything, so that there is nothing to share out."""
+    if members > 1 and all(counts[name] == size for name, size in sizes.items()):
+        given = f"prune={prune:g}" if prune is not None else f"memory={memory:g} for {members} members"
+        raise ValueError(
+            f'selection="mirrored" needs members that keep a part of the neurons, but with {given} each keeps all: '
+            "give a larger prune, or less memory"
+        )
 
 
 def number_kept(size: int, prune: float) -> int:

@@ -35,6 +35,7 @@ def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ("auto", *moments(IMAGES / 255)),
         ("standard", *moments(IMAGES / 255)),
         ("imagenet", *IMAGENET),
+        (se.Normalization.imagenet(), *IMAGENET),
         ((0.5, 0.25), 0.5, 0.25),
         (IMAGENET, *IMAGENET),
         (np.array(IMAGENET), *IMAGENET),
@@ -173,12 +174,14 @@ def test_structured_ensemble_uses_the_detected_normalization(tmp_path: Path) -> 
     loaded = se.Ensemble.load(tmp_path / "file.safetensors", model=model)
     assert torch.equal(loaded.predict(data.test), ensemble.predict(data.test))
     chosen = dark_on_white("standard")  # chosen by the user, right or wrong
-    kept = se.structured_ensemble(model, chosen, 3, 0.1, search_epochs=1, **settings)
+    kept = se.structured_ensemble(model, chosen, 3, 0.1, search_epochs=1, trained=False, **settings)
     assert kept.normalization == chosen.normalization
     assert se.evaluate(kept, chosen)["cls/accuracy"] < 0.8
 
 
-@pytest.mark.parametrize("method", ["single", "deep", "snapshot", "batch-ensemble", "mc-dropout", "magnitude"])
+@pytest.mark.parametrize(
+    "method", ["single", "deep", "snapshot", "batch-ensemble", "mc-dropout", "magnitude", "prune-and-tune"]
+)
 def test_every_method_that_inherits_weights_detects_the_normalization(method: str) -> None:
     recipe = se.Recipe(epochs=2 if method == "snapshot" else 0)
     with pytest.warns(UserWarning, match="normalization='unit'"):

@@ -194,7 +194,7 @@ def test_user_loss_sees_unscaled_targets() -> None:
     assert all(450 < targets < 550 for _, targets in seen)
 
 
-@pytest.mark.parametrize("method", ["snapshot", "deep", "batch-ensemble", "mc-dropout", "narrow"])
+@pytest.mark.parametrize("method", ["snapshot", "deep", "batch-ensemble", "mc-dropout", "narrow", "prune-and-tune"])
 def test_every_method_scales_targets(method: str) -> None:
     data = data_of((Y * 1e5 + 5e5)[:, None])
     model = se.zoo.mlp(10, num_classes=1)

@@ -283,7 +283,7 @@ def test_method_outside_the_package_is_accepted(
     assert main([*command[:2], "laboratory.ideas:nobody", *command[3:], *options]) == 2
     assert "cannot be imported" in capsys.readouterr().err
     assert main(["train", "--method", "boosting"]) == 2
-    assert "batch-ensemble, mc-dropout, or package.module:function, not 'boosting'" in capsys.readouterr().err
+    assert "mc-dropout, prune-and-tune, or package.module:function, not 'boosting'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -169,6 +169,7 @@ def test_every_method_has_one_identity(method: str, tmp_path: Path) -> None:
         "batch-ensemble": {"repeat": "split"},
         "snapshot": {"cycle": 2},
         "narrow": {"prune": 0.3},
+        "prune-and-tune": {"peak_rate": 0.01},
         "magnitude": {"prune": 0.3, "scope": "network"},
         "random": {"reinit": True},
     }

@@ -24,9 +24,9 @@ def train(
     prune: float | None = None,
     memory: float | None = None,
     scope: Literal["layer", "network"] | None = None,
-    selection: Literal["learned", "random", "magnitude"] | None = None,
+    selection: Literal["learned", "random", "magnitude", "mirrored"] | None = None,
     seed: int = 0,
-    recipe: Literal["auto", "modern", "paper", "regression"] = "auto",
+    recipe: Literal["auto", "modern", "paper", "regression", "tune", "tune-adamw", "tune-regression"] = "auto",
     changes: dict[str, Any] | None = None,
     epochs: int | None = None,
     execution: Execution = AUTOMATIC,
@@ -43,15 +43,16 @@ def train(
         out: the run folder; by default runs/DATASET-MODEL-METHOD-SEED, with what differs from the defaults
         dataset: a name (sens datasets), or package.module:function that returns a Data
         model: a name (sens models), or package.module:function that returns a network
-        method: single, deep, structured, random, magnitude, narrow, snapshot, batch-ensemble, mc-dropout, or
-            package.module:function
+        method: single, deep, structured, random, magnitude, narrow, snapshot, batch-ensemble, mc-dropout,
+            prune-and-tune, or package.module:function
         members: how many networks
-        prune: the share of neurons each member loses (structured, random, magnitude, narrow)
+        prune: the share of neurons each member loses (structured, random, magnitude, narrow, prune-and-tune)
         memory: instead of prune, the parameters that all members may have, in networks (the same methods)
         scope: rank the neurons of each layer, or of the whole network (structured, random, magnitude)
         selection: how neurons are chosen (structured)
         seed: of all random numbers
-        recipe: how to train; auto is modern, or regression if the targets of the data are numbers
+        recipe: how to train; auto is modern, or regression if the targets of the data are numbers; tune,
+            tune-adamw and tune-regression are for a model that is already trained
         changes: fields of the recipe to change, such as {rate: 0.01}
         epochs: how long to train; short for changes.epochs
         execution: how training is computed

@@ -42,3 +42,9 @@ def progress(
 def _format(value: float | str) -> str:
     """Write a float with three decimals, anything else as it is."""
     return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def say(text: str, quiet: bool = False) -> None:
+    """Write a line, or a table, to stderr, unless it is empty or quiet; of several processes the first one does."""
+    if text and not quiet and rank() == 0:
+        Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)

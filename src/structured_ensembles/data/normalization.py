@@ -73,6 +73,11 @@ class Normalization:
         deviation[is_constant | (deviation < torch.finfo(torch.float32).tiny)] = 1
         return cls(tuple(mean.tolist()), tuple(deviation.tolist()))
 
+    @classmethod
+    def imagenet(cls) -> Normalization:
+        """Return that of ImageNet's colour images, with which most published weights for images were trained."""
+        return IMAGENET
+
     def noticeable(self) -> bool:
         """Tell whether some column is so far from mean 0 and deviation 1 that a network would learn badly from it."""
         moments = zip(self.mean, self.deviation, strict=True)

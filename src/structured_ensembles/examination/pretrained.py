@@ -18,7 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import Device, device_of, pick_device
-from structured_ensembles.common.inputs import Inputs, call, clone_inputs, move_inputs, split_batch
+from structured_ensembles.common.inputs import (
+    Inputs,
+    call,
+    clone_inputs,
+    join_batches,
+    move_inputs,
+    select_rows,
+    split_batch,
+)
 from structured_ensembles.common.processes import gather, rank
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.normalization import normalization_for
@@ -61,23 +69,24 @@ def _find_better(model: nn.Module, data: Data, device: torch.device) -> tuple[st
     candidates = dict(_candidates(data))
     if not candidates:
         return None
-    inputs, targets = _samples_for_trial(data)
+    inputs, targets = samples_for_trial(data)
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             network = copy_for_trial(model).to(device)
-            current, count = _score(_outputs(network, data, inputs), targets), len(targets)
+            current, count = _score(compute_outputs(network, data, inputs), targets), len(targets)
             normalized = {name: replace(data, normalization=candidate) for name, candidate in candidates.items()}
-            outputs = {name: _outputs(network, variant, inputs) for name, variant in normalized.items()}
+            outputs = {name: compute_outputs(network, variant, inputs) for name, variant in normalized.items()}
             scores = {name: _score(values, targets) for name, values in outputs.items()}
             name = max(scores, key=scores.__getitem__)
             best = scores[name]
-            if _odds(best, count) < MIN_GAIN * _odds(current, count) or not _above_chance(outputs[name], targets, best):
+            gained = compute_odds(best, count) >= MIN_GAIN * compute_odds(current, count)
+            if not gained or not _above_chance(outputs[name], targets, best):
                 return None
             for number in range(REDRAWN_COPIES):
                 redrawn = clone_model(network)
                 draw_weights(redrawn, number)
-                untrained = _score(_outputs(redrawn, normalized[name], inputs), targets)
-                if _odds(best, count) < MIN_LEAD * _odds(untrained, count):
+                untrained = _score(compute_outputs(redrawn, normalized[name], inputs), targets)
+                if compute_odds(best, count) < MIN_LEAD * compute_odds(untrained, count):
                     return None
     except Exception:  # training explains better why a model does not fit the data
         return None
@@ -85,14 +94,14 @@ def _find_better(model: nn.Module, data: Data, device: torch.device) -> tuple[st
     return name, candidates[name], f"{best:.1%} of {measure}, otherwise {current:.1%}"
 
 
-def _samples_for_trial(data: Data) -> Batch:
+def samples_for_trial(data: Data, count: int = SAMPLES) -> Batch:
     """Return validation samples, and training samples if those are few: a trained network is good at both."""
-    held_out = None if data.validation is None else take_samples(data.validation, SAMPLES)
-    if held_out is not None and len(held_out[1]) == SAMPLES:
+    held_out = None if data.validation is None else take_samples(data.validation, count)
+    if held_out is not None and len(held_out[1]) == count:
         return held_out
-    batches = [*([] if held_out is None else [held_out]), take_samples(data.train, SAMPLES)]
-    inputs, targets = (torch.cat(tensors)[:SAMPLES] for tensors in zip(*batches, strict=True))
-    return inputs, targets
+    batches = [*([] if held_out is None else [held_out]), take_samples(data.train, count)]
+    inputs, targets = zip(*batches, strict=True)
+    return select_rows(join_batches(inputs), slice(count)), torch.cat(targets)[:count]
 
 
 def _candidates(data: Data) -> Iterator[tuple[str, Normalization | None]]:
@@ -114,7 +123,7 @@ def _candidates(data: Data) -> Iterator[tuple[str, Normalization | None]]:
 
 
 @torch.no_grad()
-def _outputs(network: nn.Module, data: Data, inputs: Inputs) -> Tensor:
+def compute_outputs(network: nn.Module, data: Data, inputs: Inputs) -> Tensor:
     """Run a network on stored inputs (samples, …); return (samples, …) on the CPU, averaged over its members if any."""
     device, dtype = device_of(network), dtype_of(network)
     batches = [
@@ -151,6 +160,6 @@ def _above_chance(outputs: Tensor, targets: Tensor, score: float) -> bool:
     return score - chance > MIN_DEVIATIONS * math.sqrt(chance * (1 - chance) / count) and surprise < MAX_SURPRISE
 
 
-def _odds(score: float, count: int) -> float:
+def compute_odds(score: float, count: int) -> float:
     """Compute the odds of being right; finite even if all samples are."""
     return (score * count + 0.5) / (count - score * count + 0.5)

@@ -14,6 +14,7 @@ from structured_ensembles.methods.controls import magnitude_ensemble, random_ens
 from structured_ensembles.methods.deep import deep_ensemble
 from structured_ensembles.methods.mc_dropout import mc_dropout
 from structured_ensembles.methods.narrow import narrow_ensemble
+from structured_ensembles.methods.prune_and_tune import prune_and_tune
 from structured_ensembles.methods.single import single_network
 from structured_ensembles.methods.snapshot import snapshot_ensemble
 
@@ -27,6 +28,7 @@ METHODS: dict[str, Callable[..., Ensemble]] = {
     "snapshot": snapshot_ensemble,
     "batch-ensemble": batch_ensemble,
     "mc-dropout": mc_dropout,
+    "prune-and-tune": prune_and_tune,
 }
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "magnitude_ensemble",
     "mc_dropout",
     "narrow_ensemble",
+    "prune_and_tune",
     "random_ensemble",
     "single_network",
     "snapshot_ensemble",

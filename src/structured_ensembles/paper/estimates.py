@@ -41,11 +41,13 @@ def estimate_minutes(experiment: Experiment | ContinualExperiment, request: Requ
     epochs = recipe.epochs * (EARLY_STOP if recipe.patience else 1.0)
     is_small = experiment.model not in ("resnet18", "wrn28_10")
     alone_epoch = epoch * (ALONE if is_small else 1.5)
+    tuned = experiment.method_arguments.get("tune_epochs", epochs / 4)
     member_factor = 1.0 if is_small else _share(experiment) ** 0.25  # time follows activations more than parameters
     seconds = {
         "single": epochs * alone_epoch,
         "mc-dropout": epochs * alone_epoch * 2.5,  # hooks prevent the fused kernels
         "snapshot": experiment.members * experiment.method_arguments.get("cycle", 0) * alone_epoch,
+        "prune-and-tune": (epochs - tuned) * alone_epoch + tuned * experiment.members * epoch,
         "batch-ensemble": epochs * experiment.members * epoch * 2.6,  # likewise
     }.get(experiment.method, epochs * experiment.members * epoch * member_factor)
     seconds += SEARCH * epoch if experiment.method == "structured" else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.paper.catalogue import study
@@ -64,6 +65,7 @@ def _sections(seeds: tuple[int, ...]) -> Iterator[tuple[str, list[Run], Request]
     yield "front-cifar10", front("cifar10"), NOTHING_MORE
     yield "front-cifar100", front("cifar100"), NOTHING_MORE
     yield "front-wide-resnet20", wide_front(seeds), NOTHING_MORE
+    yield "tuned-wide-resnet20", tuned_members(seeds), NOTHING_MORE
     yield "pruning", complete("table-pruning"), NOTHING_MORE
     yield "initialization", complete("table-initialization"), NOTHING_MORE
     for dataset, model in (
@@ -107,6 +109,30 @@ def wide_front(seeds: tuple[int, ...]) -> list[Run]:
         Experiment("cifar10", "resnet20", method, seed, members, {"width": 4}, arguments)
         for seed in seeds
         for method, members, arguments in rows
+    ]
+
+
+def tuned_members(seeds: tuple[int, ...]) -> list[Run]:
+    """List the runs on a trained network: members tuned for 10 epochs after 30 of the base, or trained from scratch.
+
+    The base is a ResNet20 four times as wide. From scratch, members have either as many epochs as base and members
+    after each other, 40, or as many as all networks together: (30 + 4 · 10) / 4. The one network has 40, too. The best
+    epoch is chosen on validation data, and nothing by the figures of the test split.
+    """
+    total, tuned, members = 40, 10, 4
+    equal_cost = round((total - tuned + members * tuned) / members)
+    half: dict[str, Any] = {"prune": 0.5}
+    rows: list[tuple[str, int, dict[str, Any], int]] = [
+        ("single", 1, {}, total),
+        *(("prune-and-tune", number, {**half, "tune_epochs": tuned}, total) for number in (members, 2)),
+        ("prune-and-tune", members, {**half, "selection": "random", "tune_epochs": tuned}, total),
+        *(("random", number, half, total) for number in (members, 2)),
+        ("random", members, half, equal_cost),
+    ]
+    return [
+        Experiment("cifar10", "resnet20", method, seed, number, {"width": 4}, arguments, changes={"epochs": epochs})
+        for seed in seeds
+        for method, number, arguments, epochs in rows
     ]
 
 

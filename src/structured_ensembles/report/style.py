@@ -17,7 +17,7 @@ from structured_ensembles.common.colours import GREY, PALE
 
 Style = tuple[str, str]  # colour, marker
 
-# Okabe and Ito's colours, with Paul Tol's wine and indigo for their yellow, which is invisible on white.
+# Okabe and Ito's colours, with Paul Tol's wine and indigo, and a violet, for their yellow, which is invisible on white.
 STYLE: dict[str, Style] = {
     "single": ("#000000", "s"),
     "deep": ("#D55E00", "^"),
@@ -28,8 +28,9 @@ STYLE: dict[str, Style] = {
     "structured": ("#0072B2", "o"),
     "random": ("#882255", "<"),
     "magnitude": ("#332288", ">"),
+    "prune-and-tune": ("#964BFF", "8"),
 }
-OTHER_MARKERS = "ph*d8H1"  # for other names; none of them is above
+OTHER_MARKERS = "ph*dH12"  # for other names; none of them is above
 LINES = ("-", "--", "-.", ":")
 
 

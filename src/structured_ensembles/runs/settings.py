@@ -16,6 +16,7 @@ from structured_ensembles.methods import METHODS, deep_ensemble, structured_ense
 from structured_ensembles.training import Execution
 
 USUAL_PRUNE = 0.5  # of every method that prunes, without `prune` and `memory`
+USUAL_INITIAL = "N(0,1)"  # of a structured ensemble whose network is not trained, without `initial`
 # Methods that forward their arguments to another function, and the defaults that they change.
 FORWARDED: dict[Callable[..., Any], tuple[Callable[..., Any], dict[str, Any]]] = {
     METHODS["random"]: (structured_ensemble, {"selection": "random"}),
@@ -49,6 +50,8 @@ class Defaults:
         settings, usual = dict(config[section]), dict(getattr(self, section))
         if usual.get("prune", 0) is None and settings.get("memory") is None:
             usual["prune"] = USUAL_PRUNE
+        if usual.get("initial", 0) is None:  # the networks of experiments start untrained
+            usual["initial"] = USUAL_INITIAL
         return {
             name: settings[name]
             for name in sorted(settings)

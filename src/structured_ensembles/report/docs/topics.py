@@ -13,7 +13,7 @@ from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.published import Cell
 from structured_ensembles.paper.studies import RIVALS, Study, StudyOptions
 from structured_ensembles.paper.tables import fill_study_table, write_corruption_notes
-from structured_ensembles.paper.wide_studies import wide_front_study, wide_resnet_study
+from structured_ensembles.paper.wide_studies import tuned_study, wide_front_study, wide_resnet_study
 from structured_ensembles.report.docs.differences import difference_table
 from structured_ensembles.report.docs.pictures import draw_front_of_study, draw_pruning
 from structured_ensembles.report.docs.records import Records, format_provenance, format_remaining
@@ -39,6 +39,16 @@ FRONT_PAIRS = tuple(
         "single", "random ×4, 1, coupled", "narrow ×4, 1, coupled", "deep ×4", "batch-ensemble ×4", "mc-dropout ×4",
     )
     if centre.endswith("coupled") or not other.endswith("coupled")
+)  # fmt: skip
+TUNED_PAIRS = (
+    *(
+        ("prune-and-tune ×4, 30 + 10 epochs", other)
+        for other in (
+            "single, 40 epochs", "random ×4, 40 epochs", "random ×4, 18 epochs",
+            "prune-and-tune ×4, random, 30 + 10 epochs",
+        )
+    ),
+    *(("prune-and-tune ×2, 30 + 10 epochs", other) for other in ("single, 40 epochs", "random ×2, 40 epochs")),
 )  # fmt: skip
 WIDE_PAIRS = tuple((centre, other) for centre in CENTRES for other in ("single", "deep ×4"))
 
@@ -89,6 +99,7 @@ def list_topics() -> dict[str, Topic]:
         wanted = wide_resnet_study(dataset)
         by_name[wanted.name] = Topic(("wrn28-10",), (wanted,), WIDE_PAIRS[2:], FRONT_FIGURES)
     by_name["front-wide-resnet20"] = front_topic("front-wide-resnet20", wide_front_study(), WIDE_PAIRS)
+    by_name["tuned-wide-resnet20"] = Topic(("tuned-wide-resnet20",), (tuned_study(),), TUNED_PAIRS, FRONT_FIGURES)
     for dataset, model in SETUPS:
         options = StudyOptions(datasets=(dataset,), models=(model,), methods=(*RIVALS, "random", "narrow"))
         accuracy_and_ece = tuple(study(name, options) for name in ("table-accuracy", "table-ece"))
