@@ -1,4 +1,4 @@
-"""Data.from_folder: the same samples, splits and normalisation as of arrays, in memory or decoded when they are used."""
+"""Data.from_folder: samples, splits and normalisation are those of arrays, in memory or decoded when they are used."""
 
 import logging
 import os

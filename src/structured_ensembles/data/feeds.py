@@ -130,6 +130,7 @@ class PictureFeed:
         self.sizes: tuple[int, ...] = tuple(size for size, _ in Counter(self.batches).most_common())
         self.step = torch.zeros(1, dtype=torch.int64, device=device) if step is None else step
         self.crops = self._crops(0)
+        self.order = split.index
         self.images = torch.zeros((max(self.batches), *split.inputs.shape), dtype=torch.uint8, device=device)
         self.labels = torch.zeros(max(self.batches), dtype=split.targets.dtype, device=device)
         self.members: list[PictureFeed] = []
@@ -148,7 +149,7 @@ class PictureFeed:
         if seed is not None:
             self.shuffle(seed, (*seed, 1) if isinstance(seed, tuple) else (seed, 1))
         elif not self.members:
-            self.decoded = self.split.stream(self.split.index, self.batches, self.device)
+            self._decode()
         feeds = self.members or [self]
         try:
             for size in self.batches:
@@ -160,8 +161,9 @@ class PictureFeed:
                 feed.decoded = None
 
     def shuffle(self, order: Seed, crops: Seed) -> None:
-        """Draw the order of an epoch and its crops, each from a seed, and begin to decode."""
-        self.decoded = self.split.stream(shuffle(self.split.index, order), self.batches, self.device)
+        """Draw the order of an epoch and its crops, each from a seed."""
+        self.order = shuffle(self.split.index, order)
+        self._decode()
         if self.crops is not None:
             drawn = self._crops(crops)
             assert drawn is not None
@@ -181,6 +183,10 @@ class PictureFeed:
             positions = self.starts[self.step] + torch.arange(size, device=self.step.device)
             images = augment(images, self.crops[positions])
         return _prepare(self.data, images, self.labels[:size], self.dtype)
+
+    def _decode(self) -> None:
+        """Let the threads decode the batches of an epoch, from the first `load` on."""
+        self.decoded = self.split.stream(self.order, self.batches, self.device)
 
     def _crops(self, seed: Seed) -> Tensor | None:
         return draw_crops(self.augmentation, self.split.inputs.shape, len(self.split), seed, self.device)
