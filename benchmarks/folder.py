@@ -1,0 +1,164 @@
+"""Measure how fast a folder of pictures is read: our threads, processes and cache beside a plain DataLoader.
+
+    python benchmarks/folder.py [--pictures 4000] [--side 64] [--workers 2] [--json benchmarks/results/folder-cpu.json]
+
+Pictures are generated: smooth colours with noise, so that a PNG is about as large as one of a photograph. Every reader
+gives shuffled batches of uint8 pixels. Rates are those of the fastest of five passes. The last lines estimate what
+threads reach on more cores: Python's lock bounds them, by the time that a picture of one pixel takes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+import structured_ensembles as se
+from recording import arguments_of, record
+from structured_ensembles.common.tables import text_table
+from structured_ensembles.data.picture_files import PIECE, PictureSplit
+from structured_ensembles.data.pictures import decode_picture
+
+CORES = 16  # of the estimate
+CLASSES = 10
+PER_CORE = "in a second of processor time"
+
+
+class ImageFolder(Dataset[Any]):
+    """What torchvision's ImageFolder with PILToTensor does: open, convert to RGB, copy to a tensor."""
+
+    def __init__(self, root: Path) -> None:
+        self.files = sorted((file, int(file.parent.name)) for file in root.glob("*/*"))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        path, label = self.files[row]
+        with path.open("rb") as file:
+            picture = Image.open(file).convert("RGB")
+        return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous(), label
+
+
+def write_pictures(root: Path, count: int, side: int) -> int:
+    """Write PNG files, a folder for each class; return their mean size in bytes."""
+    generator = np.random.default_rng(0)
+    total = 0
+    for number in range(count):
+        colours = generator.integers(0, 256, (side // 8, side // 8, 3), dtype=np.uint8)
+        smooth = np.asarray(Image.fromarray(colours).resize((side, side), Image.Resampling.BICUBIC)).astype(float)
+        pixels = (smooth + generator.normal(0, 6, smooth.shape)).clip(0, 255).astype(np.uint8)
+        path = root / str(number % CLASSES) / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(path)
+        total += path.stat().st_size
+    return total // count
+
+
+def decode_files(paths: list[Path], side: int) -> np.ndarray:
+    """Decode a piece of a batch in another process: uint8 (pictures, 3, side, side)."""
+    return np.stack([decode_picture(path.read_bytes(), side) for path in paths])
+
+
+def by_processes(split: PictureSplit, size: int, pool: ProcessPoolExecutor) -> Iterable[torch.Tensor]:
+    """Read a shuffled epoch as `PictureSplit.batches` does, but by processes, which send their pixels."""
+    paths = [split.inputs.root / name for name in split.inputs.names]
+    rows = split.index[torch.randperm(len(split))].tolist()
+    pieces = [[paths[row] for row in rows[start : start + PIECE]] for start in range(0, len(rows), PIECE)]
+    results = pool.map(decode_files, pieces, [split.inputs.shape[1]] * len(pieces))
+    while batch := list(islice(results, size // PIECE)):
+        yield torch.from_numpy(np.concatenate(batch))
+
+
+def rate(read: Callable[[], Iterable[Any]], count: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the pictures per second of the fastest of five passes: other programs only slow one down."""
+    seconds = []
+    for _ in range(5):
+        start = clock()
+        for _ in read():
+            pass
+        seconds.append(clock() - start)
+    return count / min(seconds)
+
+
+def seconds_under_lock() -> float:
+    """Return the seconds that a picture of one pixel takes: nearly all of it holds Python's lock."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(buffer, "PNG")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "pixel.png")
+        path.write_bytes(buffer.getvalue())
+        target = np.empty((3, 1, 1), np.uint8)
+        start = time.process_time()
+        for _ in range(2000):
+            target[:] = decode_picture(path.read_bytes(), 1)
+        return (time.process_time() - start) / 2000
+
+
+def main() -> None:
+    """Generate the pictures, measure every reader and print the table."""
+    arguments = arguments_of(__doc__, pictures=4000, side=64, batch=128, workers=2)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        size = write_pictures(root, arguments.pictures, arguments.side)
+        rows = measure(root, arguments.pictures, arguments.side, arguments.batch, arguments.workers)
+    locked = min(seconds_under_lock() for _ in range(5))
+    core = rows.pop(PER_CORE)
+    estimate = min(CORES * core, 1 / locked)
+    side = f"{arguments.side}×{arguments.side}"
+    print(f"{arguments.pictures} PNG files of {side} pixels, {size} bytes each; {os.cpu_count()} cores\n")
+    print(text_table(("reader", "pictures/s"), [(name, f"{value:,.0f}") for name, value in rows.items()]))
+    print(f"\none thread reads {core:,.0f} pictures in a second of processor time; Python's lock is held for at most")
+    print(f"{1e6 * locked:.0f} µs of a picture, which bounds all threads at {1 / locked:,.0f} pictures/s")
+    print(f"estimate for {CORES} cores: {estimate:,.0f} pictures/s")
+    figures = {
+        "pictures_per_second": rows,
+        "pictures_per_processor_second": core,
+        "bytes_per_picture": size,
+        "microseconds_under_lock": 1e6 * locked,
+        f"estimated_pictures_per_second_on_{CORES}_cores": estimate,
+    }
+    record(arguments, figures)
+
+
+def measure(root: Path, count: int, side: int, batch: int, workers: int) -> dict[str, float]:
+    """Measure every reader: pictures per second, by name."""
+    rows: dict[str, float] = {}
+    start = time.perf_counter()
+    cached = se.Data.from_folder(root, size=side, validation=0, workers=workers).train
+    rows["ours, first look (decode, check, fingerprint)"] = count / (time.perf_counter() - start)
+    rows["ours, cached"] = rate(partial(cached.batches, batch, 1), count)
+    for threads in dict.fromkeys((1, workers)):
+        split = se.Data.from_folder(root, size=side, validation=0, workers=threads, cache_bytes=0).train
+        assert isinstance(split, PictureSplit)
+        read = partial(split.batches, batch, 1)
+        rows[f"ours, {threads} thread{'s' * (threads > 1)}"] = rate(read, count)
+        if threads == 1:
+            rows[PER_CORE] = rate(read, count, time.process_time)
+    for processes in dict.fromkeys((1, workers)):
+        with ProcessPoolExecutor(processes, get_context("forkserver")) as pool:
+            name = f"our decoder, {processes} process{'es' * (processes > 1)}"
+            rows[name] = rate(partial(by_processes, split, batch, pool), count)
+    dataset = ImageFolder(root)
+    for processes in (0, workers):
+        loader = DataLoader(dataset, batch, shuffle=True, num_workers=processes, persistent_workers=processes > 0)
+        rows[f"DataLoader, ImageFolder, {processes} workers"] = rate(partial(iter, loader), count)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
