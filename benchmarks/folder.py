@@ -3,8 +3,8 @@
     python benchmarks/folder.py [--pictures 4000] [--side 64] [--workers 2] [--json benchmarks/results/folder-cpu.json]
 
 Pictures are generated: smooth colours with noise, so that a PNG is about as large as one of a photograph. Every reader
-gives shuffled batches of uint8 pixels. Rates are those of the fastest of five passes. The last lines estimate what
-threads reach on more cores: Python's lock bounds them, by the time that a picture of one pixel takes.
+gives shuffled batches of uint8 pixels. The last lines estimate what threads reach on more cores: Python's lock bounds
+them, by the time that a picture of one pixel takes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from multiprocessing import get_context
@@ -34,7 +35,7 @@ from structured_ensembles.data.pictures import decode_picture
 
 CORES = 16  # of the estimate
 CLASSES = 10
-PER_CORE = "in a second of processor time"
+Row = dict[str, float]
 
 
 class ImageFolder(Dataset[Any]):
@@ -83,15 +84,34 @@ def by_processes(split: PictureSplit, size: int, pool: ProcessPoolExecutor) -> I
         yield torch.from_numpy(np.concatenate(batch))
 
 
-def rate(read: Callable[[], Iterable[Any]], count: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the pictures per second of the fastest of five passes: other programs only slow one down."""
-    seconds = []
+def measure_reader(read: Callable[[], Iterable[Any]], count: int) -> Row:
+    """Return the pictures per second, and per second of processor time, of the best of five passes each.
+
+    Other programs only slow a pass down; its processor time, that of worker processes included, they hardly change.
+    """
+    seconds, processor = [], []
     for _ in range(5):
-        start = clock()
+        start, used = time.perf_counter(), processor_seconds()
         for _ in read():
             pass
-        seconds.append(clock() - start)
-    return count / min(seconds)
+        seconds.append(time.perf_counter() - start)
+        processor.append(processor_seconds() - used)
+    return {"per_second": count / min(seconds), "per_processor_second": count / min(processor)}
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of all processes below it, from Linux's /proc."""
+    parents, used = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = path.read_text().rpartition(")")[2].split()
+            process = int(path.parent.name)
+            parents[process], used[process] = int(fields[1]), int(fields[11]) + int(fields[12])
+    family = [os.getpid()]
+    for process in family:  # grows while it is read
+        family += [child for child, parent in parents.items() if parent == process]
+    children = sum(used[process] for process in family[1:])
+    return time.process_time() + children / os.sysconf("SC_CLK_TCK")
 
 
 def seconds_under_lock() -> float:
@@ -117,17 +137,18 @@ def main() -> None:
         size = write_pictures(root, arguments.pictures, arguments.side)
         rows = measure(root, arguments.pictures, arguments.side, arguments.batch, arguments.workers)
     locked = min(seconds_under_lock() for _ in range(5))
-    core = rows.pop(PER_CORE)
+    core = rows["ours, 1 thread"]["per_processor_second"]
     estimate = min(CORES * core, 1 / locked)
     side = f"{arguments.side}×{arguments.side}"
     print(f"{arguments.pictures} PNG files of {side} pixels, {size} bytes each; {os.cpu_count()} cores\n")
-    print(text_table(("reader", "pictures/s"), [(name, f"{value:,.0f}") for name, value in rows.items()]))
-    print(f"\none thread reads {core:,.0f} pictures in a second of processor time; Python's lock is held for at most")
-    print(f"{1e6 * locked:.0f} µs of a picture, which bounds all threads at {1 / locked:,.0f} pictures/s")
-    print(f"estimate for {CORES} cores: {estimate:,.0f} pictures/s")
+    cells = [(name, *(f"{value:,.0f}" for value in row.values())) for name, row in rows.items()]
+    print(text_table(("reader", "pictures/s", "pictures/s of processor time"), cells))
+    print(f"\nPython's lock is held for at most {1e6 * locked:.0f} µs of a picture: {1 / locked:,.0f} pictures/s")
+    print(
+        f"estimate for threads on {CORES} cores, the smaller of that and {CORES} × {core:,.0f}: {estimate:,.0f} pictures/s"
+    )
     figures = {
-        "pictures_per_second": rows,
-        "pictures_per_processor_second": core,
+        "readers": rows,
         "bytes_per_picture": size,
         "microseconds_under_lock": 1e6 * locked,
         f"estimated_pictures_per_second_on_{CORES}_cores": estimate,
@@ -135,28 +156,24 @@ def main() -> None:
     record(arguments, figures)
 
 
-def measure(root: Path, count: int, side: int, batch: int, workers: int) -> dict[str, float]:
-    """Measure every reader: pictures per second, by name."""
-    rows: dict[str, float] = {}
-    start = time.perf_counter()
-    cached = se.Data.from_folder(root, size=side, validation=0, workers=workers).train
-    rows["ours, first look (decode, check, fingerprint)"] = count / (time.perf_counter() - start)
-    rows["ours, cached"] = rate(partial(cached.batches, batch, 1), count)
+def measure(root: Path, count: int, side: int, batch: int, workers: int) -> dict[str, Row]:
+    """Measure every reader, by name."""
+    rows: dict[str, Row] = {}
+    open_folder = partial(se.Data.from_folder, root, size=side, validation=0)
+    rows["ours, first look: decode, check, fingerprint"] = measure_reader(lambda: [open_folder(workers=workers)], count)
+    rows["ours, cached"] = measure_reader(partial(open_folder().train.batches, batch, 1), count)
     for threads in dict.fromkeys((1, workers)):
-        split = se.Data.from_folder(root, size=side, validation=0, workers=threads, cache_bytes=0).train
+        split = open_folder(workers=threads, cache_bytes=0).train
         assert isinstance(split, PictureSplit)
-        read = partial(split.batches, batch, 1)
-        rows[f"ours, {threads} thread{'s' * (threads > 1)}"] = rate(read, count)
-        if threads == 1:
-            rows[PER_CORE] = rate(read, count, time.process_time)
+        rows[f"ours, {threads} thread{'s' * (threads > 1)}"] = measure_reader(partial(split.batches, batch, 1), count)
     for processes in dict.fromkeys((1, workers)):
         with ProcessPoolExecutor(processes, get_context("forkserver")) as pool:
             name = f"our decoder, {processes} process{'es' * (processes > 1)}"
-            rows[name] = rate(partial(by_processes, split, batch, pool), count)
+            rows[name] = measure_reader(partial(by_processes, split, batch, pool), count)
     dataset = ImageFolder(root)
     for processes in (0, workers):
         loader = DataLoader(dataset, batch, shuffle=True, num_workers=processes, persistent_workers=processes > 0)
-        rows[f"DataLoader, ImageFolder, {processes} workers"] = rate(partial(iter, loader), count)
+        rows[f"DataLoader, ImageFolder, {processes} workers"] = measure_reader(partial(iter, loader), count)
     return rows
 
 

@@ -59,8 +59,27 @@ def test_what_fits_in_the_cache_is_kept(shapes: Path, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO, "structured_ensembles"):
         assert isinstance(se.Data.from_folder(shapes, cache_bytes=needed).train, TensorSplit)
         assert isinstance(se.Data.from_folder(shapes, cache_bytes=needed - 1, workers=3).train, PictureSplit)
-    assert "kept in memory" in caplog.messages[0]
-    assert "decoded by 3 threads when they are used" in caplog.messages[1]
+    assert caplog.messages == [
+        f"36 of 36 pictures below {shapes} are kept in memory",
+        f"35 of 36 pictures below {shapes} are kept in memory, the other 1 are decoded by 3 threads when they are used",
+    ]
+
+
+def test_kept_pictures_are_decoded_once(shapes: Path, tmp_path: Path) -> None:
+    """Also where the others are streamed: 20 of the 36 need no file any more, nor does the copy in memory."""
+    folder = tmp_path / "copy"
+    shutil.copytree(shapes, folder)
+    data = se.Data.from_folder(folder, validation=0, cache_bytes=20 * 3 * 24 * 24 + 5)
+    assert isinstance(data.train, PictureSplit)
+    expected, labels = arrays_of(shapes)
+    for name in sorted(path.relative_to(folder) for path in folder.glob("*/*"))[:20]:
+        (folder / name).unlink()
+    images, targets = all_samples(data.train)
+    assert np.array_equal(images, expected)
+    assert targets.tolist() == labels.tolist()
+    (folder / "square" / "011.png").unlink()
+    with pytest.raises(OSError, match=r"square/011\.png cannot be read any more"):
+        all_samples(data.train)
 
 
 def test_pictures_are_resized_and_grey_if_asked(shapes: Path, tmp_path: Path) -> None:

@@ -262,9 +262,10 @@ class Data:
         `validation` beside it are the others.
 
         All pictures are decoded once, with a bar: those that cannot be read are named in the log and left out, and
-        their contents become the fingerprint of the data, by which a run that resumes knows them. If they fit in
-        `cache_bytes`, they stay in memory; else they are streamed: threads decode the batches of every member ahead of
-        its step, again in every epoch. Order, crops, flips and results are the same, bit for bit.
+        their contents become the fingerprint of the data, by which a run that resumes knows them. As many as fit in
+        `cache_bytes` stay in memory. The others are streamed: threads decode the batches of every member ahead of its
+        step, again in every epoch. Order, crops, flips and results are the same, bit for bit; only a checkpoint tells
+        the two apart.
 
         size: of the square that is cut out of the middle of each picture and resized; None: pictures as they are,
             which must then all have the same size.

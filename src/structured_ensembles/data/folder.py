@@ -99,23 +99,17 @@ def _scan(
     workers: int,
     cache_bytes: int,
 ) -> dict[str, Scan]:
-    """Decode all pictures once, keep them if they fit in memory, and log that, and which cannot be read."""
+    """Decode all pictures once, keep as many as fit in memory, and log how many, and which cannot be read."""
     count = sum(map(len, listings.values()))
-    needed = count * math.prod(shape)
-    keep = needed <= cache_bytes
+    room = cache_bytes // math.prod(shape)  # pictures that fit
     with progress("reading pictures", sum(map(count_pieces, listings.values()))) as advance:
-        scans = {
-            split: scan_pictures(listing, shape, size, workers, keep, advance) for split, listing in listings.items()
-        }
-    log.info(
-        "%s: %d pictures, %.1f MiB of pixels, %s the %.1f MiB of cache_bytes: they are %s",
-        path,
-        count,
-        needed / 2**20,
-        "within" if keep else "more than",
-        cache_bytes / 2**20,
-        "kept in memory" if keep else f"decoded by {workers} threads when they are used",
-    )
+        scans = {}
+        for split, listing in listings.items():
+            scans[split] = scan_pictures(listing, shape, size, workers, room, advance)
+            room -= len(scans[split].files.kept)
+    kept = sum(len(scan.files.kept) for scan in scans.values())
+    others = f", the other {count - kept:,} are decoded by {workers} threads when they are used" if kept < count else ""
+    log.info("%d of %d pictures below %s are kept in memory%s", kept, count, path, others)
     unreadable = [failure for scan in scans.values() for failure in scan.unreadable]
     if unreadable:
         log.warning(
@@ -141,10 +135,10 @@ def _check_readable(scans: Mapping[str, Scan], classes: Sequence[str]) -> None:
 
 
 def _make_split(scan: Scan, index: Tensor) -> Split:
-    """Make a split of some pictures: of their pixels if they are kept, else of their files."""
-    if scan.images is None:
-        return PictureSplit(scan.files, scan.labels, index)
-    return TensorSplit(scan.images, scan.labels, index)
+    """Make a split of some pictures: of their pixels if all are kept, else of their files."""
+    if len(scan.files.kept) == len(scan.labels):
+        return TensorSplit(scan.files.kept, scan.labels, index)
+    return PictureSplit(scan.files, scan.labels, index)
 
 
 def _check_share(argument: str, source: Source) -> float:

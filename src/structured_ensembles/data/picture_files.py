@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.data.drawing import Seed, shuffle
-from structured_ensembles.data.pictures import decode_picture
+from structured_ensembles.data.pictures import decode_picture, read_content
 from structured_ensembles.data.splits import Batch, batch_sizes
 from structured_ensembles.data.worker_threads import decoding_threads
 from structured_ensembles.storage.fingerprints import add_tensor
@@ -34,7 +34,7 @@ class PictureFiles:
     """Pictures in files, all decoded to the same shape.
 
     names: below `root`. shape: (channels, height, width). size: that of `decode_picture`. digests: the SHA-256 of each
-    file's content, uint8 (pictures, 32).
+    file's content, uint8 (pictures, 32). kept: the first pictures, decoded, (kept, channels, height, width).
     """
 
     root: Path
@@ -42,6 +42,7 @@ class PictureFiles:
     shape: tuple[int, int, int]
     size: int | None
     digests: Tensor
+    kept: Tensor
     workers: int
 
     def __repr__(self) -> str:
@@ -49,14 +50,15 @@ class PictureFiles:
 
     def decode(self, row: int) -> np.ndarray:
         """Decode one picture to uint8 (channels, height, width); raise an OSError that names it if that fails."""
-        path = self.root / self.names[row]
         try:
-            pixels = decode_picture(path.read_bytes(), self.size, self.shape[0])
+            pixels = decode_picture(read_content(self.root, self.names[row]), self.size, self.shape[0])
         except OSError as error:
+            path = self.root / self.names[row]
             raise OSError(
                 f"{path} cannot be read any more, though it could when the data were made: {error}"
             ) from error
         if pixels.shape != self.shape:
+            path = self.root / self.names[row]
             raise OSError(f"{path} has changed: it has the shape {pixels.shape}, not {self.shape} as before")
         return pixels
 
@@ -89,10 +91,10 @@ class PictureFiles:
                         future.cancel()
 
     def _decode_piece(self, rows: Tensor, images: Tensor) -> None:
-        """Decode some pictures into their place in a batch."""
-        pixels = images.numpy()
+        """Copy or decode some pictures to their place in a batch."""
+        pixels, kept = images.numpy(), self.kept.numpy()
         for position, row in enumerate(rows.tolist()):
-            pixels[position] = self.decode(row)
+            pixels[position] = kept[row] if row < len(kept) else self.decode(row)
 
 
 def _finish(images: Tensor, futures: Sequence[Future[None]]) -> Tensor:
@@ -106,7 +108,7 @@ def _finish(images: Tensor, futures: Sequence[Future[None]]) -> Tensor:
 class PictureSplit:
     """Some pictures in files, labels of all of them (stored,), and the index of each in this split, (samples,).
 
-    It has the order, batches and numbers of a `TensorSplit` of the same pictures, without holding them in memory.
+    It has the order, batches and numbers of a `TensorSplit` of the same pictures, without all of them in memory.
     """
 
     inputs: PictureFiles

@@ -15,7 +15,7 @@ from torch import Tensor
 from structured_ensembles.data.folder_layout import Listing
 from structured_ensembles.data.normalization import count_values
 from structured_ensembles.data.picture_files import PictureFiles
-from structured_ensembles.data.pictures import decode_picture
+from structured_ensembles.data.pictures import decode_picture, read_content
 from structured_ensembles.data.worker_threads import decoding_threads
 
 PIECE = 64  # pictures that a thread decodes at a time
@@ -25,15 +25,13 @@ PIECE = 64  # pictures that a thread decodes at a time
 class Scan:
     """The pictures of a listing, readable or not.
 
-    labels: of all, (pictures,). readable: the rows of those that can be read. images: all of them, uint8
-    (pictures, channels, height, width), zeros where they cannot be read; None if they are not kept. counts: how often
-    each value occurs in each channel, (channels, 256). unreadable: the path of each such file, and the reason.
+    labels: of all, (pictures,). readable: the rows of those that can be read. counts: how often each value occurs in
+    each channel, (channels, 256). unreadable: the path of each such file, and the reason.
     """
 
     files: PictureFiles
     labels: Tensor
     readable: Tensor
-    images: Tensor | None
     counts: Tensor
     unreadable: tuple[tuple[Path, str], ...]
 
@@ -44,7 +42,7 @@ def first_shape(listing: Listing, size: int | None, channels: int) -> tuple[int,
         return channels, size, size
     for name in listing.names:
         try:
-            _, height, width = decode_picture((listing.root / name).read_bytes(), None, channels).shape
+            _, height, width = decode_picture(read_content(listing.root, name), None, channels).shape
         except OSError:
             continue
         return channels, height, width
@@ -56,15 +54,17 @@ def scan_pictures(
     shape: tuple[int, int, int],
     size: int | None,
     workers: int,
-    keep: bool,
+    keep: int,
     advance: Callable[[], None],
 ) -> Scan:
-    """Decode every picture of a listing. keep: whether to keep the pixels. advance: called for every piece.
+    """Decode every picture of a listing, and keep the first `keep`, zeros for unreadable ones.
+
+    advance: called for every piece, see `count_pieces`.
 
     Raises a ValueError at the first picture of another shape, which only size=None allows.
     """
     Image.init()  # loads Pillow's readers, before threads do so at the same time
-    images = torch.zeros((len(listing), *shape), dtype=torch.uint8) if keep else None
+    kept = torch.zeros((min(keep, len(listing)), *shape), dtype=torch.uint8)
     digests = torch.zeros((len(listing), 32), dtype=torch.uint8)
     counts = torch.zeros((shape[0], 256), dtype=torch.int64)
     readable = torch.ones(len(listing), dtype=torch.bool)
@@ -74,19 +74,18 @@ def scan_pictures(
         """Decode some pictures; return the counts of their values, and the unreadable ones with the reason."""
         decoded, failures = [], []
         for row in rows:
-            path = listing.root / listing.names[row]
             try:
-                content = path.read_bytes()
+                content = read_content(listing.root, listing.names[row])
                 pixels = decode_picture(content, size, shape[0])
             except OSError as error:
                 failures.append((row, error.strerror or str(error)))
                 continue
             if pixels.shape != shape:
-                raise ValueError(_describe_other_size(listing, path, pixels.shape, shape))
+                raise ValueError(_describe_other_size(listing, row, pixels.shape, shape))
             digests[row] = torch.frombuffer(bytearray(hashlib.sha256(content).digest()), dtype=torch.uint8)
             decoded.append(pixels)
-            if images is not None:
-                images[row] = torch.from_numpy(pixels)
+            if row < len(kept):
+                kept[row] = torch.from_numpy(pixels)
         if not decoded:
             return torch.zeros_like(counts), failures
         return count_values(torch.from_numpy(np.stack(decoded))), failures
@@ -99,8 +98,8 @@ def scan_pictures(
                 readable[row] = False
                 unreadable.append((listing.root / listing.names[row], reason))
             advance()
-    files = PictureFiles(listing.root, listing.names, shape, size, digests, workers)
-    return Scan(files, torch.tensor(listing.labels), readable.nonzero().flatten(), images, counts, tuple(unreadable))
+    files = PictureFiles(listing.root, listing.names, shape, size, digests, kept, workers)
+    return Scan(files, torch.tensor(listing.labels), readable.nonzero().flatten(), counts, tuple(unreadable))
 
 
 def count_pieces(listing: Listing) -> int:
@@ -108,10 +107,10 @@ def count_pieces(listing: Listing) -> int:
     return -(-len(listing) // PIECE)
 
 
-def _describe_other_size(listing: Listing, path: Path, other: tuple[int, ...], shape: tuple[int, ...]) -> str:
+def _describe_other_size(listing: Listing, row: int, other: tuple[int, ...], shape: tuple[int, ...]) -> str:
     """Describe a picture whose size is not that of the others."""
     sizes = [f"{width}×{height}" for _, height, width in (other, shape)]
     return (
-        f"pictures below {listing.root} must all have the same size, but {path} has {sizes[0]} pixels and others have "
-        f"{sizes[1]}: give the size= that they shall be resized to"
+        f"pictures below {listing.root} must all have the same size, but {listing.names[row]} has {sizes[0]} pixels "
+        f"and others have {sizes[1]}: give the size= that they shall be resized to"
     )
