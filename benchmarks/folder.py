@@ -144,9 +144,7 @@ def main() -> None:
     cells = [(name, *(f"{value:,.0f}" for value in row.values())) for name, row in rows.items()]
     print(text_table(("reader", "pictures/s", "pictures/s of processor time"), cells))
     print(f"\nPython's lock is held for at most {1e6 * locked:.0f} µs of a picture: {1 / locked:,.0f} pictures/s")
-    print(
-        f"estimate for threads on {CORES} cores, the smaller of that and {CORES} × {core:,.0f}: {estimate:,.0f} pictures/s"
-    )
+    print(f"estimate for {CORES} cores, the smaller of that and {CORES} × {core:,.0f}: {estimate:,.0f} pictures/s")
     figures = {
         "readers": rows,
         "bytes_per_picture": size,
