@@ -54,6 +54,17 @@ def test_a_folder_is_the_data_of_its_arrays(shapes: Path, cache_bytes: int) -> N
                 assert torch.equal(targets, other_targets)
 
 
+def test_the_name_is_that_of_the_folder(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(shapes)
+    assert se.Data.from_folder(".").name == shapes.name
+    monkeypatch.setenv("HOME", str(shapes.parent))
+    data = se.Data.from_folder(f"~/{shapes.name}", test=f"~/{shapes.name}", name="mine", cache_bytes=0)
+    assert data.name == "mine"
+    assert f"Data(mine, 3 classes, train: PictureSplit({len(data.train)} pictures, uint8 of shape (3, 24, 24)" in str(
+        data
+    )
+
+
 def test_what_fits_in_the_cache_is_kept(shapes: Path, caplog: pytest.LogCaptureFixture) -> None:
     needed = 36 * 3 * 24 * 24
     with caplog.at_level(logging.INFO, "structured_ensembles"):
