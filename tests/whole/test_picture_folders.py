@@ -141,9 +141,11 @@ def test_a_continual_learner_learns_from_streamed_pictures(both: tuple[se.Data, 
 def test_commands_take_a_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, name = tmp_path / "run", f"folder:{folder}?size=16"
     options = ["--model", "mlp", "--method", "deep", "--members", "2", "--epochs", "1", "--out", str(run), "--quiet"]
-    assert main(["train", "--dataset", name, *options]) == 0
+    config = tmp_path / "options.yaml"
+    config.write_text(f"dataset: '{name}'\n")
+    assert main(["train", "--config", str(config), *options]) == 0  # a file may name pictures: they are no code
     assert "--trust-code" not in capsys.readouterr().out
-    assert main(["evaluate", str(run)]) == 0  # pictures are no code
+    assert main(["evaluate", str(run)]) == 0
     accuracy = json.loads((run / "evaluation-test-mean.json").read_text())["figures"]["cls/accuracy"]
     data = se.load_data(name)
     assert data.shape == (3, 16, 16)
