@@ -132,6 +132,7 @@ def main() -> None:
     """Generate the pictures, measure every reader and print the table."""
     arguments = arguments_of(__doc__, pictures=4000, side=64, batch=128, workers=2)
     torch.set_num_threads(1)
+    load = os.getloadavg()[0]  # above 0, other programs take a share of the cores
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         size = write_pictures(root, arguments.pictures, arguments.side)
@@ -140,13 +141,16 @@ def main() -> None:
     core = rows["ours, 1 thread"]["per_processor_second"]
     estimate = min(CORES * core, 1 / locked)
     side = f"{arguments.side}×{arguments.side}"
-    print(f"{arguments.pictures} PNG files of {side} pixels, {size} bytes each; {os.cpu_count()} cores\n")
+    print(
+        f"{arguments.pictures} PNG files of {side} pixels, {size} bytes each; {os.cpu_count()} cores, load {load:.1f}\n"
+    )
     cells = [(name, *(f"{value:,.0f}" for value in row.values())) for name, row in rows.items()]
     print(text_table(("reader", "pictures/s", "pictures/s of processor time"), cells))
     print(f"\nPython's lock is held for at most {1e6 * locked:.0f} µs of a picture: {1 / locked:,.0f} pictures/s")
     print(f"estimate for {CORES} cores, the smaller of that and {CORES} × {core:,.0f}: {estimate:,.0f} pictures/s")
     figures = {
         "readers": rows,
+        "load_before": load,
         "bytes_per_picture": size,
         "microseconds_under_lock": 1e6 * locked,
         f"estimated_pictures_per_second_on_{CORES}_cores": estimate,
