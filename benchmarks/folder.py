@@ -1,10 +1,12 @@
 """Measure how fast a folder of pictures is read: our threads, processes and cache beside a plain DataLoader.
 
     python benchmarks/folder.py [--pictures 4000] [--side 64] [--workers 2] [--json benchmarks/results/folder-cpu.json]
+    python benchmarks/folder.py --pictures 400 --stored 480 --suffix jpg --json benchmarks/results/folder-jpeg-cpu.json
 
-Pictures are generated: smooth colours with noise, so that a PNG is about as large as one of a photograph. Every reader
-gives shuffled batches of uint8 pixels. The last lines estimate what threads reach on more cores: Python's lock bounds
-them, by the time that a picture of one pixel takes.
+Pictures are generated: smooth colours with noise, so that a PNG is about as large as one of a photograph. --stored is
+their side in the files, if it is another than that of the pixels. Every reader gives shuffled batches of uint8 pixels.
+The last lines estimate what threads reach on more cores: Python's lock bounds them, by the time that a picture of one
+pixel takes.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import structured_ensembles as se
 from recording import arguments_of, record
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.picture_files import PIECE, PictureSplit
-from structured_ensembles.data.pictures import decode_picture
+from structured_ensembles.data.pictures import decode_picture, read_content
 
 CORES = 16  # of the estimate
 CLASSES = 10
@@ -39,9 +41,10 @@ Row = dict[str, float]
 
 
 class ImageFolder(Dataset[Any]):
-    """What torchvision's ImageFolder with PILToTensor does: open, convert to RGB, copy to a tensor."""
+    """What torchvision's ImageFolder with Resize and PILToTensor does: open, convert, resize, copy to a tensor."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, side: int) -> None:
+        self.side = side
         self.files = sorted((file, int(file.parent.name)) for file in root.glob("*/*"))
 
     def __len__(self) -> int:
@@ -51,18 +54,20 @@ class ImageFolder(Dataset[Any]):
         path, label = self.files[row]
         with path.open("rb") as file:
             picture = Image.open(file).convert("RGB")
+        if picture.size != (self.side, self.side):
+            picture = picture.resize((self.side, self.side), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous(), label
 
 
-def write_pictures(root: Path, count: int, side: int) -> int:
-    """Write PNG files, a folder for each class; return their mean size in bytes."""
+def write_pictures(root: Path, count: int, side: int, suffix: str) -> int:
+    """Write picture files, a folder for each class; return their mean size in bytes."""
     generator = np.random.default_rng(0)
     total = 0
     for number in range(count):
         colours = generator.integers(0, 256, (side // 8, side // 8, 3), dtype=np.uint8)
         smooth = np.asarray(Image.fromarray(colours).resize((side, side), Image.Resampling.BICUBIC)).astype(float)
         pixels = (smooth + generator.normal(0, 6, smooth.shape)).clip(0, 255).astype(np.uint8)
-        path = root / str(number % CLASSES) / f"{number}.png"
+        path = root / str(number % CLASSES) / f"{number}.{suffix}"
         path.parent.mkdir(exist_ok=True)
         Image.fromarray(pixels).save(path)
         total += path.stat().st_size
@@ -124,26 +129,25 @@ def seconds_under_lock() -> float:
         target = np.empty((3, 1, 1), np.uint8)
         start = time.process_time()
         for _ in range(2000):
-            target[:] = decode_picture(path.read_bytes(), 1)
+            target[:] = decode_picture(read_content(path.parent, path.name), 1)
         return (time.process_time() - start) / 2000
 
 
 def main() -> None:
     """Generate the pictures, measure every reader and print the table."""
-    arguments = arguments_of(__doc__, pictures=4000, side=64, batch=128, workers=2)
+    arguments = arguments_of(__doc__, pictures=4000, side=64, batch=128, workers=2, stored=0, suffix="png")
+    stored = arguments.stored or arguments.side
     torch.set_num_threads(1)
     load = os.getloadavg()[0]  # above 0, other programs take a share of the cores
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        size = write_pictures(root, arguments.pictures, arguments.side)
+        size = write_pictures(root, arguments.pictures, stored, arguments.suffix)
         rows = measure(root, arguments.pictures, arguments.side, arguments.batch, arguments.workers)
     locked = min(seconds_under_lock() for _ in range(5))
     core = rows["ours, 1 thread"]["per_processor_second"]
     estimate = min(CORES * core, 1 / locked)
-    side = f"{arguments.side}×{arguments.side}"
-    print(
-        f"{arguments.pictures} PNG files of {side} pixels, {size} bytes each; {os.cpu_count()} cores, load {load:.1f}\n"
-    )
+    files = f"{arguments.pictures} {arguments.suffix} files of {stored}×{stored} pixels, {size} bytes each"
+    print(f"{files}, read as {arguments.side}×{arguments.side}; {os.cpu_count()} cores, load {load:.1f}\n")
     cells = [(name, *(f"{value:,.0f}" for value in row.values())) for name, row in rows.items()]
     print(text_table(("reader", "pictures/s", "pictures/s of processor time"), cells))
     print(f"\nPython's lock is held for at most {1e6 * locked:.0f} µs of a picture: {1 / locked:,.0f} pictures/s")
@@ -172,7 +176,7 @@ def measure(root: Path, count: int, side: int, batch: int, workers: int) -> dict
         with ProcessPoolExecutor(processes, get_context("forkserver")) as pool:
             name = f"our decoder, {processes} process{'es' * (processes > 1)}"
             rows[name] = measure_reader(partial(by_processes, split, batch, pool), count)
-    dataset = ImageFolder(root)
+    dataset = ImageFolder(root, side)
     for processes in (0, workers):
         loader = DataLoader(dataset, batch, shuffle=True, num_workers=processes, persistent_workers=processes > 0)
         rows[f"DataLoader, ImageFolder, {processes} workers"] = measure_reader(partial(iter, loader), count)
