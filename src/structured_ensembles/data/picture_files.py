@@ -1,11 +1,11 @@
 """PictureFiles: pictures in files, decoded by threads ahead of their use; and the split that reads them.
 
 Threads, not processes: Pillow releases Python's lock while it decodes. In a second of processor time, threads read
-about 4,600 PNGs of 64×64 pixels, processes, which have to send their pixels, 3,500, a DataLoader's workers 3,800; of
+about 5,000 PNGs of 64×64 pixels, processes, which have to send their pixels, 3,900, a DataLoader's workers 3,500; of
 photographs of 480×480 pixels in JPEG about 1,000, 900 and 500 (benchmarks/folder.py; recorded in
 benchmarks/results/folder-cpu.json and folder-jpeg-cpu.json). Threads start at once and need neither picklable data nor
-`if __name__ == "__main__"`. The price: a picture holds the lock for up to 45 µs, so that all threads together read at
-most about 22,000 per second. Photographs reach that with more than 20 cores; small pictures mostly fit in memory.
+`if __name__ == "__main__"`. The price: a picture holds the lock for up to 48 µs, so that all threads together read at
+most about 21,000 per second. Photographs reach that with more than 20 cores; small pictures mostly fit in memory.
 """
 
 from __future__ import annotations
