@@ -26,9 +26,10 @@ from structured_ensembles.common.inputs import Inputs, batch_from, clone_inputs,
 from structured_ensembles.cuda.prediction_graphs import Replays
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.conversion import check_bytes
-from structured_ensembles.data.dataset import SplitName, Task, prepare_inputs
+from structured_ensembles.data.dataset import SplitName, Task
 from structured_ensembles.data.kinds import Kinds, Normalizations
 from structured_ensembles.data.losses import Loss
+from structured_ensembles.data.preparation import prepare_inputs
 from structured_ensembles.data.target_scaling import Units, restore_outputs
 from structured_ensembles.examination.embedding_ids import embedding_size
 from structured_ensembles.networks.copying import dtype_of

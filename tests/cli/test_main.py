@@ -189,6 +189,14 @@ def test_read_picture_handles_usual_image_formats(tmp_path: Path) -> None:
             read_picture(tmp_path / name, (1, 8, 8))
 
 
+def test_read_picture_cuts_out_the_middle_as_folders_of_pictures_do(tmp_path: Path) -> None:
+    thirds = np.repeat(np.array([[0, 90, 255]], np.uint8), 16, axis=1).repeat(16, axis=0)  # 48×16
+    Image.fromarray(thirds).save(tmp_path / "wide.png")
+    tensor, note = read_picture(tmp_path / "wide.png", (1, 8, 8))
+    assert bool((tensor[:, :, 3:5] == 90).all())
+    assert note == "cut out of the middle and resized from 48×16 to 8×8"
+
+
 def no_test() -> se.Data:
     return se.Data.from_arrays(np.zeros((40, 1, 8, 8), np.uint8), np.arange(40) % 10)
 

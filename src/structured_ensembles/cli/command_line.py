@@ -13,11 +13,13 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from structured_ensembles.data.sources import is_folder
 from structured_ensembles.storage.files import read_text
 from structured_ensembles.storage.safe_yaml import parse_yaml
 from structured_ensembles.training.execution import split_config
 
 CODE = ("dataset", "model", "method", "ood")  # options that may be package.module:function
+DATA = ("dataset", "ood")  # options that may be folder:PATH, pictures and no code
 EMPTY = "{}"  # a configuration without options
 
 
@@ -136,7 +138,11 @@ def _list_functions(options: Mapping[str, Any]) -> list[tuple[str, str]]:
     """List the options that name functions to import, with each function."""
     values = [(option, options.get(option)) for option in CODE]
     names = [(option, name) for option, value in values for name in (value if isinstance(value, list) else [value])]
-    return [(option, name) for option, name in names if isinstance(name, str) and ":" in name]
+    return [
+        (option, name)
+        for option, name in names
+        if isinstance(name, str) and ":" in name and not (option in DATA and is_folder(name))
+    ]
 
 
 def _is_among(name: str, words: Sequence[str]) -> bool:

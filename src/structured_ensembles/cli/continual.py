@@ -38,7 +38,8 @@ def continual(
 
     Args:
         out: the run folder; by default runs/continual-DATASET-MODEL-METHOD-SEED, with what differs from the defaults
-        dataset: a name (sens datasets), or package.module:function that returns a Data
+        dataset: a name (sens datasets), folder:PATH?size=64 (a folder of pictures for each class), or
+            package.module:function that returns a Data
         tasks: how many tasks to split the classes into; by default as many as the benchmark has
         model: lenet5, half-vgg11, or package.module:function that returns a backbone
         method: structured, naive, single, supsup, pruning, batch-ensemble, or package.module:class

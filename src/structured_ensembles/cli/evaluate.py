@@ -41,7 +41,7 @@ def evaluate(
         severities: of the corruptions, from 1 to 5; by default 3 and 5
         official: accuracy on official corrupted images: cifar10-c, cifar100-c or tiny-imagenet-c
         fgsm: accuracy under attacks of these strengths; by default 0.02 and 0.5
-        ood: a data set to tell apart from the ensemble's own, by name or package.module:function
+        ood: a data set to tell apart from the ensemble's own, by name, folder:PATH or package.module:function
         root: where data sets are kept
         device: auto, cpu, cuda, …
         trust_code: let the folder import the functions that build its network and its data

@@ -40,5 +40,7 @@ def datasets(root: Path | None = None) -> int:
         size = "×".join(map(str, info.shape))
         rows.append((name, info.title, size, str(info.num_classes), f"{info.train:,}", f"{info.test:,}", at_hand))
     print(text_table(("data set", "", "shape", "classes", "train", "test", "at hand"), rows))
-    print("\nYour own: --dataset package.module:function, a function that returns a structured_ensembles.Data.")
+    print("\nYour own pictures: --dataset folder:PATH?size=64, a folder of pictures for each class, in PATH, or in")
+    print("PATH/train, PATH/val and PATH/test; &test=0.2 holds out a share of each class where there is no PATH/test.")
+    print("Your own: --dataset package.module:function, a function that returns a structured_ensembles.Data.")
     return 0

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from structured_ensembles.calibration.conformal import ConformalSets
 from structured_ensembles.common.inputs import is_several
 from structured_ensembles.common.tables import escape_control_characters, text_table
 from structured_ensembles.data.arrays import convert_image
+from structured_ensembles.data.pictures import convert_mode, crop_middle, open_picture
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.prediction.combination import combine_logits, exact_probabilities, uncertainty_of
 
@@ -25,7 +25,7 @@ def predict(run: Path, images: list[Path], trust_code: bool = False) -> int:
 
     Args:
         run: a run folder of sens train, or an ensemble's file
-        images: PNG or JPEG files; images of another size are resized, with a note
+        images: PNG or JPEG files; of images of another size the middle is resized, with a note
         trust_code: let the file import the function that builds its network
 
     """
@@ -110,14 +110,14 @@ def read_picture(path: Path, shape: tuple[int, ...]) -> tuple[Tensor, str]:
     """Read an image as uint8 pixels of `shape` (channels, height, width), and note changes; or raise an OSError."""
     channels, height, width = shape
     notes = []
-    picture = _reduce_to_eight_bits(_decode(path))
+    picture = _decode(path)
     if picture.has_transparency_data:
         notes.append("transparent parts are white")
-        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
-    picture = picture.convert("L" if channels == 1 else "RGB")
+    picture = convert_mode(picture, channels)
     if picture.size != (width, height):
-        notes.append(f"resized from {picture.size[0]}×{picture.size[1]} to {width}×{height}")
-        picture = picture.resize((width, height), Image.Resampling.LANCZOS)
+        cropped = "cut out of the middle and " if picture.width * height != picture.height * width else ""
+        notes.append(f"{cropped}resized from {picture.width}×{picture.height} to {width}×{height}")
+        picture = crop_middle(picture, width, height, Image.Resampling.LANCZOS)
     pixels = convert_image(picture)
     if pixels.shape[0] != channels:
         raise OSError(f"the ensemble takes {channels} channels, not {pixels.shape[0]}")
@@ -129,24 +129,4 @@ def _decode(path: Path) -> Image.Image:
     if path.exists() and not path.is_file():
         raise OSError("it is not a file")  # a folder, or a pipe that might never end
     Image.init()
-    try:
-        with Image.open(path, formats=[name for name in Image.ID if name != "EPS"]) as opened:  # EPS is a program
-            opened.load()
-            return ImageOps.exif_transpose(opened)
-    except OSError:
-        raise
-    except Exception as error:  # Pillow's readers raise anything for damaged images
-        raise OSError(f"it is damaged, or too large: {error or type(error).__name__}") from error
-
-
-def _reduce_to_eight_bits(picture: Image.Image) -> Image.Image:
-    """Reduce an image of more bits to its upper eight; Pillow would clip at 255."""
-    if picture.mode == "F":
-        raise OSError("its pixels are floats of an unknown range")
-    if not picture.mode.startswith("I"):
-        return picture
-    values = np.asarray(picture).astype(np.int64)
-    if values.min() < 0 or values.max() > 65535:
-        raise OSError(f"its pixels go from {values.min()} to {values.max()}: they must have 8 or 16 bits")
-    has_16_bits = picture.mode != "I" or values.max() > 255  # some readers return 16 bits as 32
-    return Image.fromarray((values // 257 if has_16_bits else values).astype(np.uint8))
+    return open_picture(path, [name for name in Image.ID if name != "EPS"])  # EPS is a program

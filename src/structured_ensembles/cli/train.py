@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from structured_ensembles.cli.hints import suggest_commands
 from structured_ensembles.cli.printing import format_figures
+from structured_ensembles.data.sources import is_folder
 from structured_ensembles.runs.experiment import Experiment, prepare_experiment, train_prepared
 from structured_ensembles.runs.folder import describe_finished_run
 from structured_ensembles.training import Execution
@@ -41,7 +42,8 @@ def train(
 
     Args:
         out: the run folder; by default runs/DATASET-MODEL-METHOD-SEED, with what differs from the defaults
-        dataset: a name (sens datasets), or package.module:function that returns a Data
+        dataset: a name (sens datasets), folder:PATH?size=64 (a folder of pictures for each class), or
+            package.module:function that returns a Data
         model: a name (sens models), or package.module:function that returns a network
         method: single, deep, structured, random, magnitude, narrow, snapshot, batch-ensemble, mc-dropout,
             prune-and-tune, or package.module:function
@@ -95,5 +97,5 @@ def train(
         }
     print(format_figures(columns))
     print(f"\n{'it took ' * (not new)}{done['seconds']:.0f} s; see {folder}")
-    print(suggest_commands(("evaluate", "report"), folder, (dataset, model), root))
+    print(suggest_commands(("evaluate", "report"), folder, (model,) if is_folder(dataset) else (dataset, model), root))
     return 0

@@ -18,7 +18,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolve_augmentation
 from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import feed_for
-from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.data.splits import IndexedSplit
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.optimizers import optimizer_for, rate_factors
 
@@ -45,7 +45,7 @@ def fit(
     optimizer = optimizer_for(recipe, network, rates if cuda else None)
     augmentation = (
         resolve_augmentation(recipe.augmentation, data.shape, data.task)
-        if isinstance(data.train, TensorSplit)
+        if isinstance(data.train, IndexedSplit)
         else "none"
     )
     dtype = next(network.parameters()).dtype

@@ -24,7 +24,7 @@ from structured_ensembles.continual.tasks import SPLITS, Task
 from structured_ensembles.data import Data
 from structured_ensembles.data.arrays import check_labels
 from structured_ensembles.data.augmentation import Augmentation
-from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.data.splits import IndexedSplit
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.prediction.combination import entropy_of
@@ -265,7 +265,7 @@ class Learner(ABC):
             raise ValueError(f"task {task.number} must have images or other numbers as inputs, not ids")
         for name in SPLITS:
             split = getattr(task.data, name)
-            if isinstance(split, TensorSplit) and len(split):
+            if isinstance(split, IndexedSplit) and len(split):
                 labels = split.targets[split.index]
                 check_labels(f"the {name} labels of task {task.number}", labels, task.data.num_classes)
         if len(task.data.train) == 0:

@@ -14,7 +14,7 @@ from structured_ensembles.common.checks import check_seed
 from structured_ensembles.common.inputs import join_batches, move_inputs, select_rows
 from structured_ensembles.data import Data, Split, load_data
 from structured_ensembles.data.dataset import SplitName, check_data
-from structured_ensembles.data.splits import Batch, TensorSplit
+from structured_ensembles.data.splits import Batch, IndexedSplit
 
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
@@ -103,11 +103,11 @@ def load_tasks(
 
 def _select_classes(split: Split, classes: Tensor, within: Tensor) -> Split:
     """Select the samples of some classes and relabel them. within: the new label of every label."""
-    if not isinstance(split, TensorSplit):
+    if not isinstance(split, IndexedSplit):
         return StreamedClasses.of(split, classes, within)
     device = split.targets.device
     chosen = torch.isin(split.targets[split.index], classes.to(device))
-    return TensorSplit(split.inputs, within.to(device)[split.targets], split.index[chosen])
+    return replace(split, targets=within.to(device)[split.targets], index=split.index[chosen])  # type: ignore[type-var]
 
 
 def _select_classes_if_any(split: Split | None, classes: Tensor, within: Tensor) -> Split | None:

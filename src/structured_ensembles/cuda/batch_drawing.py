@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -16,15 +17,17 @@ from structured_ensembles.common.devices import make_constant
 from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import ceil_div
 from structured_ensembles.data.augmentation import padding
-from structured_ensembles.data.feeds import TableFeed
+from structured_ensembles.data.feeds import MemberFeed, TableFeed
 from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.data.splits import Batch
 
 BLOCK = 1024  # pixels
 
 
-def fits(feed: TableFeed) -> bool:
+def fits(feed: MemberFeed) -> TypeGuard[TableFeed]:
     """Tell whether `BatchDrawer` can replace `feed.batch`: pixels of labelled images, on a GPU with Triton."""
+    if not isinstance(feed, TableFeed):
+        return False
     inputs, targets = feed.split.inputs, feed.split.targets
     return (
         find_spec("triton") is not None

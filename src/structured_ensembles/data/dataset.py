@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -25,18 +26,26 @@ from structured_ensembles.data.arrays import (
 )
 from structured_ensembles.data.conversion import check_images
 from structured_ensembles.data.drawing import Seed
+from structured_ensembles.data.folder import CACHE_BYTES, read_folder
 from structured_ensembles.data.kinds import (
-    Kind,
     Kinds,
     Normalizations,
     kind_of,
     kinds_of,
-    normalization_of_each,
     normalizations_for,
 )
 from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
+from structured_ensembles.data.preparation import prepare_inputs
 from structured_ensembles.data.random_states import iterate_isolated
-from structured_ensembles.data.splits import Batch, Split, StreamedSplit, TensorSplit, hold_out, parse_batch
+from structured_ensembles.data.splits import (
+    Batch,
+    Split,
+    StreamedSplit,
+    TensorSplit,
+    first_batch,
+    hold_out,
+    parse_batch,
+)
 
 Task = Literal["classification", "regression"]
 SplitName = Literal["train", "validation", "test"]
@@ -44,7 +53,7 @@ SplitName = Literal["train", "validation", "test"]
 
 @dataclass(frozen=True, repr=False)
 class Data:
-    """A data set for one task; `from_arrays`, `from_datasets`, `from_loaders` and `load_data` make one.
+    """A data set for one task; `from_arrays`, `from_datasets`, `from_loaders`, `from_folder`, `load_data` make one.
 
     Pixels are stored as uint8 and reach a network as floats in [0,1], normalised; columns of floats are standardised;
     other floats stay as they are; ids, such as those of tokens, are whole numbers. A network of several inputs gets a
@@ -230,6 +239,51 @@ class Data:
         settled = _is_settled(normalization, inputs)
         return cls(task, names, StreamedSplit(train, label_count), held_out, test_split, moments, name, ids, settled)
 
+    @classmethod
+    def from_folder(
+        cls,
+        path: str | Path,
+        *,
+        size: int | None = None,
+        test: float | str | Path | None = None,
+        validation: float | str | Path | None = None,
+        channels: Literal[1, 3] = 3,
+        seed: int = 0,
+        normalization: Choice = "auto",
+        workers: int | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        name: str | None = None,
+    ) -> Data:
+        """Make data from a folder of pictures with a folder for each class, which may be more than fit in memory.
+
+        Classes are sorted by name, and hold PNG, JPEG, WebP, BMP, GIF or TIFF files, also in folders of their own. If
+        `path` has a folder `train` of such classes, that is the training split, and `test` and `val`, `valid` or
+        `validation` beside it are the others.
+
+        All pictures are decoded once, with a bar: those that cannot be read are named in the log and left out, and
+        their contents become the fingerprint of the data, by which a run that resumes knows them. As many as fit in
+        `cache_bytes` stay in memory. The others are streamed: threads decode the batches of every member ahead of its
+        step, again in every epoch. Order, crops, flips and results are the same, bit for bit; only a checkpoint tells
+        the two apart.
+
+        size: of the square that is cut out of the middle of each picture and resized; None: pictures as they are,
+            which must then all have the same size.
+        test, validation: a folder of the same classes, or a share of the training pictures of every class, drawn by
+            seed 0 and by `seed`. By default the folders below `path`; without one, no test and a validation of 0.1.
+        channels: 3 for RGB, 1 for grey; pictures are converted. Transparent parts are white.
+        normalization: as in `from_arrays`; "auto" and "standard" are measured on the training pictures.
+        workers: how many threads decode; by default one for each core.
+        """
+        folder = read_folder(Path(path), size, channels, test, validation, seed, normalization, workers, cache_bytes)
+        return cls(
+            "classification",
+            folder.classes,
+            *(folder.train, folder.validation, folder.test),
+            folder.normalization,
+            Path(path).expanduser().resolve().name if name is None else name,
+            normalization_settled=_is_chosen(normalization),
+        )
+
     @property
     def num_classes(self) -> int:
         """Return the number of classes; 0 for regression."""
@@ -244,13 +298,12 @@ class Data:
     @property
     def kinds(self) -> Kinds | None:
         """Return the kind of each of several inputs, such as "pixels"; None for one input."""
-        return kinds_of(next(iter(self.train.batches(1)))[0], self.ids)
+        return kinds_of(first_batch(self.train, 1)[0], self.ids)
 
     @property
     def pixels(self) -> bool:
         """Tell whether inputs are pixels: uint8, and not ids."""
-        stored = isinstance(self.train, TensorSplit)
-        inputs = self.train.inputs if stored else next(iter(self.train.batches(1, seed=0)))[0]  # type: ignore[attr-defined]
+        inputs, _ = first_batch(self.train, 1, seed=0)
         return isinstance(inputs, Tensor) and kind_of(inputs, self.ids) == "pixels"
 
     @property
@@ -258,13 +311,11 @@ class Data:
         """Return the shape of one target: () for a label or a single value."""
         if self.task == "classification":
             return ()
-        if isinstance(self.train, TensorSplit):
-            return tuple(self.train.targets.shape[1:])
-        return tuple(next(iter(self.train.batches(1, seed=0)))[1].shape[1:])
+        return tuple(first_batch(self.train, 1, seed=0)[1].shape[1:])
 
     def example(self, batch: int = 2, dtype: torch.dtype = torch.float32) -> Any:
         """Return a batch as a network gets it, (batch, …), such as for `trace`; a tuple or dict of several inputs."""
-        inputs, _ = next(iter(self.train.batches(batch)))
+        inputs, _ = first_batch(self.train, batch)
         return self.prepare(select_rows(inputs, torch.arange(batch) % batch_size(inputs)), dtype)
 
     def split(self, name: SplitName) -> Split:
@@ -302,45 +353,6 @@ class Data:
         return replace(self, **{label: split.to(device) for label, split in splits.items() if split is not None})
 
 
-def prepare_inputs(
-    inputs: Inputs,
-    dtype: torch.dtype,
-    normalization: Normalization | Normalizations | None,
-    ids: bool,
-    kinds: Kinds | None = None,
-) -> Any:
-    """Prepare inputs (batch, …) for a network: as normalised floats, or as ids. Copies nothing from or to the host.
-
-    kinds: what each of several inputs was in training; by default what its type says.
-    """
-    if not isinstance(inputs, Tensor):
-
-        def prepare_one(tensor: Tensor, kind: Kind, moments: Normalization | None) -> Any:
-            return tensor.bool() if kind == "mask" else prepare_inputs(tensor, dtype, moments, kind == "whole numbers")
-
-        return map_inputs(
-            prepare_one, inputs, kinds or kinds_of(inputs, ids), normalization_of_each(normalization, inputs)
-        )
-    assert not isinstance(normalization, Normalizations)
-    if ids:
-        return inputs.long()
-    if normalization is None:
-        return as_floats(inputs, dtype)
-    # Columns may be larger than half precision can hold before they are normalised; pixels in [0,1] are not.
-    exact = dtype if inputs.dtype == torch.uint8 else torch.promote_types(dtype, torch.float32)
-    return normalization(as_floats(inputs, exact)).to(dtype)
-
-
-def as_floats(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Convert pixels to floats in [0,1]; other values stay. The result is contiguous, as a network's `view` expects."""
-    contiguous = inputs.contiguous()
-    if (
-        1 in inputs.shape
-    ):  # an axis of size 1 may have any stride: a convolution could take grey images for channels last
-        contiguous = contiguous.flatten().view(inputs.shape)
-    return contiguous.to(dtype) / 255 if inputs.dtype == torch.uint8 else contiguous.to(dtype)
-
-
 def _resolve_normalization(
     choice: Choice, inputs: Inputs, ids: bool, rows: Tensor | None = None, standardize: bool = True
 ) -> Normalization | Normalizations | None:
@@ -367,7 +379,7 @@ def _make_split(
 
 def check_data(data: Any, argument: str = "data") -> None:
     """Raise a TypeError unless `data` is a `Data`."""
-    check_type(argument, data, Data, "see Data.from_arrays, from_datasets and from_loaders")
+    check_type(argument, data, Data, "see Data.from_arrays, from_datasets, from_loaders and from_folder")
 
 
 def _check_loader(label: str, loader: DataLoader[Any], ids: bool, check: Check | None) -> None:

@@ -14,6 +14,7 @@ from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, 
 from structured_ensembles.data.augmentation import Augmentation, augment, draw_crops
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.drawing import Seed, shuffle
+from structured_ensembles.data.picture_files import PictureSplit
 from structured_ensembles.data.splits import Batch, Split, TensorSplit, batch_sizes
 
 
@@ -37,10 +38,17 @@ class Feed(Protocol):
         ...
 
 
+def plan_batches(samples: int, size: int, even: bool = False) -> list[int]:
+    """Return the sizes of all batches. even: as many, of nearly equal size; else the last has the remaining samples."""
+    sizes = batch_sizes(samples, size)
+    least, longer = divmod(samples, len(sizes))
+    return [least + (number < longer) for number in range(len(sizes))] if even else sizes
+
+
 class TableFeed:
     """Feed of a split in memory: order and crops of a whole epoch are tables on the device, indexed by the counter.
 
-    even: as many batches, of nearly equal size; else the last batch has the remaining samples.
+    even: see `plan_batches`.
     step: a counter that several feeds of the same split share; by default the feed has its own.
     """
 
@@ -56,11 +64,9 @@ class TableFeed:
         even: bool = False,
         step: Tensor | None = None,
     ) -> None:
-        self.split, self.data, self.augmentation, self.dtype = split, data, augmentation, dtype
-        self.batches = batch_sizes(len(split), size)
-        if even:
-            least, longer = divmod(len(split), len(self.batches))
-            self.batches = [least + (number < longer) for number in range(len(self.batches))]
+        self.split, self.data, self.size, self.augmentation = split, data, size, augmentation
+        self.dtype, self.even = dtype, even
+        self.batches = plan_batches(len(split), size, even)
         self.starts = torch.tensor([0, *accumulate(self.batches)], device=split.index.device)
         self.sizes: tuple[int, ...] = tuple(size for size, _ in Counter(self.batches).most_common())
         self.step = torch.zeros(1, dtype=torch.int64, device=split.index.device) if step is None else step
@@ -81,6 +87,10 @@ class TableFeed:
             assert drawn is not None
             self.crops.copy_(drawn)
 
+    def for_member(self) -> TableFeed:
+        """Return a feed of the same split, on the same counter, for one member's own order and crops."""
+        return TableFeed(self.split, self.data, self.size, self.augmentation, self.dtype, self.even, self.step)
+
     def batch(self, size: int) -> Batch:
         positions = self.starts[self.step] + torch.arange(size, device=self.step.device)
         rows = self.order[positions]
@@ -92,6 +102,97 @@ class TableFeed:
     def _crops(self, seed: Seed) -> Tensor | None:
         shape = map_inputs(lambda tensor: tuple(tensor.shape[1:]), self.split.inputs)
         return draw_crops(self.augmentation, shape, len(self.split), seed, self.step.device)
+
+
+class PictureFeed:
+    """Feed of pictures in files: order and crops are those of a `TableFeed`, the pictures are decoded ahead.
+
+    Each batch is copied to tensors that the captured step reads, where it is cropped, flipped and normalised.
+    """
+
+    irregular = False
+
+    def __init__(
+        self,
+        split: PictureSplit,
+        data: Data,
+        size: int,
+        augmentation: Augmentation,
+        device: torch.device,
+        dtype: torch.dtype,
+        even: bool = False,
+        step: Tensor | None = None,
+    ) -> None:
+        self.split, self.data, self.size, self.augmentation = split, data, size, augmentation
+        self.device, self.dtype, self.even = device, dtype, even
+        self.batches = plan_batches(len(split), size, even)
+        self.starts = torch.tensor([0, *accumulate(self.batches)], device=device)
+        self.sizes: tuple[int, ...] = tuple(size for size, _ in Counter(self.batches).most_common())
+        self.step = torch.zeros(1, dtype=torch.int64, device=device) if step is None else step
+        self.crops = self._crops(0)
+        self.order = split.index
+        self.images = torch.zeros((max(self.batches), *split.inputs.shape), dtype=torch.uint8, device=device)
+        self.labels = torch.zeros(max(self.batches), dtype=split.targets.dtype, device=device)
+        self.members: list[PictureFeed] = []
+        self.decoded: Iterator[Batch] | None = None  # the rest of this epoch
+
+    def for_member(self) -> PictureFeed:
+        """Return a feed of the same split, on the same counter; this feed's epochs then load its batches."""
+        member = PictureFeed(
+            self.split, self.data, self.size, self.augmentation, self.device, self.dtype, self.even, self.step
+        )
+        self.members.append(member)
+        return member
+
+    def epoch(self, seed: Seed | None) -> Iterator[int]:
+        self.step.zero_()
+        if seed is not None:
+            self.shuffle(seed, (*seed, 1) if isinstance(seed, tuple) else (seed, 1))
+        elif not self.members:
+            self._decode()
+        feeds = self.members or [self]
+        try:
+            for size in self.batches:
+                for feed in feeds:
+                    feed.load()
+                yield size
+        finally:
+            for feed in feeds:
+                feed.decoded = None
+
+    def shuffle(self, order: Seed, crops: Seed) -> None:
+        """Draw the order of an epoch and its crops, each from a seed."""
+        self.order = shuffle(self.split.index, order)
+        self._decode()
+        if self.crops is not None:
+            drawn = self._crops(crops)
+            assert drawn is not None
+            self.crops.copy_(drawn)
+
+    def load(self) -> None:
+        """Copy the next batch to where the step reads it; nothing for a member that has stopped."""
+        if self.decoded is not None:
+            images, labels = next(self.decoded)
+            assert isinstance(images, Tensor)
+            self.images[: len(labels)].copy_(images)
+            self.labels[: len(labels)].copy_(labels)
+
+    def batch(self, size: int) -> Batch:
+        images = self.images[:size]
+        if self.crops is not None:
+            positions = self.starts[self.step] + torch.arange(size, device=self.step.device)
+            images = augment(images, self.crops[positions])
+        return _prepare(self.data, images, self.labels[:size], self.dtype)
+
+    def _decode(self) -> None:
+        """Let the threads decode the batches of an epoch, from the first `load` on."""
+        self.decoded = self.split.stream(self.order, self.batches, self.device)
+
+    def _crops(self, seed: Seed) -> Tensor | None:
+        return draw_crops(self.augmentation, self.split.inputs.shape, len(self.split), seed, self.device)
+
+
+MemberFeed = TableFeed | PictureFeed  # of a member's own batches
 
 
 class StreamFeed:
@@ -152,9 +253,11 @@ def feed_for(
     dtype: torch.dtype = torch.float32,
     even: bool = False,
 ) -> Feed:
-    """Return a feed of a split of `data`: on the device if it is in memory, else streamed. even: see `TableFeed`."""
+    """Return a feed of a split of `data`: on the device if it is in memory, else streamed. even: see `plan_batches`."""
     if isinstance(split, TensorSplit):
         return TableFeed(split.to(device), data, size, augmentation, dtype, even)
+    if isinstance(split, PictureSplit):
+        return PictureFeed(split, data, size, augmentation, device, dtype, even)
     return StreamFeed(split, data, size, device, dtype)
 
 

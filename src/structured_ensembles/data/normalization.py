@@ -40,14 +40,16 @@ class Normalization:
 
     @classmethod
     def of(cls, images: Tensor) -> Normalization:
-        """Measure uint8 images (samples, channels, height, width), by counting how often each value occurs."""
+        """Measure uint8 images (samples, channels, height, width)."""
+        return cls.from_counts(count_values(images))
+
+    @classmethod
+    def from_counts(cls, counts: Tensor) -> Normalization:
+        """Compute mean and deviation from how often each value occurs in each channel, (channels, 256)."""
         values = torch.arange(256, dtype=torch.float64) / 255
         means, deviations = [], []
-        for channel in range(images.shape[1]):
-            counts = torch.zeros(256, dtype=torch.int64)
-            for chunk in images[:, channel].split(CHUNK):
-                counts += torch.bincount(chunk.flatten().cpu(), minlength=256)
-            shares = counts.double() / counts.sum()
+        for counts_of_channel in counts:
+            shares = counts_of_channel.double() / counts_of_channel.sum()
             mean = (shares * values).sum()
             variance = (shares * (values - mean).square()).sum()
             means.append(float(mean))
@@ -91,6 +93,15 @@ class Normalization:
     def from_json(cls, value: list[list[float]] | None) -> Normalization | None:
         """Restore what `to_json` wrote; None stays None."""
         return None if value is None else cls(*(tuple(map(float, numbers)) for numbers in value))
+
+
+def count_values(images: Tensor) -> Tensor:
+    """Count how often each value occurs in each channel of uint8 images (samples, channels, …): (channels, 256)."""
+    counts = torch.zeros(images.shape[1], 256, dtype=torch.int64)
+    for channel in range(images.shape[1]):
+        for chunk in images[:, channel].split(CHUNK):
+            counts[channel] += torch.bincount(chunk.flatten().cpu(), minlength=256)
+    return counts
 
 
 RAW_PIXELS = Normalization((0.0,), (1 / 255,))  # from 0 to 255

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -34,6 +34,25 @@ class Split(Protocol):
         ...
 
     def to(self, device: torch.device | str) -> Split: ...
+
+
+@runtime_checkable
+class IndexedSplit(Split, Protocol):
+    """Samples that can be read in any order: every member of an ensemble draws batches and crops of its own.
+
+    targets: of all stored samples, (stored, …). index: which of them the split has, (samples,).
+    """
+
+    targets: Tensor
+    index: Tensor
+
+    def read(self, rows: Tensor) -> Batch:
+        """Read stored samples by their rows (count,)."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Compute a fingerprint of all samples."""
+        ...
 
 
 def batch_sizes(samples: int, size: int) -> list[int]:
@@ -75,6 +94,14 @@ class TensorSplit:
             order = shuffle(order, seed)
         for rows in order.split(batch_sizes(len(self), size)):
             yield move_inputs(select_rows(self.inputs, rows), device), self.targets[rows].to(device)
+
+    def read(self, rows: Tensor) -> Batch:
+        return select_rows(self.inputs, rows), self.targets[rows]
+
+    def fingerprint(self) -> str:
+        hashed = hashlib.sha256(f"TensorSplit {len(self)}".encode())
+        _add_batch(hashed, (self.inputs, self.targets), self.index)
+        return hashed.hexdigest()
 
     def to(self, device: torch.device | str) -> TensorSplit:
         return replace(
@@ -137,15 +164,14 @@ def parse_batch(batch: Any) -> Batch:
 
 
 def fingerprint_split(split: Split) -> str:
-    """Compute the fingerprint of a split: of all samples in memory; of a loader's data set, length and first batch.
+    """Compute the fingerprint of a split: of all samples; of a loader's data set, length and first batch.
 
     Of a loader's data set all attributes count, such as arrays, paths and transforms, but no file is opened. The first
     batch counts only if it is the same twice: some loaders draw from random states that cannot be set.
     """
+    if isinstance(split, IndexedSplit):
+        return split.fingerprint()
     hashed = hashlib.sha256(f"{type(split).__name__} {len(split)}".encode())
-    if isinstance(split, TensorSplit):
-        _add_batch(hashed, (split.inputs, split.targets), split.index)
-        return hashed.hexdigest()
     hashed.update(f"{split.num_batches(1)} batches".encode())
     if isinstance(split, StreamedSplit):
         loader = split.loader
@@ -181,12 +207,18 @@ def hold_out(strata: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     return torch.nonzero(~held_out).flatten(), torch.nonzero(held_out).flatten()
 
 
+def first_batch(split: Split, size: int, seed: Seed | None = None) -> Batch:
+    """Return the first samples of a split; a loader decides on their number itself, and draws from `seed`."""
+    if isinstance(split, IndexedSplit) and len(split):
+        return split.read(split.index[:size])
+    return next(iter(split.batches(size, seed)))
+
+
 def take_samples(split: Split, count: int) -> Batch:
-    """Return at most `count` samples: spread over a split in memory, or a loader's first; random states stay."""
-    if isinstance(split, TensorSplit):
+    """Return at most `count` samples: spread over an indexed split, or a loader's first; random states stay."""
+    if isinstance(split, IndexedSplit):
         positions = torch.linspace(0, len(split) - 1, min(count, len(split)), dtype=torch.float64).round().long()
-        rows = split.index[positions.to(split.index.device)]
-        return select_rows(split.inputs, rows), split.targets[rows]
+        return split.read(split.index[positions.to(split.index.device)])
     batches: list[Batch] = []
     for batch in split.batches(count, seed=(0,)):
         if batches and _shapes(batch) != _shapes(batches[0]):  # such as sentences padded to another length

@@ -7,7 +7,7 @@ from torch import Tensor
 from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.inputs import Inputs
 from structured_ensembles.data import Split
-from structured_ensembles.data.dataset import as_floats
+from structured_ensembles.data.preparation import as_floats
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.prediction.held_out import gather_outputs
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from structured_ensembles.common.checks import check_choice
 from structured_ensembles.continual import LEARNERS
 from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
-from structured_ensembles.data.sources import data_sets
+from structured_ensembles.data.sources import data_sets, is_folder
 from structured_ensembles.methods import METHODS
 from structured_ensembles.runs.experiment import (
     Experiment,
@@ -47,6 +47,8 @@ def check_names(experiment: Experiment | ContinualExperiment) -> None:
     is_continual = isinstance(experiment, ContinualExperiment)
     find_function("method", experiment.method, LEARNERS if is_continual else METHODS)
     find_model(experiment.model)
+    if is_folder(experiment.dataset):
+        return
     if ":" in experiment.dataset:
         find_function("dataset", experiment.dataset, {})
     else:

@@ -14,20 +14,26 @@ from torch import nn
 from structured_ensembles.common.checks import check_choice
 from structured_ensembles.common.inputs import is_several
 from structured_ensembles.data import Data, load_data
-from structured_ensembles.data.sources import data_sets
-from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.data.sources import data_sets, is_folder
+from structured_ensembles.data.splits import IndexedSplit
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.storage.container import ArtifactError
 from structured_ensembles.zoo.by_name import Trust, build_model, find_function, is_trusted
 
 
 def read_data(dataset: str, root: Path | None, seed: int, limit: int | None = None, validation: bool = True) -> Data:
-    """Read a data set by name or by `package.module:function`, with at most `limit` training samples.
+    """Read a data set by name, `folder:PATH` or `package.module:function`, with at most `limit` training samples.
 
     validation: False joins the validation samples to the training samples.
     The caller vouches for the name; for one that was read from a file, see `load_run_data`.
     """
-    if ":" in dataset:
+    if is_folder(dataset):
+        data = load_data(dataset, seed=seed)
+        if data.test is None:  # figures are measured there
+            raise ValueError(
+                f"{dataset} must have a folder test beside train, or a share for it as in folder:PATH?test=0.2"
+            )
+    elif ":" in dataset:
         data = find_function("dataset", dataset, {})()
         if not isinstance(data, Data):
             raise TypeError(f"dataset {dataset} must give a Data, not a {type(data).__name__}")
@@ -38,9 +44,9 @@ def read_data(dataset: str, root: Path | None, seed: int, limit: int | None = No
         data = _join_validation(data)
     if limit is None or limit >= len(data.train):
         return data
-    if limit < 1 or not isinstance(data.train, TensorSplit):
-        raise ValueError(f"limit must be at least 1, with data in memory, not {limit!r} of {type(data.train).__name__}")
-    return replace(data, train=replace(data.train, index=data.train.index[:limit]))
+    if limit < 1 or not isinstance(data.train, IndexedSplit):
+        raise ValueError(f"limit must be at least 1, and not of a loader, not {limit!r} of {type(data.train).__name__}")
+    return replace(data, train=replace(data.train, index=data.train.index[:limit]))  # type: ignore[type-var]
 
 
 def _join_validation(data: Data) -> Data:
@@ -48,9 +54,9 @@ def _join_validation(data: Data) -> Data:
     train, validation = data.train, data.validation
     if validation is None:
         return data
-    held_out = isinstance(train, TensorSplit) and isinstance(validation, TensorSplit)
+    held_out = isinstance(train, IndexedSplit) and isinstance(validation, IndexedSplit)
     if not held_out or train.inputs is not validation.inputs:  # type: ignore[attr-defined]
-        raise ValueError("validation=False needs data in memory whose validation samples were held out of the training")
+        raise ValueError("validation=False needs data whose validation samples were held out of the training")
     index = torch.cat([train.index, validation.index])  # type: ignore[attr-defined]
     return replace(data, train=replace(train, index=index), validation=None)  # type: ignore[type-var]
 
@@ -72,7 +78,10 @@ def load_run_ensemble(folder: Path, config: Mapping[str, Any], data: Data, trust
 
 def check_trust(folder: Path, config: Mapping[str, Any], trust_code: Trust) -> None:
     """Raise an ArtifactError if a run folder names code for data or network that the caller does not trust."""
-    untrusted = [argument for argument in ("dataset", "model") if not is_trusted(config[argument], trust_code)]
+    names = {argument: config[argument] for argument in ("dataset", "model")}
+    if is_folder(names["dataset"]):
+        del names["dataset"]  # pictures, no code
+    untrusted = [argument for argument, name in names.items() if not is_trusted(name, trust_code)]
     if untrusted:
         imports = [f"{config[argument]!r} for its {argument}" for argument in untrusted]
         raise ArtifactError(

@@ -78,8 +78,8 @@ class Offers:
 def find_offers(fake: FakeModel, coupled: bool, approximate: bool, nested: bool, graphs: bool) -> Offers:
     """Find the channel sets of a model, and those that can be pruned; the arguments are those of `trace`.
 
-    If the model's code can lose all offered sets, it is cut. If not, and its exported graph can, that is. Otherwise what
-    stands in the way is fixed, and the rest is tried again.
+    If the model's code can lose all offered sets, it is cut. If not, and its exported graph can, that is. Otherwise
+    what stands in the way is fixed, and the rest is tried again.
     """
     followed = _follow(fake)
     while True:

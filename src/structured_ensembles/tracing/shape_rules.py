@@ -184,7 +184,7 @@ def constant(call: Call) -> Result:
 
 @rule("repeat")
 def repeat(call: Call) -> Result:
-    """Repeat the layout of each dimension; a single position becomes new channels, which hold one value, as in expand."""
+    """Repeat the layout of each dimension; a single position becomes new channels of one value, as in expand."""
     inputs, counts = call["self"], list(call["repeats"])
     added = len(counts) - len(inputs.shape)
     dims: list[Layout] = []

@@ -2,7 +2,7 @@
 
 Every member has its own order of batches, crops, flips and dropout, drawn from (seed, member, epoch). Nothing that it
 draws depends on the other members: a member of a fleet is the network trained alone with the same seed and member
-number. Only streamed data (`Data.from_loaders`) are read once per epoch and shared. This module defines what an epoch
+number. Only the batches of `Data.from_loaders` are read once per epoch and shared. This module defines what an epoch
 does; an engine (`engine.py`) computes it.
 """
 
@@ -28,7 +28,7 @@ from structured_ensembles.cuda.channels_last import channels_last
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolve_augmentation
 from structured_ensembles.data.losses import Loss, choose_units, loss_for
-from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.data.splits import IndexedSplit
 from structured_ensembles.data.target_scaling import Units
 from structured_ensembles.networks.copying import dtype_of, without_nested_tensors
 from structured_ensembles.resuming.identity import Identity, RunFile, compute_identity
@@ -254,7 +254,7 @@ def _make_plan(
     mesh: Mesh,
 ) -> Plan:
     """Resolve the settings that depend on the data, and log if there will be no CUDA graph."""
-    streamed = not isinstance(data.train, TensorSplit)
+    streamed = not isinstance(data.train, IndexedSplit)
     shape = data.shape
     augmentation = "none" if streamed else resolve_augmentation(recipe.augmentation, shape, data.task)
     steps = data.num_batches("train", recipe.batch_size)

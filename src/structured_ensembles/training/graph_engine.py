@@ -26,8 +26,8 @@ from structured_ensembles.cuda.capture import CaptureError, Step, all_captured, 
 from structured_ensembles.cuda.compilation import Compiled, compile_networks
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data.drawing import derive_seed
-from structured_ensembles.data.feeds import Feed, TableFeed, feed_for
-from structured_ensembles.data.splits import Batch, TensorSplit
+from structured_ensembles.data.feeds import Feed, MemberFeed, StreamFeed, feed_for
+from structured_ensembles.data.splits import Batch
 from structured_ensembles.training.engine import Member, Plan, Result
 from structured_ensembles.training.optimizers import optimizer_for, rate_factors
 from structured_ensembles.training.runners import ModuleRunner, ProgramRunner, Runner
@@ -43,9 +43,9 @@ class GraphEngine:
         self.rate_tables = {factor: torch.zeros(plan.steps, device=plan.device) for factor in rate_factors(plan.recipe)}
         self.rates = {factor: torch.zeros((), device=plan.device) for factor in self.rate_tables}
         data, size = plan.data, plan.recipe.batch_size
-        # Counts the steps. Of streamed data it gives the batches, too, the same to all members.
+        # Counts the steps. Of a loader it gives the batches, too, the same to all members.
         self.training = feed_for(data.train, data, size, plan.device, augmentation=plan.augmentation, dtype=plan.dtype)
-        self.feeds: dict[Member, TableFeed] = {}
+        self.feeds: dict[Member, MemberFeed] = {}
         self.optimizers: dict[Member, torch.optim.Optimizer] = {}
         self.validation: Feed | None = None
         if data.validation is not None:
@@ -102,7 +102,7 @@ class GraphEngine:
 
     @property
     def _streamed(self) -> bool:
-        return not isinstance(self.plan.data.train, TensorSplit)
+        return isinstance(self.training, StreamFeed)
 
     def prepare(self, active: Sequence[Member]) -> None:
         """Capture the steps of these members, unless they are those of the last epoch."""
@@ -221,16 +221,12 @@ class GraphEngine:
         results = compile_networks(networks, example, plan.uses_bfloat16, together, plan.log_fallback)
         return [([active[number] for number in compiled.numbers], compiled) for compiled in results]
 
-    def _feed(self, member: Member) -> TableFeed | None:
-        """Return the feed of the member's own batches, on the common counter; None where data are streamed."""
-        if not isinstance(self.training, TableFeed):
+    def _feed(self, member: Member) -> MemberFeed | None:
+        """Return the feed of the member's own batches, on the common counter; None for those of a loader."""
+        if not isinstance(self.training, MemberFeed):
             return None
         if member not in self.feeds:
-            shared = self.training
-            self.feeds[member] = TableFeed(
-                shared.split, shared.data, self.plan.recipe.batch_size, shared.augmentation, shared.dtype,
-                step=shared.step,
-            )  # fmt: skip
+            self.feeds[member] = self.training.for_member()
         return self.feeds[member]
 
     def _state(self) -> Iterator[Tensor]:

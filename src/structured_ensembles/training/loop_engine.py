@@ -13,7 +13,7 @@ from structured_ensembles.common.processes import average_buffers, sum_over_proc
 from structured_ensembles.data.augmentation import augment, draw_crops
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import mean_loss
-from structured_ensembles.data.splits import Batch, TensorSplit
+from structured_ensembles.data.splits import Batch, IndexedSplit
 from structured_ensembles.prediction.combination import combine_logits, member_outputs
 from structured_ensembles.training.engine import Member, Plan, Result
 from structured_ensembles.training.optimizers import optimizer_for, set_rate
@@ -67,10 +67,10 @@ class LoopEngine:
     def _batches(self, active: Sequence[Member], epoch: int) -> Iterator[Iterable[Batch]]:
         """Yield, for every step, the batch of each member as its network gets it.
 
-        Members draw their own batches; streamed data are read once, and every member gets a copy of each batch.
+        Members draw their own batches; those of a loader are read once, and every member gets a copy of each batch.
         """
         plan, split = self.plan, self.plan.data.train
-        if isinstance(split, TensorSplit):
+        if isinstance(split, IndexedSplit):
             yield from zip(*(self._member_batches(split, member, epoch) for member in active), strict=True)
             return
         order = derive_seed(plan.seed, "order", epoch)
@@ -78,7 +78,7 @@ class LoopEngine:
             prepared = plan.data.prepare(stored, plan.dtype)
             yield ((clone_inputs(prepared), targets) for _ in active)
 
-    def _member_batches(self, split: TensorSplit, member: Member, epoch: int) -> Iterator[Batch]:
+    def _member_batches(self, split: IndexedSplit, member: Member, epoch: int) -> Iterator[Batch]:
         """Yield the batches that a member draws, augmented and normalised."""
         plan = self.plan
         seed = plan.member_seed("crops", member, epoch)

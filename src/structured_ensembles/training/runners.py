@@ -26,7 +26,7 @@ from structured_ensembles.cuda.operations import conv_norm, member_conv
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack, copy_all, unpadded
 from structured_ensembles.cuda.state import tensors_of
-from structured_ensembles.data.feeds import TableFeed
+from structured_ensembles.data.feeds import MemberFeed
 from structured_ensembles.data.losses import mean_loss
 from structured_ensembles.data.splits import Batch
 from structured_ensembles.prediction.combination import combine_logits
@@ -83,7 +83,7 @@ class ProgramRunner:
         plan: Plan,
         compiled: Compiled,
         optimizers: Optimizers,
-        feeds: Sequence[TableFeed | None],
+        feeds: Sequence[MemberFeed | None],
     ) -> None:
         self.members, self.plan, self.optimizers = members, plan, optimizers
         self.program = compiled.program
@@ -91,9 +91,10 @@ class ProgramRunner:
         self.stack = Stack(self.program, self.networks, compiled.shapes, compiled.bfloat16)
         self.feeds = [feed for feed in feeds if feed is not None]
         self.drawer = None
-        if self.feeds and all(map(batch_drawing.fits, self.feeds)):
+        tables = [feed for feed in self.feeds if batch_drawing.fits(feed)]
+        if tables and len(tables) == len(self.feeds):
             direct = _starts_with_convolutions(compiled)
-            self.drawer = BatchDrawer(self.feeds, torch.bfloat16 if direct else None, channels_last=direct)
+            self.drawer = BatchDrawer(tables, torch.bfloat16 if direct else None, channels_last=direct)
         self.losses = torch.zeros(len(members), device=plan.device, dtype=plan.loss_dtype)
         self.totals = torch.zeros(len(members), 2, device=plan.device, dtype=torch.float64)
         self._generators = [_generator(plan.device) for _ in members] if compiled.draws else None
@@ -194,7 +195,7 @@ class ModuleRunner:
     """One member whose network has no program: it runs as it is, with weights cast to bfloat16 once a step."""
 
     def __init__(
-        self, member: Member, plan: Plan, optimizer: torch.optim.Optimizer, feed: TableFeed | None, kernels: bool
+        self, member: Member, plan: Plan, optimizer: torch.optim.Optimizer, feed: MemberFeed | None, kernels: bool
     ) -> None:
         self.members: Sequence[Member] = [member]
         self.member, self.plan, self.optimizer, self.feed = member, plan, optimizer, feed
@@ -305,7 +306,7 @@ def _members_of(outputs: Tensor, network: nn.Module, count: int) -> list[Tensor]
     return [_stacked(part, network) for part in (outputs.chunk(count) if count > 1 else (outputs,))]
 
 
-def _shuffle(feed: TableFeed, plan: Plan, member: Member, epoch: int) -> None:
+def _shuffle(feed: MemberFeed, plan: Plan, member: Member, epoch: int) -> None:
     feed.shuffle(plan.member_seed("order", member, epoch), plan.member_seed("crops", member, epoch))
 
 
