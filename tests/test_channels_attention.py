@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.networks.graph_network import GraphNetwork
-from tests.support.exactness import check_exact, randomize
+from structured_ensembles.networks.resizing import channel_indices
+from tests.support.exactness import check_exact, randomize, without_channels
 
 
 def tokens(*shape: int) -> Tensor:
@@ -141,3 +142,34 @@ def test_layer_norms_stay_whole_unless_approximate() -> None:
     assert (
         sum(p.numel() for p in small.parameters()) == graph.num_parameters(subnet.counts) < graph.num_parameters() / 3
     )
+
+
+def test_heads_that_hold_queries_keys_and_values_side_by_side_are_cut_within() -> None:
+    """As in LeViT: each head of one layer's output is a piece of queries, one of keys and one of values."""
+
+    class Side(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.norm, self.proj = nn.Linear(6, 40), nn.BatchNorm1d(40), nn.Linear(24, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.qkv(x)
+            y = self.norm(y.flatten(0, 1)).reshape_as(y).view(len(x), 5, 2, 20)
+            q, k, v = y.split([4, 4, 12], 3)
+            scores = (q.permute(0, 2, 1, 3) @ k.permute(0, 2, 3, 1) * 0.5).softmax(-1)
+            return self.proj((scores @ v.transpose(1, 2)).transpose(1, 2).reshape(len(x), 5, 24)).mean(1)
+
+    model = randomize(Side())
+    graph = se.trace(model, tokens())
+    assert sorted(graph.prunable.values()) == [4, 12]
+    subnet = se.select(graph, prune=0.5, selection="random", members=1)[0]
+    small = se.extract(model, graph, subnet)
+    assert small.qkv.out_features == 2 * (2 + 2 + 6)
+    masked = without_channels(model, graph, subnet)
+    with torch.no_grad():  # zero after the norm is what the dropped queries, keys and values are
+        for name, size, kept in subnet.groups:
+            dropped = torch.tensor([channel not in kept for channel in range(size)])
+            rows = channel_indices(graph.axes["norm.weight"][0], name)
+            for parameter in (masked.norm.weight, masked.norm.bias):
+                parameter[torch.from_numpy(rows >= 0) & dropped[torch.from_numpy(rows).clamp_min(0)]] = 0
+        torch.testing.assert_close(small.eval()(tokens()), masked.eval()(tokens()))

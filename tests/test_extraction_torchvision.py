@@ -25,9 +25,9 @@ MODELS = [
 # What fixes groups there, in the words a user reads.
 REASONS = {
     "convnext_tiny": "layer norm",
-    "regnet_y_400mf": "grouped convolution",
-    "shufflenet_v2_x1_0": "takes its channels apart",
-    "vit_b_16": "by code outside a layer",
+    "regnet_y_400mf": "lies in a product",
+    "shufflenet_v2_x1_0": "lies in a product",
+    "vit_b_16": "layer norm",
     "swin_t": "layer norm",
     "resnet50": "residual sum",
 }

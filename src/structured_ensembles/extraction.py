@@ -87,15 +87,21 @@ def make_graph_network(model: nn.Module, graph: ChannelGraph, subnet: Subnet, sm
 def rebuild_graph_network(base: nn.Module, record: Mapping[str, Any]) -> GraphNetwork:
     """Cut a network in its graph once more, by the record of one that was; raise a ValueError if they do not fit.
 
+    base: the full network, or another one that was cut from it with as many channels of each group.
     record: `GraphNetwork.record`, as read from a file.
     """
+    subnet = Subnet.from_json(record["subnet"])
+    if isinstance(base, GraphNetwork):
+        if Subnet.from_json(base.record["subnet"]).counts != subnet.counts:
+            raise ValueError("the given member has other numbers of channels: give the full network as model=")
+        return GraphNetwork(base, base.graphs[False], base.graphs[True], record)
     if record.get("example") is None:
         raise ValueError(
             "the file does not say on what inputs its network was traced: give one of its members as model="
         )
     options = {name: record["options"][name] for name in ("coupled", "approximate", "nested", "graphs")}
     graph = trace(base, example_inputs(record["example"]), **options)
-    network = extract(base, graph, Subnet.from_json(record["subnet"]))
+    network = extract(base, graph, subnet)
     if not isinstance(network, GraphNetwork):
         raise ValueError("the network's code can be cut, but the file has one that was cut in its graph")
     return network

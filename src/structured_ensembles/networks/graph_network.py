@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_ensembles.networks.copying import dtype_of
 
@@ -57,15 +57,14 @@ class Graph:
     """A network's pass in one mode. Values are numbered: weights first, then constants, inputs and results.
 
     weights: names of parameters and buffers. inputs: names of the arguments of forward, those that are tensors.
-    outputs: values and constants, and `structure`: the nesting in which forward returns them.
+    outputs: what forward returns, with references in place of tensors.
     """
 
     weights: tuple[str, ...]
     constants: tuple[Tensor, ...]
     inputs: tuple[str, ...]
     operations: tuple[Operation, ...]
-    outputs: tuple[Any, ...]
-    structure: TreeSpec = field(repr=False)
+    outputs: Any
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
         """Return the graph itself: it is never changed."""
@@ -98,7 +97,7 @@ class Graph:
             values.append(result)
             for last in operation.last_uses:
                 values[last] = None  # activations that nobody needs any more
-        return tree_unflatten([fill(output) for output in self.outputs], self.structure)
+        return tree_map(fill, self.outputs, is_leaf=lambda leaf: isinstance(leaf, Reference))
 
 
 class GraphNetwork(nn.Module):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-NO_CHANNELS = "not a dimension of channels"
+NO_CHANNELS = "positions such as pixels or tokens, not channels"
 SINGLE = "a single channel"
 UNALIGNED = "meets channels that do not line up with it"
 MAX_REPEATS = 4096  # of runs in one dimension; a longer layout would be too slow

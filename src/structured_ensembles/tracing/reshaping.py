@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 from structured_ensembles.tracing.layout import (
+    MAX_REPEATS,
     ChannelSet,
     Layout,
     Run,
     Value,
+    cut,
     extent,
     fix,
     fixed_layout,
@@ -76,25 +78,36 @@ def _flatten(old: list[Layout]) -> Layout | None:
 def _unflatten(flat: Layout, sizes: list[int]) -> list[Layout] | None:
     """Return the layouts of dimensions of these sizes that one dimension is viewed as; None if they do not fit.
 
-    The pieces of a concatenation must each fill whole positions of the first dimension, and are alike in the others.
+    The pieces of a concatenation must each fill whole positions of the first dimension, and are alike in the others; or
+    the first dimension stays whole, and every position of it has the same pieces.
     """
     if not sizes:
         return []
     inner = math.prod(sizes[1:])
     runs = resolve(flat)
-    if any(run.extent % inner for run in runs):
-        if not is_fixed(flat):
-            return None
-        return [fixed_layout(size) for size in sizes]
-    pieces = [_unflatten_run(run, [run.extent // inner, *sizes[1:]]) for run in runs]
+    pieces = [None if run.extent % inner else _unflatten_run(run, [run.extent // inner, *sizes[1:]]) for run in runs]
     if any(piece is None for piece in pieces):
-        return None
+        return _unflatten_alike(flat, sizes)
     first, *others = (piece for piece in pieces if piece is not None)
     for other in others:
         for one_dim, other_dim in zip(first[1:], other[1:], strict=True):
             unify(one_dim, other_dim)
     outer = tuple(run for piece in (first, *others) for run in piece[0])
     return [outer, *first[1:]]
+
+
+def _unflatten_alike(flat: Layout, sizes: list[int]) -> list[Layout] | None:
+    """Return the layouts when every position of the first dimension has the same channels, and none of it may go."""
+    if is_fixed(flat):
+        return [fixed_layout(size) for size in sizes]
+    inner = math.prod(sizes[1:])
+    if len(sizes) == 1 or sizes[0] * len(flat) > MAX_REPEATS:
+        return None
+    first, *others = (cut(flat, position * inner, inner) for position in range(sizes[0]))
+    for other in others:
+        unify(first, other)
+    inside = _unflatten(first, sizes[1:])
+    return None if inside is None else [fixed_layout(sizes[0], "its groups are made of several pieces"), *inside]
 
 
 def _unflatten_run(run: Run, sizes: list[int]) -> list[Layout] | None:

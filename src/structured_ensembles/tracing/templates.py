@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.utils._pytree import tree_unflatten
 
 from structured_ensembles.networks.graph_network import (
     Graph,
@@ -96,7 +97,7 @@ def make_template(
         operation_steps.append(by_node.get(node))
         numbers[node] = len(numbers)
     output = next(node for node in nodes if node.op == "output")
-    outputs = tuple(Reference(numbers[leaf]) if isinstance(leaf, fx.Node) else leaf for leaf in output.args[0])
+    outputs = [Reference(numbers[leaf]) if isinstance(leaf, fx.Node) else leaf for leaf in output.args[0]]
     structure = program.call_spec.out_spec
     if structure is None or structure.num_leaves != len(outputs):
         raise TemplateError("its graph has other outputs than the network")
@@ -105,8 +106,7 @@ def make_template(
         constants=tuple(tensor for tensor in tensors if isinstance(tensor, Tensor)),
         inputs=tuple(node.name for node in inputs),
         operations=_with_last_uses(operations, len(weights) + len(constants) + len(inputs), outputs),
-        outputs=outputs,
-        structure=structure,
+        outputs=tree_unflatten(outputs, structure),
     )
     return Template(graph), operation_steps
 
@@ -189,7 +189,7 @@ def _with_last_uses(operations: list[Operation], first: int, outputs: Sequence[A
     for index, operation in enumerate(operations):
         last[first + index] = index
         last |= dict.fromkeys(references((*operation.arguments, *operation.keywords.values())), index)
-    kept = set(references(tuple(outputs)))
+    kept = set(references(outputs))
     uses: dict[int, list[int]] = {}
     for number, index in last.items():
         if number >= first and number not in kept:
