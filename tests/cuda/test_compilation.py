@@ -59,6 +59,15 @@ def test_in_bfloat16_widths_are_multiples_of_eight_and_weights_are_cast() -> Non
     assert cast == {"0.weight", "4.weight", "7.weight", "7.bias"}
 
 
+def test_filters_that_are_buffers_are_not_cast() -> None:
+    """A buffer of the stack goes back to its network, which would be left with rounded filters."""
+    network = Model(lambda self, x: self.c(F.conv2d(x, self.filters, padding=1)), filters=torch.rand(8, 3, 3, 3))
+    network.c = conv(8, 8)
+    (one,), told = compiled([network], bfloat16=True)
+    assert told == []
+    assert {one.program.names[placeholder] for placeholder in one.bfloat16} == {"c.weight"}
+
+
 def test_networks_of_different_layers_have_programs_of_their_own() -> None:
     other = nn.Sequential(nn.Flatten(), nn.Linear(108, 3))
     found, told = compiled([member(), other, member(seed=1)])

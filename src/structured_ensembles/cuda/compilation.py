@@ -7,7 +7,7 @@ results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,7 +120,8 @@ def _compile(networks: Sequence[nn.Module], numbers: tuple[int, ...], example: I
     if len(group) > 1 and _draws(program) and any(shapes_of(network) != shapes_of(group[0]) for network in group):
         raise ProgramError("their widths differ, and dropout draws a number for each channel")
     check_program(program, group, shapes, example)
-    return Compiled(program, numbers, shapes, frozenset(_castable(program) if bfloat16 else ()))
+    parameters = {name for name, _ in wide.named_parameters(remove_duplicate=False)}
+    return Compiled(program, numbers, shapes, frozenset(_castable(program, parameters) if bfloat16 else ()))
 
 
 def _alike(networks: Sequence[nn.Module]) -> list[tuple[int, ...]]:
@@ -155,19 +156,22 @@ def _check_randomness(program: Program) -> None:
                 raise ProgramError("an embedding has sparse gradients")
 
 
-def _castable(program: Program) -> set[str]:
-    """Return the weights and biases that only our convolutions and linear layers use."""
+def _castable(program: Program, parameters: Collection[str]) -> set[str]:
+    """Return the placeholders of weights and biases that only our convolutions and linear layers use.
+
+    parameters: the names of the network's. A buffer is not cast: the stack's values go back to the networks.
+    """
     layers = (conv_norm, member_conv, member_linear)
-    found = set()
+    castable = set()
     for node in program.nodes:
-        if node.op == "placeholder" and node.name in program.names and node.users:
-            last = [2 if user.target is conv_norm else 3 for user in node.users]
+        if node.op == "placeholder" and program.names.get(node.name) in parameters and node.users:
+            ends = [2 if user.target is conv_norm else 3 for user in node.users]
             if all(
                 user.target in layers and node in user.args[1:end] and node not in user.args[end:]
-                for user, end in zip(node.users, last, strict=True)
+                for user, end in zip(node.users, ends, strict=True)
             ):
-                found.add(node.name)
-    return found
+                castable.add(node.name)
+    return castable
 
 
 class _WithoutDropout(TorchFunctionMode):
