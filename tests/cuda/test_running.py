@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -192,6 +193,70 @@ def test_our_kernels_on_parts_of_an_activation(name: str) -> None:
         scale = float(wanted.abs().max())
         torch.testing.assert_close(stacked_gradient[0].double(), wanted, rtol=1e-3, atol=1e-4 * (scale + 1))
     assert len(stack.learned) == 5
+
+
+class SideStream:
+    """A stream whose work is done only when another stream waits for it."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], object]] = []
+
+    def wait_stream(self, _other: object) -> None: ...
+
+    def record_event(self) -> list[Callable[[], object]]:
+        work, self.work = self.work, []
+        return work
+
+
+class MainStream:
+    def wait_event(self, event: list[Callable[[], object]]) -> None:
+        for work in event:
+            work()
+
+
+@here
+@pytest.mark.usefixtures("our_kernels")
+def test_gradients_of_a_shared_weight_are_summed_only_when_the_side_stream_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    side, compute = SideStream(), convolution.weight_gradient
+
+    def compute_later(*arguments: Any) -> Tensor:
+        gradient = compute(*arguments)
+        result = torch.full_like(gradient, torch.nan)
+        side.work.append(lambda: result.copy_(gradient))
+        return result
+
+    monkeypatch.setattr(convolution, "weight_gradient", compute_later)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: MainStream())
+    network = Model(lambda self, x: self.c(self.c(self.c(x)).relu()), c=conv(3, 3))
+    program, stack, _ = stacked([network], images())
+    run = Run(program, stack.weights, stack.learned, None, side)  # type: ignore[arg-type]
+    outputs = run.forward([images()])
+    (gradient,) = run.backward(output_gradient(outputs)).values()
+    expected = results_of_network(network, images())["c.weight.grad"]
+    torch.testing.assert_close(gradient[0].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@here
+@pytest.mark.usefixtures("our_kernels")
+def test_a_gradient_of_another_type_reaches_a_convolution_in_that_of_its_weights() -> None:
+    """A batch norm of float32 activations adds the outputs of a convolution in half precision."""
+    network = Model(lambda self, x: self.n(self.d(x)) + self.c(x), c=conv(), d=conv(), n=norm())
+    program, stack, _ = stacked([network], images())
+    (name,) = [placeholder for placeholder, name in program.names.items() if name == "c.weight"]
+    weights = {**stack.weights, name: stack.weights[name].half()}
+    run = Run(program, weights, stack.learned, None)
+    outputs = run.forward([images()])
+    gradients = run.backward(output_gradient(outputs))
+    expected = results_of_network(network, images(), program.counters)
+    for placeholder, gradient in gradients.items():
+        wanted = expected[f"{program.names[placeholder]}.grad"]
+        torch.testing.assert_close(gradient[0].double(), wanted, rtol=1e-2, atol=1e-2 * float(wanted.abs().max()))
+    assert len(gradients) == 4
 
 
 @here

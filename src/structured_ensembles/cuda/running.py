@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class Run:
         self.gradients: dict[Node, Any] = {}
         self.ready: dict[Node, tuple[Tensor, BlockSums]] = {}  # gradients behind the ReLU of a norm, and their sums
         self.norms: dict[Node, NormBefore] = {}
-        self.weight_gradients: Gradients = {}
+        self.weight_gradients: dict[str, list[Tensor]] = {}  # one for each use of a weight
         self.side = side
         self._beside: deque[tuple[torch.cuda.Event, tuple[Tensor, Tensor]]] = deque()
         self.order = {node: number for number, node in enumerate(program.nodes)}
@@ -87,7 +88,8 @@ class Run:
                 record(arrived)
         self._join(0)
         self.norms.clear()  # of those that no gradient has reached
-        return self.weight_gradients
+        # Only now: until all streams have joined, a gradient may still be computed beside.
+        return {placeholder: reduce(operator.add, uses) for placeholder, uses in self.weight_gradients.items()}
 
     def _run(self, node: Node) -> Any:
         if node.target is conv_norm:
@@ -119,7 +121,9 @@ class Run:
         window = Window(**node.kwargs)
         y, _ = convolution.forward(x, weight, window)
         if self._needed(node):
-            self.records[node] = lambda dy: self._conv_backward(node, _channels_last(dy), x, weight, window)
+            self.records[node] = lambda dy: self._conv_backward(
+                node, _channels_last(dy, weight.dtype), x, weight, window
+            )
         return y
 
     def _conv_backward(self, node: Node, dy: Tensor, x: Tensor, weight: Tensor, window: Window) -> None:
@@ -311,8 +315,8 @@ class Run:
         items[number] = items[number] + gradient if number in items else gradient
 
     def _add_weight_gradient(self, placeholder: str, gradient: Tensor) -> None:
-        before = self.weight_gradients.get(placeholder)
-        self.weight_gradients[placeholder] = gradient if before is None else before + gradient
+        """Note the gradient of one use of a weight; `backward` sums them up."""
+        self.weight_gradients.setdefault(placeholder, []).append(gradient)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
