@@ -8,7 +8,8 @@ from itertools import count
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda.capture import CaptureError, Step, all_captured
@@ -322,6 +323,27 @@ def test_members_of_one_program_are_those_of_the_loop(monkeypatch: pytest.Monkey
         torch.testing.assert_close(tensor, plain.members.state_dict()[name], rtol=1e-3, atol=1e-4)
 
 
+class FixedFilters(nn.Module):
+    """A network whose first convolution has a buffer as its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("filters", torch.randn(8, 1, 3, 3, generator=torch.Generator().manual_seed(0)))
+        self.rest = residual(8)[1:]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rest(F.conv2d(x, self.filters))  # type: ignore[arg-type,no-any-return]
+
+
+def test_filters_that_are_buffers_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_engine(monkeypatch, "graph")
+    ensemble = se.Ensemble([FixedFilters(), FixedFilters()])
+    history = se.train(ensemble, few_digits(), se.Recipe(epochs=2), "cpu", execution=BFLOAT16, quiet=True)
+    assert (history.engine, history.fallbacks) == ("graph", [])
+    for member in ensemble.members:
+        assert torch.equal(member.filters, FixedFilters().filters)  # type: ignore[arg-type]
+
+
 def test_a_member_of_a_program_is_the_network_trained_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     use_engine(monkeypatch, "graph")
     _, history = trained_together()
@@ -428,20 +450,24 @@ def warmed_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def broken(message: str) -> Callable[..., None]:
+def broken(message: str, error: type[Exception] = RuntimeError) -> Callable[..., None]:
     def fail(*_: object, **__: object) -> None:
-        raise RuntimeError(message)
+        raise error(message)
 
     return fail
 
 
-def test_where_our_kernels_do_not_run_pytorchs_do(warmed_up: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["train_step", "compile_kernels"])
+def test_where_our_kernels_do_not_run_pytorchs_do(
+    method: str, warmed_up: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = RuntimeError if method == "train_step" else CaptureError
     with monkeypatch.context() as patch:
-        patch.setattr(ProgramRunner, "train_step", broken("Failed to find C compiler."))
+        patch.setattr(ProgramRunner, method, broken("Failed to find C compiler.", error))
         _, history = trained_together(execution=BFLOAT16)
     assert history.fallbacks == ["training goes on without our own kernels, slower: Failed to find C compiler."]
     assert history.engine == "graph"
-    assert len(warmed_up) == 2
+    assert len(warmed_up) == (2 if method == "train_step" else 1)
     assert history.rows[-1]["loss"] < history.rows[0]["loss"]
 
 

@@ -30,6 +30,7 @@ from structured_ensembles.data.feeds import TableFeed
 from structured_ensembles.data.losses import mean_loss
 from structured_ensembles.data.splits import Batch
 from structured_ensembles.prediction.combination import combine_logits
+from structured_ensembles.tracing.fake_model import first_line
 from structured_ensembles.training.engine import Member, Plan
 
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -119,17 +120,30 @@ class ProgramRunner:
                 generator.manual_seed(self.plan.member_seed("dropout", member, epoch))
 
     def compile_kernels(self, sizes: Sequence[int]) -> None:
-        """Compile the kernels of steps on batches of these sizes, in parallel, before the first step needs them."""
-        if self.plan.device.type != "cuda" or self.drawer is None:
+        """Compile the kernels of steps on batches of these sizes, in parallel, before the first step needs them.
+
+        Raises `CaptureError` where they cannot be compiled.
+        """
+        if self.drawer is None:  # there is one only on a GPU with Triton
             return
-        with compile_only() as possible, self.plan.autocast():
-            for size in sizes if possible else ():
-                inputs, _ = self.drawer.batch(size)
-                run = Run(self.program, self.stack.weights, self.stack.learned, generators=None)
-                run.backward(torch.zeros_like(run.forward(tensors_in(inputs))))
-                self.stack.refresh()
-                del run, inputs
+        try:
+            with compile_only() as possible, self.plan.autocast():
+                for size in sizes if possible else ():
+                    self._run_without_result(size)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # Triton needs a C compiler, and some kernels more than a GPU has
+            raise CaptureError(first_line(error)) from error
+        self.stack.load_statistics()  # norms without a kernel of ours have seen zeros
         torch.cuda.empty_cache()  # a graph has memory of its own
+
+    def _run_without_result(self, size: int) -> None:
+        """Run all that a step launches; within `compile_only` its results mean nothing."""
+        assert self.drawer is not None
+        inputs, _ = self.drawer.batch(size)
+        run = Run(self.program, self.stack.weights, self.stack.learned, generators=None)
+        run.backward(torch.zeros_like(run.forward(tensors_in(inputs))))
+        self.stack.refresh()
 
     def train_step(self, size: int, shared: Batch | None, streams: Streams) -> None:
         inputs, targets = self._batch(size, shared)
