@@ -1,10 +1,12 @@
 """The graph engine's steps, run without a graph: CI has no GPU, but what is captured is plain code."""
 
 import gc
+import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -321,6 +323,27 @@ def test_members_of_one_program_are_those_of_the_loop(monkeypatch: pytest.Monkey
     assert ours.members[0][1].num_batches_tracked > 2
     for name, tensor in ours.members.state_dict().items():
         torch.testing.assert_close(tensor, plain.members.state_dict()[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("has_program", [True, False])
+def test_weights_that_on_epoch_changes_count_in_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, precision: Any, has_program: bool
+) -> None:
+    """With all weights zero, every class is as likely; the graph engine's copies of weights must be zero as well."""
+    use_engine(monkeypatch, "graph")
+    ensemble = se.Ensemble([residual(8) if has_program else nn.Sequential(residual(8), Peering())])
+
+    def forget(_row: object) -> None:
+        with torch.no_grad():
+            for tensor in ensemble.parameters():
+                tensor.zero_()
+
+    recipe = se.Recipe(epochs=3, batch_size=1000, warmup=0, keep="last")  # one batch is an epoch
+    execution = se.Execution(precision=precision)
+    history = se.train(ensemble, few_digits(), recipe, "cpu", on_epoch=forget, execution=execution, quiet=True)
+    assert [row["loss"] for row in history.rows[1:]] == pytest.approx([math.log(10)] * 2, rel=1e-5)
+    assert (history.fallbacks == []) is has_program
 
 
 class FixedFilters(nn.Module):

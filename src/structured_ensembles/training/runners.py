@@ -49,7 +49,10 @@ class Runner(Protocol):
     ours: bool  # whether kernels of our own run
 
     def begin(self, epoch: int) -> None:
-        """Draw all that is random in an epoch, as each network trained alone would."""
+        """Copy what was changed in the networks since, and draw all that is random in an epoch.
+
+        The draws are those of each network trained alone.
+        """
         ...
 
     def train_step(self, size: int, shared: Batch | None, streams: Streams) -> None:
@@ -111,8 +114,11 @@ class ProgramRunner:
             for number, network in enumerate(self.networks)
         ]
 
+    @torch.no_grad()
     def begin(self, epoch: int) -> None:
         self.losses.zero_()
+        self.stack.refresh()
+        self.stack.load_statistics()
         for feed, member in zip(self.feeds, self.members, strict=bool(self.feeds)):
             _shuffle(feed, self.plan, member, epoch)
         for generator, member in zip(self._generators or [], self.members, strict=self._generators is not None):
@@ -232,6 +238,7 @@ class ModuleRunner:
 
     def begin(self, epoch: int) -> None:
         self.losses.zero_()
+        self.bfloat16.refresh()
         if self.feed is not None:
             _shuffle(self.feed, self.plan, self.member, epoch)
         if self._generator is not None:
