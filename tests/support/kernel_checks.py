@@ -345,10 +345,11 @@ def recorded_launches(dry: bool = False) -> Iterator[list[str]]:
     """List the names of the kernels that are launched. dry: launch none of them."""
     from structured_ensembles.cuda.kernels import batch_norm as norm_kernels
     from structured_ensembles.cuda.kernels import convolution as convolution_kernels
+    from structured_ensembles.cuda.kernels import subsampling, weight_gradient
 
     names: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        for module in (norm_kernels, convolution_kernels):
+        for module in (norm_kernels, convolution_kernels, weight_gradient, subsampling):
             for name in LAUNCHED & vars(module).keys():
                 patch.setattr(module, name, Recorder(getattr(module, name), names, dry))
         yield names

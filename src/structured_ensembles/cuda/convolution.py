@@ -255,7 +255,7 @@ def _convolve_back_strided(job: _Job, window: Window) -> BlockSums | None:
 
 def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
     """Return the gradient of the weights, (members, outputs, inputs, rows, taps), in float32."""
-    from structured_ensembles.cuda.kernels import convolution as kernels
+    from structured_ensembles.cuda.kernels import weight_gradient as kernels
 
     members, outputs, inputs, rows, taps = weight.shape
     size = outputs * rows * taps * inputs
@@ -320,7 +320,7 @@ def subsample_gradient(dy: Tensor, stride: int, shape: torch.Size) -> Tensor:
 
 
 def _subsample(x: Tensor, y: Tensor, stride: int, backward: bool) -> None:
-    from structured_ensembles.cuda.kernels.convolution import subsample as kernel
+    from structured_ensembles.cuda.kernels.subsampling import subsample as kernel
 
     images, channels, height, width = x.shape
     wide = power_of_two(max(channels, y.shape[1]))

@@ -8,7 +8,7 @@ numbers at a time; it and the other sizes are not constants, so that one compile
 import triton
 import triton.language as tl
 
-from structured_ensembles.cuda.kernels.convolution import add_tile_moments, store_block
+from structured_ensembles.cuda.kernels.epilogue import add_tile_moments, store_block
 
 
 @triton.jit(do_not_specialize=("rows", "width", "per_block"))
