@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS
 from structured_ensembles.cuda import capture
-from structured_ensembles.cuda.prediction_graphs import _captured as captured_prediction
+from structured_ensembles.cuda.prediction_graphs import capture_prediction
 from structured_ensembles.training import graph_engine as graph
 from tests.support.capture_rules import InAGraph, as_in_a_graph
 from tests.support.continual_cases import SHORT, make_backbone, make_tasks
@@ -110,9 +110,9 @@ def test_captured_prediction_never_waits_and_equals_the_plain_pass(
 ) -> None:
     ensemble = se.Ensemble([kind(10) if kind is se.zoo.resnet20 else kind(3) for _ in range(2)]).eval()
     x = torch.rand(images, 3, 8, 8)
-    place, results, replay = captured_prediction(ensemble, x)
+    inputs, results, replay = capture_prediction(ensemble, x)
     replay()
-    place.copy_(x.flip(0))
+    inputs.copy_(x.flip(0))
     with torch.no_grad():
         replay()
         torch.testing.assert_close(torch.cat(results), ensemble(x.flip(0)), rtol=1e-4, atol=1e-4)

@@ -329,9 +329,25 @@ def detaches(program: Program) -> Program:
     return result
 
 
+def adds_a_dimension(program: Program) -> Program:
+    """Return the output as (1, samples, …), which broadcasts to what the network returns."""
+    result = program.copy()
+    last = result.output
+    with result.graph.inserting_after(last):
+        wider = result.graph.call_function(torch.ops.aten.unsqueeze.default, (last, 0))
+    wider.meta = dict(last.meta)
+    last.replace_all_uses_with(wider, delete_user_cb=lambda user: user is not wider)
+    return result
+
+
 @pytest.mark.parametrize(
     ("wrong", "what"),
-    [(forgets_the_relu, "output"), (forgets_momentum, "1.running_mean"), (detaches, "0.weight")],
+    [
+        (forgets_the_relu, "output"),
+        (adds_a_dimension, "output"),
+        (forgets_momentum, "1.running_mean"),
+        (detaches, "0.weight"),
+    ],
 )
 def test_a_wrong_pass_is_found(wrong: Callable[[Program], Program], what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fuse = compilation.fuse_norms

@@ -56,6 +56,7 @@ FORWARDS: dict[str, Callable[[Any, Tensor], Any]] = {
     "only detached": lambda self, x: self.d(self.c(x).detach()),
     "the input alone": lambda self, x: self.c(x) * x.mean(1, keepdim=True),
     "a parameter": lambda self, x: self.c(x) * self.scale + self.scale,
+    "a parameter with itself": lambda self, x: self.c(x) * torch.dot(self.vector_scale, self.vector_scale),
     "constants": lambda self, x: self.c(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])[:, None, None] + torch.ones(4, 1, 1),
     "sizes": lambda self, x: self.c(x).reshape(x.shape[0], -1) / x.shape[0],
     "a vector norm": lambda self, x: self.vector(self.c(x).mean((2, 3))),
@@ -66,6 +67,7 @@ FORWARDS: dict[str, Callable[[Any, Tensor], Any]] = {
 @pytest.mark.parametrize("name", FORWARDS)
 def test_a_program_computes_what_the_network_does(name: str) -> None:
     parts = {"c": conv(), "d": conv(4, 4), "n": norm(), "vector": nn.BatchNorm1d(4)}
+    parts["vector_scale"] = nn.Parameter(torch.rand(4))  # type: ignore[assignment]
     check(Model(FORWARDS[name], **parts, scale=nn.Parameter(torch.rand(4, 1, 1))), images(3))
 
 

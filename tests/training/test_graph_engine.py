@@ -231,7 +231,7 @@ def test_an_ensemble_goes_with_its_last_reference() -> None:
     from structured_ensembles.cuda.prediction_graphs import Fingerprint
 
     ensemble = se.Ensemble([network(0), network(1)]).eval()
-    ensemble.replays.print = Fingerprint(ensemble)
+    ensemble.replays.fingerprint = Fingerprint(ensemble)
     watched = weakref.ref(ensemble)
     gc.disable()
     try:
@@ -248,39 +248,44 @@ def test_a_fingerprint_notices_what_moves() -> None:
         ensemble = se.Ensemble([network(0), network(1)]).eval()
         return ensemble, Fingerprint(ensemble)
 
-    ensemble, found = fresh()
-    assert found.fits(ensemble)
-    assert found.quiet()
+    ensemble, fingerprint = fresh()
+    assert fingerprint.fits(ensemble)
+    assert fingerprint.can_be_replayed()
     with torch.no_grad():
         next(ensemble.parameters()).mul_(2)  # in place: the graph sees it
-    assert found.fits(ensemble)
+    assert fingerprint.fits(ensemble)
     ensemble.members[0][0] = nn.Conv2d(1, 8, 3)
-    assert not found.fits(ensemble)
-    ensemble, found = fresh()
+    assert not fingerprint.fits(ensemble)
+    ensemble, fingerprint = fresh()
     ensemble.members[1] = network(3)
-    assert not found.fits(ensemble)
-    ensemble, found = fresh()
+    assert not fingerprint.fits(ensemble)
+    ensemble, fingerprint = fresh()
     parameter = next(ensemble.parameters())
     parameter.data = parameter.data.clone()
-    assert not found.fits(ensemble)
-    ensemble, found = fresh()
+    assert not fingerprint.fits(ensemble)
+    ensemble, fingerprint = fresh()
     ensemble.normalization = se.Normalization((0.5,), (0.5,))
-    assert not found.fits(ensemble)
-    ensemble, found = fresh()
+    assert not fingerprint.fits(ensemble)
+    ensemble, fingerprint = fresh()
     ensemble.members[0].train()
-    assert not found.quiet()
+    assert not fingerprint.can_be_replayed()
     ensemble = se.Ensemble([nn.Sequential(network(0), nn.Sequential())]).eval()
-    found = Fingerprint(ensemble)
+    fingerprint = Fingerprint(ensemble)
     ensemble.members[0][1].append(nn.Linear(10, 10))  # a shortcut that was none
-    assert not found.fits(ensemble)
-    ensemble, found = fresh()
+    assert not fingerprint.fits(ensemble)
+    ensemble, fingerprint = fresh()
     ensemble.train()
     for member in ensemble.members:
         member.eval()  # as training leaves them
-    assert found.quiet()
-    ensemble, found = fresh()
+    assert fingerprint.can_be_replayed()
+    ensemble, fingerprint = fresh()
     ensemble.members[0][1].register_forward_pre_hook(lambda module, inputs: None)
-    assert not found.quiet()
+    assert not fingerprint.can_be_replayed()
+    ensemble, fingerprint = fresh()
+    hook = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: None)  # of all modules
+    assert not fingerprint.can_be_replayed()
+    hook.remove()
+    assert fingerprint.can_be_replayed()
 
 
 @pytest.mark.parametrize("graph", [False, True])

@@ -1,4 +1,4 @@
-"""What computes the steps of members in the graph engine: a program for several, or a network as it is.
+"""Runners compute the steps of members in the graph engine: by a program for several, or by a network as it is.
 
 A runner's steps work in place on tensors that stay where they are, so that they can be captured (cuda/capture.py).
 """
@@ -60,7 +60,7 @@ class Runner(Protocol):
         ...
 
     def finish_epoch(self) -> None:
-        """Bring the networks up to date."""
+        """Copy the statistics of an epoch to the networks."""
         ...
 
     def validation_step(self, batch: Batch, streams: Streams) -> None:
@@ -180,6 +180,7 @@ class ProgramRunner:
         side_by_side([partial(self._validate, number, batch) for number in range(len(self.members))], streams)
 
     def _validate(self, number: int, batch: Batch) -> None:
+        """Validate one member on a batch."""
         _validate(self.plan, self.networks[number], self._cast[number], batch, self.totals[number])
 
     def state(self) -> Iterator[Tensor]:
@@ -199,7 +200,7 @@ class ProgramRunner:
         inputs, targets = zip(*batches, strict=True)
         if len(batches) == 1:
             return inputs[0], targets[0]
-        return map_inputs(lambda *parts: torch.cat(parts), *inputs), torch.cat(targets)
+        return map_inputs(lambda *of_members: torch.cat(of_members), *inputs), torch.cat(targets)
 
     def _costs(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each member, (members,); outputs: (members × size, …)."""
@@ -207,7 +208,7 @@ class ProgramRunner:
         if count > 1 and self.plan.loss is F.cross_entropy and outputs.dim() == 2:
             return F.cross_entropy(outputs, targets, reduction="none").view(count, -1).mean(1)
         pairs = zip(_members_of(outputs, self.networks[0], count), targets.chunk(count), strict=True)
-        return torch.stack([mean_loss(self.plan.loss, own, wanted) for own, wanted in pairs])
+        return torch.stack([mean_loss(self.plan.loss, member_outputs, wanted) for member_outputs, wanted in pairs])
 
 
 class ModuleRunner:
@@ -280,11 +281,12 @@ class ModuleRunner:
         return [generator] if generator is not None and generator.get_offset() > 0 else []
 
     def _batch(self, size: int) -> Batch:
+        """Return the member's next batch."""
         assert self.feed is not None
         return self.feed.batch(size) if self.drawer is None else self.drawer.batch(size)
 
     def _set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
-        """Give every parameter its gradient, in its type and layout."""
+        """Set the gradient of every parameter, in its type and layout."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -300,6 +302,7 @@ class ModuleRunner:
 
 
 def _descend(optimizer: torch.optim.Optimizer) -> None:
+    """Take an optimizer's step, and drop the gradients."""
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
@@ -323,10 +326,11 @@ def _stacked(outputs: Tensor, network: nn.Module) -> Tensor:
 
 def _members_of(outputs: Tensor, network: nn.Module, count: int) -> list[Tensor]:
     """Cut the outputs of a program into those of its members, each (1, batch, …), or all of one network."""
-    return [_stacked(part, network) for part in (outputs.chunk(count) if count > 1 else (outputs,))]
+    return [_stacked(chunk, network) for chunk in (outputs.chunk(count) if count > 1 else (outputs,))]
 
 
 def _shuffle(feed: TableFeed, plan: Plan, member: Member, epoch: int) -> None:
+    """Draw a member's order of samples and its crops for an epoch."""
     feed.shuffle(plan.member_seed("order", member, epoch), plan.member_seed("crops", member, epoch))
 
 
@@ -345,7 +349,7 @@ def _generator(device: torch.device) -> torch.Generator | None:
 
 @contextmanager
 def draw_from(generator: torch.Generator | None) -> Iterator[None]:
-    """Let a network without a program, which draws from the default generator, draw from its member's.
+    """Let a network without a program draw from its member's generator in place of the default one.
 
     Only while this lasts; programs name the generator that they draw from.
     """

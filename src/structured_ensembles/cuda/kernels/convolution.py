@@ -23,7 +23,7 @@ def convolve_by_sweep(
     BACKWARD: tl.constexpr, ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr,
     IMAGES: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """As `convolve`, for windows of 3 × 3 and stride 1, of narrow layers: each row of x is read once for three of y.
+    """Convolve as `convolve` does, for narrow layers with windows of 3 × 3 and stride 1: x is read once for three rows.
 
     A program goes down a strip of rows of IMAGES images side by side. A row of x, with its neighbours left and right
     (DEEP ≥ 3 × inputs columns for each pixel), is multiplied by all three rows of the window; what they give belongs to
@@ -97,7 +97,7 @@ def convolve(
     BACKWARD: tl.constexpr, BY_ROWS: tl.constexpr, ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """y[pixel, output] = Σ x[neighbour of the pixel, input] · weight[output, row, tap, input] (+ other), then epilogue.
+    """Compute y[pixel, output] = Σ x[neighbour, input] · weight[output, row, tap, input] (+ other), then the epilogue.
 
     x: (members, images, height, width, inputs). y, other: (members, pixels, outputs), pixels = images × OUT_PIXELS.
     weight: (members, outputs, ROWS, TAPS, inputs).
@@ -106,9 +106,9 @@ def convolve(
     padding is that of the turned window, ROWS - 1 - padding of the layer. Other strides: `convolve_back_strided`.
     BY_ROWS: a row of the window is read in one piece, TAPS × inputs adjacent numbers; ROWS ≤ 3.
     Otherwise tap by tap, DEEP inputs at a time.
-    partial: (members, 3, blocks, outputs), what the epilogue leaves. NORM_SUMS: y becomes the gradient of a batch norm
-    with input norm_input and output norm_output (members, pixels, outputs), behind its ReLU (see MASK); saved is
-    (members, 2, outputs): mean and 1 / deviation.
+    partial: (members, 3, blocks, outputs), the statistics of the epilogue. EPILOGUE 2: y becomes the gradient of the
+    input of the ReLU after a batch norm with input norm_input and output norm_output (members, pixels, outputs); saved
+    is (members, 2, outputs): mean and 1 / deviation.
     """
     inputs *= INPUT_UNIT
     outputs *= OUTPUT_UNIT
@@ -211,7 +211,7 @@ def convolve_back_strided(
     OUTPUT_UNIT: tl.constexpr, ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the inputs of a convolution with a stride, otherwise as `convolve` with BACKWARD.
+    """Compute the gradient of the inputs of a convolution with a stride, otherwise as `convolve` with BACKWARD.
 
     The pixels of y, OUT_HEIGHT × OUT_WIDTH in an image, are cut into cells of STRIDE × STRIDE, CELLS in an image. A
     program takes the pixels at one place in their cells, whose gradients all come by the same taps of the window.

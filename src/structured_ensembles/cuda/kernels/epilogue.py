@@ -1,8 +1,8 @@
 """Epilogues of convolutions: what is computed while a tile of outputs is still in registers.
 
-EPILOGUE 0: nothing more. 1: the moments that a batch norm needs. 2, on the way back: the sums that the gradient of a
-batch norm needs, behind its ReLU. MASK: how the gradient of that ReLU is found; 0: there is none, 1: from the norm's
-input, 2: from its output. convolution.py, one folder up, has names for these numbers.
+EPILOGUE 0: nothing more. 1: the moments that a batch norm needs. 2, in the backward pass: the sums that the gradient
+of a batch norm needs, behind its ReLU. MASK: how the gradient of that ReLU is found; 0: there is none, 1: from the
+norm's input, 2: from its output. cuda/convolution.py has names for these numbers.
 """
 
 import triton
@@ -59,7 +59,7 @@ def finish_tile(
 def store_statistics(
     partial, block, member, output, outputs, left, right, count, mean, known, EPILOGUE: tl.constexpr
 ):  # fmt: skip
-    """Sum up and store what a program has collected; partial: (members, 3, blocks, outputs).
+    """Sum up and store the statistics of a program; partial: (members, 3, blocks, outputs).
 
     EPILOGUE 1: mean, squared deviations from it, and the number of pixels. 2: two sums.
     """
@@ -86,7 +86,7 @@ def store_block(partial, block, member, output, outputs, first, second, count, k
 def epilogue_constants(
     pivot, saved, norm_weight, norm_bias, member, output, outputs, known, EPILOGUE: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Load what `finish_tile` needs for each output: mean (1: a guess), and of a norm 1 / deviation, factor, shift."""
+    """Load the constants of `finish_tile` for each output: mean (or a guess), and a norm's factors."""
     mean = tl.zeros([WIDE], tl.float32)
     scale = mean
     factor = mean

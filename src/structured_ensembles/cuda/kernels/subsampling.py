@@ -11,7 +11,7 @@ def subsample(
     OUT_WIDTH: tl.constexpr, OUT_PIXELS: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Every STRIDE-th pixel of x (images, HEIGHT, WIDTH, channels), with channels of zeros appended.
+    """Copy every STRIDE-th pixel of x (images, HEIGHT, WIDTH, channels) to y, and append channels of zeros.
 
     y: (images, OUT_PIXELS, out_channels). BACKWARD: x is the gradient of the inputs, which is written, y that of the
     outputs; its pixels that were left out get zeros.

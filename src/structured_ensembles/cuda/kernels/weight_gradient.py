@@ -17,7 +17,7 @@ def weight_products(
     ROWS: tl.constexpr, TAPS: tl.constexpr, INPUT_UNIT: tl.constexpr, OUTPUT_UNIT: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """One block of pixels and all rows of a narrow layer: Σ x[neighbour of the pixel, input] · dy[pixel, output].
+    """Sum x[neighbour of the pixel, input] · dy[pixel, output] over one block of pixels, all rows of a narrow layer.
 
     x: (members, images, height, width, inputs); dy: (members, pixels, outputs); partial: (members, blocks, outputs,
     ROWS, TAPS, inputs). HIGH ≥ TAPS × inputs; ROWS ≤ 3.
@@ -72,7 +72,7 @@ def weight_products_by_sweep(
     WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, INPUT_UNIT: tl.constexpr, OUTPUT_UNIT: tl.constexpr,
     IMAGES: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """As `weight_products`, for windows of 3 × 3 and stride 1: each row of x is read once, see `convolve_by_sweep`.
+    """Sum as `weight_products` does, for windows of 3 × 3 and stride 1: by strips of rows, as `convolve_by_sweep`.
 
     Here HIGH ≥ 3 × inputs columns and DEEP ≥ IMAGES × OUT_WIDTH pixels.
     """
@@ -129,7 +129,7 @@ def weight_products_by_tap(
     ROWS: tl.constexpr, TAPS: tl.constexpr, INPUT_UNIT: tl.constexpr, OUTPUT_UNIT: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """As `weight_products` for wider layers: a program has one tap of the window, HIGH inputs and WIDE outputs.
+    """Sum as `weight_products` does, for wider layers: a program has one tap of the window, HIGH inputs, WIDE outputs.
 
     Launch grid: (blocks, members, ROWS × TAPS × input tiles × output tiles).
     """
