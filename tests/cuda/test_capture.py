@@ -127,16 +127,16 @@ def test_prediction_graphs_are_dropped_when_weights_move_or_mode_changes(
     data = few_digits()
     ensemble = se.Ensemble([network(0, dropout=0.5), network(1, width=5)])
     se.train(ensemble, data, se.Recipe(epochs=1), "cpu", quiet=True)
-    own, x = ensemble.replays, data.prepare(data.train.inputs[:6])
+    replays, x = ensemble.replays, data.prepare(data.train.inputs[:6])
 
     def predicted(x: Tensor) -> Tensor | None:
         with torch.no_grad():
-            found = own._outputs(ensemble, x)
+            outputs = replays.replay(ensemble, x)
         with torch.enable_grad():
             expected = ensemble(x).detach()
-        if found is not None:
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-        return found
+        if outputs is not None:
+            torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
+        return outputs
 
     before = len(watched)
     assert [predicted(x) is None for _ in range(6)] == [True, True, True, False, False, False]
@@ -149,21 +149,21 @@ def test_prediction_graphs_are_dropped_when_weights_move_or_mode_changes(
     weight = next(ensemble.parameters())
     weight.data = 3 * weight.data
     assert predicted(x) is None  # its graph read where the weight was
-    assert not own.graphs
+    assert not replays.graphs
     for _ in range(3):
         predicted(x)
-    assert len(own.graphs) == 1
+    assert len(replays.graphs) == 1
     ensemble.members[0].train()
     with torch.no_grad():
-        assert own._outputs(ensemble, x) is None
+        assert replays.replay(ensemble, x) is None
 
 
 @pytest.mark.parametrize("method", LEARNERS)
 @pytest.mark.filterwarnings("ignore:task . gets no neuron")
 @pytest.mark.usefixtures("watched")
 def test_continual_steps_never_wait_for_the_device(method: str) -> None:
-    own = {"search_epochs": 2} if method == "structured" else {}
-    learner = LEARNERS[method](make_backbone(), device="cpu", **SHORT, **own)
+    settings = {"search_epochs": 2} if method == "structured" else {}
+    learner = LEARNERS[method](make_backbone(), device="cpu", **SHORT, **settings)
     for task in make_tasks()[:2]:
         learner.learn(task)
 

@@ -15,8 +15,8 @@ from tests.support.networks import Viewing
 def digits() -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    return (found.images * 15).astype(np.uint8)[:400], found.target[:400]
+    digits = load_digits()
+    return (digits.images * 15).astype(np.uint8)[:400], digits.target[:400]
 
 
 def grey(images: np.ndarray) -> Any:

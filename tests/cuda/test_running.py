@@ -134,20 +134,20 @@ def our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_our_kernels_compute_what_two_networks_do(bias: bool) -> None:
     networks: list[nn.Module] = [Block(bias), Block(bias)]
     example = images(4, size=7)
-    expected = [results_of_network(network, own) for network, own in zip(networks, example.chunk(2), strict=True)]
+    expected = [results_of_network(network, batch) for network, batch in zip(networks, example.chunk(2), strict=True)]
     program, stack, run = stacked(networks, images(2, size=7))
     with recorded_launches() as names:
         outputs = run.forward([example])
-        gradients = run.backward(torch.cat([output_gradient(own) for own in outputs.chunk(2)]))
+        gradients = run.backward(torch.cat([output_gradient(output) for output in outputs.chunk(2)]))
     assert {"convolve_by_sweep", "convolve by rows", "convolve_back_strided", "subsample", "normalize"} <= set(names)
-    for number, own in enumerate(expected):
-        torch.testing.assert_close(outputs.chunk(2)[number].double(), own["output"], rtol=1e-4, atol=1e-4)
-        found = {f"{program.names[placeholder]}.grad": value[number] for placeholder, value in gradients.items()}
-        found |= {program.names[name]: value[number] for name, value in stack.weights.items() if "running" in name}
-        for name, value in found.items():
-            scale = float(own[name].abs().max())
-            torch.testing.assert_close(value.double(), own[name], rtol=1e-3, atol=1e-4 * (scale + 1))
-        assert found.keys() == own.keys() - {"output"} - set(program.counters)
+    for number, reference in enumerate(expected):
+        torch.testing.assert_close(outputs.chunk(2)[number].double(), reference["output"], rtol=1e-4, atol=1e-4)
+        actual = {f"{program.names[placeholder]}.grad": value[number] for placeholder, value in gradients.items()}
+        actual |= {program.names[name]: value[number] for name, value in stack.weights.items() if "running" in name}
+        for name, value in actual.items():
+            scale = float(reference[name].abs().max())
+            torch.testing.assert_close(value.double(), reference[name], rtol=1e-3, atol=1e-4 * (scale + 1))
+        assert actual.keys() == reference.keys() - {"output"} - set(program.counters)
 
 
 @here
@@ -185,13 +185,13 @@ def test_our_kernels_on_parts_of_an_activation(name: str) -> None:
 
     network = Model(forward, c=conv(3, 8), d=conv(4, 6), e=conv(4, 6), n=norm(6))
     program, stack, run = stacked([network], images(2, size=7))
-    own = results_of_network(network, images(2, size=7), program.counters)
+    reference = results_of_network(network, images(2, size=7), program.counters)
     outputs = run.forward([images(2, size=7)])
     gradients = run.backward(output_gradient(outputs))
-    torch.testing.assert_close(outputs.double(), own["output"], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(outputs.double(), reference["output"], rtol=1e-4, atol=1e-4)
     assert len(gradients) == 5
     for placeholder, stacked_gradient in gradients.items():
-        wanted = own[f"{program.names[placeholder]}.grad"]
+        wanted = reference[f"{program.names[placeholder]}.grad"]
         scale = float(wanted.abs().max())
         torch.testing.assert_close(stacked_gradient[0].double(), wanted, rtol=1e-3, atol=1e-4 * (scale + 1))
     assert len(stack.learned) == 5
@@ -321,7 +321,7 @@ def test_values_go_with_their_last_reader() -> None:
     alive: list[int] = []
 
     def watched(x: Tensor) -> Tensor:
-        alive.append(sum(own() is not None for own in seen))
+        alive.append(sum(reference() is not None for reference in seen))
         result = x * 2
         seen.append(weakref.ref(result))
         return result

@@ -87,6 +87,6 @@ def test_the_functions_of_the_page_run_in_its_order(monkeypatch: pytest.MonkeyPa
         history = se.train(se.Ensemble(networks), data, recipe, "cpu", quiet=True)
     assert history.fallbacks == []
     begin = calls.index("training/runners.py: ProgramRunner.train_step")
-    for named, part in ((PREPARATION, calls[:begin]), (STEP, calls[begin:])):
+    for named, section in ((PREPARATION, calls[:begin]), (STEP, calls[begin:])):
         listed = [f"{path}: {name}" for path, name in named if name not in ON_A_GPU]
-        assert list(dict.fromkeys(call for call in part if call in listed)) == listed
+        assert list(dict.fromkeys(call for call in section if call in listed)) == listed

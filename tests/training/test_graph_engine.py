@@ -83,13 +83,13 @@ def test_only_what_autocast_casts_has_a_copy() -> None:
 def test_workspaces_are_small_unless_the_user_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "CUBLAS_WORKSPACE_CONFIG"
     recipe = se.Recipe(epochs=1)
-    for given, expected in ((None, ":4096:2:16:8"), (":16:8", ":16:8")):
+    for setting, expected in ((None, ":4096:2:16:8"), (":16:8", ":16:8")):
         monkeypatch.delenv(name, raising=False)
-        if given is not None:
-            monkeypatch.setenv(name, given)
+        if setting is not None:
+            monkeypatch.setenv(name, setting)
         use_engine(monkeypatch, "loop")
         trained(recipe, few_digits())
-        assert os.environ.get(name) == given  # the loop leaves it alone
+        assert os.environ.get(name) == setting  # the loop leaves it alone
         use_engine(monkeypatch, "graph")
         trained(recipe, few_digits())
         assert os.environ[name] == expected
@@ -190,7 +190,7 @@ def test_a_layer_with_two_names_stays_whole(monkeypatch: pytest.MonkeyPatch) -> 
     use_engine(monkeypatch, "graph")
     ensemble = se.Ensemble([TwoNames()])
     se.train(ensemble, few_digits(), se.Recipe(epochs=1), execution=BFLOAT16, quiet=True)
-    assert all(isinstance(own, nn.Parameter) for own in ensemble.members[0].parameters())
+    assert all(isinstance(parameter, nn.Parameter) for parameter in ensemble.members[0].parameters())
     assert {tensor.dtype for tensor in ensemble.members.state_dict().values()} == {torch.float32}
 
 
@@ -425,13 +425,13 @@ def test_members_that_stop_early_leave_the_program(monkeypatch: pytest.MonkeyPat
 
     change_validation(monkeypatch, change)
     recipe = se.Recipe(epochs=4, batch_size=64, rate=0.02, augmentation="none", patience=1)
-    found = []
+    histories = []
     for engine in ("graph", "loop"):
         use_engine(monkeypatch, engine)  # type: ignore[arg-type]
         ensemble = se.Ensemble([residual(8), residual(6, seed=1), residual(7, seed=2)])
-        found.append(se.train(ensemble, few_digits(), recipe, "cpu", seed=3, quiet=True))
-    graph_rows, loop_rows = (history.rows for history in found)
-    assert [len(found[0].of(number)) for number in range(3)] == [4, 2, 4]
+        histories.append(se.train(ensemble, few_digits(), recipe, "cpu", seed=3, quiet=True))
+    graph_rows, loop_rows = (history.rows for history in histories)
+    assert [len(histories[0].of(number)) for number in range(3)] == [4, 2, 4]
     assert [row["loss"] for row in graph_rows] == pytest.approx([row["loss"] for row in loop_rows], rel=1e-4)
 
 

@@ -60,10 +60,13 @@ class Replays:
         if torch.cuda.is_current_stream_capturing() or torch.compiler.is_compiling():
             return None
         with self.lock:
-            return self._outputs(ensemble, x)
+            return self.replay(ensemble, x)
 
-    def _outputs(self, ensemble: Any, x: Inputs) -> Tensor | None:
-        """Replay the graph of inputs like x, captured now if they have come often enough."""
+    def replay(self, ensemble: Any, x: Inputs) -> Tensor | None:
+        """Replay the graph of inputs like x, captured now if they have come often enough; the caller has the lock.
+
+        Returns outputs (members, batch, classes), or None.
+        """
         if self.fingerprint is not None and not self.fingerprint.fits(ensemble):
             self.clear()
         fingerprint = self.fingerprint or Fingerprint(ensemble)
