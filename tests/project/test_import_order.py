@@ -73,6 +73,8 @@ def _imported(node: ast.AST, importer: str, path: Path, modules: Mapping[str, Pa
                 folders.pop()
             base = ".".join([*folders[: len(folders) - node.level + 1], *([base] if base else [])])
         targets = [(base, alias.name) for alias in node.names]
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__"):
+        targets = [(str(argument.value), "") for argument in node.args[:1] if isinstance(argument, ast.Constant)]
     else:
         return
     for base, name in targets:
@@ -154,6 +156,7 @@ def test_the_architecture_names_every_room() -> None:
         "from ..late import inner",
         "def f():\n    from structured_ensembles.late import inner",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from structured_ensembles.late import inner",
+        'from importlib import import_module\ninner = import_module("structured_ensembles.late.inner")',
     ],
 )
 def test_an_import_of_a_later_room_is_found_however_it_is_written(late: str, tmp_path: Path) -> None:
