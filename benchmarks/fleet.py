@@ -89,7 +89,7 @@ def compare(arguments: argparse.Namespace, model: str, members: int, bandwidth: 
     graph = se.trace(base, data.example())
     subnets = se.select(graph, prune=arguments.prune, selection="random", members=members)
 
-    def halves() -> list[nn.Module]:
+    def make_members() -> list[nn.Module]:
         return [se.extract(base, graph, subnet) for subnet in subnets]
 
     batch = (
@@ -98,23 +98,23 @@ def compare(arguments: argparse.Namespace, model: str, members: int, bandwidth: 
     )
     ways: dict[str, Callable[[], dict]] = {
         "one full network, eager": lambda: plain([copy.deepcopy(base)], batch, arguments),
-        "eager loop": lambda: plain(halves(), batch, arguments),
-        "eager loop, bfloat16": lambda: plain(halves(), batch, arguments, halved=True),
-        "vmap": lambda: vectorized(halves(), batch, arguments),
-        "grouped": lambda: grouped(halves(), batch, arguments),
+        "eager loop": lambda: plain(make_members(), batch, arguments),
+        "eager loop, bfloat16": lambda: plain(make_members(), batch, arguments, halved=True),
+        "vmap": lambda: vectorized(make_members(), batch, arguments),
+        "grouped": lambda: grouped(make_members(), batch, arguments),
         "Lightning, one network": lambda: lightning(copy.deepcopy(base), size, classes, arguments),
-        "ours, loop": lambda: ours(halves(), data, arguments, engine="loop"),
+        "ours, loop": lambda: ours(make_members(), data, arguments, engine="loop"),
     }
     if device.startswith("cpu"):
-        ways["ours, loop, one by one"] = lambda: separate(halves(), data, arguments)
+        ways["ours, loop, one by one"] = lambda: separate(make_members(), data, arguments)
     if device.startswith("cuda"):
-        ways["ours, graph"] = lambda: ours(halves(), data, arguments, engine="graph")
+        ways["ours, graph"] = lambda: ours(make_members(), data, arguments, engine="graph")
         for streams in (count for count in arguments.streams if count < members):
             ways[f"ours, graph, {streams} stream{'s' * (streams > 1)}"] = lambda streams=streams: ours(
-                halves(), data, arguments, engine="graph", streams=streams
+                make_members(), data, arguments, engine="graph", streams=streams
             )
         if members in arguments.compiled:
-            ways["ours, graph, compiled"] = lambda: ours(halves(), data, arguments, engine="graph", compile=True)
+            ways["ours, graph, compiled"] = lambda: ours(make_members(), data, arguments, engine="graph", compile=True)
     if members > 1:
         del ways["Lightning, one network"]
     ways = {name: way for name, way in ways.items() if name not in arguments.skip}  # some need too much memory
@@ -124,7 +124,13 @@ def compare(arguments: argparse.Namespace, model: str, members: int, bandwidth: 
         for name in ways
     ]
     floor = (
-        PASSES * 2 * members * count_activations(halves()[0], batch[0][:1].cpu()) * arguments.batch / bandwidth * 1000
+        PASSES
+        * 2
+        * members
+        * count_activations(make_members()[0], batch[0][:1].cpu())
+        * arguments.batch
+        / bandwidth
+        * 1000
     )
     rows.append({"model": model, "members": members, "name": "floor: bytes / bandwidth", "ms": floor})
     return rows
@@ -161,17 +167,19 @@ def synthetic(samples: int, size: int, classes: int) -> se.Data:
 def ours(networks: list[nn.Module], data: se.Data, arguments: argparse.Namespace, **settings: object) -> dict:
     """Time full epochs of `train`; the first one, with the one-time set-up, gives `start`."""
     epochs = 3 if settings.get("engine") == "loop" else 4
-    recipe, execution = se.Recipe(epochs=epochs, batch_size=arguments.batch, warmup=0), se.Execution(**settings)
+    # A low rate, since a member that diverges would stop.
+    recipe = se.Recipe(epochs=epochs, batch_size=arguments.batch, rate=1e-4, warmup=0)
+    execution = se.Execution(**settings)
     history = se.train(se.Ensemble(networks), data, recipe, arguments.device, execution=execution, quiet=True)
     seconds = [row["seconds"] for row in history.of(0)]
     usual = statistics.median(seconds[1:])
-    return {"ms": 1000 * usual / arguments.steps, "start": seconds[0] - usual}
+    return {"ms": 1000 * usual / arguments.steps, "start": seconds[0] - usual, "fallbacks": history.fallbacks}
 
 
 def separate(networks: list[nn.Module], data: se.Data, arguments: argparse.Namespace) -> dict:
     """Train each network in a separate run: a fleet saves the work done once per batch."""
     runs = [ours([network], data, arguments, engine="loop") for network in networks]
-    return {name: sum(run[name] for run in runs) for name in runs[0]}
+    return {name: sum(run[name] for run in runs) for name in ("ms", "start")}
 
 
 def plain(networks: list[nn.Module], batch: tuple, arguments: argparse.Namespace, halved: bool = False) -> dict:

@@ -6,6 +6,7 @@ Our ensemble (on a GPU: members side by side in a CUDA graph), an eager loop ove
 and ONNX Runtime, on the CPU, where it is installed. All in one run; inputs lie on the device.
 """
 
+import argparse
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,17 +24,7 @@ def main() -> None:
     arguments = arguments_of(__doc__, model="resnet20", members=5, prune=0.5, size=32, repeats=0)
     device = arguments.device
     arguments.repeats = arguments.repeats or (50 if device.startswith("cuda") else 5)
-    torch.manual_seed(0)
-    base = getattr(se.zoo, arguments.model)()
-    graph = se.trace(base, torch.randn(2, 3, arguments.size, arguments.size))
-    subnets = se.select(graph, prune=arguments.prune, selection="random", members=arguments.members)
-    networks = [se.extract(base, graph, subnet) for subnet in subnets]
-    ensemble = se.Ensemble(networks).to(device).eval()
-    ways: dict[str, Callable[[Tensor], object]] = {
-        "one full network": base.to(device).eval(),
-        "eager loop over the members": lambda x: torch.stack([member(x) for member in ensemble.members]),
-        "our ensemble": ensemble,
-    }
+    networks, ways = make_ways(arguments)
     rows = []
     for batch in (1, 512):
         x = torch.rand(batch, 3, arguments.size, arguments.size, device=device)
@@ -49,6 +40,22 @@ def main() -> None:
     cells = [(row["name"], str(row["batch"]), f"{row['ms']:.3f}", f"{row['images_per_second']:,.0f}") for row in rows]
     print(text_table(("", "batch", "ms", "images/s"), cells))
     record(arguments, rows)
+
+
+def make_ways(arguments: argparse.Namespace) -> tuple[list[nn.Module], dict[str, Callable[[Tensor], object]]]:
+    """Return the members' networks, and the ways to predict by name: functions of images (batch, 3, size, size)."""
+    device = arguments.device
+    torch.manual_seed(0)
+    base = getattr(se.zoo, arguments.model)()
+    graph = se.trace(base, torch.randn(2, 3, arguments.size, arguments.size))
+    subnets = se.select(graph, prune=arguments.prune, selection="random", members=arguments.members)
+    networks = [se.extract(base, graph, subnet) for subnet in subnets]
+    ensemble = se.Ensemble(networks).to(device).eval()
+    return networks, {
+        "one full network": base.to(device).eval(),
+        "eager loop over the members": lambda x: torch.stack([member(x) for member in ensemble.members]),
+        "our ensemble": ensemble,
+    }
 
 
 class StackedMembers(nn.Module):

@@ -19,9 +19,15 @@ WORKSPACES = os.environ.get("CUBLAS_WORKSPACE_CONFIG")  # the user's setting, if
 
 
 def arguments_of(description: str | None, **options: Any) -> argparse.Namespace:
-    """Parse options by name and default; a list takes several values. `--device` and `--json` are always added."""
+    """Parse options by name and default; a list takes several values, False is a switch.
+
+    `--device` and `--json` are always added.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in options.items():
+        if default is False:
+            parser.add_argument(f"--{name}", action="store_true")
+            continue
         several = isinstance(default, list)
         option_type = type(default[0] if several else default)
         parser.add_argument(f"--{name}", type=option_type, default=default, nargs="*" if several else None)

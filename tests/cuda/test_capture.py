@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS
 from structured_ensembles.cuda import capture
-from structured_ensembles.cuda.prediction_graphs import _captured as captured_prediction
+from structured_ensembles.cuda.prediction_graphs import capture_prediction
 from structured_ensembles.training import graph_engine as graph
 from tests.support.capture_rules import InAGraph, as_in_a_graph
 from tests.support.continual_cases import SHORT, make_backbone, make_tasks
@@ -110,9 +110,9 @@ def test_captured_prediction_never_waits_and_equals_the_plain_pass(
 ) -> None:
     ensemble = se.Ensemble([kind(10) if kind is se.zoo.resnet20 else kind(3) for _ in range(2)]).eval()
     x = torch.rand(images, 3, 8, 8)
-    place, results, replay = captured_prediction(ensemble, x)
+    inputs, results, replay = capture_prediction(ensemble, x)
     replay()
-    place.copy_(x.flip(0))
+    inputs.copy_(x.flip(0))
     with torch.no_grad():
         replay()
         torch.testing.assert_close(torch.cat(results), ensemble(x.flip(0)), rtol=1e-4, atol=1e-4)
@@ -127,16 +127,16 @@ def test_prediction_graphs_are_dropped_when_weights_move_or_mode_changes(
     data = few_digits()
     ensemble = se.Ensemble([network(0, dropout=0.5), network(1, width=5)])
     se.train(ensemble, data, se.Recipe(epochs=1), "cpu", quiet=True)
-    own, x = ensemble.replays, data.prepare(data.train.inputs[:6])
+    replays, x = ensemble.replays, data.prepare(data.train.inputs[:6])
 
     def predicted(x: Tensor) -> Tensor | None:
         with torch.no_grad():
-            found = own._outputs(ensemble, x)
+            outputs = replays.replay(ensemble, x)
         with torch.enable_grad():
             expected = ensemble(x).detach()
-        if found is not None:
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-        return found
+        if outputs is not None:
+            torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
+        return outputs
 
     before = len(watched)
     assert [predicted(x) is None for _ in range(6)] == [True, True, True, False, False, False]
@@ -149,21 +149,21 @@ def test_prediction_graphs_are_dropped_when_weights_move_or_mode_changes(
     weight = next(ensemble.parameters())
     weight.data = 3 * weight.data
     assert predicted(x) is None  # its graph read where the weight was
-    assert not own.graphs
+    assert not replays.graphs
     for _ in range(3):
         predicted(x)
-    assert len(own.graphs) == 1
+    assert len(replays.graphs) == 1
     ensemble.members[0].train()
     with torch.no_grad():
-        assert own._outputs(ensemble, x) is None
+        assert replays.replay(ensemble, x) is None
 
 
 @pytest.mark.parametrize("method", LEARNERS)
 @pytest.mark.filterwarnings("ignore:task . gets no neuron")
 @pytest.mark.usefixtures("watched")
 def test_continual_steps_never_wait_for_the_device(method: str) -> None:
-    own = {"search_epochs": 2} if method == "structured" else {}
-    learner = LEARNERS[method](make_backbone(), device="cpu", **SHORT, **own)
+    settings = {"search_epochs": 2} if method == "structured" else {}
+    learner = LEARNERS[method](make_backbone(), device="cpu", **SHORT, **settings)
     for task in make_tasks()[:2]:
         learner.learn(task)
 

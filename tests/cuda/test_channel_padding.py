@@ -52,8 +52,8 @@ def test_a_padded_network_computes_the_same() -> None:
     assert told == []
     assert one.shapes["layer1.0.conv1.weight"] == (8, 16, 3, 3)
     example = images(8, size=8)
-    found = results_of(one.program, [network], [example], one.shapes)[0]
-    assert_equal(found, results_of_network(network, example, one.program.counters))
+    actual = results_of(one.program, [network], [example], one.shapes)[0]
+    assert_equal(actual, results_of_network(network, example, one.program.counters))
 
 
 class Chain(nn.Sequential):
@@ -127,15 +127,15 @@ def test_a_network_is_padded_only_where_nothing_changes(name: str) -> None:
     """A program of a padded network is used if a trial shows the same as without, and refused otherwise."""
     network, x = EXACT[name](), torch.randn(2, 1, 8, 8)
     told: list[str] = []
-    found = compile_networks([network], x, bfloat16=True, together=True, tell=told.append)
-    for one in found:
+    actual = compile_networks([network], x, bfloat16=True, together=True, tell=told.append)
+    for one in actual:
         example = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
         results = results_of(one.program, [network], [example], one.shapes)[0]
         assert_equal(results, results_of_network(network, example, one.program.counters))
     if name in PADDED:
         assert told == []
-        assert found[0].shapes["0.weight"] == (8, 1, 3, 3)
-        assert found[0].shapes["2.weight"][1] == 8
+        assert actual[0].shapes["0.weight"] == (8, 1, 3, 3)
+        assert actual[0].shapes["2.weight"][1] == 8
 
 
 def test_members_that_differ_in_more_than_widths_are_refused() -> None:
@@ -149,8 +149,8 @@ def test_widths_that_cannot_be_padded_are_refused() -> None:
     """A norm over all channels counts them: those of zeros would be noticed."""
     first, second = (Chain(nn.InstanceNorm2d(width, affine=True), width=width) for width in (6, 7))
     told: list[str] = []
-    found = compile_networks([first, second], torch.randn(2, 1, 8, 8), bfloat16=False, together=True, tell=told.append)
-    assert [one.numbers for one in found] == [(0,), (1,)]
+    actual = compile_networks([first, second], torch.randn(2, 1, 8, 8), bfloat16=False, together=True, tell=told.append)
+    assert [one.numbers for one in actual] == [(0,), (1,)]
     assert told[0].startswith("members are computed one by one, slower: ")
 
 
@@ -186,9 +186,9 @@ class Mixed(Whole):
 
 def losses(*between: nn.Module) -> list[list[float | None]]:
     networks = []
-    for own in between:
+    for module in between:
         torch.manual_seed(0)
-        networks.append(Chain(own))
+        networks.append(Chain(module))
     same = [0] * len(networks)  # the same batches
     history = se.train(se.Ensemble(networks), few_digits(), RECIPE, "cpu", execution=BFLOAT16, numbers=same, quiet=True)
     return [[row["loss"] for row in history.of(number)] for number in range(len(networks))]
@@ -197,17 +197,19 @@ def losses(*between: nn.Module) -> list[list[float | None]]:
 @pytest.mark.usefixtures("runners")
 def test_members_that_look_alike_are_judged_one_by_one() -> None:
     alone = losses(Whole()) + losses(Mixed())
-    for found, expected in zip(losses(Whole(), Mixed()), alone, strict=True):
-        assert found == pytest.approx(expected, rel=1e-3)
+    for actual, expected in zip(losses(Whole(), Mixed()), alone, strict=True):
+        assert actual == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("between", [nn.BatchNorm2d(6), nn.ReLU(), nn.Sigmoid()], ids=lambda own: type(own).__name__)
+@pytest.mark.parametrize(
+    "between", [nn.BatchNorm2d(6), nn.ReLU(), nn.Sigmoid()], ids=lambda module: type(module).__name__
+)
 def test_padding_does_not_change_training(
     between: nn.Module, runners: list[ProgramRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     padded = losses(between)
     stack = runners[-1].stack
-    shapes = {runners[-1].program.names[placeholder]: own for placeholder, own in stack.weights.items()}
+    shapes = {runners[-1].program.names[placeholder]: tensor for placeholder, tensor in stack.weights.items()}
     assert shapes["0.weight"].shape == (1, 8, 1, 3, 3)
     assert shapes["2.weight"].shape[2] == 8
     assert shapes["0.weight"][:, 6:].count_nonzero() == shapes["2.weight"][:, :, 6:].count_nonzero() == 0
@@ -219,8 +221,8 @@ def test_padding_does_not_change_training(
         if hasattr(layer, "reset_running_stats"):
             layer.reset_parameters()
     number = len(runners)
-    for found, expected in zip(losses(between), padded, strict=True):
-        assert found == pytest.approx(expected, rel=2e-2)
+    for actual, expected in zip(losses(between), padded, strict=True):
+        assert actual == pytest.approx(expected, rel=2e-2)
     assert len(runners) == number
 
 

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.cuda.prediction_graphs import MANY, memory_order
+from structured_ensembles.cuda.prediction_graphs import CHANNELS_LAST_FROM, memory_order
 from tests.support.networks import Viewing
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    return (found.images * 15).astype(np.uint8)[:400], found.target[:400]
+    digits = load_digits()
+    return (digits.images * 15).astype(np.uint8)[:400], digits.target[:400]
 
 
 def grey(images: np.ndarray) -> Any:
@@ -48,17 +48,17 @@ def test_network_that_flattens_by_view_searches_trains_and_predicts(kind: Any) -
 
 
 def test_large_batches_are_predicted_channels_last_if_all_members_can() -> None:
-    few, many = torch.rand(8, 3, 8, 8), torch.rand(MANY, 3, 8, 8)
+    few, many = torch.rand(8, 3, 8, 8), torch.rand(CHANNELS_LAST_FROM, 3, 8, 8)
     able, unable = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 10)), Viewing(3)
     assert memory_order(se.Ensemble([able, able]), many) == torch.channels_last
     assert memory_order(se.Ensemble([able, able]), few) == torch.contiguous_format
     assert memory_order(se.Ensemble([able, unable]), many) == torch.contiguous_format
-    assert memory_order(se.Ensemble([se.zoo.mlp(4, 2)]), torch.rand(MANY, 4)) == torch.contiguous_format
+    assert memory_order(se.Ensemble([se.zoo.mlp(4, 2)]), torch.rand(CHANNELS_LAST_FROM, 4)) == torch.contiguous_format
 
     class Careful(nn.Flatten):
         def forward(self, x: Tensor) -> Tensor:
-            if len(x) != MANY:
-                raise ValueError(f"made for batches of {MANY}, not {len(x)}")
+            if len(x) != CHANNELS_LAST_FROM:
+                raise ValueError(f"made for batches of {CHANNELS_LAST_FROM}, not {len(x)}")
             return super().forward(x)
 
     assert memory_order(se.Ensemble([Careful()]), many) == torch.contiguous_format

@@ -30,8 +30,8 @@ def compiled(
     networks: Sequence[nn.Module], example: Any = None, *, bfloat16: bool = False, together: bool = True
 ) -> tuple[list[Compiled], list[str]]:
     told: list[str] = []
-    found = compile_networks(networks, images() if example is None else example, bfloat16, together, told.append)
-    return found, told
+    programs = compile_networks(networks, images() if example is None else example, bfloat16, together, told.append)
+    return programs, told
 
 
 def test_members_of_different_widths_share_one_program() -> None:
@@ -59,21 +59,30 @@ def test_in_bfloat16_widths_are_multiples_of_eight_and_weights_are_cast() -> Non
     assert cast == {"0.weight", "4.weight", "7.weight", "7.bias"}
 
 
+def test_filters_that_are_buffers_are_not_cast() -> None:
+    """A buffer of the stack goes back to its network, which would be left with rounded filters."""
+    network = Model(lambda self, x: self.c(F.conv2d(x, self.filters, padding=1)), filters=torch.rand(8, 3, 3, 3))
+    network.c = conv(8, 8)
+    (one,), told = compiled([network], bfloat16=True)
+    assert told == []
+    assert {one.program.names[placeholder] for placeholder in one.bfloat16} == {"c.weight"}
+
+
 def test_networks_of_different_layers_have_programs_of_their_own() -> None:
     other = nn.Sequential(nn.Flatten(), nn.Linear(108, 3))
-    found, told = compiled([member(), other, member(seed=1)])
-    assert [one.numbers for one in found] == [(0, 2), (1,)]
+    programs, told = compiled([member(), other, member(seed=1)])
+    assert [one.numbers for one in programs] == [(0, 2), (1,)]
     assert told == []
 
 
 def test_networks_apart_have_programs_of_their_own() -> None:
-    found, _ = compiled([member(), member(seed=1)], together=False)
-    assert [(one.numbers, one.program.members) for one in found] == [((0,), 1), ((1,), 1)]
+    programs, _ = compiled([member(), member(seed=1)], together=False)
+    assert [(one.numbers, one.program.members) for one in programs] == [((0,), 1), ((1,), 1)]
 
 
 def test_widths_that_differ_too_much_are_computed_one_by_one() -> None:
-    found, told = compiled([member(4), member(64, seed=1)])
-    assert [one.numbers for one in found] == [(0,), (1,)]
+    programs, told = compiled([member(4), member(64, seed=1)])
+    assert [one.numbers for one in programs] == [(0,), (1,)]
     assert told == ["members are computed one by one, slower: their widths differ too much"]
 
 
@@ -89,21 +98,21 @@ class Scaling(nn.Module):
 
 
 def test_networks_that_only_look_alike_are_computed_one_by_one() -> None:
-    found, told = compiled([Scaling(1.0), Scaling(2.0)], torch.randn(2, 6))
-    assert [one.numbers for one in found] == [(0,), (1,)]
+    programs, told = compiled([Scaling(1.0), Scaling(2.0)], torch.randn(2, 6))
+    assert [one.numbers for one in programs] == [(0,), (1,)]
     assert told == ["members are computed one by one, slower: the program computes another 'output' than the network"]
 
 
 def test_momenta_that_differ_are_found() -> None:
-    found, told = compiled([member(), member(momentum=0.5)])
-    assert len(found) == 2
+    programs, told = compiled([member(), member(momentum=0.5)])
+    assert len(programs) == 2
     assert "another '1.running_mean'" in told[0]
 
 
 def test_dropout_rates_that_differ_are_found() -> None:
     """The trial runs without dropout, so that outputs do not tell."""
-    found, told = compiled([member(dropout=0.2), member(seed=1, dropout=0.5)])
-    assert [one.numbers for one in found] == [(0,), (1,)]
+    programs, told = compiled([member(dropout=0.2), member(seed=1, dropout=0.5)])
+    assert [one.numbers for one in programs] == [(0,), (1,)]
     assert "at rates [0.5], the program at [0.2]" in told[0]
     (one,), told = compiled([member(dropout=0.2), member(seed=1, dropout=0.2)])
     assert one.draws
@@ -112,8 +121,8 @@ def test_dropout_rates_that_differ_are_found() -> None:
 
 def test_dropout_of_members_of_different_widths_is_computed_one_by_one() -> None:
     """A mask has a number for each channel: padded ones would take those of others."""
-    found, told = compiled([member(8, dropout=0.2), member(7, seed=1, dropout=0.2)])
-    assert len(found) == 2
+    programs, told = compiled([member(8, dropout=0.2), member(7, seed=1, dropout=0.2)])
+    assert len(programs) == 2
     assert "dropout draws a number for each channel" in told[0]
 
 
@@ -220,8 +229,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_reason_of_a_refusal_is_told(name: str) -> None:
     make, reason = REFUSED[name]
-    found, (told,) = compiled([make()], torch.randn(2, 6))
-    assert found == []
+    programs, (told,) = compiled([make()], torch.randn(2, 6))
+    assert programs == []
     assert told.startswith("PyTorch's own kernels are used, slower: ")
     with pytest.raises(ProgramError, match=reason):
         raise ProgramError(told)
@@ -254,16 +263,16 @@ class Rectified(torch.autograd.Function):
 
 def test_gradients_of_ones_own_are_refused_where_they_differ() -> None:
     network = Model(lambda self, x: self.d(StraightThrough.apply(self.c(x))), c=conv(), d=conv(4, 2))
-    found, told = compiled([network])
-    assert found == []
+    programs, told = compiled([network])
+    assert programs == []
     assert "the program computes another 'c.weight' than the network" in told[0]
     network = Model(lambda self, x: self.d(Rectified.apply(self.c(x))), c=conv(), d=conv(4, 2))
     assert compiled([network])[1] == []
 
 
 def test_sparse_gradients_are_refused() -> None:
-    found, told = compiled([Sparse()], torch.rand(2, 1, 8, 8))
-    assert found == []
+    programs, told = compiled([Sparse()], torch.rand(2, 1, 8, 8))
+    assert programs == []
     assert "an embedding has sparse gradients" in told[0]
 
 
@@ -320,22 +329,38 @@ def detaches(program: Program) -> Program:
     return result
 
 
+def adds_a_dimension(program: Program) -> Program:
+    """Return the output as (1, samples, …), which broadcasts to what the network returns."""
+    result = program.copy()
+    last = result.output
+    with result.graph.inserting_after(last):
+        wider = result.graph.call_function(torch.ops.aten.unsqueeze.default, (last, 0))
+    wider.meta = dict(last.meta)
+    last.replace_all_uses_with(wider, delete_user_cb=lambda user: user is not wider)
+    return result
+
+
 @pytest.mark.parametrize(
     ("wrong", "what"),
-    [(forgets_the_relu, "output"), (forgets_momentum, "1.running_mean"), (detaches, "0.weight")],
+    [
+        (forgets_the_relu, "output"),
+        (adds_a_dimension, "output"),
+        (forgets_momentum, "1.running_mean"),
+        (detaches, "0.weight"),
+    ],
 )
 def test_a_wrong_pass_is_found(wrong: Callable[[Program], Program], what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fuse = compilation.fuse_norms
     monkeypatch.setattr(compilation, "fuse_norms", lambda program: wrong(fuse(program)))
-    found, (told,) = compiled([member()])
-    assert found == []
+    programs, (told,) = compiled([member()])
+    assert programs == []
     assert told.endswith(f"the program computes another {what!r} than the network")
 
 
 def test_a_pass_that_breaks_the_program_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "fuse_norms", lambda program: replace(program, names={}))
-    found, (told,) = compiled([member()])
-    assert found == []
+    programs, (told,) = compiled([member()])
+    assert programs == []
     assert "the program fails" in told
 
 

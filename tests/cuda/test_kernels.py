@@ -105,8 +105,8 @@ def check_weight_gradient(layer: Layer) -> None:
         x.double(), leaf := weight[0].double().requires_grad_(), None, layer.stride, layer.padding
     )
     (expected,) = torch.autograd.grad(exact, leaf, dy.double())
-    found = convolution.weight_gradient(x, dy, weight, layer.window)
-    torch.testing.assert_close(found[0].double(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    actual = convolution.weight_gradient(x, dy, weight, layer.window)
+    torch.testing.assert_close(actual[0].double(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
 @here
@@ -149,11 +149,11 @@ def test_more_blocks_of_moments_than_are_merged_at_a_time(few_blocks: Callable[[
     assert sums is not None
     assert sums.partial.shape[2] > few_blocks()
     norm = batch_norm.Norm(torch.ones(2, 8), torch.zeros(2, 8), torch.zeros(2, 8), torch.ones(2, 8), 1.0, 0.0)
-    found, _ = batch_norm.normalize(y, sums, norm, None, relu=False)
+    actual, _ = batch_norm.normalize(y, sums, norm, None, relu=False)
     rows = y.double().view(2, 16, *y.shape[1:])
     torch.testing.assert_close(norm.running_mean.double(), rows.mean((1, 3, 4)), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(norm.running_var.double(), rows.transpose(1, 2).flatten(2).var(2), rtol=1e-5, atol=1e-5)
-    whole = found.view(2, 16, *y.shape[1:]).transpose(1, 2).flatten(2)
+    whole = actual.view(2, 16, *y.shape[1:]).transpose(1, 2).flatten(2)
     torch.testing.assert_close(whole.mean(2), torch.zeros(2, 8), rtol=0, atol=1e-5)
     torch.testing.assert_close(whole.var(2, correction=0), torch.ones(2, 8), rtol=1e-4, atol=0)
 

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -55,6 +56,7 @@ FORWARDS: dict[str, Callable[[Any, Tensor], Any]] = {
     "only detached": lambda self, x: self.d(self.c(x).detach()),
     "the input alone": lambda self, x: self.c(x) * x.mean(1, keepdim=True),
     "a parameter": lambda self, x: self.c(x) * self.scale + self.scale,
+    "a parameter with itself": lambda self, x: self.c(x) * torch.dot(self.vector_scale, self.vector_scale),
     "constants": lambda self, x: self.c(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])[:, None, None] + torch.ones(4, 1, 1),
     "sizes": lambda self, x: self.c(x).reshape(x.shape[0], -1) / x.shape[0],
     "a vector norm": lambda self, x: self.vector(self.c(x).mean((2, 3))),
@@ -65,6 +67,7 @@ FORWARDS: dict[str, Callable[[Any, Tensor], Any]] = {
 @pytest.mark.parametrize("name", FORWARDS)
 def test_a_program_computes_what_the_network_does(name: str) -> None:
     parts = {"c": conv(), "d": conv(4, 4), "n": norm(), "vector": nn.BatchNorm1d(4)}
+    parts["vector_scale"] = nn.Parameter(torch.rand(4))  # type: ignore[assignment]
     check(Model(FORWARDS[name], **parts, scale=nn.Parameter(torch.rand(4, 1, 1))), images(3))
 
 
@@ -131,20 +134,20 @@ def our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_our_kernels_compute_what_two_networks_do(bias: bool) -> None:
     networks: list[nn.Module] = [Block(bias), Block(bias)]
     example = images(4, size=7)
-    expected = [results_of_network(network, own) for network, own in zip(networks, example.chunk(2), strict=True)]
+    expected = [results_of_network(network, batch) for network, batch in zip(networks, example.chunk(2), strict=True)]
     program, stack, run = stacked(networks, images(2, size=7))
     with recorded_launches() as names:
         outputs = run.forward([example])
-        gradients = run.backward(torch.cat([output_gradient(own) for own in outputs.chunk(2)]))
+        gradients = run.backward(torch.cat([output_gradient(output) for output in outputs.chunk(2)]))
     assert {"convolve_by_sweep", "convolve by rows", "convolve_back_strided", "subsample", "normalize"} <= set(names)
-    for number, own in enumerate(expected):
-        torch.testing.assert_close(outputs.chunk(2)[number].double(), own["output"], rtol=1e-4, atol=1e-4)
-        found = {f"{program.names[placeholder]}.grad": value[number] for placeholder, value in gradients.items()}
-        found |= {program.names[name]: value[number] for name, value in stack.weights.items() if "running" in name}
-        for name, value in found.items():
-            scale = float(own[name].abs().max())
-            torch.testing.assert_close(value.double(), own[name], rtol=1e-3, atol=1e-4 * (scale + 1))
-        assert found.keys() == own.keys() - {"output"} - set(program.counters)
+    for number, reference in enumerate(expected):
+        torch.testing.assert_close(outputs.chunk(2)[number].double(), reference["output"], rtol=1e-4, atol=1e-4)
+        actual = {f"{program.names[placeholder]}.grad": value[number] for placeholder, value in gradients.items()}
+        actual |= {program.names[name]: value[number] for name, value in stack.weights.items() if "running" in name}
+        for name, value in actual.items():
+            scale = float(reference[name].abs().max())
+            torch.testing.assert_close(value.double(), reference[name], rtol=1e-3, atol=1e-4 * (scale + 1))
+        assert actual.keys() == reference.keys() - {"output"} - set(program.counters)
 
 
 @here
@@ -182,16 +185,80 @@ def test_our_kernels_on_parts_of_an_activation(name: str) -> None:
 
     network = Model(forward, c=conv(3, 8), d=conv(4, 6), e=conv(4, 6), n=norm(6))
     program, stack, run = stacked([network], images(2, size=7))
-    own = results_of_network(network, images(2, size=7), program.counters)
+    reference = results_of_network(network, images(2, size=7), program.counters)
     outputs = run.forward([images(2, size=7)])
     gradients = run.backward(output_gradient(outputs))
-    torch.testing.assert_close(outputs.double(), own["output"], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(outputs.double(), reference["output"], rtol=1e-4, atol=1e-4)
     assert len(gradients) == 5
     for placeholder, stacked_gradient in gradients.items():
-        wanted = own[f"{program.names[placeholder]}.grad"]
+        wanted = reference[f"{program.names[placeholder]}.grad"]
         scale = float(wanted.abs().max())
         torch.testing.assert_close(stacked_gradient[0].double(), wanted, rtol=1e-3, atol=1e-4 * (scale + 1))
     assert len(stack.learned) == 5
+
+
+class SideStream:
+    """A stream whose work is done only when another stream waits for it."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], object]] = []
+
+    def wait_stream(self, _other: object) -> None: ...
+
+    def record_event(self) -> list[Callable[[], object]]:
+        work, self.work = self.work, []
+        return work
+
+
+class MainStream:
+    def wait_event(self, event: list[Callable[[], object]]) -> None:
+        for work in event:
+            work()
+
+
+@here
+@pytest.mark.usefixtures("our_kernels")
+def test_gradients_of_a_shared_weight_are_summed_only_when_the_side_stream_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    side, compute = SideStream(), convolution.weight_gradient
+
+    def compute_later(*arguments: Any) -> Tensor:
+        gradient = compute(*arguments)
+        result = torch.full_like(gradient, torch.nan)
+        side.work.append(lambda: result.copy_(gradient))
+        return result
+
+    monkeypatch.setattr(convolution, "weight_gradient", compute_later)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: MainStream())
+    network = Model(lambda self, x: self.c(self.c(self.c(x)).relu()), c=conv(3, 3))
+    program, stack, _ = stacked([network], images())
+    run = Run(program, stack.weights, stack.learned, None, side)  # type: ignore[arg-type]
+    outputs = run.forward([images()])
+    (gradient,) = run.backward(output_gradient(outputs)).values()
+    expected = results_of_network(network, images())["c.weight.grad"]
+    torch.testing.assert_close(gradient[0].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@here
+@pytest.mark.usefixtures("our_kernels")
+def test_a_gradient_of_another_type_reaches_a_convolution_in_that_of_its_weights() -> None:
+    """A batch norm of float32 activations adds the outputs of a convolution in half precision."""
+    network = Model(lambda self, x: self.n(self.d(x)) + self.c(x), c=conv(), d=conv(), n=norm())
+    program, stack, _ = stacked([network], images())
+    (name,) = [placeholder for placeholder, name in program.names.items() if name == "c.weight"]
+    weights = {**stack.weights, name: stack.weights[name].half()}
+    run = Run(program, weights, stack.learned, None)
+    outputs = run.forward([images()])
+    gradients = run.backward(output_gradient(outputs))
+    expected = results_of_network(network, images(), program.counters)
+    for placeholder, gradient in gradients.items():
+        wanted = expected[f"{program.names[placeholder]}.grad"]
+        torch.testing.assert_close(gradient[0].double(), wanted, rtol=1e-2, atol=1e-2 * float(wanted.abs().max()))
+    assert len(gradients) == 4
 
 
 @here
@@ -254,7 +321,7 @@ def test_values_go_with_their_last_reader() -> None:
     alive: list[int] = []
 
     def watched(x: Tensor) -> Tensor:
-        alive.append(sum(own() is not None for own in seen))
+        alive.append(sum(reference() is not None for reference in seen))
         result = x * 2
         seen.append(weakref.ref(result))
         return result

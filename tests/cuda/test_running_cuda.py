@@ -26,27 +26,27 @@ def test_members_in_bfloat16_are_near_their_networks_in_float64(prune: float) ->
     (one,) = compile_networks(networks, example[:2], bfloat16=True, together=True, tell=told.append)
     assert told == []
     expected = [
-        results_of_network(network.cpu(), own.cpu(), one.program.counters)
-        for network, own in zip(networks, example.chunk(3), strict=True)
+        results_of_network(network.cpu(), batch.cpu(), one.program.counters)
+        for network, batch in zip(networks, example.chunk(3), strict=True)
     ]
     stack = Stack(one.program, [network.cuda() for network in networks], one.shapes, one.bfloat16)
     run = Run(one.program, stack.weights, stack.learned, None)
     with recorded_launches() as names, torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
         outputs = run.forward([example])
-        gradient = torch.cat([output_gradient(own.cpu()) for own in outputs.chunk(3)]).cuda()
+        gradient = torch.cat([output_gradient(output.cpu()) for output in outputs.chunk(3)]).cuda()
         gradients = run.backward(gradient)
     assert names.count("normalize") == 19
     assert "moments" not in names  # convolutions have left them
     assert not run.records
     assert not run.norms
-    for number, own in enumerate(expected):
-        found = outputs.chunk(3)[number].double().cpu()
-        assert float((found - own["output"]).norm() / own["output"].norm()) < 0.05
+    for number, reference in enumerate(expected):
+        actual = outputs.chunk(3)[number].double().cpu()
+        assert float((actual - reference["output"]).norm() / reference["output"].norm()) < 0.05
         for placeholder, stacked in gradients.items():
-            wanted = own[f"{one.program.names[placeholder]}.grad"]
+            wanted = reference[f"{one.program.names[placeholder]}.grad"]
             ours = unpadded(stacked[number], wanted.shape).double().cpu()
             assert float((ours - wanted).norm() / wanted.norm()) < 0.2
         for placeholder, name in one.program.names.items():
             if "running" in name:
-                ours = unpadded(stack.weights[placeholder][number], own[name].shape).double().cpu()
-                torch.testing.assert_close(ours, own[name], rtol=2e-2, atol=2e-2)
+                ours = unpadded(stack.weights[placeholder][number], reference[name].shape).double().cpu()
+                torch.testing.assert_close(ours, reference[name], rtol=2e-2, atol=2e-2)

@@ -18,8 +18,8 @@ def network(width: int = 4, seed: int = 0) -> nn.Sequential:
 
 
 def placeholder_of(stack: Stack, program: Any, name: str) -> str:
-    (found,) = (placeholder for placeholder, own in program.names.items() if own == name)
-    return found
+    (placeholder,) = (placeholder for placeholder, own_name in program.names.items() if own_name == name)
+    return placeholder
 
 
 def test_narrower_members_are_padded_with_zeros() -> None:
@@ -46,9 +46,9 @@ def test_padded_members_compute_what_they_do_alone() -> None:
     program = compile_network(wide, images())
     shapes = {name: tuple(tensor.shape) for name, tensor in wide.state_dict().items()}
     examples = [images(3, seed=1), images(3, seed=2)]
-    found = results_of(program, members, examples, shapes)
-    for own, member, example in zip(found, members, examples, strict=True):
-        assert_equal(own, results_of_network(member, example, program.counters))
+    actual = results_of(program, members, examples, shapes)
+    for results, member, example in zip(actual, members, examples, strict=True):
+        assert_equal(results, results_of_network(member, example, program.counters))
 
 
 def test_what_padding_would_learn_is_dropped() -> None:

@@ -30,9 +30,9 @@ def test_optimizer_state_is_included_from_the_first_step_on(kind: Any, states: i
     optimizer.step()
     after = ids(layer, optimizer)
     assert after[:3] == before
-    own = [id(tensor) for values in optimizer.state.values() for tensor in values.values()]
-    assert after[3:] == own
-    assert len(own) == 2 * states
+    states_of_optimizer = [id(tensor) for values in optimizer.state.values() for tensor in values.values()]
+    assert after[3:] == states_of_optimizer
+    assert len(states_of_optimizer) == 2 * states
 
 
 def test_lists_and_dicts_are_searched() -> None:

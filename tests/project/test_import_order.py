@@ -53,15 +53,16 @@ def modules_of(package: Path) -> dict[str, Path]:
 def imports_of(package: Path) -> list[Import]:
     """List all imports of one module of the package by another, wherever they stand."""
     modules = modules_of(package)
-    found = []
+    imports = []
     for importer, path in modules.items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             place = f"{path.relative_to(package)}:{getattr(node, 'lineno', 0)}"
-            found += [Import(importer, own, place) for own in _imported(node, importer, path, modules)]
-    return found
+            imports += [Import(importer, imported, place) for imported in _imported(node, importer, path, modules)]
+    return imports
 
 
 def _imported(node: ast.AST, importer: str, path: Path, modules: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the modules of the package that a statement imports."""
     if isinstance(node, ast.Import):
         targets = [(alias.name, "") for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
@@ -72,6 +73,8 @@ def _imported(node: ast.AST, importer: str, path: Path, modules: Mapping[str, Pa
                 folders.pop()
             base = ".".join([*folders[: len(folders) - node.level + 1], *([base] if base else [])])
         targets = [(base, alias.name) for alias in node.names]
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__"):
+        targets = [(str(argument.value), "") for argument in node.args[:1] if isinstance(argument, ast.Constant)]
     else:
         return
     for base, name in targets:
@@ -82,37 +85,38 @@ def _imported(node: ast.AST, importer: str, path: Path, modules: Mapping[str, Pa
 
 
 def room_of(module: str) -> str:
+    """Return the room of a module."""
     return module.partition(".")[0]
 
 
 def against_the_order(imports: list[Import], rooms: tuple[str, ...]) -> list[str]:
-    """Tell of each import of a room that comes later in the order."""
+    """Return a sentence on each import of a room that comes later in the order."""
     place = {room: number for number, room in enumerate(rooms)}
     return [
-        f"{own}, but the room {room_of(own.imported)!r} comes after {room_of(own.importer)!r}"
-        for own in imports
-        if place[room_of(own.imported)] > place[room_of(own.importer)]
+        f"{statement}, but the room {room_of(statement.imported)!r} comes after {room_of(statement.importer)!r}"
+        for statement in imports
+        if place[room_of(statement.imported)] > place[room_of(statement.importer)]
     ]
 
 
 def circle(imports: list[Import]) -> list[Import]:
     """Find modules that import each other in a circle: the imports along it; an empty list if there is none."""
     following: dict[str, list[Import]] = {}
-    for own in imports:
-        following.setdefault(own.importer, []).append(own)
+    for statement in imports:
+        following.setdefault(statement.importer, []).append(statement)
     finished: set[str] = set()
 
     def search(module: str, path: list[Import]) -> list[Import]:
-        for own in following.get(module, []):
+        for statement in following.get(module, []):
             passed = [step.importer for step in path] + [module]
-            if own.imported in passed:
-                return [*path, own][passed.index(own.imported) :]
-            if own.imported not in finished and (found := search(own.imported, [*path, own])):
-                return found
+            if statement.imported in passed:
+                return [*path, statement][passed.index(statement.imported) :]
+            if statement.imported not in finished and (cycle := search(statement.imported, [*path, statement])):
+                return cycle
         finished.add(module)
         return []
 
-    return next((found for module in following if (found := search(module, []))), [])
+    return next((cycle for module in following if (cycle := search(module, []))), [])
 
 
 REMEDY = (
@@ -152,14 +156,15 @@ def test_the_architecture_names_every_room() -> None:
         "from ..late import inner",
         "def f():\n    from structured_ensembles.late import inner",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from structured_ensembles.late import inner",
+        'from importlib import import_module\ninner = import_module("structured_ensembles.late.inner")',
     ],
 )
 def test_an_import_of_a_later_room_is_found_however_it_is_written(late: str, tmp_path: Path) -> None:
     _write(
         tmp_path, {"__init__": "", "early/__init__": "", "early/a": late, "late/__init__": "", "late/inner": "x = 1"}
     )
-    (told,) = against_the_order(imports_of(tmp_path), ("early", "late", "__init__"))
-    assert told.startswith(f"early/a.py:{late.count(chr(10)) + 1}: early.a imports late")
+    (message,) = against_the_order(imports_of(tmp_path), ("early", "late", "__init__"))
+    assert message.startswith(f"early/a.py:{late.count(chr(10)) + 1}: early.a imports late")
     assert not against_the_order(imports_of(tmp_path), ("late", "early", "__init__"))
 
 
@@ -170,8 +175,8 @@ def test_a_circle_is_found_and_shown_in_its_order(tmp_path: Path) -> None:
         "c": "def f():\n    from . import a",
     }
     _write(tmp_path, {**planted, "outside": "from .a import x"})
-    found = circle(imports_of(tmp_path))
-    assert [(own.importer, own.imported) for own in found] == [("a", "b"), ("b", "c"), ("c", "a")]
+    cycle = circle(imports_of(tmp_path))
+    assert [(statement.importer, statement.imported) for statement in cycle] == [("a", "b"), ("b", "c"), ("c", "a")]
     (tmp_path / "c.py").write_text("x = 1")
     assert circle(imports_of(tmp_path)) == []
 

@@ -35,8 +35,8 @@ def test_no_test_file_imports_another() -> None:
     """Neither in its own code nor in a script that it writes for another process."""
     for example in ("from tests.cuda import %s", "from tests.zoo.%s import f", "import %s"):
         assert imports_of_tests(example % "test_zoo")
-    found = {name_of(path): imports_of_tests(path.read_text(encoding="utf-8")) for path in FILES}
-    assert not {name: imports for name, imports in found.items() if imports}
+    imports_by_file = {name_of(path): imports_of_tests(path.read_text(encoding="utf-8")) for path in FILES}
+    assert not {name: imports for name, imports in imports_by_file.items() if imports}
 
 
 def test_every_folder_of_tests_is_a_room_of_the_package() -> None:

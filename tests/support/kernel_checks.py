@@ -75,12 +75,12 @@ def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     """Compare with a float64 reference, to the precision of the type that was computed in."""
-    assert found.shape == expected.shape
+    assert actual.shape == expected.shape
     close = TOLERANCE[dtype]
     scale = float(expected[expected.isfinite()].abs().max()) if expected.isfinite().any() else 0.0
-    torch.testing.assert_close(found.double(), expected, rtol=close, atol=close * scale, equal_nan=True)
+    torch.testing.assert_close(actual.double(), expected, rtol=close, atol=close * scale, equal_nan=True)
 
 
 def check_convolution(layer: Layer, dtype: torch.dtype, device: str) -> None:
@@ -89,10 +89,10 @@ def check_convolution(layer: Layer, dtype: torch.dtype, device: str) -> None:
     exact = [tensor.double().requires_grad_() for tensor in (x, weight)]
     y = member_conv(*exact, stride=layer.stride, padding=layer.padding)
     dx, dw = torch.autograd.grad(y, exact, dy.double())
-    found, no_sums = convolution.forward(x, weight, layer.window)
+    actual, no_sums = convolution.forward(x, weight, layer.window)
     assert no_sums is None
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    assert_near(found, y.detach(), dtype)
+    assert actual.is_contiguous(memory_format=torch.channels_last)
+    assert_near(actual, y.detach(), dtype)
     found_dx, no_sums = convolution.input_gradient(dy, weight, layer.window, x.shape)
     assert no_sums is None
     assert found_dx.is_contiguous(memory_format=torch.channels_last)
@@ -164,10 +164,10 @@ def check_norm_before(layer: Layer, mask: int, add: bool, dtype: torch.dtype, de
     before = NormBefore(norm_input, shaped if mask == 2 else norm_input, saved, norm.weight, norm.bias, mask)
     other = channels_last(torch.randn_like(x)) if add else None
     plain, _ = convolution.input_gradient(dy, weight, layer.window, x.shape, other)
-    found, sums = convolution.input_gradient(dy, weight, layer.window, x.shape, other, before)
+    actual, sums = convolution.input_gradient(dy, weight, layer.window, x.shape, other, before)
     assert sums is not None
     behind = by_channel(plain, members) * ((output > 0) if mask else 1)
-    assert_near(by_channel(found, members), behind, dtype)
+    assert_near(by_channel(actual, members), behind, dtype)
     assert_near(sums.partial[:, 0].double().sum(1), (behind * normalized).sum(1), dtype)
     assert_near(sums.partial[:, 1].double().sum(1), behind.sum(1), dtype)
 
@@ -199,14 +199,14 @@ def check_batch_norm(
     assert_near(mean, rows.mean(1), torch.float32)
     assert_near(variance, rows.var(1, correction=0), torch.float32)
     close = max(TOLERANCE[dtype], 1e-4)  # 100 ± 1 in float32 has five digits
-    for found, wanted in (
+    for actual, wanted in (
         (y, expected.detach()), (norm.running_mean, statistics[0]), (norm.running_var, statistics[1]),
         (dx, expected_dx), (parameter_gradients[0], expected_weight), (parameter_gradients[1], expected_bias),
         *([(masked, expected_other)] if add else []),
     ):  # fmt: skip
         assert wanted is not None
         scale = float(wanted.abs().max())
-        torch.testing.assert_close(found.double(), wanted, rtol=close, atol=close * (scale + 1))
+        torch.testing.assert_close(actual.double(), wanted, rtol=close, atol=close * (scale + 1))
 
 
 def _norm_output(x: Tensor, norm: Norm, add: Tensor | None) -> Tensor:
@@ -345,10 +345,11 @@ def recorded_launches(dry: bool = False) -> Iterator[list[str]]:
     """List the names of the kernels that are launched. dry: launch none of them."""
     from structured_ensembles.cuda.kernels import batch_norm as norm_kernels
     from structured_ensembles.cuda.kernels import convolution as convolution_kernels
+    from structured_ensembles.cuda.kernels import subsampling, weight_gradient
 
     names: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        for module in (norm_kernels, convolution_kernels):
+        for module in (norm_kernels, convolution_kernels, weight_gradient, subsampling):
             for name in LAUNCHED & vars(module).keys():
                 patch.setattr(module, name, Recorder(getattr(module, name), names, dry))
         yield names

@@ -22,11 +22,11 @@ class Model(nn.Module):
     def __init__(self, forward: Callable[..., Any], **parts: Any) -> None:
         super().__init__()
         self.function = forward
-        for name, part in parts.items():
-            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
+        for name, value in parts.items():
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                self.register_buffer(name, value)
             else:
-                setattr(self, name, part)
+                setattr(self, name, value)
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Any:
         return self.function(self, *inputs, **named)
@@ -69,24 +69,24 @@ def results_of(
     copies = [clone_model(network).double().train() for network in networks]
     stack = Stack(program, copies, {} if shapes is None else shapes)
     run = Run(program, stack.weights, stack.learned, [None] * len(networks))
-    parts = zip(*(tensors_in(in_float64(own)) for own in inputs), strict=True)
-    outputs = run.forward([torch.cat(own) for own in parts])
+    batches = zip(*(tensors_in(in_float64(batch)) for batch in inputs), strict=True)
+    outputs = run.forward([torch.cat(of_networks) for of_networks in batches])
     each_output = outputs.chunk(len(networks)) if len(networks) > 1 else (outputs,)
-    gradients = run.backward(torch.cat([output_gradient(own) for own in each_output]))
+    gradients = run.backward(torch.cat([output_gradient(output) for output in each_output]))
     stack.set_gradients(gradients)
     stack.store_statistics()
-    found = []
+    all_results = []
     for number, (network, output) in enumerate(zip(copies, each_output, strict=True)):
-        own: Results = {"output": output}
+        results: Results = {"output": output}
         for placeholder, stacked in gradients.items():
             name = program.names[placeholder]
             parameter = network.get_parameter(name)
             assert parameter.grad is not None
             torch.testing.assert_close(parameter.grad, unpadded(stacked[number], parameter.shape), rtol=0, atol=0)
-            own[f"{name}.grad"] = parameter.grad
+            results[f"{name}.grad"] = parameter.grad
         buffers = dict(network.named_buffers(remove_duplicate=False))
-        found.append(own | {name: buffers[name] for name in buffers if name not in program.counters})
-    return found
+        all_results.append(results | {name: buffers[name] for name in buffers if name not in program.counters})
+    return all_results
 
 
 def results_of_network(network: nn.Module, inputs: Any, counters: Sequence[str] = ()) -> Results:
@@ -99,11 +99,11 @@ def results_of_network(network: nn.Module, inputs: Any, counters: Sequence[str] 
     return {"output": output.detach(), **gradients, **buffers}
 
 
-def assert_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def assert_equal(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert found[name].shape == tensor.shape, name
-        assert torch.allclose(found[name], tensor, rtol=1e-9, atol=1e-9), name
+        assert actual[name].shape == tensor.shape, name
+        assert torch.allclose(actual[name], tensor, rtol=1e-9, atol=1e-9), name
 
 
 def rewritten(network: nn.Module, example: Any, *passes: Pass) -> Program:
@@ -126,12 +126,12 @@ def check_pass(network: nn.Module, example: Any, rewrite: Pass, before: Sequence
     second = rewrite(first)
     assert str(first) == printed  # a pass leaves its argument alone
     torch.manual_seed(1)  # for dropout
-    (found,) = results_of(second, [network], [example])
+    (actual,) = results_of(second, [network], [example])
     if not any(name.endswith("_") for name in operations(printed)):
         torch.manual_seed(1)
-        assert_equal(found, results_of(first, [network], [example])[0])
+        assert_equal(actual, results_of(first, [network], [example])[0])
     torch.manual_seed(1)
-    assert_equal(found, results_of_network(network, example, second.counters))
+    assert_equal(actual, results_of_network(network, example, second.counters))
     return str(second)
 
 

@@ -1,14 +1,17 @@
 """The graph engine's steps, run without a graph: CI has no GPU, but what is captured is plain code."""
 
 import gc
+import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda.capture import CaptureError, Step, all_captured
@@ -80,13 +83,13 @@ def test_only_what_autocast_casts_has_a_copy() -> None:
 def test_workspaces_are_small_unless_the_user_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "CUBLAS_WORKSPACE_CONFIG"
     recipe = se.Recipe(epochs=1)
-    for given, expected in ((None, ":4096:2:16:8"), (":16:8", ":16:8")):
+    for setting, expected in ((None, ":4096:2:16:8"), (":16:8", ":16:8")):
         monkeypatch.delenv(name, raising=False)
-        if given is not None:
-            monkeypatch.setenv(name, given)
+        if setting is not None:
+            monkeypatch.setenv(name, setting)
         use_engine(monkeypatch, "loop")
         trained(recipe, few_digits())
-        assert os.environ.get(name) == given  # the loop leaves it alone
+        assert os.environ.get(name) == setting  # the loop leaves it alone
         use_engine(monkeypatch, "graph")
         trained(recipe, few_digits())
         assert os.environ[name] == expected
@@ -187,7 +190,7 @@ def test_a_layer_with_two_names_stays_whole(monkeypatch: pytest.MonkeyPatch) -> 
     use_engine(monkeypatch, "graph")
     ensemble = se.Ensemble([TwoNames()])
     se.train(ensemble, few_digits(), se.Recipe(epochs=1), execution=BFLOAT16, quiet=True)
-    assert all(isinstance(own, nn.Parameter) for own in ensemble.members[0].parameters())
+    assert all(isinstance(parameter, nn.Parameter) for parameter in ensemble.members[0].parameters())
     assert {tensor.dtype for tensor in ensemble.members.state_dict().values()} == {torch.float32}
 
 
@@ -228,7 +231,7 @@ def test_an_ensemble_goes_with_its_last_reference() -> None:
     from structured_ensembles.cuda.prediction_graphs import Fingerprint
 
     ensemble = se.Ensemble([network(0), network(1)]).eval()
-    ensemble.replays.print = Fingerprint(ensemble)
+    ensemble.replays.fingerprint = Fingerprint(ensemble)
     watched = weakref.ref(ensemble)
     gc.disable()
     try:
@@ -245,39 +248,44 @@ def test_a_fingerprint_notices_what_moves() -> None:
         ensemble = se.Ensemble([network(0), network(1)]).eval()
         return ensemble, Fingerprint(ensemble)
 
-    ensemble, found = fresh()
-    assert found.fits(ensemble)
-    assert found.quiet()
+    ensemble, fingerprint = fresh()
+    assert fingerprint.fits(ensemble)
+    assert fingerprint.can_be_replayed()
     with torch.no_grad():
         next(ensemble.parameters()).mul_(2)  # in place: the graph sees it
-    assert found.fits(ensemble)
+    assert fingerprint.fits(ensemble)
     ensemble.members[0][0] = nn.Conv2d(1, 8, 3)
-    assert not found.fits(ensemble)
-    ensemble, found = fresh()
+    assert not fingerprint.fits(ensemble)
+    ensemble, fingerprint = fresh()
     ensemble.members[1] = network(3)
-    assert not found.fits(ensemble)
-    ensemble, found = fresh()
+    assert not fingerprint.fits(ensemble)
+    ensemble, fingerprint = fresh()
     parameter = next(ensemble.parameters())
     parameter.data = parameter.data.clone()
-    assert not found.fits(ensemble)
-    ensemble, found = fresh()
+    assert not fingerprint.fits(ensemble)
+    ensemble, fingerprint = fresh()
     ensemble.normalization = se.Normalization((0.5,), (0.5,))
-    assert not found.fits(ensemble)
-    ensemble, found = fresh()
+    assert not fingerprint.fits(ensemble)
+    ensemble, fingerprint = fresh()
     ensemble.members[0].train()
-    assert not found.quiet()
+    assert not fingerprint.can_be_replayed()
     ensemble = se.Ensemble([nn.Sequential(network(0), nn.Sequential())]).eval()
-    found = Fingerprint(ensemble)
+    fingerprint = Fingerprint(ensemble)
     ensemble.members[0][1].append(nn.Linear(10, 10))  # a shortcut that was none
-    assert not found.fits(ensemble)
-    ensemble, found = fresh()
+    assert not fingerprint.fits(ensemble)
+    ensemble, fingerprint = fresh()
     ensemble.train()
     for member in ensemble.members:
         member.eval()  # as training leaves them
-    assert found.quiet()
-    ensemble, found = fresh()
+    assert fingerprint.can_be_replayed()
+    ensemble, fingerprint = fresh()
     ensemble.members[0][1].register_forward_pre_hook(lambda module, inputs: None)
-    assert not found.quiet()
+    assert not fingerprint.can_be_replayed()
+    ensemble, fingerprint = fresh()
+    hook = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: None)  # of all modules
+    assert not fingerprint.can_be_replayed()
+    hook.remove()
+    assert fingerprint.can_be_replayed()
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -320,6 +328,48 @@ def test_members_of_one_program_are_those_of_the_loop(monkeypatch: pytest.Monkey
     assert ours.members[0][1].num_batches_tracked > 2
     for name, tensor in ours.members.state_dict().items():
         torch.testing.assert_close(tensor, plain.members.state_dict()[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("has_program", [True, False])
+def test_weights_that_on_epoch_changes_count_in_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, precision: Any, has_program: bool
+) -> None:
+    """With all weights zero, every class is as likely; the graph engine's copies of weights must be zero as well."""
+    use_engine(monkeypatch, "graph")
+    ensemble = se.Ensemble([residual(8) if has_program else nn.Sequential(residual(8), Peering())])
+
+    def forget(_row: object) -> None:
+        with torch.no_grad():
+            for tensor in ensemble.parameters():
+                tensor.zero_()
+
+    recipe = se.Recipe(epochs=3, batch_size=1000, warmup=0, keep="last")  # one batch is an epoch
+    execution = se.Execution(precision=precision)
+    history = se.train(ensemble, few_digits(), recipe, "cpu", on_epoch=forget, execution=execution, quiet=True)
+    assert [row["loss"] for row in history.rows[1:]] == pytest.approx([math.log(10)] * 2, rel=1e-5)
+    assert (history.fallbacks == []) is has_program
+
+
+class FixedFilters(nn.Module):
+    """A network whose first convolution has a buffer as its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("filters", torch.randn(8, 1, 3, 3, generator=torch.Generator().manual_seed(0)))
+        self.rest = residual(8)[1:]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rest(F.conv2d(x, self.filters))  # type: ignore[arg-type,no-any-return]
+
+
+def test_filters_that_are_buffers_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_engine(monkeypatch, "graph")
+    ensemble = se.Ensemble([FixedFilters(), FixedFilters()])
+    history = se.train(ensemble, few_digits(), se.Recipe(epochs=2), "cpu", execution=BFLOAT16, quiet=True)
+    assert (history.engine, history.fallbacks) == ("graph", [])
+    for member in ensemble.members:
+        assert torch.equal(member.filters, FixedFilters().filters)  # type: ignore[arg-type]
 
 
 def test_a_member_of_a_program_is_the_network_trained_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,13 +425,13 @@ def test_members_that_stop_early_leave_the_program(monkeypatch: pytest.MonkeyPat
 
     change_validation(monkeypatch, change)
     recipe = se.Recipe(epochs=4, batch_size=64, rate=0.02, augmentation="none", patience=1)
-    found = []
+    histories = []
     for engine in ("graph", "loop"):
         use_engine(monkeypatch, engine)  # type: ignore[arg-type]
         ensemble = se.Ensemble([residual(8), residual(6, seed=1), residual(7, seed=2)])
-        found.append(se.train(ensemble, few_digits(), recipe, "cpu", seed=3, quiet=True))
-    graph_rows, loop_rows = (history.rows for history in found)
-    assert [len(found[0].of(number)) for number in range(3)] == [4, 2, 4]
+        histories.append(se.train(ensemble, few_digits(), recipe, "cpu", seed=3, quiet=True))
+    graph_rows, loop_rows = (history.rows for history in histories)
+    assert [len(histories[0].of(number)) for number in range(3)] == [4, 2, 4]
     assert [row["loss"] for row in graph_rows] == pytest.approx([row["loss"] for row in loop_rows], rel=1e-4)
 
 
@@ -428,20 +478,24 @@ def warmed_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def broken(message: str) -> Callable[..., None]:
+def broken(message: str, error: type[Exception] = RuntimeError) -> Callable[..., None]:
     def fail(*_: object, **__: object) -> None:
-        raise RuntimeError(message)
+        raise error(message)
 
     return fail
 
 
-def test_where_our_kernels_do_not_run_pytorchs_do(warmed_up: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["train_step", "compile_kernels"])
+def test_where_our_kernels_do_not_run_pytorchs_do(
+    method: str, warmed_up: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = RuntimeError if method == "train_step" else CaptureError
     with monkeypatch.context() as patch:
-        patch.setattr(ProgramRunner, "train_step", broken("Failed to find C compiler."))
+        patch.setattr(ProgramRunner, method, broken("Failed to find C compiler.", error))
         _, history = trained_together(execution=BFLOAT16)
     assert history.fallbacks == ["training goes on without our own kernels, slower: Failed to find C compiler."]
     assert history.engine == "graph"
-    assert len(warmed_up) == 2
+    assert len(warmed_up) == (2 if method == "train_step" else 1)
     assert history.rows[-1]["loss"] < history.rows[0]["loss"]
 
 

@@ -100,12 +100,12 @@ def test_fewer_members_run_in_parallel_if_memory_is_short() -> None:
     enough = torch.cuda.memory_reserved() + one + 0.7 * (all_five - one)  # three fit
     torch.cuda.set_per_process_memory_fraction(enough / torch.cuda.get_device_properties(0).total_memory)
     try:
-        found = history()
+        actual = history()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert "not enough memory for 5 members at a time" in found.fallbacks[0]
-    assert found.engine == "graph"
-    assert [row["loss"] for row in found.rows] == pytest.approx(expected, rel=1e-3)
+    assert "not enough memory for 5 members at a time" in actual.fallbacks[0]
+    assert actual.engine == "graph"
+    assert [row["loss"] for row in actual.rows] == pytest.approx(expected, rel=1e-3)
 
 
 def test_losses_do_not_depend_on_the_number_of_streams() -> None:
@@ -204,24 +204,24 @@ def test_channel_padding_does_not_change_the_losses(monkeypatch: pytest.MonkeyPa
     base = se.zoo.resnet20(in_channels=1)
     traced = se.trace(base, data.example())
     subnets = se.select(traced, prune=0.8, selection="random", members=2)
-    found, programs = [], []
+    actual, programs = [], []
     for padded in (True, False):
 
         def compiled(*arguments: object, padded: bool = padded) -> list[Compiled]:
-            own = compile_networks(*arguments) if padded else []  # type: ignore[arg-type]
-            programs.extend(own)
-            return own
+            results = compile_networks(*arguments) if padded else []  # type: ignore[arg-type]
+            programs.extend(results)
+            return results
 
         monkeypatch.setattr(engine, "compile_networks", compiled)
         ensemble = se.Ensemble([se.extract(base, traced, subnet) for subnet in subnets])
         recipe = se.Recipe(epochs=2, warmup=0, rate=1e-3, augmentation="none")  # so low that rounding does not grow
         history = se.train(ensemble, data, recipe, quiet=True)
-        found.append([row[name] for row in history.rows for name in ("loss", "validation_loss")])
+        actual.append([row[name] for row in history.rows for name in ("loss", "validation_loss")])
         assert ensemble.members[0].layer1[0].conv1.weight.shape == (4, 16, 3, 3)
     (one,) = programs
     assert one.program.members == 2
     assert one.shapes["layer1.0.conv1.weight"] == (8, 16, 3, 3)
-    assert found[0] == pytest.approx(found[1], rel=0.02)  # bfloat16, other kernels
+    assert actual[0] == pytest.approx(actual[1], rel=0.02)  # bfloat16, other kernels
 
 
 def test_sparse_gradients_train_in_the_loop() -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS
-from structured_ensembles.cuda import prediction_graphs as replays
+from structured_ensembles.cuda import prediction_graphs
 from structured_ensembles.methods import METHODS
 from structured_ensembles.networks.copying import clone_model, copy_frozen
 from tests.support.continual_cases import SHORT, inputs_of, logits_of, make_backbone, make_tasks
@@ -260,8 +260,8 @@ def test_training_and_validation_use_unmodified_inputs(streamed: bool) -> None:
 
 
 def test_captured_prediction_copies_inputs_for_members_that_overwrite_them() -> None:
-    assert replays._overwrites(Overwriting(), X)
-    assert not replays._overwrites(nn.Linear(6, 3), X)
+    assert prediction_graphs.overwrites_inputs(Overwriting(), X)
+    assert not prediction_graphs.overwrites_inputs(nn.Linear(6, 3), X)
 
 
 # Learners -----------------------------------------------------------------------------------------------------------

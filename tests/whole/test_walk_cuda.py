@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.cuda.prediction_graphs import WORTHWHILE
+from structured_ensembles.cuda.prediction_graphs import CAPTURE_AFTER
 from tests.support.user_models import (
     IMAGES,
     LABELS,
@@ -103,7 +103,7 @@ def test_user_networks_search_train_and_predict_on_a_gpu(
     ensemble.save(tmp_path / "ensemble.safetensors")
     loaded = se.Ensemble.load(tmp_path / "ensemble.safetensors", model=make())
     assert next(ensemble.parameters()).is_cuda
-    for _ in range(WORTHWHILE + 1):
+    for _ in range(CAPTURE_AFTER + 1):
         found = ensemble.predict_proba(inputs)
     assert ensemble.replays.graphs
     torch.testing.assert_close(found.cpu(), loaded.predict_proba(inputs), rtol=1e-2, atol=2e-3)

@@ -81,7 +81,7 @@ class OwningLearner(Learner):
     def _network(self, number: int) -> nn.Module:
         return self.shared.network(self.stages[number], self.heads[number])
 
-    def _take(self, number: int, subnetwork: TaskSubnetwork, chosen: Neurons) -> None:
+    def _commit(self, number: int, subnetwork: TaskSubnetwork, chosen: Neurons) -> None:
         """Store the trained neurons of a finished task and make the task their owner."""
         stage = self.next_stage
         self.shared.commit(subnetwork, stage, chosen)

@@ -75,7 +75,7 @@ class PruningLearner(OwningLearner):
         )  # it has all neurons, so its head is complete
         self.shared.copy_into(trained.backbone, subnetwork)
         chosen, subnetwork = self._prune(trained, graph, data, free)
-        self._take(number, subnetwork, chosen)
+        self._commit(number, subnetwork, chosen)
         self.shared.redraw(derive_seed(self.seed, number, 3))
         return subnetwork.network.head, losses
 

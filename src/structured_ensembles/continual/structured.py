@@ -92,7 +92,7 @@ class StructuredLearner(OwningLearner):
         losses = self._fit(
             subnetwork.network, data, number, after_step=freeze(subnetwork.network.backbone, subnetwork.past)
         )
-        self._take(number, subnetwork, chosen)
+        self._commit(number, subnetwork, chosen)
         return subnetwork.network.head, losses
 
     def _choose(self, network: TaskNetwork, graph: ChannelGraph, data: Data, free: Neurons, seed: int) -> Neurons:

@@ -148,18 +148,18 @@ class StreamedClasses:
         self, size: int, seed: int | tuple[int, ...] | None = None, device: torch.device | str = "cpu"
     ) -> Iterator[Batch]:
         """Yield batches of this size, the last one with the rest."""
-        pending: list[Batch] = []
+        collected: list[Batch] = []
         for inputs, targets in self.split.batches(size, seed):
             chosen = torch.isin(targets, self.classes)
-            pending.append((select_rows(inputs, chosen), self.within[targets[chosen]]))
-            if sum(len(labels) for _, labels in pending) >= size:
-                x, y = _join_batches(pending)
+            collected.append((select_rows(inputs, chosen), self.within[targets[chosen]]))
+            if sum(len(labels) for _, labels in collected) >= size:
+                x, y = _join_batches(collected)
                 complete = len(y) - len(y) % size
                 for start in range(0, complete, size):
                     rows = slice(start, start + size)
                     yield move_inputs(select_rows(x, rows), device), y[rows].to(device)
-                pending = [(select_rows(x, slice(complete, None)), y[complete:])]
-        x, y = _join_batches(pending)
+                collected = [(select_rows(x, slice(complete, None)), y[complete:])]
+        x, y = _join_batches(collected)
         if len(y):
             yield move_inputs(x, device), y.to(device)
 

@@ -44,9 +44,9 @@ def fits(feed: MemberFeed) -> TypeGuard[TableFeed]:
 
 
 class BatchDrawer:
-    """Draws what `feed.batch` returns, for the feeds of several members at a time.
+    """Draws the batches that `feed.batch` returns, for the feeds of several members at a time.
 
-    The feeds share a split and a counter of batches. Their tables become parts of stacked ones.
+    The feeds share a split and a counter of batches. Their tables become views of stacked ones.
     dtype, channels_last: of the images that are drawn; by default those of the feeds.
     """
 

@@ -17,8 +17,8 @@ from structured_ensembles.cuda.convolution import LARGEST, BlockSums
 from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import ceil_div, channel_units, moment_blocks, power_of_two
 
-TILE, WARPS = 8192, 4  # numbers that a program takes at a time
-PROGRAMS = 320  # of all members: every one merges the sums of all blocks, so that more are slower
+TILE, WARPS = 8192, 4  # elements that a program loads at a time
+PROGRAMS = 320  # of all members; more are slower, since each merges the sums of all blocks
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def moments(x: Tensor, members: int) -> BlockSums:
 
 
 def normalize(x: Tensor, sums: BlockSums, norm: Norm, add: Tensor | None, relu: bool) -> tuple[Tensor, Tensor]:
-    """Return relu(norm(x) + add) and what the way back needs: (members, 2, channels), mean and 1 / deviation."""
+    """Return relu(norm(x) + add), and mean and 1 / deviation, (members, 2, channels), for the backward pass."""
     from structured_ensembles.cuda.kernels import batch_norm as kernels
 
     members = len(norm.weight)
@@ -75,7 +75,7 @@ def normalize(x: Tensor, sums: BlockSums, norm: Norm, add: Tensor | None, relu: 
 
 
 def gradient_sums(dy: Tensor, x: Tensor, y: Tensor, saved: Tensor, norm: Norm, mask: int) -> tuple[Tensor, BlockSums]:
-    """Return dy behind the ReLU, and the gradients of weight and bias in blocks. mask: see kernels/convolution.py."""
+    """Return the gradient of the ReLU's input, and of weight and bias in blocks. mask: see `NormBefore`."""
     from structured_ensembles.cuda.kernels import batch_norm as kernels
 
     members = len(norm.weight)
@@ -91,7 +91,10 @@ def gradient_sums(dy: Tensor, x: Tensor, y: Tensor, saved: Tensor, norm: Norm, m
 
 
 def input_gradient(masked: Tensor, sums: BlockSums, x: Tensor, saved: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and of the parameters, (2, members, channels): weight and bias."""
+    """Return the gradients of x and of the parameters, (2, members, channels): weight and bias.
+
+    masked, sums: what `gradient_sums` returns, or a convolution's epilogue.
+    """
     from structured_ensembles.cuda.kernels import batch_norm as kernels
 
     members = len(norm.weight)
@@ -113,7 +116,7 @@ def _merged_blocks(number: int, channels: int) -> int:
 
 
 class Blocks:
-    """How a stacked tensor (members × images, channels, height, width), channels last, is cut into blocks of rows."""
+    """The blocks of rows into which a stacked tensor (members × images, channels, height, width) is cut."""
 
     def __init__(self, x: Tensor, members: int) -> None:
         self.width = x.shape[1]
@@ -122,8 +125,8 @@ class Blocks:
         wide = min(power_of_two(self.width), 64)
         high = max(TILE // wide, 16)
         tiles_of_channels = ceil_div(self.width, wide)
-        most = max(PROGRAMS // (members * tiles_of_channels), 16)
-        self.number = min(ceil_div(self.rows, high), moment_blocks(self.width), most)
+        max_blocks = max(PROGRAMS // (members * tiles_of_channels), 16)
+        self.number = min(ceil_div(self.rows, high), moment_blocks(self.width), max_blocks)
         self.per_block = ceil_div(ceil_div(self.rows, self.number), high) * high
         self.number = ceil_div(self.rows, self.per_block)
         self.grid = (self.number, tiles_of_channels, members)

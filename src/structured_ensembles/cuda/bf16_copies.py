@@ -1,6 +1,6 @@
 """The weights of linear layers and convolutions in bfloat16, refreshed after each step.
 
-What autocast computes, without a kernel for each weight in each pass. For networks that have no program.
+The numbers are those of autocast, which launches a kernel for each weight in each pass. For networks without a program.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Bfloat16Copies:
         copy_all([copy.detach() for copy in self.copies.values()], [original.detach() for original in self.originals])
 
     def tensors(self) -> list[Tensor]:
+        """List all copies, which a step changes."""
         return list(self.copies.values())
 
 

@@ -1,4 +1,4 @@
-"""Steps captured once as a CUDA graph, and replayed with one launch instead of thousands.
+"""Capture a step once as a CUDA graph, and replay it with one launch instead of thousands.
 
 A step is a function without arguments that works in place on tensors that stay where they are. On any other device a
 captured step is the step itself, so that the code around it need not ask.
@@ -28,7 +28,7 @@ MODULE_INTERNALS = frozenset(vars(nn.Module()))  # parameters, buffers, hooks
 logger = logging.getLogger(__name__)
 
 _one_at_a_time = threading.RLock()  # captures share streams
-_broken: list[torch.cuda.CUDAGraph] = []  # captures that broke off; torch may still point to them
+_failed: list[torch.cuda.CUDAGraph] = []  # failed captures; torch may still point to them
 
 
 class CaptureError(RuntimeError):
@@ -36,7 +36,7 @@ class CaptureError(RuntimeError):
 
 
 def captured(step: Step, device: torch.device, state: Callable[[], Iterable[Tensor]], **more: Any) -> Step:
-    """Capture `step`; what comes back does the same. See `all_captured`."""
+    """Capture `step` and return the function that replays it. See `all_captured`."""
     return all_captured([step], device, state, **more)[0]
 
 
@@ -50,11 +50,11 @@ def all_captured(
 ) -> list[Step]:
     """Capture steps that never run at the same time, and so share their memory.
 
-    state: gives the tensors that the steps change, see `tensors_of`. A step runs twice before it is captured, to warm
-        up; afterwards these are as they were, and those that came up meanwhile (an optimizer's momentum) are zero.
-    modules: those that run in the steps. One that keeps count on the host cannot be captured, since the host takes no
-        part in a replay; nor can one that draws random numbers there, or waits for the device.
-    generators: random generators of their own that the steps draw from.
+    state: returns the tensors that the steps change, see `tensors_of`. A step runs twice before it is captured, to warm
+        up; afterwards these are restored, and new ones (an optimizer's momentum) are zero.
+    modules: all that run in the steps. One that keeps count on the host cannot be captured, since a replay runs nothing
+        on the host; nor can one that draws random numbers there, or waits for the device.
+    generators: returns the random generators that the steps draw from, beside the default one.
     """
     if device.type != "cuda":
         return list(steps)
@@ -64,9 +64,9 @@ def all_captured(
         try:
             for step in steps:  # all of them before the first capture, which then has the memory that this took
                 _warm_up(step, device, state, modules)
-            own, pool = list(generators()), torch.cuda.graph_pool_handle()
-            return [_capture(step, device, own, pool) for step in steps]
-        except ValueError:  # data or a network that would not do without a graph either
+            drawn_from, pool = list(generators()), torch.cuda.graph_pool_handle()
+            return [_capture(step, device, drawn_from, pool) for step in steps]
+        except ValueError:  # data or a network that fails without a graph, too
             torch.cuda.synchronize(device)
             raise
         except Exception as error:
@@ -77,6 +77,7 @@ def all_captured(
 
 
 def _capture(step: Step, device: torch.device, generators: Sequence[torch.Generator], pool: Any) -> Step:
+    """Capture a step that has been warmed up, in memory of `pool`."""
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
@@ -101,8 +102,8 @@ def _capture(step: Step, device: torch.device, generators: Sequence[torch.Genera
 
 
 def _clean_up(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> None:
-    """End what a capture that broke off has begun. Torch does not, and then no other capture would succeed."""
-    _broken.append(graph)
+    """Clean up after a failed capture. Torch does not, and then no other capture would succeed."""
+    _failed.append(graph)
     torch.cuda.set_stream(stream)
     index = stream.device_index
     with suppress(RuntimeError):  # it had ended
@@ -131,45 +132,46 @@ def log_once(message: str) -> None:
 
 
 def side_streams(device: torch.device, number: int) -> list[torch.cuda.Stream]:
-    """Streams for `side_by_side`, always the same ones; none where there are no streams."""
+    """Return streams for `side_by_side`, always the same ones; an empty list on devices without streams."""
     return [_stream(device, 1 + index) for index in range(number)] if device.type == "cuda" else []
 
 
 @cache
 def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    """Return a stream by its number, made once."""
     return torch.cuda.Stream(device)
 
 
 def _drop_workspaces() -> None:
-    """Free what cuBLAS keeps for every stream it ever ran on: a graph gets its own, and leaves none.
+    """Free the workspaces that cuBLAS keeps for every stream it ever ran on: a graph allocates its own.
 
-    What a graph of the user's was warmed up with goes too; torch's own graphs (inductor's) do the same.
+    Those of a user's graphs are freed as well; torch's own graphs (inductor's) do the same.
     """
     torch._C._cuda_clearCublasWorkspaces()
 
 
 def ask_for_small_workspaces() -> None:
-    """16 MiB for each stream that cuBLAS runs on, as on most GPUs: on the newer ones it is 64, and we have many.
+    """Limit cuBLAS to 16 MiB for each stream, as on most GPUs; on newer ones it is 64, and we have many streams.
 
-    Unless the user has said how much. Torch reads this whenever it needs a workspace, at least up to 2.11. It stays so:
-    were it to grow again, another thread could take a small workspace for a large one.
+    A setting of the user's stays. Torch reads the variable whenever it needs a workspace, at least up to 2.11. It is
+    not reset: with a larger size, another thread could mistake a small workspace for a large one.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
 
 
-def side_by_side(parts: Sequence[Step], streams: Sequence[torch.cuda.Stream]) -> None:
-    """Run the parts at the same time, each on a stream; one after the other if there are no streams."""
+def side_by_side(steps: Sequence[Step], streams: Sequence[torch.cuda.Stream]) -> None:
+    """Run the steps at the same time, each on a stream; one after the other if there are no streams."""
     if not streams:
-        for part in parts:
-            part()
+        for step in steps:
+            step()
         return
     here = torch.cuda.current_stream(streams[0].device)
-    used = streams[: len(parts)]
+    used = streams[: len(steps)]
     for stream in used:
         stream.wait_stream(here)
-    for number, part in enumerate(parts):
+    for number, step in enumerate(steps):
         with torch.cuda.stream(streams[number % len(streams)]):
-            part()
+            step()
     for stream in used:
         here.wait_stream(stream)
 
@@ -177,6 +179,7 @@ def side_by_side(parts: Sequence[Step], streams: Sequence[torch.cuda.Stream]) ->
 def _warm_up(
     step: Step, device: torch.device, state: Callable[[], Iterable[Tensor]], modules: Sequence[nn.Module]
 ) -> None:
+    """Run a step twice and restore its state. Raises `CaptureError` for what a graph could not repeat."""
     kept = {id(tensor): (tensor, tensor.detach().clone()) for tensor in state()}
 
     @torch.no_grad()
@@ -193,12 +196,12 @@ def _warm_up(
         with torch.cuda.stream(stream):
             step()  # compiles, chooses algorithms, makes what is made once
             restore()
-            before, places = host_state(modules), [id(tensor) for tensor in state()]
+            before, tensors = host_state(modules), [id(tensor) for tensor in state()]
             with _no_waiting():
                 step()
             if host_state(modules) != before:
                 raise CaptureError("it draws random numbers, or keeps count, on the host")
-            if [id(tensor) for tensor in state()] != places:
+            if [id(tensor) for tensor in state()] != tensors:
                 raise CaptureError("it replaces tensors instead of changing them in place")
     finally:
         torch.cuda.synchronize(device)  # after an error, side streams may still be at work
@@ -207,7 +210,7 @@ def _warm_up(
 
 
 def host_state(modules: Sequence[nn.Module]) -> list[object]:
-    """Return what a step on the host might change: random states, plain values of modules, lengths of their lists."""
+    """Return the state that a step might change on the host: random states, plain values and lengths of lists."""
     drawn = np.random.get_state()  # noqa: NPY002
     state: list[object] = [random.getstate(), str(drawn), torch.get_rng_state().tolist()]
     for module in modules:
@@ -222,7 +225,7 @@ def host_state(modules: Sequence[nn.Module]) -> list[object]:
 
 @contextmanager
 def _no_collecting() -> Iterator[None]:
-    """No garbage collection: if it came upon a graph of earlier, that graph's end would break the capture."""
+    """Disable garbage collection: if it freed an earlier graph, that would break the capture."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -233,13 +236,13 @@ def _no_collecting() -> Iterator[None]:
 
 
 def _in_this_thread() -> AbstractContextManager[None]:
-    """Backward passes too: in a thread of their own, cuBLAS takes a second workspace for each stream."""
+    """Run backward passes in this thread: in another, cuBLAS would take a second workspace for each stream."""
     return torch.autograd.set_multithreading_enabled(False)
 
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """The same seed gives the same numbers, unless cuDNN was told to choose its algorithms by timing them."""
+    """Make cuDNN deterministic, unless the user lets it choose its algorithms by timing them."""
     before = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = before or not torch.backends.cudnn.benchmark
     try:
@@ -250,7 +253,7 @@ def _deterministic() -> Iterator[None]:
 
 @contextmanager
 def _no_waiting() -> Iterator[None]:
-    """An error for whatever makes the host wait for the device: it would break a capture in a worse way."""
+    """Raise an error for whatever makes the host wait for the device, which would break a capture in a worse way."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")

@@ -18,7 +18,7 @@ from structured_ensembles.networks.resizing import Axis, kept_size, resize
 from structured_ensembles.tracing.fake_model import first_line
 
 Shapes = Mapping[str, tuple[int, ...]]
-MOST_PADDING = 1.5  # times the channels of the members: beyond, they are not worth a common program
+MAX_PADDING = 1.5  # times the channels of the members; with more, a common program is not worth it
 LAYERS = (nn.Conv2d, nn.Linear, nn.BatchNorm2d)
 
 
@@ -35,7 +35,7 @@ def common_network(networks: Sequence[nn.Module], example: Inputs, multiple: int
     padded, it is the first of the networks. Raises `ProgramError` if a width cannot be padded that would have to be.
     """
     first, shapes = networks[0], [shapes_of(network) for network in networks]
-    alike = all(other == shapes[0] for other in shapes)
+    alike = all(of_member == shapes[0] for of_member in shapes)
     if alike and not _uneven(first, multiple):
         return first, shapes[0]
     try:
@@ -45,16 +45,16 @@ def common_network(networks: Sequence[nn.Module], example: Inputs, multiple: int
             return first, shapes[0]
         raise ProgramError(f"the network cannot be traced: {first_line(error)}") from error
     free = set(graph.prunable) - _fixed(first, graph.axes)
-    widths = [{**graph.prunable, **_widths(graph.axes, own)} for own in shapes]
+    widths = [{**graph.prunable, **_widths(graph.axes, of_member)} for of_member in shapes]
     common: dict[str, int] = {}
     for group in graph.prunable:
-        sizes = [own[group] for own in widths]
+        sizes = [of_member[group] for of_member in widths]
         if group in free:
             common[group] = max(sizes) + -max(sizes) % multiple
         elif len(set(sizes)) > 1:
-            raise ProgramError(f"widths of {group!r} differ, and channels of zeros would be noticed")
-    before = sum(own[group] for own in widths for group in common)
-    if sum(common.values()) * len(networks) > MOST_PADDING * before and len(networks) > 1:
+            raise ProgramError(f"widths of {group!r} differ, and channels of zeros would change the result")
+    before = sum(of_member[group] for of_member in widths for group in common)
+    if sum(common.values()) * len(networks) > MAX_PADDING * before and len(networks) > 1:
         raise ProgramError("their widths differ too much")
     wide = resize(first, graph.axes, common)
     return wide, shapes_of(wide)
@@ -70,9 +70,9 @@ def _uneven(network: nn.Module, multiple: int) -> bool:
 
 
 def _fixed(network: nn.Module, axes: Mapping[str, Sequence[Axis]]) -> set[str | None]:
-    """Return the groups that other tensors hold than those of convolutions, linear layers and batch norms.
+    """Return the groups that cannot be padded: channels of tensors beside those of `LAYERS`.
 
-    Also those of which an axis has several positions for a channel, or other groups beside it.
+    Also groups on an axis that has several positions for a channel, or other groups beside it.
     """
     able = {
         f"{name}.{tensor}"

@@ -1,4 +1,4 @@
-"""How the weights of convolutions lie in memory: hardware prefers the channels last, where a network can take it."""
+"""Store the weights of convolutions channels last, which hardware prefers, where a network can run so."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from structured_ensembles.tracing.fake_model import first_line
 
 @contextmanager
 def channels_last(networks: Iterable[nn.Module], example: Inputs, tell: Callable[[str], None]) -> Iterator[None]:
-    """While this lasts, weights lie channels last, except those of networks that cannot run so.
+    """Store weights channels last within the context, except those of networks that cannot run so.
 
-    What convolutions compute then lies channels last too, which a network that flattens by `view` does not take.
-    tell: gets a sentence on why a network cannot.
+    Outputs of convolutions are channels last too then, which fails in a network that flattens by `view`.
+    tell: called with a sentence on why a network cannot.
     """
-    able = [network for network in networks if _can(network, example, tell)]
+    able = [network for network in networks if _runs_channels_last(network, example, tell)]
     try:
         for network in able:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -30,8 +30,8 @@ def channels_last(networks: Iterable[nn.Module], example: Inputs, tell: Callable
             network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 
-def _can(network: nn.Module, example: Inputs, tell: Callable[[str], None]) -> bool:
-    """Tried on a copy without hooks: the network might learn something from its first batch, a hook might count."""
+def _runs_channels_last(network: nn.Module, example: Inputs, tell: Callable[[str], None]) -> bool:
+    """Try a network channels last, on a copy without hooks: a batch might change the network, a hook might count."""
     if not any(parameter.dim() == 4 for parameter in network.parameters()):
         return False
     try:

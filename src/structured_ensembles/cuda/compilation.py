@@ -1,13 +1,13 @@
 """compile_networks(): programs for networks in training, one for all that can share it.
 
-Every program is tried before it is used, in double precision and against the networks themselves: outputs, gradients
-and statistics. What export has left out, a pass has got wrong or padding has changed is found here, not in somebody's
-results.
+Every program is checked before it is used, in double precision and against the networks themselves: outputs, gradients
+and statistics. An operation that export has left out, a pass that is wrong and padding that changes a result are found
+here, not in somebody's figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,22 +53,22 @@ class Compiled:
     bfloat16: frozenset[str]
 
     def of_members(self, count: int) -> Compiled:
-        """Return the same program for another number of members, of those that it was tried with."""
+        """Return the same program for another number of members, among those that it was checked with."""
         return replace(self, program=replace(self.program, members=count))
 
     @property
     def draws(self) -> bool:
-        """Whether the program draws random numbers (dropout)."""
+        """Tell whether the program draws random numbers (dropout)."""
         return _draws(self.program)
 
 
 def compile_networks(
     networks: Sequence[nn.Module], example: Inputs, bfloat16: bool, together: bool, tell: Callable[[str], None]
 ) -> list[Compiled]:
-    """Compile the training passes of networks. Those that cannot be compiled are in none of the results.
+    """Compile the training passes of networks. Networks that cannot be compiled are in none of the results.
 
     example: at least two samples. bfloat16: whether passes compute in it. together: whether networks may share a
-    program. tell: gets a sentence on what is slower.
+    program. tell: called with a sentence for every fallback.
     """
     groups = _alike(networks) if together else [(number,) for number in range(len(networks))]
     with preserve_random_states():  # a network may draw from them, in export and in trials
@@ -111,6 +111,7 @@ def compile_network(network: nn.Module, example: Inputs) -> Program:
 
 
 def _compile(networks: Sequence[nn.Module], numbers: tuple[int, ...], example: Inputs, bfloat16: bool) -> Compiled:
+    """Compile the networks of these numbers to one program and check it. Raises `ProgramError` if that fails."""
     group = [networks[number] for number in numbers]
     for network in group:
         if has_hooks(network):
@@ -120,11 +121,12 @@ def _compile(networks: Sequence[nn.Module], numbers: tuple[int, ...], example: I
     if len(group) > 1 and _draws(program) and any(shapes_of(network) != shapes_of(group[0]) for network in group):
         raise ProgramError("their widths differ, and dropout draws a number for each channel")
     check_program(program, group, shapes, example)
-    return Compiled(program, numbers, shapes, frozenset(_castable(program) if bfloat16 else ()))
+    parameters = {name for name, _ in wide.named_parameters(remove_duplicate=False)}
+    return Compiled(program, numbers, shapes, frozenset(_castable(program, parameters) if bfloat16 else ()))
 
 
 def _alike(networks: Sequence[nn.Module]) -> list[tuple[int, ...]]:
-    """Group the networks that may share a program: of the same layers and tensors, whatever their widths."""
+    """Group the networks that may share a program: those with the same layers and tensors, whatever their widths."""
     groups: dict[object, list[int]] = {}
     for number, network in enumerate(networks):
         tensors = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
@@ -143,10 +145,12 @@ def has_hooks(network: nn.Module) -> bool:
 
 
 def _draws(program: Program) -> bool:
+    """Tell whether a program draws random numbers."""
     return any(node.target is member_dropout for node in program.nodes)
 
 
 def _check_randomness(program: Program) -> None:
+    """Raise `ProgramError` for random numbers other than dropout's, and for sparse gradients."""
     for node in program.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
             if torch.Tag.nondeterministic_seeded in node.target.tags:
@@ -155,23 +159,29 @@ def _check_randomness(program: Program) -> None:
                 raise ProgramError("an embedding has sparse gradients")
 
 
-def _castable(program: Program) -> set[str]:
-    """Return the weights and biases that only our convolutions and linear layers use."""
+def _castable(program: Program, parameters: Collection[str]) -> set[str]:
+    """Return the placeholders of weights and biases that only our convolutions and linear layers use.
+
+    parameters: the names of the network's. A buffer is not cast: the stack's values go back to the networks.
+    """
     layers = (conv_norm, member_conv, member_linear)
-    found = set()
+    castable = set()
     for node in program.nodes:
-        if node.op == "placeholder" and node.name in program.names and node.users:
-            last = [2 if user.target is conv_norm else 3 for user in node.users]
+        if node.op == "placeholder" and program.names.get(node.name) in parameters and node.users:
+            ends = [2 if user.target is conv_norm else 3 for user in node.users]
             if all(
                 user.target in layers and node in user.args[1:end] and node not in user.args[end:]
-                for user, end in zip(node.users, last, strict=True)
+                for user, end in zip(node.users, ends, strict=True)
             ):
-                found.add(node.name)
-    return found
+                castable.add(node.name)
+    return castable
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Dropout returns its input: the trial compares without. Its rates are listed."""
+    """A mode in which dropout returns its input, so that outputs can be compared; it lists the rates.
+
+    A program and a network draw different masks.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,6 +195,7 @@ class _WithoutDropout(TorchFunctionMode):
     def _dropout(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True
     ) -> Tensor:
+        """Return the input and note the rate; the signature is that of both functions."""
         if p and training and train:
             self.rates.append(p)
         return input
@@ -229,23 +240,32 @@ def _check_member(
     program: Program,
     number: int,
 ) -> None:
+    """Compare a member's output, gradients and statistics in the program with those of its network.
+
+    expected, output: (samples, …), of the network and of the program. gradients: stacked, by placeholder. number: of
+    the member in the stack.
+    """
     parameters = {name: p for name, p in trial.named_parameters(remove_duplicate=False) if p.requires_grad}
     buffers = dict(trial.named_buffers(remove_duplicate=False))
-    found = torch.autograd.grad(
+    network_gradients = torch.autograd.grad(
         expected.square().sum(), list(parameters.values()), allow_unused=True, materialize_grads=True
     )
-    by_name = dict(zip(parameters, found, strict=True))
-    ours: dict[int, Tensor] = {}  # by parameter: one with several names has one gradient
+    program_gradients: dict[int, Tensor] = {}  # by parameter: one with several names has one gradient
     for placeholder, stacked in gradients.items():
         parameter = parameters[program.names[placeholder]]
         gradient = unpadded(stacked[number], parameter.shape)
-        ours[id(parameter)] = ours[id(parameter)] + gradient if id(parameter) in ours else gradient
+        earlier = program_gradients.get(id(parameter))
+        program_gradients[id(parameter)] = gradient if earlier is None else earlier + gradient
     pairs = [("output", expected, output)]
-    pairs += [(name, by_name[name], ours.get(id(p), torch.zeros_like(p))) for name, p in parameters.items()]
+    for (name, parameter), gradient in zip(parameters.items(), network_gradients, strict=True):
+        pairs.append((name, gradient, program_gradients.get(id(parameter), torch.zeros_like(parameter))))
     for placeholder, name in program.names.items():
         if name in buffers and name not in program.counters:
             pairs.append((name, buffers[name], unpadded(stack.weights[placeholder][number], buffers[name].shape)))
-    for what, one, other in pairs:
-        scale = one.detach().abs().max().item() if one.numel() else 0.0
-        if not torch.allclose(one.to(other.dtype), other, rtol=1e-6, atol=1e-9 + 1e-7 * scale, equal_nan=True):
-            raise ProgramError(f"the program computes another {what!r} than the network")
+    for name, of_network, of_program in pairs:
+        scale = of_network.detach().abs().max().item() if of_network.numel() else 0.0
+        tolerance = 1e-9 + 1e-7 * scale
+        if of_network.shape != of_program.shape or not torch.allclose(
+            of_network.to(of_program.dtype), of_program, rtol=1e-6, atol=tolerance, equal_nan=True
+        ):
+            raise ProgramError(f"the program computes another {name!r} than the network")

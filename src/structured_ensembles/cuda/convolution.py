@@ -18,16 +18,18 @@ from torch import Tensor
 from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import ceil_div, channel_units, dot_size, moment_blocks, power_of_two
 
-LARGEST = 2**31  # kernels count in 32 bits
-PROGRAMS = 1200  # that keep a GPU busy, about eight for each multiprocessor
+LARGEST = 2**31  # elements of a tensor: kernels count in 32 bits
+PROGRAMS = 1200  # enough to keep a GPU busy: about eight for each multiprocessor
+NO_EPILOGUE, MOMENTS, NORM_SUMS = 0, 1, 2  # what a kernel computes from a tile of outputs, see kernels/epilogue.py
+NO_RELU, BY_INPUT, BY_OUTPUT = 0, 1, 2  # how the gradient of a norm's ReLU is found: from the norm's input or output
 # Pixels of a tile, warps, stages of the pipeline: by rows and by taps, and for the weights' gradients.
 ROW_TILE, TAP_TILE, LARGE_TAP_TILE = (64, 4, 1), (64, 4, 3), (128, 4, 3)
-LARGE = 2**17  # pixels of all members, from which on tiles are larger
+LARGE = 2**17  # pixels of all members; from here on tiles are larger
 ROW_PRODUCTS, TAP_PRODUCTS = (64, 4, 2), (64, 4, 3)
 SWEEP_TILE, NARROW_SWEEP_TILE, BACK_TILE = (64, 2, 3), (32, 1, 3), (128, 4, 1)
 SWEEP_PRODUCTS, WIDE_SWEEP_PRODUCTS = (64, 2, 3), (128, 4, 3)  # up to 64 columns, and beyond
-WIDEST_SWEEP, WIDEST_ROW = 128, 128  # columns (taps × inputs) of what is computed by sweeps, and row by row
-SWEEPS, LEAST_STRIP = 800, 6  # strips of all members that keep a GPU busy; rows that a strip has at least
+WIDEST_SWEEP, WIDEST_ROW = 128, 128  # columns (taps × inputs) up to which layers are computed by sweeps, and by rows
+SWEEPS, LEAST_STRIP = 800, 6  # strips of all members that keep a GPU busy; the least rows of a strip
 WIDEST, DEEPEST = 128, 64  # outputs and inputs of a tile by taps
 
 
@@ -39,12 +41,13 @@ class Window:
     padding: int = 0
 
     def output_size(self, size: int, taps: int) -> int:
+        """Return the height or width of the output, of that of the input and of the window."""
         return max((size + 2 * self.padding - taps) // self.stride + 1, 0)
 
 
 @dataclass(frozen=True)
 class BlockSums:
-    """What an epilogue leaves of each block of rows: partial (members, 3, blocks, channels).
+    """Statistics of each block of rows, which an epilogue has computed: partial (members, 3, blocks, channels).
 
     Mean, squared deviations and number of rows; or the gradients of a norm's weight and bias.
     """
@@ -54,10 +57,10 @@ class BlockSums:
 
 @dataclass(frozen=True)
 class NormBefore:
-    """The batch norm whose output a convolution reads, for the way back: what its gradient needs.
+    """The batch norm whose output a convolution reads: the tensors that its gradient needs.
 
     norm_input, norm_output: (members × images, channels, height, width). saved: (members, 2, channels), mean and
-    1 / deviation. mask: how the gradient of its ReLU is found, see kernels/convolution.py.
+    1 / deviation. mask: how the gradient of its ReLU is found, `NO_RELU`, `BY_INPUT` or `BY_OUTPUT`.
     """
 
     norm_input: Tensor
@@ -69,7 +72,7 @@ class NormBefore:
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Tell whether the kernels below take these: bfloat16 on a GPU, channels last."""
+    """Tell whether the kernels below can compute this layer: bfloat16 on a GPU, channels last."""
     return (
         x.is_cuda
         and find_spec("triton") is not None
@@ -91,15 +94,14 @@ def forward(
 ) -> tuple[Tensor, BlockSums | None]:
     """Convolve x (members × images, inputs, height, width) with weight (members, outputs, inputs, rows, taps).
 
-    expected_mean: if given, also return what a batch norm of the result needs. A guess of the mean of each output,
-    (members, outputs), such as the norm's running mean: the nearer it is, the more exact is the variance.
+    expected_mean: None, or a guess of the mean of each output, (members, outputs), such as a norm's running mean. Then
+    also return the moments that a batch norm of the result needs: the nearer the guess, the more exact the variance.
     """
     _, outputs, _, rows, taps = weight.shape
     height, width = (window.output_size(size, count) for size, count in zip(x.shape[2:], (rows, taps), strict=True))
     y = _empty(x, (len(x), outputs, height, width))
-    return y, _convolve(
-        _Job(x, weight, y, backward=False, epilogue=int(expected_mean is not None), expected_mean=expected_mean), window
-    )
+    epilogue = NO_EPILOGUE if expected_mean is None else MOMENTS
+    return y, _convolve(_Job(x, weight, y, backward=False, epilogue=epilogue, expected_mean=expected_mean), window)
 
 
 def input_gradient(
@@ -112,11 +114,11 @@ def input_gradient(
 ) -> tuple[Tensor, BlockSums | None]:
     """Return the gradient of the inputs, whose shape is (members × images, inputs, height, width).
 
-    add: a gradient that reaches the inputs by another way, of their shape.
-    norm: if the inputs are the output of this batch norm, returns the gradient behind its ReLU, and sums.
+    add: a gradient of the inputs by other readers of them, which is added. norm: the batch norm whose output the inputs
+    are, if any; then returns the gradient of the input of its ReLU, and sums.
     """
     dx = _empty(dy, shape)
-    job = _Job(dy, weight, dx, backward=True, epilogue=0 if norm is None else 2, add=add, norm=norm)
+    job = _Job(dy, weight, dx, backward=True, epilogue=NO_EPILOGUE if norm is None else NORM_SUMS, add=add, norm=norm)
     if window.stride > 1 or job.rows != job.taps:
         return dx, _convolve_back_strided(job, window)
     return dx, _convolve(job, Window(1, job.rows - 1 - window.padding))  # a convolution with the window turned around
@@ -150,17 +152,18 @@ class _Job:
         self._others = (y if add is None else add, *before)
         self.constants: dict[str, Any] = {
             "INPUT_UNIT": input_unit, "OUTPUT_UNIT": output_unit, "ADD": add is not None, "EPILOGUE": epilogue,
-            "MASK": 0 if norm is None else norm.mask,
+            "MASK": NO_RELU if norm is None else norm.mask,
         }  # fmt: skip
 
     def tensors(self, blocks: int) -> tuple[tuple[Tensor, ...], BlockSums | None]:
-        """Return the tensors that a kernel of so many blocks takes, and what its epilogue leaves."""
+        """Return the tensor arguments of a kernel of so many blocks, and the statistics that its epilogue will fill."""
         shape = (self.members, 3, blocks, self.outputs)
         sums = BlockSums(empty(*shape, like=self.y)) if self.epilogue else None
         return (self.x, self.weight, self.y, self.y if sums is None else sums.partial, *self._others), sums
 
 
 def _convolve(job: _Job, window: Window) -> BlockSums | None:
+    """Launch the kernel for a convolution; backward, one with stride 1."""
     if job.rows == job.taps == 3 and window.stride == 1 and _can_be_swept(job.inputs, job.outputs, job.y.shape[3]):
         return _convolve_by_sweep(job, window)
     from structured_ensembles.cuda.kernels.convolution import convolve
@@ -194,15 +197,16 @@ def _can_be_swept(inputs: int, outputs: int, width: int) -> bool:
 
 @dataclass(frozen=True)
 class Sweep:
-    """How images are cut into strips of rows: so many images side by side, rows of a strip, and strips of an image."""
+    """A division of images into strips of rows, each of which one program goes down."""
 
-    images: int
-    strip: int
-    strips: int
+    images: int  # side by side in a strip
+    strip: int  # rows of a strip
+    strips: int  # of an image
     pixels: int  # of a row of a tile, a power of two
 
     @classmethod
     def of(cls, images: int, rows: int, width: int, members: int, pixels: int) -> Sweep:
+        """Divide the images of each member. rows, width: of an image. pixels: that a row of a tile should have."""
         beside = max(min(pixels // width, images), 1)
         groups = ceil_div(images, beside)
         # Strips read two more rows than they have: as few as keep the GPU busy.
@@ -212,6 +216,7 @@ class Sweep:
 
 
 def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
+    """Launch the kernel for narrow layers with a window of 3 × 3 and stride 1."""
     from structured_ensembles.cuda.kernels.convolution import convolve_by_sweep
 
     deep = dot_size(3 * job.inputs)
@@ -231,16 +236,17 @@ def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
 
 
 def _convolve_back_strided(job: _Job, window: Window) -> BlockSums | None:
+    """Launch the kernel for the input gradient of a layer with a stride, or with a window that is not square."""
     from structured_ensembles.cuda.kernels.convolution import convolve_back_strided
 
     high, warps, stages = BACK_TILE
     height, width = job.y.shape[2:]
     across = ceil_div(width, window.stride)
     cells = ceil_div(height, window.stride) * across
-    places = window.stride**2
+    positions = window.stride**2  # of a pixel in its cell
     needed = ceil_div(job.images * cells, high)
-    tiles = ceil_div(needed * places, moment_blocks(job.outputs)) if job.epilogue else 1
-    blocks = ceil_div(needed, tiles) * places
+    tiles = ceil_div(needed * positions, moment_blocks(job.outputs)) if job.epilogue else 1
+    blocks = ceil_div(needed, tiles) * positions
     wide = min(WIDEST, dot_size(job.outputs))
     tensors, sums = job.tensors(blocks)
     launch(
@@ -255,7 +261,7 @@ def _convolve_back_strided(job: _Job, window: Window) -> BlockSums | None:
 
 def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
     """Return the gradient of the weights, (members, outputs, inputs, rows, taps), in float32."""
-    from structured_ensembles.cuda.kernels import convolution as kernels
+    from structured_ensembles.cuda.kernels import weight_gradient as kernels
 
     members, outputs, inputs, rows, taps = weight.shape
     size = outputs * rows * taps * inputs
@@ -320,7 +326,8 @@ def subsample_gradient(dy: Tensor, stride: int, shape: torch.Size) -> Tensor:
 
 
 def _subsample(x: Tensor, y: Tensor, stride: int, backward: bool) -> None:
-    from structured_ensembles.cuda.kernels.convolution import subsample as kernel
+    """Launch the kernel that fills y from x; backward, that fills the gradient x from the gradient y."""
+    from structured_ensembles.cuda.kernels.subsampling import subsample as kernel
 
     images, channels, height, width = x.shape
     wide = power_of_two(max(channels, y.shape[1]))
@@ -336,4 +343,5 @@ def _subsample(x: Tensor, y: Tensor, stride: int, backward: bool) -> None:
 
 
 def _empty(like: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
+    """Return images that a kernel will fill, channels last, in the type of `like`."""
     return empty(*shape, like=like, dtype=like.dtype, channels_last=True)

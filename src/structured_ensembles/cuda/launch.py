@@ -40,7 +40,7 @@ def empty(*shape: int, like: Tensor, dtype: torch.dtype | None = None, channels_
 def compile_only() -> Iterator[bool]:
     """Compile kernels instead of launching them, in parallel; yields False where this Triton cannot.
 
-    What is computed within has no meaning: outputs of kernels are zeros.
+    Results of kernels within the context mean nothing: they are zeros.
     """
     try:
         from triton.runtime._async_compile import AsyncCompileMode

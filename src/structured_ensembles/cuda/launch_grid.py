@@ -23,5 +23,5 @@ def channel_units(channels: int) -> tuple[int, int]:
 
 
 def moment_blocks(channels: int) -> int:
-    """Return into how many blocks of rows statistics are cut at most, so that merging them stays cheap."""
+    """Return the largest number of blocks of rows that statistics are cut into, so that merging them stays cheap."""
     return 256 if channels <= 16 else 128

@@ -20,10 +20,11 @@ def member_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride
     x: (members × images, inputs, height, width). weight: (members, outputs, inputs, rows, taps). bias: (members,
     outputs).
     """
-    parts = x.chunk(len(weight)) if len(weight) > 1 else (x,)
+    batches = x.chunk(len(weight)) if len(weight) > 1 else (x,)
     biases = [None] * len(weight) if bias is None else list(bias)
     results = [
-        F.conv2d(part, own, shift, stride, padding) for part, own, shift in zip(parts, weight, biases, strict=True)
+        F.conv2d(batch, filters, shift, stride, padding)
+        for batch, filters, shift in zip(batches, weight, biases, strict=True)
     ]
     return torch.cat(results) if len(results) > 1 else results[0]
 
@@ -40,15 +41,15 @@ def member_norm(
     eps: float,
     relu: bool = False,
 ) -> Tensor:
-    """Batch norm of each member's images in training, then `add` (of the shape of x) is added, then ReLU.
+    """Normalise each member's images as batch norm does in training, add `add` (of the shape of x), apply the ReLU.
 
     x: (members × images, channels, height, width). weight, bias, running_mean, running_var: (members, channels); the
     latter two are updated in place.
     """
-    parts = x.chunk(len(weight)) if len(weight) > 1 else (x,)
+    batches = x.chunk(len(weight)) if len(weight) > 1 else (x,)
     results = [
-        F.batch_norm(part, mean, var, scale, shift, True, momentum, eps)
-        for part, scale, shift, mean, var in zip(parts, weight, bias, running_mean, running_var, strict=True)
+        F.batch_norm(batch, mean, var, scale, shift, True, momentum, eps)
+        for batch, scale, shift, mean, var in zip(batches, weight, bias, running_mean, running_var, strict=True)
     ]
     y = torch.cat(results) if len(results) > 1 else results[0]
     if add is not None:
@@ -77,7 +78,7 @@ def conv_norm(
 
 
 def member_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Linear layer of each member: x (members × samples, …, inputs), weight (members, outputs, inputs)."""
+    """Apply each member's linear layer: x (members × samples, …, inputs), weight (members, outputs, inputs)."""
     members, outputs, inputs = weight.shape
     if members == 1:
         return F.linear(x, weight[0], None if bias is None else bias[0])
@@ -90,10 +91,10 @@ def member_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 
 def member_dropout(x: Tensor, generators: Sequence[torch.Generator | None], p: float) -> Tensor:
-    """Dropout, each member's mask drawn from its own generator: the one that the network trained alone would draw."""
+    """Drop elements of x, each member's by its own generator: the mask is that of the network trained alone."""
     mask = torch.empty_like(x)
-    for part, generator in zip(mask.chunk(len(generators)), generators, strict=True):
-        part.bernoulli_(1 - p, generator=generator)
+    for member_mask, generator in zip(mask.chunk(len(generators)), generators, strict=True):
+        member_mask.bernoulli_(1 - p, generator=generator)
     return x * mask * (1 / (1 - p) if p < 1 else 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Prediction on a GPU as CUDA graphs: one for each shape of inputs that comes often, members side by side."""
+"""Predict on a GPU by CUDA graphs: one for each shape of inputs that comes often, with the members side by side."""
 
 from __future__ import annotations
 
@@ -13,26 +13,31 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from structured_ensembles.common.inputs import Inputs, clone_inputs, map_inputs, tensors_in
 from structured_ensembles.cuda.capture import CaptureError, Step, captured, log_once, side_by_side, side_streams
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.prediction.combination import member_outputs
 
-MOST_SHAPES = 8  # further ones run without a graph
-MANY = 64  # images: from here on convolutions are faster with the channels last
-WORTHWHILE = 4  # a capture takes as long as some passes: a shape that comes less often is not worth one
+MAX_SHAPES = 8  # further ones run without a graph
+CHANNELS_LAST_FROM = 64  # images: from here on convolutions are faster with the channels last
+CAPTURE_AFTER = 4  # predictions of a shape: a capture takes as long as some of them
 
 
 class Replays:
-    """The graphs of one ensemble. They hold addresses of its weights, and are dropped when these have moved."""
+    """The graphs of one ensemble, which hold addresses of its weights and are dropped when these have moved.
+
+    seen: how often a shape of inputs has come. graphs: by shape, what `capture_prediction` returns. fingerprint: of the
+    ensemble that was captured. possible: False after a capture has failed.
+    """
 
     def __init__(self) -> None:
         self.seen: Counter[Hashable] = Counter()
         self.graphs: dict[Hashable, tuple[Inputs, list[Tensor], Step]] = {}
-        self.print: Fingerprint | None = None  # of the ensemble that was captured
+        self.fingerprint: Fingerprint | None = None
         self.possible = True
-        self.lock = threading.Lock()  # a graph has one place for its inputs
+        self.lock = threading.Lock()  # a graph has one tensor for its inputs
 
     def __deepcopy__(self, memo: object) -> Replays:
         return Replays()  # a copy has weights of its own
@@ -41,49 +46,55 @@ class Replays:
         return Replays, ()
 
     def clear(self) -> None:
+        """Drop all graphs."""
         self.graphs.clear()
         self.seen.clear()
-        self.print = None
+        self.fingerprint = None
 
     def outputs(self, ensemble: Any, x: Inputs) -> Tensor | None:
-        """(members, batch, classes); None where a graph is not possible, or not worth its while."""
+        """Return outputs (members, batch, classes); None where a graph is impossible, or not worth its capture."""
         if not self.possible or torch.is_grad_enabled():
             return None
-        if not all(type(own) is Tensor and own.is_cuda for own in tensors_in(x)):
+        if not all(type(tensor) is Tensor and tensor.is_cuda for tensor in tensors_in(x)):
             return None
         if torch.cuda.is_current_stream_capturing() or torch.compiler.is_compiling():
             return None
         with self.lock:
-            return self._outputs(ensemble, x)
+            return self.replay(ensemble, x)
 
-    def _outputs(self, ensemble: Any, x: Inputs) -> Tensor | None:
-        if self.print is not None and not self.print.fits(ensemble):
+    def replay(self, ensemble: Any, x: Inputs) -> Tensor | None:
+        """Replay the graph of inputs like x, captured now if they have come often enough; the caller has the lock.
+
+        Returns outputs (members, batch, classes), or None.
+        """
+        if self.fingerprint is not None and not self.fingerprint.fits(ensemble):
             self.clear()
-        own = self.print or Fingerprint(ensemble)
-        if not own.quiet():
+        fingerprint = self.fingerprint or Fingerprint(ensemble)
+        if not fingerprint.can_be_replayed():
             return None
         key = _key(x)
         if key not in self.graphs:
             self.seen[key] += 1
-            if self.seen[key] < WORTHWHILE or len(self.graphs) >= MOST_SHAPES:
+            if self.seen[key] < CAPTURE_AFTER or len(self.graphs) >= MAX_SHAPES:
                 return None
             try:
-                self.graphs[key] = _captured(ensemble, x)
+                self.graphs[key] = capture_prediction(ensemble, x)
             except CaptureError as error:
                 self.possible = False
                 log_once(f"prediction goes on without a CUDA graph, slower: {error}")
                 return None
-            self.print = own
-        place, results, replay = self.graphs[key]
-        map_inputs(Tensor.copy_, place, x)
+            self.fingerprint = fingerprint
+        inputs, results, replay = self.graphs[key]
+        map_inputs(Tensor.copy_, inputs, x)
         replay()
         return torch.cat(results)
 
 
 class Fingerprint:
-    """What a captured forward pass depends on: the modules, where their tensors lie, and the normalisation.
+    """The things that a captured forward pass depends on: modules, addresses of their tensors, and the normalisation.
 
-    It does not hold the ensemble, which holds it: in a cycle, graphs would stay on the GPU until a garbage collection.
+    It has no reference to the ensemble, which refers to it: in a cycle, graphs would stay on the GPU until a garbage
+    collection.
     """
 
     def __init__(self, ensemble: Any) -> None:
@@ -93,67 +104,73 @@ class Fingerprint:
         holders = [ensemble._modules, ensemble.members._modules, *chain.from_iterable(kinds)]
         self.holders = [holder for holder in holders if holder]
         self.empty = [holder for holder in holders if not holder]
-        self.parts = self._parts()
-        self.tensors = [part for part in self.parts if isinstance(part, Tensor)]
+        self.contents = self._contents()
+        self.tensors = [item for item in self.contents if isinstance(item, Tensor)]
         self.addresses = self._addresses()
 
     def fits(self, ensemble: Any) -> bool:
-        """Whether nothing was replaced or moved since. Asked before every prediction, so it has to be quick."""
-        now = self._parts()
+        """Tell whether nothing was replaced or moved since; quickly, as every prediction asks."""
+        now = self._contents()
         return (
             ensemble.normalization is self.normalization
             and not any(self.empty)
-            and len(now) == len(self.parts)
-            and all(map(is_, now, self.parts))
+            and len(now) == len(self.contents)
+            and all(map(is_, now, self.contents))
             and self._addresses() == self.addresses
         )
 
-    def _parts(self) -> list[object]:
-        """All submodules, parameters and buffers."""
+    def _contents(self) -> list[object]:
+        """List all submodules, parameters and buffers."""
         return list(chain.from_iterable(holder.values() for holder in self.holders))
 
     def _addresses(self) -> list[int]:
+        """List the addresses of all tensors."""
         return list(map(Tensor.data_ptr, self.tensors))
 
-    def quiet(self) -> bool:
-        """Whether no module is in training, or wants to be told that it runs."""
+    def can_be_replayed(self) -> bool:
+        """Tell whether no module is in training, and no hook would have to see what it computes."""
+        if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+            return False
         return not any(module.training or module._forward_hooks or module._forward_pre_hooks for module in self.modules)
 
 
-def _captured(ensemble: Any, x: Inputs) -> tuple[Inputs, list[Tensor], Step]:
-    """A place for inputs like x, a place for the outputs of each network, and what computes these from that."""
+def capture_prediction(ensemble: Any, x: Inputs) -> tuple[Inputs, list[Tensor], Step]:
+    """Capture the forward pass of all members on inputs like x.
+
+    Returns tensors for the inputs, the outputs of each network, and a function that computes these from those.
+    """
     # Tensors made in inference mode could not be written to outside of it.
     with torch.inference_mode(False), torch.no_grad():
-        place, results = map_inputs(Tensor.clone, x), [torch.empty(0)] * len(ensemble.members)
+        inputs, results = map_inputs(Tensor.clone, x), [torch.empty(0)] * len(ensemble.members)
         device = tensors_in(x)[0].device
         streams = side_streams(device, len(ensemble.members))
 
-        changing = [_overwrites(member, ensemble.prepare(place)) for member in ensemble.members]
+        overwrites = [overwrites_inputs(member, ensemble.prepare(inputs)) for member in ensemble.members]
 
         def run(number: int, member: nn.Module, prepared: Inputs) -> None:
-            results[number] = member_outputs(member, clone_inputs(prepared) if changing[number] else prepared)
+            results[number] = member_outputs(member, clone_inputs(prepared) if overwrites[number] else prepared)
 
-        order = memory_order(ensemble, place)
+        order = memory_order(ensemble, inputs)
 
         def step() -> None:
-            prepared = map_inputs(partial(Tensor.contiguous, memory_format=order), ensemble.prepare(place))
+            prepared = map_inputs(partial(Tensor.contiguous, memory_format=order), ensemble.prepare(inputs))
             members = enumerate(ensemble.members)
             side_by_side([partial(run, number, member, prepared) for number, member in members], streams)
 
-        return place, results, captured(step, device, tensors_of, modules=list(ensemble.members))
+        return inputs, results, captured(step, device, tensors_of, modules=list(ensemble.members))
 
 
-def _overwrites(network: nn.Module, inputs: Inputs) -> bool:
+def overwrites_inputs(network: nn.Module, inputs: Inputs) -> bool:
     """Tell whether a network works in place on its inputs, which it then cannot share with the other members."""
-    own = clone_inputs(inputs)
-    before = [tensor._version for tensor in tensors_in(own)]
-    member_outputs(network, own)
-    return before != [tensor._version for tensor in tensors_in(own)]
+    copies = clone_inputs(inputs)
+    before = [tensor._version for tensor in tensors_in(copies)]
+    member_outputs(network, copies)
+    return before != [tensor._version for tensor in tensors_in(copies)]
 
 
 def memory_order(ensemble: Any, x: Inputs) -> torch.memory_format:
-    """Channels last for many images, if all members can take it: one that flattens by `view` cannot."""
-    if isinstance(x, Tensor) and x.dim() == 4 and len(x) >= MANY:
+    """Return channels last for many images, if all members can run so: one that flattens by `view` cannot."""
+    if isinstance(x, Tensor) and x.dim() == 4 and len(x) >= CHANNELS_LAST_FROM:
         few = ensemble.prepare(x[:2]).contiguous(memory_format=torch.channels_last)
         with suppress(Exception):
             for member in ensemble.members:
@@ -163,8 +180,9 @@ def memory_order(ensemble: Any, x: Inputs) -> torch.memory_format:
 
 
 def _key(x: Inputs) -> Hashable:
+    """Return all that a graph depends on beside the ensemble: shapes and types of the inputs, autocast, the stream."""
     casting = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
     tensors = tensors_in(x)
-    kinds = tuple((own.shape, own.dtype, own.device) for own in tensors)
+    kinds = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
     names = tuple(x) if isinstance(x, dict) else None
     return (kinds, names, casting, torch.cuda.current_stream(tensors[0].device))

@@ -1,8 +1,8 @@
 """A program: one network as a graph of operations, made by exporting it, and rewritten by passes.
 
 A pass (see passes/) is a function Program → Program. `print(program)` shows what is left of the network: PyTorch's own
-operations, and ours (operations.py), in which several of them are fused. A program knows no weights: it runs on
-tensors that are given by name, those of one network or those of several stacked members (stacking.py, running.py).
+operations, and ours (operations.py), in which several of them are fused. A program has no weights: it runs on tensors
+that its caller passes by name, those of one network or of several stacked members (stacking.py, running.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves
 
 from structured_ensembles.common.inputs import call_arguments, clone_inputs
+from structured_ensembles.tracing.fake_model import first_line
 
 LARGEST_BATCH = 16384  # members × samples; export proves that indices of that many fit 32 bits
 ALLOWED_INPUT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.USER_INPUT)
@@ -61,12 +62,12 @@ class Program:
 
     @property
     def nodes(self) -> list[Node]:
-        """The graph's nodes, in order."""
+        """Return the graph's nodes, in order."""
         return list(self.graph.nodes)
 
     @property
     def output(self) -> Node:
-        """The node whose value is the network's output."""
+        """Return the node whose value is the network's output."""
         (returned,) = next(node for node in self.nodes if node.op == "output").args[0]
         return returned
 
@@ -109,19 +110,20 @@ def export_program(network: nn.Module, example: Any) -> Program:
             dynamic = shapes.dynamic_shapes(network, positional, named)
             exported = torch.export.export(network, positional, named, strict=False, dynamic_shapes=dynamic)
     except Exception as error:
-        raise ProgramError(f"the network cannot be exported: {_first_line(error)}") from error
+        raise ProgramError(f"the network cannot be exported: {first_line(error)}") from error
     finally:
         network.train(training)
-    return _program_of(exported)
+    return _convert(exported)
 
 
-def _program_of(exported: torch.export.ExportedProgram) -> Program:
+def _convert(exported: torch.export.ExportedProgram) -> Program:
+    """Convert an exported network to a `Program`. Raises `ProgramError` for what programs do not have."""
     signature = exported.graph_signature
     if len(signature.output_specs) != 1 or signature.output_specs[0].kind is not OutputKind.USER_OUTPUT:
         raise ProgramError("the network returns more than one tensor")
-    odd = [spec.kind.name for spec in signature.input_specs if spec.kind not in ALLOWED_INPUT_KINDS]
-    if odd:
-        raise ProgramError(f"the exported network takes inputs of kind {odd[0]}")
+    other_kinds = [spec.kind.name for spec in signature.input_specs if spec.kind not in ALLOWED_INPUT_KINDS]
+    if other_kinds:
+        raise ProgramError(f"the exported network takes inputs of kind {other_kinds[0]}")
     names, constants, inputs = {}, {}, []
     for spec in signature.input_specs:
         if not hasattr(spec.arg, "name"):
@@ -162,26 +164,24 @@ def shape_of(node: Node) -> tuple[Any, ...]:
 
 
 def _operation(node: Node) -> str:
+    """Name the operation of a node, as `print(program)` shows it."""
     name = getattr(node.target, "__name__", str(node.target))
     return name.split(".")[0] if isinstance(node.target, torch._ops.OpOverload) else name
 
 
 def _arguments(node: Node, names: Mapping[str, str]) -> str:
-    def shown(value: Any) -> str:
+    """Format the arguments of a node, weights by their names in the network."""
+
+    def format_value(value: Any) -> str:
         if isinstance(value, fx.Node):
             return names.get(value.name, value.name)
         if isinstance(value, list | tuple):
-            return f"[{', '.join(map(shown, value))}]"
+            return f"[{', '.join(map(format_value, value))}]"
         return f"{value}"
 
-    parts = [shown(value) for value in node.args]
-    parts += [f"{key}={shown(value)}" for key, value in node.kwargs.items() if value is not None and value is not False]
-    return ", ".join(parts)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    texts = [format_value(value) for value in node.args]
+    options = {key: value for key, value in node.kwargs.items() if value is not None and value is not False}
+    return ", ".join(texts + [f"{key}={format_value(value)}" for key, value in options.items()])
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Run a program forward and backward, on our kernels where they fit, else by PyTorch's autograd.
 
-The way back is explicit: gradients of all values lie in one table, and nodes are taken in reverse order. So where a
-value's gradient comes from a convolution last, the convolution's kernel adds what other readers of the value have
-left, and computes what the batch norm before it needs (see convolution.py): no kernel of its own for either.
+The backward pass is explicit: gradients of all values are in one table, and nodes run in reverse order. So where the
+last gradient of a value comes from a convolution, its kernel adds those of the other readers and computes the sums that
+the batch norm before it needs (see convolution.py), without a kernel of its own for either.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, fx
 
 from structured_ensembles.cuda import batch_norm, convolution
 from structured_ensembles.cuda.batch_norm import Norm
-from structured_ensembles.cuda.convolution import BlockSums, NormBefore, Window
+from structured_ensembles.cuda.convolution import BY_INPUT, BY_OUTPUT, NO_RELU, BlockSums, NormBefore, Window
 from structured_ensembles.cuda.operations import (
     conv_norm,
     member_conv,
@@ -28,7 +29,7 @@ from structured_ensembles.cuda.operations import (
 )
 from structured_ensembles.cuda.program import Node, Program
 
-MOST_BESIDE = 2  # layers whose weights' gradients are computed beside the way back
+MAX_BESIDE = 2  # layers whose weights' gradients are computed on the side stream at a time
 Gradients = dict[str, Tensor]  # of weights, by the placeholders' names, (members, …)
 
 
@@ -37,7 +38,7 @@ class Run:
 
     weights: stacked tensors (members, …) by placeholder. learned: the placeholders whose gradients are wanted.
     generators: of the members, for dropout; None: no dropout.
-    side: a stream on which the gradients of convolutions' weights are computed, beside the way back.
+    side: a stream on which the gradients of convolutions' weights are computed, beside the rest of the backward pass.
     """
 
     def __init__(
@@ -52,21 +53,21 @@ class Run:
         self.values: dict[Node, Any] = {}
         self.records: dict[Node, Callable[[Any], None]] = {}
         self.gradients: dict[Node, Any] = {}
-        self.ready: dict[Node, tuple[Tensor, BlockSums]] = {}  # gradients behind the ReLU of a norm, and their sums
+        self.ready: dict[Node, tuple[Tensor, BlockSums]] = {}  # gradients of the input of a norm's ReLU, and their sums
         self.norms: dict[Node, NormBefore] = {}
-        self.weight_gradients: Gradients = {}
+        self.weight_gradients: dict[str, list[Tensor]] = {}  # one for each use of a weight
         self.side = side
         self._beside: deque[tuple[torch.cuda.Event, tuple[Tensor, Tensor]]] = deque()
         self.order = {node: number for number, node in enumerate(program.nodes)}
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """Compute the output; inputs: the tensors of the network's inputs, (members × samples, …)."""
-        given = dict(zip(self.program.inputs, inputs, strict=True))
+        by_placeholder = dict(zip(self.program.inputs, inputs, strict=True))
         last_use = _last_uses(self.program)
         result: Tensor | None = None
         for node in self.program.nodes:
             if node.op == "placeholder":
-                self.values[node] = given.get(node.name, self.program.constants.get(node.name))
+                self.values[node] = by_placeholder.get(node.name, self.program.constants.get(node.name))
             elif node.op == "output":
                 result = self.values[self.program.output]
             else:
@@ -87,9 +88,11 @@ class Run:
                 record(arrived)
         self._join(0)
         self.norms.clear()  # of those that no gradient has reached
-        return self.weight_gradients
+        # Only now: until the streams have joined, the side stream may still compute a gradient.
+        return {placeholder: reduce(operator.add, uses) for placeholder, uses in self.weight_gradients.items()}
 
     def _run(self, node: Node) -> Any:
+        """Compute the value of a node: on our kernels where they fit, else by autograd."""
         if node.target is conv_norm:
             x, weight = self.values[node.args[0]], self.weights[node.args[1].name]
             x = _channels_last(x, weight.dtype)
@@ -116,20 +119,28 @@ class Run:
     # --- by our kernels
 
     def _conv(self, node: Node, x: Tensor, weight: Tensor) -> Tensor:
+        """Convolve, and record the backward pass."""
         window = Window(**node.kwargs)
         y, _ = convolution.forward(x, weight, window)
         if self._needed(node):
-            self.records[node] = lambda dy: self._conv_backward(node, _channels_last(dy), x, weight, window)
+            self.records[node] = lambda dy: self._conv_backward(
+                node, _channels_last(dy, weight.dtype), x, weight, window
+            )
         return y
 
     def _conv_backward(self, node: Node, dy: Tensor, x: Tensor, weight: Tensor, window: Window) -> None:
+        """Compute the gradients of a convolution's weights and inputs; dy: that of its output.
+
+        If it is the first reader of a batch norm's output, all other gradients of that output have arrived: its kernel
+        then goes on to the input of the norm's ReLU, and leaves the norm's sums.
+        """
         source, placeholder = node.args[0], node.args[1].name
         if placeholder in self.learned:
             self._add_weight_gradient(placeholder, self._weight_gradient(x, dy, weight, window))
         if source not in self.records:
             return
-        earliest = min(source.users, key=self.order.__getitem__) is node
-        norm = self.norms.get(source) if earliest else None
+        is_first_reader = min(source.users, key=self.order.__getitem__) is node
+        norm = self.norms.get(source) if is_first_reader else None
         other = self.gradients.pop(source, None)
         add = None if other is None else _channels_last(other, dy.dtype)
         dx, sums = convolution.input_gradient(dy, weight, window, x.shape, add, norm)
@@ -139,22 +150,24 @@ class Run:
             self.gradients[source] = dx
 
     def _weight_gradient(self, x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
+        """Return the gradient of a convolution's weights; it may be complete only after `_join`."""
         if self.side is None:
             return convolution.weight_gradient(x, dy, weight, window)
         self.side.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(self.side):
             gradient = convolution.weight_gradient(x, dy, weight, window)
             self._beside.append((self.side.record_event(), (x, dy)))
-        self._join(MOST_BESIDE)
+        self._join(MAX_BESIDE)
         return gradient
 
-    def _join(self, most: int) -> None:
-        """Wait until no more than so many layers are computed beside; only then may the memory they read be reused."""
-        while len(self._beside) > most:
+    def _join(self, unfinished: int) -> None:
+        """Wait until at most so many layers are unfinished on the side stream; others' inputs may be freed then."""
+        while len(self._beside) > unfinished:
             done, _ = self._beside.popleft()
             torch.cuda.current_stream(self.side.device).wait_event(done)  # type: ignore[union-attr]
 
     def _subsample(self, node: Node, x: Tensor) -> Tensor:
+        """Subsample, and record the backward pass."""
         source, stride, channels = node.args
         if self._needed(node):
             self.records[node] = lambda dy: self._add_gradient(
@@ -163,6 +176,7 @@ class Run:
         return convolution.subsample(x, stride, channels)
 
     def _conv_norm(self, node: Node, x: Tensor, weight: Tensor, window: Window) -> Tensor:
+        """Convolve and normalise, and record the backward pass."""
         y, sums = convolution.forward(x, weight, window, self.weights[node.args[4].name])
         assert sums is not None
         result, gradient_of_norm = self._normalized(node, y, sums, node.args[2:])
@@ -171,6 +185,7 @@ class Run:
         return result
 
     def _norm(self, node: Node, x: Tensor) -> Tensor:
+        """Normalise, and record the backward pass."""
         sums = batch_norm.moments(x, self.program.members)
         result, gradient_of_norm = self._normalized(node, x, sums, node.args[1:])
         if self._needed(node):
@@ -188,9 +203,9 @@ class Run:
         relu = node.kwargs["relu"]
         add = None if other is None else _channels_last(self.values[other], x.dtype)
         y, saved = batch_norm.normalize(x, sums, norm, add, relu)
-        mask = (2 if other is not None else 1) if relu else 0
+        mask = (BY_INPUT if other is None else BY_OUTPUT) if relu else NO_RELU
         if self._needed(node):
-            self.norms[node] = NormBefore(x, y if mask == 2 else x, saved, norm.weight, norm.bias, mask)
+            self.norms[node] = NormBefore(x, y if mask == BY_OUTPUT else x, saved, norm.weight, norm.bias, mask)
 
         def backward(dy: Tensor | None) -> Tensor:
             self.norms.pop(node)
@@ -199,7 +214,7 @@ class Run:
             else:
                 assert dy is not None
                 masked, dy_sums = batch_norm.gradient_sums(
-                    _channels_last(dy, x.dtype), x, y if mask == 2 else x, saved, norm, mask
+                    _channels_last(dy, x.dtype), x, y if mask == BY_OUTPUT else x, saved, norm, mask
                 )
             if other is not None:
                 self._add_gradient(other, masked)
@@ -212,15 +227,18 @@ class Run:
         return y, backward
 
     def _linear(self, node: Node) -> Tensor:
-        """Linear layers of several members: the weights' gradients come in the layout and type of the parameters."""
+        """Apply a linear layer of several members, and record the backward pass.
+
+        The weights' gradients have the layout and type of the parameters, which autograd's do not.
+        """
         source, placeholder = node.args[0], node.args[1].name
         weight = self.weights[placeholder]
         bias = node.args[2] if len(node.args) > 2 else None
         x = self.values[source].to(weight.dtype)
         rows = x.reshape(len(weight), -1, x.shape[-1])
         shift = None if bias is None else self.weights[bias.name][:, None].to(weight.dtype)
-        turned = weight.transpose(1, 2)
-        y = torch.bmm(rows, turned) if shift is None else torch.baddbmm(shift, rows, turned)
+        transposed = weight.transpose(1, 2)
+        y = torch.bmm(rows, transposed) if shift is None else torch.baddbmm(shift, rows, transposed)
 
         def backward(dy: Tensor) -> None:
             gradient = dy.to(weight.dtype).reshape(y.shape)
@@ -238,20 +256,21 @@ class Run:
     # --- by autograd
 
     def _plain(self, node: Node) -> Any:
+        """Compute a node by PyTorch, and record the backward pass by autograd, of this node alone."""
         leaves: dict[Node, Tensor] = {}
+        is_ours = not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem
 
-        def value(argument: Node) -> Any:
-            if argument in leaves:
-                return leaves[argument]
+        def value_of(argument: Node) -> Any:
             is_weight = argument.op == "placeholder" and argument.name in self.weights
-            known = self.weights[argument.name] if is_weight else self.values[argument]
-            wanted = argument.name in self.learned if is_weight else argument in self.records
-            if wanted and isinstance(known, Tensor):
-                known = leaves[argument] = known.detach().requires_grad_()
-            ours = not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem
-            return known[0] if is_weight and not ours else known
+            value = self.weights[argument.name] if is_weight else self.values[argument]
+            needs_gradient = argument.name in self.learned if is_weight else argument in self.records
+            if needs_gradient and isinstance(value, Tensor):
+                if argument not in leaves:
+                    leaves[argument] = value.detach().requires_grad_()
+                value = leaves[argument]
+            return value[0] if is_weight and not is_ours else value  # PyTorch's operations know no members
 
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
         if node.target is operator.getitem and isinstance(args[0], tuple):
             return self._item(node, args)
         if node.target is member_dropout:
@@ -268,18 +287,19 @@ class Run:
             if any(isinstance(output, Tensor) and output.requires_grad for output in outputs):
                 self.records[node] = lambda dy: self._plain_backward(result, leaves, dy)
         if isinstance(result, tuple | list):
-            return tuple(part.detach() if isinstance(part, Tensor) else part for part in result)
+            return tuple(item.detach() if isinstance(item, Tensor) else item for item in result)
         return result.detach() if isinstance(result, Tensor) else result
 
     def _plain_backward(self, result: Any, leaves: Mapping[Node, Tensor], dy: Any) -> None:
+        """Add the gradients of a node's arguments. dy: of its result; where that is a tuple, a dict by index."""
         if isinstance(result, tuple | list):
             pairs = [(output, dy[number]) for number, output in enumerate(result) if dy.get(number) is not None]
         else:
             pairs = [(result, dy)]
         outputs, gradients = zip(*pairs, strict=True)
-        gradients = tuple(own.to(output.dtype) for own, output in zip(gradients, outputs, strict=True))
-        found = torch.autograd.grad(outputs, list(leaves.values()), gradients, allow_unused=True)
-        for argument, gradient in zip(leaves, found, strict=True):
+        gradients = tuple(gradient.to(output.dtype) for gradient, output in zip(gradients, outputs, strict=True))
+        of_arguments = torch.autograd.grad(outputs, list(leaves.values()), gradients, allow_unused=True)
+        for argument, gradient in zip(leaves, of_arguments, strict=True):
             if gradient is None:
                 continue
             if argument.op == "placeholder" and argument.name in self.weights:
@@ -288,6 +308,7 @@ class Run:
                 self._add_gradient(argument, gradient)
 
     def _item(self, node: Node, args: tuple[Any, ...]) -> Any:
+        """Return one of the tensors that a node returns, and record the backward pass."""
         source, number = node.args
         item = args[0][number]
         if source in self.records and item.is_floating_point():  # indices have no gradient
@@ -297,10 +318,11 @@ class Run:
     # --- gradients
 
     def _needed(self, node: Node) -> bool:
-        """Tell whether anything behind a node learns."""
+        """Tell whether a node's gradient is needed: it has a learned weight, or one comes before it."""
         return any(argument in self.records or argument.name in self.learned for argument in node.all_input_nodes)
 
     def _add_gradient(self, node: Node, gradient: Tensor) -> None:
+        """Add a gradient of a node's value, if it is needed."""
         if node in self.records:
             before = self.gradients.get(node)
             self.gradients[node] = gradient if before is None else before + gradient
@@ -311,11 +333,12 @@ class Run:
         items[number] = items[number] + gradient if number in items else gradient
 
     def _add_weight_gradient(self, placeholder: str, gradient: Tensor) -> None:
-        before = self.weight_gradients.get(placeholder)
-        self.weight_gradients[placeholder] = gradient if before is None else before + gradient
+        """Note the gradient of one use of a weight; `backward` sums them up."""
+        self.weight_gradients.setdefault(placeholder, []).append(gradient)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return float32 for narrower types, the type itself for wider ones."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -328,10 +351,12 @@ def _product_in_float32(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _identity(x: Tensor) -> Tensor:
+    """Copy x, in place of dropout."""
     return x.clone()
 
 
 def _channels_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return images stored channels last, without gaps, in a type; other tensors as they are."""
     if x.dim() != 4:
         return x
     # The first copies once, if at all; the second what is stored in that order but with gaps.
@@ -340,7 +365,7 @@ def _channels_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _last_uses(program: Program) -> dict[Node, list[Node]]:
-    """For each node, the values that nobody reads after it."""
+    """Return for each node the values that no later node reads."""
     last: dict[Node, Node] = {}
     for node in program.nodes:
         for argument in node.all_input_nodes:

@@ -1,8 +1,8 @@
 """Stack the weights of members that share a program: one tensor (members, …) for each parameter and buffer.
 
-Members may have different widths: each is filled up with zeros to a common shape (see channel_padding.py), and what
-the zeros would learn is dropped. The members' own parameters stay what they are, in float32, and are what optimizers
-change; the stack has copies, convolutions and linear layers in bfloat16 where the precision says so.
+Members may have different widths: each is padded with zeros to a common shape (see channel_padding.py), and the
+gradients of the padding are dropped. Optimizers change the members' own parameters, which stay in float32; the stack
+has copies, those of convolutions and linear layers in bfloat16 where the precision says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from structured_ensembles.cuda.launch import launch
 from structured_ensembles.cuda.program import Program
 
 PIECE = 1024  # numbers that are copied by one program
-MOST_PIECES = 4096  # of one tensor; a table of more would cost more than it saves
+MAX_PIECES = 4096  # of one tensor; a table of more would cost more than it saves
 
 
 class Stack:
@@ -49,7 +49,7 @@ class Stack:
             shape = shapes.get(name, tuple(tensors[0].shape))
             dtype = torch.bfloat16 if placeholder in bfloat16 else tensors[0].dtype
             stacked = _zeros(len(networks), shape, dtype, tensors[0].device)
-            views = [unpadded(part, tensor.shape) for part, tensor in zip(stacked, tensors, strict=True)]
+            views = [unpadded(padded, tensor.shape) for padded, tensor in zip(stacked, tensors, strict=True)]
             for view, tensor in zip(views, tensors, strict=True):
                 view.copy_(tensor.detach())
             self.weights[placeholder] = stacked
@@ -77,7 +77,7 @@ class Stack:
             copy_all(*zip(*((member, stacked) for stacked, member in self._statistics), strict=True))
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Give every parameter its gradient, in its type and layout."""
+        """Set the gradient of every parameter, in its type and layout; gradients: stacked, by placeholder."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         for placeholder, parameters in self.parameters.items():
@@ -85,8 +85,8 @@ class Stack:
             if stacked is None:
                 continue
             stacked = stacked.to(parameters[0].dtype)
-            for parameter, part in zip(parameters, stacked, strict=True):
-                gradient = unpadded(part, parameter.shape)
+            for parameter, padded in zip(parameters, stacked, strict=True):
+                gradient = unpadded(padded, parameter.shape)
                 if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
                     parameter.grad = gradient
                 else:
@@ -96,12 +96,12 @@ class Stack:
         copy_all(targets, sources)
 
     def tensors(self) -> list[Tensor]:
-        """All tensors of the stack, which a step changes."""
+        """List all tensors of the stack, which a step changes."""
         return list(self.weights.values())
 
 
 def unpadded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return what is left of a padded tensor without the zeros at the end of its axes."""
+    """Return a view of a padded tensor without the padding at the end of its axes."""
     for dim, size in enumerate(shape):
         if tensor.shape[dim] != size:
             tensor = tensor.narrow(dim, 0, size)
@@ -109,11 +109,11 @@ def unpadded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy with one kernel for all that are stored alike; the others, such as parts of larger ones, take one each."""
+    """Copy with one kernel for all pairs of the same strides; others, such as views of padded ones, take one each."""
     pairs = list(zip(targets, sources, strict=True))
-    alike = [(target, source) for target, source in pairs if target.stride() == source.stride()]
-    if alike:
-        torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])
+    same_strides = [(target, source) for target, source in pairs if target.stride() == source.stride()]
+    if same_strides:
+        torch._foreach_copy_([target for target, _ in same_strides], [source for _, source in same_strides])
     for target, source in pairs:
         if target.stride() != source.stride():
             target.copy_(source)
@@ -122,17 +122,17 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 def copier(pairs: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], None]:
     """Return a function that copies the second of each pair to the first: on a GPU all in one launch.
 
-    The tensors stay where they are. Launched in one: those in float32 whose target is bfloat16 or float32, in pieces
-    that lie in one stretch in both.
+    The tensors must stay where they are in memory. Sources in float32 whose targets are bfloat16 or float32 share the
+    launch, cut into pieces that are contiguous in both.
     """
     if not pairs or not pairs[0][0].is_cuda or find_spec("triton") is None:
         return lambda: copy_all(*zip(*pairs, strict=True)) if pairs else None
     rows: list[tuple[int, int, int, int]] = []
-    rest: list[tuple[Tensor, Tensor]] = []
+    others: list[tuple[Tensor, Tensor]] = []
     for target, source in pairs:
         pieces = _pieces(target, source)
         if source.dtype != torch.float32 or target.dtype not in (torch.float32, torch.bfloat16) or pieces is None:
-            rest.append((target, source))
+            others.append((target, source))
             continue
         narrow, size = int(target.dtype == torch.bfloat16), target.element_size()
         rows += [
@@ -154,16 +154,17 @@ def copier(pairs: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], None]:
 
         if rows:
             launch(copy_pieces, (len(rows),), table, like, len(rows), BLOCK=PIECE)
-        if rest:
-            copy_all(*zip(*rest, strict=True))
+        if others:
+            copy_all(*zip(*others, strict=True))
 
     return copy
 
 
 def _pieces(target: Tensor, source: Tensor) -> list[tuple[int, int, int]] | None:
-    """Cut two tensors of one shape into stretches that lie in one piece in both: (source, target, length) each.
+    """Cut two tensors of one shape into pieces that are contiguous in both: (source, target, length) each.
 
-    None if the axes have another order in memory, or if there would be very many.
+    Source and target are offsets from the tensors' beginnings. None if the axes have different orders in memory, or if
+    there would be more than `MAX_PIECES`.
     """
     strides = target.stride()
     axes = sorted(range(source.dim()), key=lambda dim: (-strides[dim], dim))
@@ -177,13 +178,13 @@ def _pieces(target: Tensor, source: Tensor) -> list[tuple[int, int, int]] | None
     for dim in axes:
         steps = range(source.shape[dim])
         starts = [(a + step * source.stride(dim), b + step * target.stride(dim)) for a, b in starts for step in steps]
-        if len(starts) > MOST_PIECES:
+        if len(starts) > MAX_PIECES:
             return None
     return [(a, b, length) for a, b in starts]
 
 
 def _zeros(members: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros (members, *shape); weights of convolutions have their inputs innermost in memory."""
+    """Return zeros (members, *shape); weights of convolutions have their inputs innermost in memory."""
     if len(shape) == 4:
         outputs, inputs, rows, taps = shape
         return torch.zeros(members, outputs, rows, taps, inputs, dtype=dtype, device=device).permute(0, 1, 4, 2, 3)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def tensors_of(*things: Any) -> Iterator[Tensor]:
-    """Yield every tensor in `things`, each once, in an order that stays.
+    """Yield every tensor in `things`, each once, in an order that stays the same.
 
     A module has its parameters and buffers; an optimizer has its parameters, its state (momentum and the like) and
     options that are tensors, such as a learning rate. Mappings and other iterables are searched through. None and plain
@@ -25,6 +25,7 @@ def tensors_of(*things: Any) -> Iterator[Tensor]:
 
 
 def _all_tensors(thing: Any) -> Iterator[Tensor]:
+    """Yield the tensors in one thing, some of them perhaps twice."""
     if isinstance(thing, Tensor):
         yield thing
     elif isinstance(thing, nn.Module):

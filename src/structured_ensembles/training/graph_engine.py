@@ -94,6 +94,7 @@ class GraphEngine:
         return [(totals[member][0], totals[member][1] if classifying else None) for member in active]
 
     def _by_member(self, values: dict[Runner, list[Any]]) -> dict[Member, Any]:
+        """Return values by member, from lists by runner."""
         return {
             member: value
             for runner, of_members in values.items()
@@ -102,6 +103,7 @@ class GraphEngine:
 
     @property
     def _streamed(self) -> bool:
+        """Tell whether a loader gives the batches, the same to all members."""
         return isinstance(self.training, StreamFeed)
 
     def prepare(self, active: Sequence[Member]) -> None:
@@ -122,6 +124,7 @@ class GraphEngine:
         self.plan.log_fallback(f"training goes on without our own kernels, slower: {reason}")
 
     def _prepare(self, active: Sequence[Member]) -> None:
+        """Capture the steps of these members. Raises `CaptureError`; then the members have not changed."""
         self.steps.clear()  # before anything new is made, so that its memory is free
         self.runners = []
         if self.plan.execution.compile:
@@ -180,6 +183,7 @@ class GraphEngine:
                 torch.cuda.empty_cache()
 
     def _plain_steps(self) -> dict[tuple[str, int], Step]:
+        """Return the steps to capture, by kind ("train", "validate") and size of batch."""
         kinds: list[tuple[str, Feed, Callable[[int], None]]] = [("train", self.training, self._train_step)]
         if self.validation is not None:
             kinds.append(("validate", self.validation, self._validation_step))
@@ -201,9 +205,15 @@ class GraphEngine:
             left = [member for member in members if member in rest]
             for start in range(0, len(left), at_a_time):
                 group = left[start : start + at_a_time]
-                own = compiled.of_members(len(group))
-                feeds = [self._feed(member) for member in group]
-                runners.append(ProgramRunner(group, self.plan, own, [optimizers[member] for member in group], feeds))
+                runners.append(
+                    ProgramRunner(
+                        group,
+                        self.plan,
+                        compiled.of_members(len(group)),
+                        [optimizers[member] for member in group],
+                        [self._feed(member) for member in group],
+                    )
+                )
             rest = [member for member in rest if member not in left]
         runners += [
             ModuleRunner(member, self.plan, optimizers[member], self._feed(member), self.kernels) for member in rest
@@ -211,6 +221,7 @@ class GraphEngine:
         return runners
 
     def _compile(self, active: Sequence[Member]) -> list[tuple[list[Member], Compiled]]:
+        """Compile the members' networks to programs; members whose networks cannot be compiled are missing."""
         plan = self.plan
         if plan.execution.compile or (plan.device.type == "cuda" and find_spec("triton") is None):
             return []
@@ -230,10 +241,12 @@ class GraphEngine:
         return self.feeds[member]
 
     def _state(self) -> Iterator[Tensor]:
+        """Yield all tensors that steps change."""
         steps = [feed.step for feed in (self.training, self.validation) if feed is not None]
         return tensors_of(self.rates, steps, self._loss_modules, [runner.state() for runner in self.runners])
 
     def _train_step(self, size: int) -> None:
+        """Take a training step of all members on batches of `size` samples."""
         batch = self.training.batch(size) if self._streamed else None
         # A loader may give more batches than it says.
         step = self.training.step.clamp(max=self.plan.steps - 1) if self._streamed else self.training.step
@@ -243,6 +256,7 @@ class GraphEngine:
         self.training.step.add_(1)
 
     def _train(self, runner: Runner, size: int, batch: Batch | None, streams: Sequence[torch.cuda.Stream]) -> None:
+        """Take a training step of one runner's members."""
         if isinstance(runner, ModuleRunner):
             compiled = self.plan.execution.compile and size == self.training.sizes[0]
             runner.train_step(size, batch, streams, compiled)
@@ -250,17 +264,18 @@ class GraphEngine:
             runner.train_step(size, batch, streams)
 
     def _validation_step(self, size: int) -> None:
+        """Validate all members on a batch of `size` samples."""
         assert self.validation is not None
         batch = self.validation.batch(size)
         self._run([(runner, partial(runner.validation_step, batch)) for runner in self.runners])
         self.validation.step.add_(1)
 
-    def _run(self, parts: Sequence[tuple[Runner, Callable[[Sequence[torch.cuda.Stream]], None]]]) -> None:
-        """Run those of one member side by side, the others, which keep the GPU busy, one after the other."""
-        for runner, step in parts:
-            if len(runner.members) > 1 or len(parts) == 1:
+    def _run(self, steps: Sequence[tuple[Runner, Callable[[Sequence[torch.cuda.Stream]], None]]]) -> None:
+        """Run the steps of single members side by side; those of several, which keep the GPU busy, one by one."""
+        for runner, step in steps:
+            if len(runner.members) > 1 or len(steps) == 1:
                 step(self.streams)
-        alone = [partial(step, ()) for runner, step in parts if len(runner.members) == 1 and len(parts) > 1]
+        alone = [partial(step, ()) for runner, step in steps if len(runner.members) == 1 and len(steps) > 1]
         side_by_side(alone, self.streams)
 
 

@@ -1,4 +1,4 @@
-"""What computes the steps of members in the graph engine: a program for several, or a network as it is.
+"""Runners compute the steps of members in the graph engine: by a program for several, or by a network as it is.
 
 A runner's steps work in place on tensors that stay where they are, so that they can be captured (cuda/capture.py).
 """
@@ -30,6 +30,7 @@ from structured_ensembles.data.feeds import MemberFeed
 from structured_ensembles.data.losses import mean_loss
 from structured_ensembles.data.splits import Batch
 from structured_ensembles.prediction.combination import combine_logits
+from structured_ensembles.tracing.fake_model import first_line
 from structured_ensembles.training.engine import Member, Plan
 
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -48,7 +49,10 @@ class Runner(Protocol):
     ours: bool  # whether kernels of our own run
 
     def begin(self, epoch: int) -> None:
-        """Draw all that is random in an epoch, as each network trained alone would."""
+        """Copy what was changed in the networks since, and draw all that is random in an epoch.
+
+        The draws are those of each network trained alone.
+        """
         ...
 
     def train_step(self, size: int, shared: Batch | None, streams: Streams) -> None:
@@ -56,7 +60,7 @@ class Runner(Protocol):
         ...
 
     def finish_epoch(self) -> None:
-        """Bring the networks up to date."""
+        """Copy the statistics of an epoch to the networks."""
         ...
 
     def validation_step(self, batch: Batch, streams: Streams) -> None:
@@ -111,8 +115,11 @@ class ProgramRunner:
             for number, network in enumerate(self.networks)
         ]
 
+    @torch.no_grad()
     def begin(self, epoch: int) -> None:
         self.losses.zero_()
+        self.stack.refresh()
+        self.stack.load_statistics()
         for feed, member in zip(self.feeds, self.members, strict=bool(self.feeds)):
             _shuffle(feed, self.plan, member, epoch)
         for generator, member in zip(self._generators or [], self.members, strict=self._generators is not None):
@@ -120,17 +127,30 @@ class ProgramRunner:
                 generator.manual_seed(self.plan.member_seed("dropout", member, epoch))
 
     def compile_kernels(self, sizes: Sequence[int]) -> None:
-        """Compile the kernels of steps on batches of these sizes, in parallel, before the first step needs them."""
-        if self.plan.device.type != "cuda" or self.drawer is None:
+        """Compile the kernels of steps on batches of these sizes, in parallel, before the first step needs them.
+
+        Raises `CaptureError` where they cannot be compiled.
+        """
+        if self.drawer is None:  # there is one only on a GPU with Triton
             return
-        with compile_only() as possible, self.plan.autocast():
-            for size in sizes if possible else ():
-                inputs, _ = self.drawer.batch(size)
-                run = Run(self.program, self.stack.weights, self.stack.learned, generators=None)
-                run.backward(torch.zeros_like(run.forward(tensors_in(inputs))))
-                self.stack.refresh()
-                del run, inputs
+        try:
+            with compile_only() as possible, self.plan.autocast():
+                for size in sizes if possible else ():
+                    self._run_without_result(size)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # Triton needs a C compiler, and some kernels more than a GPU has
+            raise CaptureError(first_line(error)) from error
+        self.stack.load_statistics()  # norms without a kernel of ours have seen zeros
         torch.cuda.empty_cache()  # a graph has memory of its own
+
+    def _run_without_result(self, size: int) -> None:
+        """Run all that a step launches; within `compile_only` its results mean nothing."""
+        assert self.drawer is not None
+        inputs, _ = self.drawer.batch(size)
+        run = Run(self.program, self.stack.weights, self.stack.learned, generators=None)
+        run.backward(torch.zeros_like(run.forward(tensors_in(inputs))))
+        self.stack.refresh()
 
     def train_step(self, size: int, shared: Batch | None, streams: Streams) -> None:
         inputs, targets = self._batch(size, shared)
@@ -161,6 +181,7 @@ class ProgramRunner:
         side_by_side([partial(self._validate, number, batch) for number in range(len(self.members))], streams)
 
     def _validate(self, number: int, batch: Batch) -> None:
+        """Validate one member on a batch."""
         _validate(self.plan, self.networks[number], self._cast[number], batch, self.totals[number])
 
     def state(self) -> Iterator[Tensor]:
@@ -180,7 +201,7 @@ class ProgramRunner:
         inputs, targets = zip(*batches, strict=True)
         if len(batches) == 1:
             return inputs[0], targets[0]
-        return map_inputs(lambda *parts: torch.cat(parts), *inputs), torch.cat(targets)
+        return map_inputs(lambda *of_members: torch.cat(of_members), *inputs), torch.cat(targets)
 
     def _costs(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each member, (members,); outputs: (members × size, …)."""
@@ -188,7 +209,7 @@ class ProgramRunner:
         if count > 1 and self.plan.loss is F.cross_entropy and outputs.dim() == 2:
             return F.cross_entropy(outputs, targets, reduction="none").view(count, -1).mean(1)
         pairs = zip(_members_of(outputs, self.networks[0], count), targets.chunk(count), strict=True)
-        return torch.stack([mean_loss(self.plan.loss, own, wanted) for own, wanted in pairs])
+        return torch.stack([mean_loss(self.plan.loss, member_outputs, wanted) for member_outputs, wanted in pairs])
 
 
 class ModuleRunner:
@@ -219,6 +240,7 @@ class ModuleRunner:
 
     def begin(self, epoch: int) -> None:
         self.losses.zero_()
+        self.bfloat16.refresh()
         if self.feed is not None:
             _shuffle(self.feed, self.plan, self.member, epoch)
         if self._generator is not None:
@@ -260,11 +282,12 @@ class ModuleRunner:
         return [generator] if generator is not None and generator.get_offset() > 0 else []
 
     def _batch(self, size: int) -> Batch:
+        """Return the member's next batch."""
         assert self.feed is not None
         return self.feed.batch(size) if self.drawer is None else self.drawer.batch(size)
 
     def _set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
-        """Give every parameter its gradient, in its type and layout."""
+        """Set the gradient of every parameter, in its type and layout."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -280,6 +303,7 @@ class ModuleRunner:
 
 
 def _descend(optimizer: torch.optim.Optimizer) -> None:
+    """Take an optimizer's step, and drop the gradients."""
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
@@ -303,10 +327,11 @@ def _stacked(outputs: Tensor, network: nn.Module) -> Tensor:
 
 def _members_of(outputs: Tensor, network: nn.Module, count: int) -> list[Tensor]:
     """Cut the outputs of a program into those of its members, each (1, batch, …), or all of one network."""
-    return [_stacked(part, network) for part in (outputs.chunk(count) if count > 1 else (outputs,))]
+    return [_stacked(chunk, network) for chunk in (outputs.chunk(count) if count > 1 else (outputs,))]
 
 
 def _shuffle(feed: MemberFeed, plan: Plan, member: Member, epoch: int) -> None:
+    """Draw a member's order of samples and its crops for an epoch."""
     feed.shuffle(plan.member_seed("order", member, epoch), plan.member_seed("crops", member, epoch))
 
 
@@ -325,7 +350,7 @@ def _generator(device: torch.device) -> torch.Generator | None:
 
 @contextmanager
 def draw_from(generator: torch.Generator | None) -> Iterator[None]:
-    """Let a network without a program, which draws from the default generator, draw from its member's.
+    """Let a network without a program draw from its member's generator in place of the default one.
 
     Only while this lasts; programs name the generator that they draw from.
     """

@@ -74,7 +74,7 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("name", LEFT)
 def test_what_others_read_stays(name: str) -> None:
     forward, left = LEFT[name]
-    assert [own for own in operations(check(forward, e=Scaled())) if own != "slice"] == left
+    assert [name for name in operations(check(forward, e=Scaled())) if name != "slice"] == left
 
 
 def test_a_convolution_with_a_bias_stays() -> None:

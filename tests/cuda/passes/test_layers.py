@@ -87,7 +87,7 @@ def test_members_draw_masks_of_their_own_generators() -> None:
         stack = Stack(program, [network] * len(seeds), {})
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         outputs = Run(program, stack.weights, stack.learned, generators).forward([torch.cat([x] * len(seeds))])
-        return [own != 0 for own in outputs.chunk(len(seeds))]
+        return [output != 0 for output in outputs.chunk(len(seeds))]
 
     alone, both = masks(7), masks(3, 7)
     assert torch.equal(both[1], alone[0])

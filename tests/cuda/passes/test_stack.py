@@ -38,10 +38,10 @@ def check_stacked(networks: list[nn.Module], *examples: Any) -> None:
     stacked = stack_members(program, len(networks))
     assert str(stacked).startswith(f"program of {len(networks)} members\n")
     assert str(stacked).splitlines()[1:] == str(program).splitlines()[1:]
-    found = results_of(stacked, networks, examples)
-    for network, example, own in zip(networks, examples, found, strict=True):
-        assert_equal(own, results_of(program, [network], [example])[0])
-        assert_equal(own, results_of_network(network, example, program.counters))
+    actual = results_of(stacked, networks, examples)
+    for network, example, results in zip(networks, examples, actual, strict=True):
+        assert_equal(results, results_of(program, [network], [example])[0])
+        assert_equal(results, results_of_network(network, example, program.counters))
 
 
 class Residual(nn.Module):

@@ -57,7 +57,7 @@ LEFT: dict[str, tuple[Shortcut, list[str]]] = {
 @pytest.mark.parametrize("name", LEFT)
 def test_other_poolings_and_paddings_stay(name: str) -> None:
     shortcut, left = LEFT[name]
-    assert [own.split("(")[0] for own in fused_operations(shortcut)] == left
+    assert [operation.split("(")[0] for operation in fused_operations(shortcut)] == left
 
 
 def test_a_stem_of_both_kinds() -> None:

@@ -8,12 +8,12 @@ numbers at a time; it and the other sizes are not constants, so that one compile
 import triton
 import triton.language as tl
 
-from structured_ensembles.cuda.kernels.convolution import add_tile_moments, store_block
+from structured_ensembles.cuda.kernels.epilogue import add_tile_moments, store_block
 
 
 @triton.jit(do_not_specialize=("rows", "width", "per_block"))
 def moments(x, partial, rows, width, per_block, UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr):
-    """Mean and sum of squared deviations of each channel in one block of rows; partial: (members, 3, blocks, width)."""
+    """Compute mean and squared deviations of each channel of one block of rows, partial (members, 3, blocks, width)."""
     width *= UNIT
     block = tl.program_id(0)
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
@@ -53,32 +53,32 @@ def normalize(
     spread = tl.zeros([WIDE], tl.float32)
     seen = tl.zeros([WIDE], tl.float32)
     for start in range(0, blocks, BLOCKS):
-        part = start + tl.arange(0, BLOCKS)
-        there = (part < blocks)[:, None] & inside[None, :]
-        place = (member * 3 * blocks + part)[:, None] * width + channel[None, :]
+        merged = start + tl.arange(0, BLOCKS)
+        there = (merged < blocks)[:, None] & inside[None, :]
+        place = (member * 3 * blocks + merged)[:, None] * width + channel[None, :]
         means = tl.load(partial + place, mask=there, other=0.0)
         squares = tl.load(partial + blocks * width + place, mask=there, other=0.0)
         counts = tl.load(partial + 2 * blocks * width + place, mask=there, other=0.0)
         number = tl.sum(counts, 0)
-        part_mean = tl.sum(means * counts, 0) / tl.maximum(number, 1.0)
-        gaps = tl.where(there, means - part_mean[None, :], 0.0)
-        gap = part_mean - mean
+        merged_mean = tl.sum(means * counts, 0) / tl.maximum(number, 1.0)
+        gaps = tl.where(there, means - merged_mean[None, :], 0.0)
+        gap = merged_mean - mean
         together = tl.maximum(seen + number, 1.0)
         spread += tl.sum(squares + gaps * gaps * counts, 0) + gap * gap * (seen * number / together)
         mean += gap * (number / together)
         seen += number
     total = rows.to(tl.float32)
     scale = 1 / tl.sqrt(spread / total + eps)
-    own = member * width + channel
+    at_channel = member * width + channel
     if block == 0:
-        tl.store(saved + member * width + own, mean, mask=inside)
-        tl.store(saved + (member + 1) * width + own, scale, mask=inside)
-        old_mean = tl.load(running_mean + own, mask=inside)
-        old_var = tl.load(running_var + own, mask=inside)
-        tl.store(running_mean + own, old_mean + momentum * (mean - old_mean), mask=inside)
-        tl.store(running_var + own, old_var + momentum * (spread / (total - 1) - old_var), mask=inside)
-    factor = scale * tl.load(weight + own, mask=inside, other=0.0)
-    shift = tl.load(bias + own, mask=inside, other=0.0)
+        tl.store(saved + member * width + at_channel, mean, mask=inside)
+        tl.store(saved + (member + 1) * width + at_channel, scale, mask=inside)
+        old_mean = tl.load(running_mean + at_channel, mask=inside)
+        old_var = tl.load(running_var + at_channel, mask=inside)
+        tl.store(running_mean + at_channel, old_mean + momentum * (mean - old_mean), mask=inside)
+        tl.store(running_var + at_channel, old_var + momentum * (spread / (total - 1) - old_var), mask=inside)
+    factor = scale * tl.load(weight + at_channel, mask=inside, other=0.0)
+    shift = tl.load(bias + at_channel, mask=inside, other=0.0)
     first = (member * rows).to(tl.int64) * width
     x += first
     other += first
@@ -102,20 +102,21 @@ def gradient_sums(
     rows, width, per_block,
     MASK: tl.constexpr, UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of weight and bias from one block of rows; partial: (members, 3, blocks, width).
+    """Compute gradients of weight and bias from one block of rows; partial: (members, 3, blocks, width).
 
-    MASK: 0 no ReLU; 1 its gradient is found from x, 2 from the output y. Then `masked` gets dy behind the ReLU.
+    MASK: 0: no ReLU; the gradient of the ReLU is found from x (1) or from the output y (2), and its input's gradient is
+    written to `masked`.
     """
     width *= UNIT
     block = tl.program_id(0)
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     member = tl.program_id(2)
     inside = channel < width
-    own = member * width + channel
-    mean = tl.load(saved + member * width + own, mask=inside, other=0.0)
-    scale = tl.load(saved + (member + 1) * width + own, mask=inside, other=0.0)
-    factor = scale * tl.load(weight + own, mask=inside, other=0.0)
-    shift = tl.load(bias + own, mask=inside, other=0.0)
+    at_channel = member * width + channel
+    mean = tl.load(saved + member * width + at_channel, mask=inside, other=0.0)
+    scale = tl.load(saved + (member + 1) * width + at_channel, mask=inside, other=0.0)
+    factor = scale * tl.load(weight + at_channel, mask=inside, other=0.0)
+    shift = tl.load(bias + at_channel, mask=inside, other=0.0)
     first = (member * rows).to(tl.int64) * width
     x += first
     y += first
@@ -149,7 +150,7 @@ def input_gradient(
 ):  # fmt: skip
     """Merge the sums of all blocks and compute dx of one block of rows; block 0 writes the parameters' gradients.
 
-    dy: behind the ReLU. parameter_gradients: (2, members, width), those of weight and bias.
+    dy: of the ReLU's input. parameter_gradients: (2, members, width), those of weight and bias.
     """
     width *= UNIT
     block = tl.program_id(0)
@@ -159,18 +160,18 @@ def input_gradient(
     for_weight = tl.zeros([WIDE], tl.float32)
     for_bias = tl.zeros([WIDE], tl.float32)
     for start in range(0, blocks, BLOCKS):
-        part = start + tl.arange(0, BLOCKS)
-        there = (part < blocks)[:, None] & inside[None, :]
-        place = (member * 3 * blocks + part)[:, None] * width + channel[None, :]
+        merged = start + tl.arange(0, BLOCKS)
+        there = (merged < blocks)[:, None] & inside[None, :]
+        place = (member * 3 * blocks + merged)[:, None] * width + channel[None, :]
         for_weight += tl.sum(tl.load(partial + place, mask=there, other=0.0), 0)
         for_bias += tl.sum(tl.load(partial + blocks * width + place, mask=there, other=0.0), 0)
-    own = member * width + channel
+    at_channel = member * width + channel
     if block == 0:
-        tl.store(parameter_gradients + own, for_weight, mask=inside)
-        tl.store(parameter_gradients + tl.num_programs(2) * width + own, for_bias, mask=inside)
-    mean = tl.load(saved + member * width + own, mask=inside, other=0.0)
-    scale = tl.load(saved + (member + 1) * width + own, mask=inside, other=0.0)
-    factor = scale * tl.load(weight + own, mask=inside, other=0.0)
+        tl.store(parameter_gradients + at_channel, for_weight, mask=inside)
+        tl.store(parameter_gradients + tl.num_programs(2) * width + at_channel, for_bias, mask=inside)
+    mean = tl.load(saved + member * width + at_channel, mask=inside, other=0.0)
+    scale = tl.load(saved + (member + 1) * width + at_channel, mask=inside, other=0.0)
+    factor = scale * tl.load(weight + at_channel, mask=inside, other=0.0)
     first = (member * rows).to(tl.int64) * width
     x += first
     dy += first

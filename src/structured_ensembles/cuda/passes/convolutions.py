@@ -1,4 +1,4 @@
-"""Fuse convolutions with the batch norm that follows: its moments are computed where the outputs are."""
+"""Fuse convolutions with the batch norm that follows: the convolution computes the moments of its outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fuse_convolutions(program: Program) -> Program:
             continue
         if conv in node.args[1:]:  # added to its own norm
             continue
-        if len(conv.args) > 2 and conv.args[2] is not None:  # a bias, which the norm takes away again
+        if len(conv.args) > 2 and conv.args[2] is not None:  # a bias, for which there is no fused kernel
             continue
         x, weight = conv.args[:2]
         with result.graph.inserting_before(node):

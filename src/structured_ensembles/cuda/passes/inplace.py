@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from structured_ensembles.cuda.program import Node, Program, ProgramError
 
-NORM = torch.ops.aten.batch_norm.default  # updates its running statistics: that is known, and wanted
+NORM = torch.ops.aten.batch_norm.default  # updates its running statistics, which programs allow
 DROPOUT = torch.ops.aten.dropout.default
 VIEW, RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
 
@@ -38,7 +38,7 @@ def remove_inplace(program: Program) -> Program:
             raise ProgramError(f"{node.target} changes a tensor that shares its memory with another")
         node.target = functional
         changed.replace_all_uses_with(node, delete_user_cb=partial(_comes_before, node))
-    # Nobody writes to a view now; and strides are not those at export, so that it may have to be a copy.
+    # No operation writes to a view now; and strides are not those at export, so that a view may have to be a copy.
     for node in result.nodes:
         if node.target is VIEW:
             node.target = RESHAPE
@@ -54,6 +54,7 @@ def _functional(target: OpOverload) -> OpOverload | None:
 
 
 def _is_written(argument: torch.Argument) -> bool:
+    """Tell whether an operation writes to an argument."""
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
@@ -64,9 +65,10 @@ def _is_view(node: Node) -> bool:
     if node.target is DROPOUT and node.args[2] is False:
         return True  # it returns its argument
     returned = [value.alias_info for value in node.target._schema.returns if value.alias_info is not None]
-    maybe = ("aten::reshape", "aten::flatten", "aten::contiguous", "aten::to", "aten::chunk", "aten::split")
-    return any(not alias.is_write for alias in returned) or node.target._schema.name in maybe
+    perhaps_views = ("aten::reshape", "aten::flatten", "aten::contiguous", "aten::to", "aten::chunk", "aten::split")
+    return any(not alias.is_write for alias in returned) or node.target._schema.name in perhaps_views
 
 
 def _comes_before(node: Node, user: Node) -> bool:
+    """Tell whether a node stands before one of its users."""
     return node < user

@@ -60,6 +60,7 @@ def _window(
 
 
 def _replace(graph: fx.Graph, node: Node, target: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Replace a node by a call of `target`."""
     with graph.inserting_before(node):
         new = graph.call_function(target, tuple(args), kwargs)
     new.meta = dict(node.meta)

@@ -22,6 +22,7 @@ def fuse_norms(program: Program) -> Program:
 
 
 def _can_be_fused(node: Node, program: Program) -> bool:
+    """Tell whether a batch norm is in training, has parameters and running statistics, and normalises images."""
     x, weight, bias, mean, var, training, *_ = node.args
     tensors = (weight, bias, mean, var)
     return (
@@ -32,6 +33,7 @@ def _can_be_fused(node: Node, program: Program) -> bool:
 
 
 def _fuse(node: Node, graph: fx.Graph) -> None:
+    """Replace a batch norm, and the sum and ReLU that alone read it, by `member_norm`."""
     x, weight, bias, mean, var, _, momentum, eps, _ = node.args
     last, other = node, None
     addition = _only_user(last)
@@ -57,4 +59,5 @@ def _fuse(node: Node, graph: fx.Graph) -> None:
 
 
 def _only_user(node: Node) -> Node | None:
+    """Return the node that reads a value; None if there are none or several."""
     return next(iter(node.users)) if len(node.users) == 1 else None

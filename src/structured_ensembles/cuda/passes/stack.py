@@ -31,7 +31,7 @@ SAMPLE_BY_SAMPLE: set[Any] = {
     aten.adaptive_max_pool2d.default, aten.contiguous.default,
     aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec,
 }  # fmt: skip
-# Operations that take dimensions: where in their arguments, and what stands for none given.
+# Operations that take dimensions, and the position of these among their arguments.
 BY_DIMENSION: dict[Any, int] = {
     aten.mean.dim: 1, aten.sum.dim_IntList: 1, aten.amax.default: 1, aten.softmax.int: 1, aten.log_softmax.int: 1,
     aten.cat.default: 1, aten.slice.Tensor: 1, aten.select.int: 1, aten.unsqueeze.default: 1, aten.squeeze.dim: 1,
@@ -59,6 +59,7 @@ def stack_members(program: Program, members: int) -> Program:
 
 
 def _check(node: Node, program: Program) -> None:
+    """Raise `ProgramError` unless a node computes each sample on its own."""
     name = f"{node.target}"
     for argument in node.all_input_nodes:
         if argument.op == "placeholder" and argument.name not in program.inputs:
@@ -83,6 +84,7 @@ def _check(node: Node, program: Program) -> None:
 
 
 def _check_dimensions(node: Node) -> None:
+    """Raise `ProgramError` if an operation that takes dimensions works on the first, the batch."""
     place = BY_DIMENSION[node.target]
     dims = node.args[place] if len(node.args) > place else 0
     listed = [*dims] if isinstance(dims, list | tuple) else [dims]
@@ -95,6 +97,7 @@ def _check_dimensions(node: Node) -> None:
 
 
 def _has_batch(node: Node) -> bool:
+    """Tell whether a tensor's first dimension is a number of samples."""
     shape = shape_of(node)
     return bool(shape) and isinstance(shape[0], SymInt)
 

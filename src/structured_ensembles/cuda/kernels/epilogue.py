@@ -1,0 +1,101 @@
+"""Epilogues of convolutions: what is computed while a tile of outputs is still in registers.
+
+EPILOGUE 0: nothing more. 1: the moments that a batch norm needs. 2, in the backward pass: the sums that the gradient
+of a batch norm needs, behind its ReLU. MASK: how the gradient of that ReLU is found; 0: there is none, 1: from the
+norm's input, 2: from its output. cuda/convolution.py has names for these numbers.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_tile_moments(values, valid, number, count, mean, squares):
+    """Merge a tile's mean and sum of squared deviations into those of the tiles before it (Chan et al. 1979)."""
+    tile_mean = tl.sum(tl.where(valid, values, 0.0), 0) / tl.maximum(number, 1.0)
+    deviation = tl.where(valid, values - tile_mean[None, :], 0.0)
+    total = tl.maximum(count + number, 1.0)
+    gap = tile_mean - mean
+    squares += tl.sum(deviation * deviation, 0) + gap * gap * (count * number / total)
+    mean += gap * (number / total)
+    return count + number, mean, squares
+
+
+@triton.jit
+def finish_tile(
+    total, at, there, y, other, norm_input, norm_output, mean, scale, factor, shift, left, right,
+    ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """Store a tile of outputs, total (pixels, outputs), and add its statistics to left and right, of the same shape.
+
+    They are summed over pixels only once, by `store_statistics`: a sum over a tile makes all threads wait.
+    EPILOGUE 1: deviations from `mean`, a guess of the mean of each output, and their squares. 2: the gradients of a
+    batch norm's weight and bias.
+    """
+    if ADD:
+        total += tl.load(other + at, mask=there, other=0.0).to(tl.float32)
+    if EPILOGUE == 2:
+        before = tl.load(norm_input + at, mask=there, other=0.0).to(tl.float32)
+        if MASK == 1:
+            after = (before - mean[None, :]) * factor[None, :] + shift[None, :]
+            total = tl.where(after.to(y.dtype.element_ty) <= 0, 0.0, total)
+        if MASK == 2:
+            total = tl.where(tl.load(norm_output + at, mask=there, other=0.0) <= 0, 0.0, total)
+    result = total.to(y.dtype.element_ty)
+    tl.store(y + at, result, mask=there)
+    stored = result.to(tl.float32)  # statistics are those of the numbers that are stored
+    if EPILOGUE == 1:
+        deviation = tl.where(there, stored - mean[None, :], 0.0)
+        left += deviation
+        right += deviation * deviation
+    if EPILOGUE == 2:
+        stored = tl.where(there, stored, 0.0)
+        left += stored * ((before - mean[None, :]) * scale[None, :])
+        right += stored
+    return left, right
+
+
+@triton.jit
+def store_statistics(
+    partial, block, member, output, outputs, left, right, count, mean, known, EPILOGUE: tl.constexpr
+):  # fmt: skip
+    """Sum up and store the statistics of a program; partial: (members, 3, blocks, outputs).
+
+    EPILOGUE 1: mean, squared deviations from it, and the number of pixels. 2: two sums.
+    """
+    first = tl.sum(left, 0)
+    second = tl.sum(right, 0)
+    if EPILOGUE == 1:
+        gap = first / tl.maximum(count, 1.0)
+        second = tl.maximum(second - first * gap, 0.0)
+        first = mean + gap
+    store_block(partial, block, member, output, outputs, first, second, count, known)
+
+
+@triton.jit
+def store_block(partial, block, member, output, outputs, first, second, count, known):
+    """Store the statistics of one block; partial: (members, 3, blocks, outputs)."""
+    blocks = tl.num_programs(0)
+    at = (member * 3 * blocks + block) * outputs + output
+    tl.store(partial + at, first, mask=known)
+    tl.store(partial + blocks * outputs + at, second, mask=known)
+    tl.store(partial + 2 * blocks * outputs + at, first * 0 + count, mask=known)
+
+
+@triton.jit
+def epilogue_constants(
+    pivot, saved, norm_weight, norm_bias, member, output, outputs, known, EPILOGUE: tl.constexpr, WIDE: tl.constexpr
+):
+    """Load the constants of `finish_tile` for each output: mean (or a guess), and a norm's factors."""
+    mean = tl.zeros([WIDE], tl.float32)
+    scale = mean
+    factor = mean
+    shift = mean
+    if EPILOGUE == 1:
+        mean = tl.load(pivot + member * outputs + output, mask=known, other=0.0)
+    if EPILOGUE == 2:
+        mean = tl.load(saved + member * 2 * outputs + output, mask=known, other=0.0)
+        scale = tl.load(saved + (member * 2 + 1) * outputs + output, mask=known, other=0.0)
+        factor = scale * tl.load(norm_weight + member * outputs + output, mask=known, other=0.0)
+        shift = tl.load(norm_bias + member * outputs + output, mask=known, other=0.0)
+    return mean, scale, factor, shift
