@@ -196,9 +196,9 @@ def _check_mirrored(
 ) -> None:
     """Raise a ValueError if members would keep everything, so that there is nothing to share out."""
     if members > 1 and all(counts[name] == size for name, size in sizes.items()):
-        given = f"prune={prune:g}" if prune is not None else f"memory={memory:g} for {members} members"
+        budget = f"prune={prune:g}" if prune is not None else f"memory={memory:g} for {members} members"
         raise ValueError(
-            f'selection="mirrored" needs members that keep a part of the neurons, but with {given} each keeps all: '
+            f'selection="mirrored" needs members that keep a part of the neurons, but with {budget} each keeps all: '
             "give a larger prune, or less memory"
         )
 

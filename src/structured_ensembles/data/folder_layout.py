@@ -39,22 +39,22 @@ def find_splits(path: Path) -> dict[str, Path]:
     train = path / TRAIN
     if not train.is_dir() or not _folders(train) or next(_pictures(train, deep=False), None):
         return {"train": path}
-    found = {"train": train}
+    splits = {"train": train}
     for split, names in OTHERS.items():
         present = [name for name in names if (path / name).is_dir()]
         if len(present) > 1:
             raise ValueError(f"{path} must have one folder for the {split} split, not {' and '.join(present)}")
         if present:
-            found[split] = path / present[0]
-    return found
+            splits[split] = path / present[0]
+    return splits
 
 
 def list_classes(folder: Path) -> tuple[str, ...]:
     """Return the names of the classes, one for each folder, sorted; raise a ValueError for fewer than two."""
     classes = _folders(folder)
     if len(classes) < 2:
-        found = f"only {classes[0]!r}" if classes else "none"
-        raise ValueError(f"{folder} must have a folder of pictures for each class, at least two, but has {found}")
+        present = f"only {classes[0]!r}" if classes else "none"
+        raise ValueError(f"{folder} must have a folder of pictures for each class, at least two, but has {present}")
     return classes
 
 

@@ -43,20 +43,20 @@ def compare_with_base(
     if getattr(data, split) is None:
         return ""
     try:
-        figures = [evaluate(part, data, split) for part in (_as_ensemble(base, ensemble, data, loss), ensemble)]
+        figures = [evaluate(one, data, split) for one in (_as_ensemble(base, ensemble, data, loss), ensemble)]
         memory = [1.0, ensemble.overhead(base)]
     except Exception as error:
         warnings.warn(f"base and ensemble cannot be compared: {error}", stacklevel=2)
         return ""
-    shown = {title: name for title, name in COLUMNS[data.task].items() if any(name in part for part in figures)}
+    shown = {title: name for title, name in COLUMNS[data.task].items() if any(name in row for row in figures)}
     rows = [
         (
             name,
-            *(_format(part.get(figure), percent=title in ("accuracy", "ECE")) for title, figure in shown.items()),
+            *(_format(row.get(figure), percent=title in ("accuracy", "ECE")) for title, figure in shown.items()),
             f"{share:.2f}",
             "–" if took is None else f"{took:.0f}",
         )
-        for name, part, share, took in zip(
+        for name, row, share, took in zip(
             ("base", f"ensemble of {len(ensemble)}"), figures, memory, (base_seconds, seconds), strict=True
         )
     ]

@@ -134,9 +134,9 @@ def bind_inputs(names: tuple[str, ...], positional: tuple[Any, ...], keywords: M
     named = {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
     missing = names[len(tensors) :]
     if len(tensors) > len(names) or set(missing) != set(named):
-        given = [*(f"{len(tensors)} by position" for _ in range(bool(tensors))), *sorted(named)]
+        passed = [f"{len(tensors)} by position"] * bool(tensors) + sorted(named)
         raise TypeError(
-            f"the network was traced with the inputs {', '.join(names)}, but got {', '.join(given) or 'none'}"
+            f"the network was traced with the inputs {', '.join(names)}, but got {', '.join(passed) or 'none'}"
         )
     return tensors + [named[name] for name in missing]
 

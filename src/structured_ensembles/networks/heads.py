@@ -68,10 +68,10 @@ def _find_classifier(model: nn.Module, example: Inputs | None) -> str:
     candidates = {name: module for name, module in model.named_modules() if _is_layer(module)}
     order = list(candidates) if example is None else _layers_run(model, example)
     if not order or not _can_classify(candidates[order[-1]]):
-        found = f"{order[-1]}, {candidates[order[-1]]}" if order else "none"
+        last = f"{order[-1]}, {candidates[order[-1]]}" if order else "none"
         raise ValueError(
             "model must end in a linear layer or a convolution of kernel size 1 for its classifier to be replaced, but "
-            f"its last layer is {found}: {REMEDY}"
+            f"its last layer is {last}: {REMEDY}"
         )
     return order[-1]
 

@@ -31,7 +31,7 @@ def convolution(call: Call) -> Result:
     transposed = "transpose" in call.name or call.arguments.get("transposed", False)
     channel = len(inputs.shape) - len(weight.shape) + 1
     read = inputs.dims[channel]
-    if weight.parameter is None:
+    if weight.parameter is None and not call.layers.is_derived(weight):
         fix(read, COMPUTED_WEIGHT)
     if groups == 1:
         read_dim, written_dim = (0, 1) if transposed else (1, 0)
@@ -71,7 +71,7 @@ def _grouped_channels(call: Call, read: Layout, weight: Value, groups: int, tran
 def linear(call: Call) -> Result:
     """Unify input features with the weight's, and give the output the weight's output features."""
     inputs, weight, bias = call["input"], call["weight"], call["bias"]
-    if weight.parameter is None:
+    if weight.parameter is None and not call.layers.is_derived(weight):
         fix(inputs.dims[-1], COMPUTED_WEIGHT)
     unify(weight.dims[1], inputs.dims[-1])
     call.layers.consume(weight, inputs.dims[-1])

@@ -71,6 +71,7 @@ class Walk:
     products: list[tuple[str, Layout]] = field(default_factory=list)  # modules that sum over products of activations
     attributes: dict[tuple[str, str], Layout] = field(default_factory=dict)  # of layers, whose values are sizes
     used: set[str] = field(default_factory=set)
+    parameter_of: dict[str, str] = field(default_factory=dict)  # names of parameters, by placeholder
     output_shape: tuple[int, ...] | None = None
     batch: Layout | None = None  # the samples of a batch, the first dimension of every input
 
@@ -141,10 +142,12 @@ class Walk:
     def _parameter(self, node: fx.Node, name: str) -> Value:
         """Return a parameter's value, fixed if several operations use it."""
         value = self.parameters[name]
+        self.parameter_of[node.name] = name
         if node.users:
             self.used.add(name)
-        if len(node.users) > 1:
-            _fix_all(value, f"{name} is used {len(node.users)} times: shared weights")
+        uses = [user for user in node.users if not _reads_only_shape(user, node)]
+        if len(uses) > 1:
+            _fix_all(value, f"{name} is used {len(uses)} times: shared weights")
         return value
 
     def _operation(self, node: fx.Node, results: dict[fx.Node, Result], steps: list[Step]) -> Result:
@@ -196,8 +199,9 @@ class _Layers:
         as in `nn.MultiheadAttention`; no scaling vector can multiply what it computes.
         """
         owner = self._owner(weight)
-        if weight.parameter is None or (owner is None and not bare):
-            fix(channels, f"computed from {weight.parameter or 'a computed weight'} by code outside a layer")
+        parameter = weight.parameter or (f"{owner}.weight" if owner is not None else None)
+        if parameter is None or (owner is None and not bare):
+            fix(channels, f"computed from {parameter or 'a computed weight'} by code outside a layer")
             return
         number = len(self.walk.producers)
         norm = _norm_after(self.node)
@@ -213,12 +217,12 @@ class _Layers:
                 output_dim = 1 - len(weight.shape)
         self.walk.producers.append(
             Producer(
-                module=owner or weight.parameter,
+                module=owner or parameter,
                 channels=channels,
                 dim=output_dim,
                 norm=norm,
                 normalized=_is_normalized(self.node),
-                weight=weight.parameter,
+                weight=parameter,
                 weight_dim=dim,
                 scaled=owner is not None,
             )
@@ -233,6 +237,19 @@ class _Layers:
         name = self._owner(weight) or weight.parameter or "a computed weight"
         self.walk.consumers.append((name, channels))
 
+    def is_derived(self, weight: Value) -> bool:
+        """Tell whether a layer computes this weight from its own parameter `weight` and nothing but parameters."""
+        module = self.walk.modules.get(module_of(self.node))
+        if weight.parameter is not None or not isinstance(module, LAYERS) or "weight" not in module._parameters:
+            return False
+        sources, remaining = set(), list(self.node.all_input_nodes[1:2])
+        while remaining:
+            node = remaining.pop()
+            if node.op == "placeholder":
+                sources.add(self.walk.parameter_of.get(node.name))
+            remaining += node.all_input_nodes
+        return f"{module_of(self.node)}.weight" in sources and None not in sources
+
     def multiply(self, channels: Layout) -> None:
         """Record that the module sums over products of two activations with these channels."""
         self.walk.products.append((module_of(self.node), channels))
@@ -244,12 +261,21 @@ class _Layers:
             self.walk.attributes[module, name] = size
 
     def _owner(self, weight: Value) -> str | None:
-        """Return the name of the layer of this weight, if the operation is in that layer's forward."""
+        """Return the name of the layer of this weight, if the operation is in that layer's forward.
+
+        A layer may compute the weight that it uses from its parameter, as standardised convolutions do.
+        """
         if weight.parameter is None:
-            return None
+            module = module_of(self.node)
+            return module if self.is_derived(weight) else None
         owner = weight.parameter.rpartition(".")[0]
         is_layer = _is_scaled(self.walk.model.get_submodule(owner))
         return owner if is_layer and self.walk.same_module(module_of(self.node), owner) else None
+
+
+def _reads_only_shape(user: fx.Node, node: fx.Node) -> bool:
+    """Tell whether an operation needs only the shape or type of a node, such as the second argument of view_as."""
+    return _operation_name(user) in ("view_as", "reshape_as", "expand_as", "type_as") and user.args[0] is not node
 
 
 def _is_scaled(module: nn.Module) -> bool:
