@@ -28,7 +28,8 @@ from structured_ensembles.networks.graph_network import (
 )
 from structured_ensembles.networks.resizing import Axis, kept_size
 from structured_ensembles.tracing.layout import ChannelSet, Layout, Run, extent, resolve
-from structured_ensembles.tracing.walk import Step, live_nodes
+from structured_ensembles.tracing.nodes import live_nodes
+from structured_ensembles.tracing.walk import Step
 
 AxisOf = Callable[[Layout], Axis]
 

@@ -7,14 +7,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from structured_ensembles.networks.resizing import is_matrix_layer
 from structured_ensembles.tracing.follow import follow
 from structured_ensembles.tracing.layout import Layout, Value, channel_sets, extent, fix, fixed_layout, new_layout
+from structured_ensembles.tracing.nodes import (
+    declared_results,
+    extra_operation,
+    is_list,
+    is_normalized,
+    live_nodes,
+    module_of,
+    norm_after,
+    reads_only_shape,
+    shapes_of,
+    small_constant,
+)
 from structured_ensembles.tracing.rules import Call, Result, fix_unknown
 
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
@@ -120,7 +131,7 @@ class Walk:
                         value.dims = (self._batch_of(value.shape[0]), *value.dims[1:])
                     results[node] = value
                     if not is_input:
-                        constant = _small_constant(program.constants.get(str(spec.target)))
+                        constant = small_constant(program.constants.get(str(spec.target)))
                         steps.append(Step("constant", module_of(node), {"value": constant}, [value], {}, []))
             elif node.op == "output":
                 self._finish(_with_results(node.args, results))
@@ -145,7 +156,7 @@ class Walk:
         self.parameter_of[node.name] = name
         if node.users:
             self.used.add(name)
-        uses = [user for user in node.users if not _reads_only_shape(user, node)]
+        uses = [user for user in node.users if not reads_only_shape(user, node)]
         if len(uses) > 1:
             _fix_all(value, f"{name} is used {len(uses)} times: shared weights")
         return value
@@ -153,10 +164,10 @@ class Walk:
     def _operation(self, node: fx.Node, results: dict[fx.Node, Result], steps: list[Step]) -> Result:
         """Apply the rule for an operation and append it to the steps."""
         call = _call(node, results, _Layers(self, node))
-        if not any(shape is not None for shape in call.shapes) and not _returns(node):
+        if not any(shape is not None for shape in call.shapes) and not declared_results(node):
             return None  # an assertion
         result = follow(call)
-        if isinstance(result, list) and len(_returns(node)) == 1 and not _is_list(node):
+        if isinstance(result, list) and len(declared_results(node)) == 1 and not is_list(node):
             result = result[0]
         listed = result if isinstance(result, list) else [result]
         steps.append(
@@ -204,13 +215,13 @@ class _Layers:
             fix(channels, f"computed from {parameter or 'a computed weight'} by code outside a layer")
             return
         number = len(self.walk.producers)
-        norm = _norm_after(self.node)
+        norm = norm_after(self.node)
         if norm is not None and not isinstance(self.walk.model.get_submodule(norm), nn.modules.batchnorm._BatchNorm):
             norm = None
         output_dim = -1
         layer = None if owner is None else self.walk.model.get_submodule(owner)
         if isinstance(layer, (*LAYERS, nn.Embedding)):
-            operation = _extra_operation(self.node)
+            operation = extra_operation(self.node)
             if operation is not None:  # scaling vectors act on the output of the layer
                 fix(channels, f"{owner} does more than its kind of layer: {operation}")
             if isinstance(layer, nn.modules.conv._ConvNd):
@@ -221,7 +232,7 @@ class _Layers:
                 channels=channels,
                 dim=output_dim,
                 norm=norm,
-                normalized=_is_normalized(self.node),
+                normalized=is_normalized(self.node),
                 weight=parameter,
                 weight_dim=dim,
                 scaled=owner is not None,
@@ -273,68 +284,9 @@ class _Layers:
         return owner if is_layer and self.walk.same_module(module_of(self.node), owner) else None
 
 
-def _reads_only_shape(user: fx.Node, node: fx.Node) -> bool:
-    """Tell whether an operation needs only the shape or type of a node, such as the second argument of view_as."""
-    return _operation_name(user) in ("view_as", "reshape_as", "expand_as", "type_as") and user.args[0] is not node
-
-
 def _is_scaled(module: nn.Module) -> bool:
     """Tell whether scaling vectors can multiply the output of a layer: ours to know, and Hugging Face's `Conv1D`."""
     return isinstance(module, SCALED_LAYERS) or is_matrix_layer(module)
-
-
-def live_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """Return the nodes that the output depends on, and those that change a tensor, with all that they read."""
-    live: set[fx.Node] = set()
-    for node in reversed(list(graph.nodes)):
-        schema = getattr(node.target, "_schema", None)
-        if node.op in ("placeholder", "output") or node in live or (schema is not None and schema.is_mutable):
-            live.add(node)
-            live.update(node.all_input_nodes)
-    return live
-
-
-POINTWISE = frozenset(
-    [
-        *("relu", "relu_", "gelu", "silu", "silu_", "leaky_relu", "leaky_relu_", "elu", "elu_", "sigmoid", "tanh"),
-        *("hardtanh", "hardtanh_", "hardswish", "hardswish_", "softplus", "mish", "add", "add_", "sub", "mul", "mul_"),
-        *("div", "dropout", "dropout_", "to", "_to_copy", "clone", "contiguous", "alias", "detach"),
-    ]
-)
-
-
-def _extra_operation(node: fx.Node) -> str | None:
-    """Return an operation by which a layer's forward changes its output otherwise than elementwise; None if none."""
-    for user in node.users:
-        if user.op == "call_function" and module_of(user) == module_of(node):
-            schema = getattr(user.target, "_schema", None)
-            name = schema.name.rpartition("::")[2] if schema is not None else str(user.target)
-            if name not in POINTWISE or shapes_of(user) != shapes_of(node):
-                return name
-            operation = _extra_operation(user)
-            if operation is not None:
-                return operation
-    return None
-
-
-def _small_constant(constant: Any) -> Any:
-    """Return the values of a small constant tensor, which may hold a number of channels; None for any other."""
-    if not isinstance(constant, Tensor) or isinstance(constant, FakeTensor) or constant.numel() > 16:
-        return None
-    return constant.tolist()
-
-
-def shapes_of(node: fx.Node) -> list[tuple[int, ...] | None]:
-    """List the shapes of a node's results; None for one that is not a tensor."""
-    value = node.meta.get("val")
-    values = value if isinstance(value, list | tuple) else [value]
-    return [tuple(map(int, item.shape)) if isinstance(item, Tensor) else None for item in values]
-
-
-def module_of(node: fx.Node) -> str:
-    """Return the qualified name of the module whose forward contains the operation."""
-    stack = node.meta.get("nn_module_stack") or {}
-    return list(stack.values())[-1][0] if stack else ""
 
 
 def _call(node: fx.Node, results: dict[fx.Node, Result], layers: Any) -> Call:
@@ -359,51 +311,6 @@ def _call(node: fx.Node, results: dict[fx.Node, Result], layers: Any) -> Call:
 def _with_results(argument: Any, results: dict[fx.Node, Result]) -> Any:
     """Return an argument of a node with every node in it replaced by its result."""
     return fx.node.map_arg(argument, results.__getitem__)  # type: ignore[arg-type, return-value]
-
-
-def _returns(node: fx.Node) -> list[Any]:
-    """List the declared results of an operation."""
-    schema = getattr(node.target, "_schema", None)
-    return list(schema.returns) if schema is not None else [None]
-
-
-def _is_list(node: fx.Node) -> bool:
-    """Tell whether a node's result is a list or tuple."""
-    return isinstance(node.meta.get("val"), list | tuple)
-
-
-def _norm_after(node: fx.Node) -> str | None:
-    """Return the name of the batch norm that reads the output of `node`, if nothing else does."""
-    users = list(node.users)
-    if len(users) != 1:
-        return None
-    return module_of(users[0]) if "batch_norm" in _operation_name(users[0]) else None
-
-
-# Substrings of the names of operations
-NORMS = ("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm")
-PRODUCTS = ("linear", "conv", "addmm", "bmm", "matmul", "einsum", "scaled_dot_product")
-
-
-def _is_normalized(node: fx.Node) -> bool:
-    """Tell whether every path from `node` to the next layer, or to the output, passes a norm layer."""
-    remaining, seen = list(node.users), set()
-    while remaining:
-        user = remaining.pop()
-        name = _operation_name(user)
-        if user in seen or any(norm in name for norm in NORMS):
-            continue
-        if user.op == "output" or any(product in name for product in PRODUCTS):
-            return False
-        seen.add(user)
-        remaining += user.users
-    return True
-
-
-def _operation_name(node: fx.Node) -> str:
-    """Return the name of an ATen operation without its namespace; "" for any other node."""
-    schema = getattr(node.target, "_schema", None)
-    return "" if schema is None else schema.name.rpartition("::")[2]
 
 
 def _fix_all(value: Value, reason: str) -> None:

@@ -1,0 +1,114 @@
+"""What the nodes of an exported graph say: their module, shapes and operation, and what comes after them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+def module_of(node: fx.Node) -> str:
+    """Return the qualified name of the module whose forward contains the operation."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return list(stack.values())[-1][0] if stack else ""
+
+
+def shapes_of(node: fx.Node) -> list[tuple[int, ...] | None]:
+    """List the shapes of a node's results; None for one that is not a tensor."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    return [tuple(map(int, item.shape)) if isinstance(item, Tensor) else None for item in values]
+
+
+def operation_name(node: fx.Node) -> str:
+    """Return the name of an ATen operation without its namespace; "" for any other node."""
+    schema = getattr(node.target, "_schema", None)
+    return "" if schema is None else schema.name.rpartition("::")[2]
+
+
+def declared_results(node: fx.Node) -> list[Any]:
+    """List the declared results of an operation."""
+    schema = getattr(node.target, "_schema", None)
+    return list(schema.returns) if schema is not None else [None]
+
+
+def is_list(node: fx.Node) -> bool:
+    """Tell whether a node's result is a list or tuple."""
+    return isinstance(node.meta.get("val"), list | tuple)
+
+
+def live_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes that the output depends on, and those that change a tensor, with all that they read."""
+    live: set[fx.Node] = set()
+    for node in reversed(list(graph.nodes)):
+        schema = getattr(node.target, "_schema", None)
+        if node.op in ("placeholder", "output") or node in live or (schema is not None and schema.is_mutable):
+            live.add(node)
+            live.update(node.all_input_nodes)
+    return live
+
+
+def reads_only_shape(user: fx.Node, node: fx.Node) -> bool:
+    """Tell whether an operation needs only the shape or type of a node, such as the second argument of view_as."""
+    return operation_name(user) in ("view_as", "reshape_as", "expand_as", "type_as") and user.args[0] is not node
+
+
+def small_constant(constant: Any) -> Any:
+    """Return the values of a small constant tensor, which may hold a number of channels; None for any other."""
+    if not isinstance(constant, Tensor) or isinstance(constant, FakeTensor) or constant.numel() > 16:
+        return None
+    return constant.tolist()
+
+
+POINTWISE = frozenset(
+    [
+        *("relu", "relu_", "gelu", "silu", "silu_", "leaky_relu", "leaky_relu_", "elu", "elu_", "sigmoid", "tanh"),
+        *("hardtanh", "hardtanh_", "hardswish", "hardswish_", "softplus", "mish", "add", "add_", "sub", "mul", "mul_"),
+        *("div", "dropout", "dropout_", "to", "_to_copy", "clone", "contiguous", "alias", "detach"),
+    ]
+)
+
+
+def extra_operation(node: fx.Node) -> str | None:
+    """Return an operation by which a layer's forward changes its output otherwise than elementwise; None if none."""
+    for user in node.users:
+        if user.op == "call_function" and module_of(user) == module_of(node):
+            schema = getattr(user.target, "_schema", None)
+            name = schema.name.rpartition("::")[2] if schema is not None else str(user.target)
+            if name not in POINTWISE or shapes_of(user) != shapes_of(node):
+                return name
+            operation = extra_operation(user)
+            if operation is not None:
+                return operation
+    return None
+
+
+def norm_after(node: fx.Node) -> str | None:
+    """Return the name of the batch norm that reads the output of `node`, if nothing else does."""
+    users = list(node.users)
+    if len(users) != 1:
+        return None
+    return module_of(users[0]) if "batch_norm" in operation_name(users[0]) else None
+
+
+# Substrings of the names of operations
+
+NORMS = ("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm")
+
+PRODUCTS = ("linear", "conv", "addmm", "bmm", "matmul", "einsum", "scaled_dot_product")
+
+
+def is_normalized(node: fx.Node) -> bool:
+    """Tell whether every path from `node` to the next layer, or to the output, passes a norm layer."""
+    remaining, seen = list(node.users), set()
+    while remaining:
+        user = remaining.pop()
+        name = operation_name(user)
+        if user in seen or any(norm in name for norm in NORMS):
+            continue
+        if user.op == "output" or any(product in name for product in PRODUCTS):
+            return False
+        seen.add(user)
+        remaining += user.users
+    return True
