@@ -55,7 +55,7 @@ _library: Any = None
 
 TORCHVISION = {
     "AlexNet": "alexnet",
-    "VGG": "vgg11 vgg16_bn",
+    "VGG": "vgg11_bn",
     "ResNet": "resnet18 resnet50",
     "ResNeXt": "resnext50_32x4d",
     "Wide ResNet": "wide_resnet50_2",
@@ -140,7 +140,6 @@ TIMM = {
     "DenseNet": "densenetblur121d",
     "Inception": "inception_v4",
     "Xception": "legacy_xception",
-    "VGG": "vgg13",
     "BiT": "resnetv2_50 resnetv2_50x1_bit",
     "HGNet": "hgnetv2_b0",
     "StarNet": "starnet_s1",

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from structured_ensembles.common.inputs import call_arguments
-from structured_ensembles.networks.copying import clone_model
 
 TOLERANCE = 1e-6  # of the difference, relative to what dropping the channels changes; some models compute in float32
 
@@ -57,12 +56,14 @@ def comparison_inputs(example: Any, seed: int) -> Any:
 
 @torch.no_grad()
 def run_network(network: nn.Module, inputs: Any, training: bool) -> list[Tensor]:
-    """Run a copy of a network, so that batch norm statistics stay as they are; return its output tensors.
-
-    Every call draws other random numbers than the one before.
-    """
+    """Run a network in one of its modes and return its output tensors; its buffers, such as statistics, stay."""
     positional, keywords = call_arguments(inputs)
-    return list(_tensors(clone_model(network).train(training)(*positional, **keywords)))
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    outputs = list(_tensors(network.train(training)(*positional, **keywords)))
+    for name, buffer in network.named_buffers():
+        if name in before and buffer.shape == before[name].shape:
+            buffer.copy_(before[name])
+    return outputs
 
 
 def _tensors(outputs: Any) -> Iterator[Tensor]:

@@ -94,7 +94,7 @@ def check_model(
 def _compare(model: nn.Module, graph: ChannelGraph, example: Any, prune: float, seed: int) -> dict[str, Any]:
     """Cut the model and compare it with the masked one in both modes."""
     (subnet,) = select(graph, prune=prune, selection="random", members=1, seed=seed)
-    full = randomize(remove_randomness(clone_model(model)), seed)
+    full = randomize(remove_randomness(clone_model(model).cpu()), seed)
     small, masked = extract(full, graph, subnet), without_channels(full, graph, subnet)
     inputs = comparison_inputs(example, seed)
     outputs = {
