@@ -1,4 +1,4 @@
-"""The models of benchmarks/models.py: of torchvision, timm and transformers, with random weights, nothing downloaded."""
+"""The models of benchmarks/models.py, of torchvision, timm and transformers: random weights, nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from transformers_list import TRANSFORMERS, make_example, make_model
+
 CLASSES = 10
-TOKENS = 60  # vocabulary of the language models
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,18 @@ def declare_operators() -> None:
 
     Must come before the first import of torchvision, which timm and transformers import too.
     """
-    global _library
     found = find_spec("torchvision")
     folder = Path(str(found.origin)).parent if found else Path()
     try:
         torch.ops.load_library(next(folder.glob("_C*.so")))
     except (OSError, StopIteration):
-        _library = torch.library.Library("torchvision", "DEF")  # declarations last as long as this object
+        library = torch.library.Library("torchvision", "DEF")
         for operator in ("nms", "qnms"):
-            _library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        DECLARED.append(library)
 
 
-_library: Any = None
+DECLARED: list[Any] = []  # declarations last as long as their objects
 
 # torchvision ----------------------------------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ FIXED_224 = (
     *("beit_base_patch16_224", "beitv2_base_patch16_224", "eva02_tiny_patch14_224", "vit_base_patch32_siglip_256"),
     *("efficientvit_m0", "focalnet_tiny_srf"),
 )
-TIMM_SIZES = {name: 224 for name in FIXED_224} | {
+TIMM_SIZES = dict.fromkeys(FIXED_224, 224) | {
     "vit_base_patch32_siglip_256": 256,
     "swinv2_tiny_window8_256": 256,
     "crossvit_tiny_240": 240,
@@ -236,162 +237,13 @@ def _make_timm(name: str, options: dict[str, Any]) -> nn.Module:
 
 # transformers ---------------------------------------------------------------------------------------------------------
 
-ENCODER: dict[str, Any] = {
-    "vocab_size": TOKENS,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 40,
-    "pad_token_id": 0,
-}
-DECODER: dict[str, Any] = {**ENCODER, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
-VISION: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 32,
-    "patch_size": 8,
-}
-SPEECH: dict[str, Any] = {
-    **ENCODER,
-    "conv_dim": (16, 16),
-    "conv_stride": (5, 2),
-    "conv_kernel": (10, 3),
-    "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 8,
-    "num_conv_pos_embedding_groups": 2,
-    "classifier_proj_size": 16,
-}
-SEQUENCE, IMAGE, AUDIO = "ForSequenceClassification", "ForImageClassification", "ForSequenceClassification"
-# Family and prefix of the classes, their suffix, the configuration, the kind of input
-TRANSFORMERS: list[tuple[str, str, dict[str, Any], str]] = [
-    ("Bert", SEQUENCE, ENCODER, "ids"),
-    (
-        "DistilBert",
-        SEQUENCE,
-        {"vocab_size": TOKENS, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "pad_token_id": 0},
-        "ids",
-    ),
-    ("Roberta", SEQUENCE, {**ENCODER, "bos_token_id": 1, "eos_token_id": 2}, "ids"),
-    ("Albert", SEQUENCE, {**ENCODER, "embedding_size": 16, "bos_token_id": 1, "eos_token_id": 2}, "ids"),
-    ("Electra", SEQUENCE, {**ENCODER, "embedding_size": 16}, "ids"),
-    (
-        "DebertaV2",
-        SEQUENCE,
-        {**ENCODER, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "pooler_hidden_size": 32},
-        "ids",
-    ),
-    ("MPNet", SEQUENCE, {**ENCODER, "bos_token_id": 1, "eos_token_id": 2}, "ids"),
-    ("ConvBert", SEQUENCE, {**ENCODER, "embedding_size": 16}, "ids"),
-    ("MobileBert", SEQUENCE, {**ENCODER, "embedding_size": 16, "intra_bottleneck_size": 32, "true_hidden_size": 32}, "ids"),
-    ("ModernBert", SEQUENCE, {**ENCODER, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}, "ids"),
-    ("XLNet", SEQUENCE, {"vocab_size": TOKENS, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64}, "ids"),
-    ("FNet", SEQUENCE, {k: v for k, v in ENCODER.items() if k != "num_attention_heads"}, "ids only"),
-    (
-        "GPT2",
-        SEQUENCE,
-        {"vocab_size": TOKENS, "n_positions": 40, "n_embd": 32, "n_layer": 2, "n_head": 4, "pad_token_id": 0}
-        | {"bos_token_id": 1, "eos_token_id": 2},
-        "ids",
-    ),
-    (
-        "GPTNeo",
-        SEQUENCE,
-        {"vocab_size": TOKENS, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 64}
-        | {"attention_types": [[["global", "local"], 1]], "max_position_embeddings": 40, "window_size": 8}
-        | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-        "ids",
-    ),
-    ("GPTNeoX", SEQUENCE, {**ENCODER, "bos_token_id": 1, "eos_token_id": 2}, "ids"),
-    ("OPT", SEQUENCE, {**ENCODER, "ffn_dim": 64, "word_embed_proj_dim": 32, "bos_token_id": 1, "eos_token_id": 2}, "ids"),
-    ("Llama", SEQUENCE, DECODER, "ids"),
-    ("Mistral", SEQUENCE, DECODER, "ids"),
-    ("Qwen2", SEQUENCE, DECODER, "ids"),
-    ("Gemma", SEQUENCE, {**DECODER, "head_dim": 8}, "ids"),
-    ("Phi3", SEQUENCE, DECODER, "ids"),
-    (
-        "T5",
-        SEQUENCE,
-        {"vocab_size": TOKENS, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "pad_token_id": 0}
-        | {"decoder_start_token_id": 0, "eos_token_id": 1},
-        "ids with one end",
-    ),
-    (
-        "Bart",
-        SEQUENCE,
-        {"vocab_size": TOKENS, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
-        | {"decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 40}
-        | {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1, "decoder_start_token_id": 1},
-        "ids with one end",
-    ),
-    ("ViT", IMAGE, VISION, "images"),
-    ("DeiT", IMAGE, VISION, "images"),
-    ("Beit", IMAGE, VISION, "images"),
-    ("Dinov2", IMAGE, VISION, "images"),
-    ("Swin", IMAGE, {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}, "images"),
-    ("ConvNext", IMAGE, {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1]}, "images"),
-    ("ConvNextV2", IMAGE, {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1]}, "images"),
-    ("ResNet", IMAGE, {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [2, 2]}, "images"),
-    ("RegNet", IMAGE, {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [2, 2], "groups_width": 16}, "images"),
-    ("Segformer", IMAGE, {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 48, 64], "num_attention_heads": [1, 2, 3, 4]}, "images"),
-    ("PoolFormer", IMAGE, {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1]}, "images"),
-    ("MobileNetV2", IMAGE, {}, "images"),
-    ("Wav2Vec2", AUDIO, SPEECH, "audio"),
-    ("Hubert", AUDIO, SPEECH, "audio"),
-    ("WavLM", AUDIO, SPEECH, "audio"),
-    (
-        "Whisper",
-        "ForAudioClassification",
-        {"vocab_size": TOKENS, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 64}
-        | {"decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 64, "num_mel_bins": 16}
-        | {"max_source_positions": 16, "encoder_layerdrop": 0.1, "pad_token_id": 0, "bos_token_id": 1}
-        | {"eos_token_id": 2, "decoder_start_token_id": 1, "classifier_proj_size": 16},
-        "mel",
-    ),
-    (
-        "AST",
-        "ForAudioClassification",
-        {k: v for k, v in VISION.items() if k != "image_size"} | {"max_length": 32, "num_mel_bins": 16}
-        | {"frequency_stride": 4, "time_stride": 4, "patch_size": 8},
-        "spectrogram",
-    ),
-]  # fmt: skip
-
 
 def _transformers() -> list[Entry]:
-    return [
-        Entry(
-            "transformers",
-            prefix,
-            f"{prefix}{suffix}",
-            partial(_make_transformers, prefix, suffix, options),
-            partial(_transformers_example, kind),
-        )
-        for prefix, suffix, options, kind in TRANSFORMERS
-    ]
-
-
-def _make_transformers(prefix: str, suffix: str, options: dict[str, Any]) -> nn.Module:
-    import transformers
-
-    config = getattr(transformers, f"{prefix}Config")(num_labels=CLASSES, **options)
-    model: nn.Module = getattr(transformers, f"{prefix}{suffix}")(config)
-    return model
-
-
-def _transformers_example(kind: str) -> Any:
-    """Make a batch of two: token ids with a mask that pads the second, images, waveforms or spectra."""
-    if kind.startswith("ids"):
-        ids = torch.randint(3, TOKENS, (2, 24), generator=torch.Generator().manual_seed(0))
-        ids[:, -1] = 1 if kind == "ids with one end" else ids[:, -1]
-        mask = torch.ones_like(ids)
-        if kind == "ids":
-            ids[1, 20:], mask[1, 20:] = 0, 0
-        return {"input_ids": ids} if kind == "ids only" else {"input_ids": ids, "attention_mask": mask}
-    shapes = {"images": (3, 32, 32), "audio": (800,), "mel": (16, 32), "spectrogram": (32, 16)}
-    return torch.randn(2, *shapes[kind])
+    entries = []
+    for prefix, suffix, options, kind in TRANSFORMERS:
+        make = partial(make_model, prefix, suffix, {"num_labels": CLASSES, **options})
+        entries.append(Entry("transformers", prefix, f"{prefix}{suffix}", make, partial(make_example, kind)))
+    return entries
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model_list import Entry, declare_operators, list_models
-from recording import record
-from torch_pruning_check import check_torch_pruning
 
 import structured_ensembles as se
+from model_list import Entry, declare_operators, list_models
+from recording import record
 from structured_ensembles.checking.model_check import check_model, peak_megabytes
 from structured_ensembles.report.docs.models import PAGE, RECORD, render_models
+from torch_pruning_check import check_torch_pruning
 
 ROOT = Path(__file__).resolve().parents[1]
 PRUNE = 0.5

@@ -6,9 +6,9 @@ import copy
 from typing import Any
 
 import torch
-from model_list import CLASSES
 from torch import nn
 
+from model_list import CLASSES
 from structured_ensembles.checking.comparison import Difference, comparison_inputs, run_network
 from structured_ensembles.checking.weights import randomize, remove_randomness
 from structured_ensembles.common.inputs import call_arguments

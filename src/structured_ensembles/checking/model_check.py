@@ -26,7 +26,8 @@ class ModelCheck:
     """What `trace` and `extract` make of a model.
 
     error: why the model cannot be traced or cut; None if it can.
-    seconds: of processor time, of tracing. peak_megabytes: of the process, after tracing; None where the system does not tell.
+    seconds: processor time of tracing.
+    peak_megabytes: of the process, after tracing; None where the system does not tell.
     groups, prunable: numbers of channel groups, all and those that can be pruned.
     parameters, left: numbers of parameters, of the model and of the cut network.
     ways: what was cut: "layers" (channels between layers), "residual sums" (channels of a residual stream).

@@ -27,7 +27,8 @@ def make_model_and_example(
         return made
     if not isinstance(made, nn.Module):
         raise ValueError(
-            f"--check {name} must return a torch.nn.Module, or a pair of one and an example, not a {type(made).__name__}"
+            f"--check {name} must return a torch.nn.Module, or a pair of one and an example, "
+            f"not a {type(made).__name__}"
         )
     if shape is None:
         raise ValueError(

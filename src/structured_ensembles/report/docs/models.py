@@ -25,14 +25,16 @@ compared in float64, with all weights drawn at random, in evaluation mode and in
 stochastic depth and LayerDrop); equal means that they differ by less than a millionth of what the removal changes.
 
 Torch-Pruning prunes the same models in the same run, at ratio 0.5, as its examples do: the classifier is ignored, and
-attention with a layer `qkv` gets its number of heads. A process has {seconds:g} s of processor time and {gigabytes:g} GB for each check.
+attention with a layer `qkv` gets its number of heads. Each check has a process of its own, with {seconds:g} s of
+processor time and {gigabytes:g} GB.
 """
 
 COLUMNS = """
-- **seconds**, **MB**: processor time of tracing, on one core; the peak memory of the process, of which {megabytes:.0f} MB are the libraries.
+- **seconds**, **MB**: processor time of tracing, on one core; peak memory of the process, {megabytes:.0f} MB of it
+  libraries.
 - **groups**: of channels that can be pruned, of all.
-- **left**: the share of parameters that is left at prune=0.5. **cut**: what is removed: channels between layers, or also
-  those of residual sums.
+- **left**: the share of parameters that is left at prune=0.5.
+- **cut**: what is removed: channels between layers, or also those of residual sums.
 - **evaluation**, **training**: the largest difference to the masked network, relative to the largest output; in bold
   where it is more than rounding.
 - **Torch-Pruning**: the share of parameters left and its difference in evaluation mode, or where it ends.
@@ -76,8 +78,9 @@ def _summary(by_library: Mapping[str, Rows], peer_version: str) -> str:
         "cut, but not exactly": lambda row: row["ours"].get("cut", False) and not row["ours"]["exact"],
         f"Torch-Pruning {peer_version}: graph built": lambda row: row["torch_pruning"].get("built", False),
         "it prunes, and the pruned model runs": lambda row: _is_pruned(row["torch_pruning"]),
-        "**the pruned model is exact** (evaluation mode)": lambda row: _is_pruned(row["torch_pruning"])
-        and row["torch_pruning"].get("exact", False),
+        "**the pruned model is exact** (evaluation mode)": lambda row: (
+            _is_pruned(row["torch_pruning"]) and row["torch_pruning"].get("exact", False)
+        ),
     }
     lines = [(label, *(str(sum(map(test, rows.values()))) for rows in columns)) for label, test in counts.items()]
     return _markdown_table(header, lines)
@@ -86,7 +89,9 @@ def _summary(by_library: Mapping[str, Rows], peer_version: str) -> str:
 def _table(rows: Rows) -> str:
     """Write the table of one library, and below it why models cannot be traced."""
     header = ("family", "model", "seconds", "MB", "groups", "left", "cut", "evaluation", "training", "Torch-Pruning")
-    lines = [(row["family"], name.partition("/")[2], *_our_cells(row["ours"]), _peer_cell(row)) for name, row in rows.items()]
+    lines = [
+        (row["family"], name.partition("/")[2], *_our_cells(row["ours"]), _peer_cell(row)) for name, row in rows.items()
+    ]
     failed = {name: row["ours"]["error"] for name, row in rows.items() if row["ours"].get("error")}
     reasons = [f"- `{name.partition('/')[2]}`: {escape_markdown(error)}" for name, error in failed.items()]
     return _markdown_table(header, lines) + ("\nNot traced or cut:\n\n" + "\n".join(reasons) + "\n" if reasons else "")
