@@ -119,6 +119,7 @@ TRANSFORMERS: list[tuple[str, str, Options, str]] = [
     ("Gemma", TEXT, {**DECODER, "head_dim": 8}, "ids"),
     ("Phi3", TEXT, DECODER, "ids"),
     ("T5", TEXT, T5, "ids with one end"),
+    ("T5", "ForTokenClassification", T5, "ids"),
     ("Bart", TEXT, BART, "ids with one end"),
     ("ViT", IMAGE, VISION, "images"),
     ("DeiT", IMAGE, VISION, "images"),

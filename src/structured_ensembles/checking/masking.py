@@ -54,7 +54,8 @@ def positions_of(axis: Axis, group: str, channels: Sequence[int]) -> list[int]:
 
     All that this file knows of how groups lie along an axis is here.
     """
-    positions, start = [], 0
+    positions: list[int] = []
+    start = 0
     for span in axis:
         if span.group == group:
             for channel in channels:
