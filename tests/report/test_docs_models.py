@@ -87,6 +87,7 @@ def test_the_summary_counts_what_is_exact() -> None:
     assert cells(page, "cut, but not exactly")[-1] == "1"
     assert cells(page, "it prunes, and the pruned model runs")[-1] == "3"
     assert cells(page, "**the pruned model is exact** (evaluation mode)")[-1] == "1"
+    assert cells(page, "parameters left where we cut exactly, median")[1:] == ["–", "30%", "–", "30%"]
     assert cells(page, "b")[8] == "**2e-02**"
     assert re.search(r"- `e`: took more than 60 s &lt;b&gt;", page)
 

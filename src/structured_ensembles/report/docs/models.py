@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from structured_ensembles.common.markdown import escape_markdown
@@ -43,7 +44,8 @@ COLUMNS = """
 
 def render_models(record: Mapping[str, Any]) -> str:
     """Write the page of a record of benchmarks/models.py: the summary first, then a table for each library."""
-    rows, settings = record["rows"], record["settings"]
+    settings = record["settings"]
+    rows = {name: row for name, row in record["rows"].items() if {"ours", "torch_pruning"} <= row.keys()}  # complete
     versions = settings["versions"]
     by_library = {
         library: {name: row for name, row in rows.items() if row["library"] == library} for library in LIBRARIES
@@ -83,6 +85,13 @@ def _summary(by_library: Mapping[str, Rows], peer_version: str) -> str:
         ),
     }
     lines = [(label, *(str(sum(map(test, rows.values()))) for rows in columns)) for label, test in counts.items()]
+    shares = [
+        [row["ours"]["left"] / row["ours"]["parameters"] for row in rows.values() if row["ours"].get("exact")]
+        for rows in columns
+    ]
+    lines.append(
+        ("parameters left where we cut exactly, median", *(f"{median(own):.0%}" if own else "–" for own in shares))
+    )
     return _markdown_table(header, lines)
 
 
