@@ -42,7 +42,6 @@ from torch_pruning_check import check_torch_pruning
 ROOT = Path(__file__).resolve().parents[1]
 PRUNE = 0.5
 PATIENCE = 5  # a check may take so many times its processor time, on a busy machine
-TOOLS: dict[str, Callable[[torch.nn.Module, Any], dict[str, Any]]] = {}
 
 
 def main() -> None:
@@ -98,7 +97,10 @@ def check_ours(model: torch.nn.Module, example: Any) -> dict[str, Any]:
     return row
 
 
-TOOLS |= {"ours": check_ours, "torch_pruning": partial(check_torch_pruning, ratio=PRUNE)}
+TOOLS: dict[str, Callable[[torch.nn.Module, Any], dict[str, Any]]] = {
+    "ours": check_ours,
+    "torch_pruning": partial(check_torch_pruning, ratio=PRUNE),
+}
 
 
 def limited(
