@@ -85,7 +85,8 @@ def test_training_that_draws_random_numbers_is_not_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("relative", "effect", "exact"), [(1e-16, 1.0, True), (1e-3, 1.0, False), (1e-9, 1e-6, False), (0.0, 0.5, True)]
+    ("relative", "effect", "exact"),
+    [(1e-16, 1.0, True), (1e-3, 1.0, False), (1e-9, 1e-6, False), (0.0, 0.5, True), (0.0, 0.0, False)],
 )
 def test_rounding_is_told_from_a_difference_by_what_the_cut_changes(
     relative: float, effect: float, exact: bool

@@ -35,8 +35,8 @@ class Difference:
 
     @property
     def exact(self) -> bool:
-        """Tell whether the two are equal, up to rounding."""
-        return self.relative <= TOLERANCE * min(1.0, self.effect)
+        """Tell whether the two are equal, up to rounding, and the removal changed something."""
+        return self.effect > 0 and self.relative <= TOLERANCE * min(1.0, self.effect)
 
 
 def comparison_inputs(example: Any, seed: int) -> Any:
