@@ -300,7 +300,7 @@ def test_every_method_accepts_models_of_any_dtype(method: str, dtype: torch.dtyp
 
 
 class Wrapped(nn.Module):
-    """Return the logits in a container."""
+    """Return the logits twice in a container, so that nothing tells which tensor is meant."""
 
     def __init__(self, kind: type) -> None:
         super().__init__()
@@ -308,13 +308,13 @@ class Wrapped(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         logits = self.inner(x)
-        return {"logits": logits} if self.kind is dict else self.kind([logits])
+        return {"first": logits, "second": logits} if self.kind is dict else self.kind([logits, logits])
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", [tuple, dict, list])
 def test_every_method_refuses_models_that_do_not_return_one_tensor(method: str, kind: type) -> None:
-    with pytest.raises(TypeError, match=f"model must return one tensor .*, not a {kind.__name__}: wrap it in a module"):
+    with pytest.raises(TypeError, match=f"model must return one tensor .*, not a {kind.__name__}: wrap it in"):
         METHODS[method](Wrapped(kind), se.load_data("digits"), members=2, recipe=RECIPE, quiet=True)
 
 

@@ -321,7 +321,7 @@ class Several(nn.Module):
         self.inner, self.kind = mlp(), kind
 
     def forward(self, x: Tensor) -> Any:
-        return {"logits": self.inner(x)} if self.kind is dict else (self.inner(x), x)
+        return {"classes": self.inner(x), "inputs": x} if self.kind is dict else (self.inner(x), x)
 
 
 def frozen() -> nn.Module:

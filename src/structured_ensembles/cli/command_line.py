@@ -18,7 +18,7 @@ from structured_ensembles.storage.files import read_text
 from structured_ensembles.storage.safe_yaml import parse_yaml
 from structured_ensembles.training.execution import split_config
 
-CODE = ("dataset", "model", "method", "ood")  # options that may be package.module:function
+CODE = ("dataset", "model", "method", "ood", "check")  # options that may be package.module:function
 DATA = ("dataset", "ood")  # options that may be folder:PATH, pictures and no code
 EMPTY = "{}"  # a configuration without options
 

@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from structured_ensembles import zoo
+from structured_ensembles.checking.model_check import check_model
+from structured_ensembles.cli.model_row import format_check, make_model_and_example
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.sources import data_sets, is_cached
 
 
-def models() -> int:
-    """List the networks of the zoo."""
+def models(
+    check: str | None = None,
+    shape: list[int] | None = None,
+    prune: float = 0.5,
+    coupled: bool = True,
+    model_arguments: dict[str, Any] | None = None,
+) -> int:
+    """List the networks of the zoo, or check whether a model can be cut.
+
+    Args:
+        check: a name, or package.module:function that returns a network, or a network and an example of its inputs
+        shape: of one input without the batch, such as 3 224 224, if the function gives no example
+        prune: the share of neurons that the check removes
+        coupled: also remove those that residual sums couple
+        model_arguments: what the function of --check is called with
+
+    """
+    if check is not None:
+        model, example = make_model_and_example(check, shape, model_arguments or {})
+        print(format_check(check_model(model, example, prune=prune, coupled=coupled)))
+        return 0
     rows = []
     for name in zoo.__all__:
         function = getattr(zoo, name)
@@ -24,6 +46,7 @@ def models() -> int:
     print(text_table(("model", "parameters", "arguments"), rows))
     print("\nYour own: --model package.module:function, a function that returns a torch.nn.Module, installed or")
     print("in a file of the current folder; its arguments go into --model-arguments, such as '{\"width\": 2}'.")
+    print("Can it be cut? sens models --check package.module:function --shape 3 224 224")
     return 0
 
 

@@ -8,16 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.common.outputs import pick_logits
+
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]  # each (batch, …)
 Shape = tuple[int, ...] | tuple[tuple[int, ...], ...] | dict[str, tuple[int, ...]]  # of one sample
 
 
 def call(network: nn.Module | Callable[..., Any], inputs: Inputs) -> Any:
-    """Run a network on a batch."""
+    """Run a network on a batch; return its logits where it returns more than those, see `pick_logits`."""
     if isinstance(inputs, Tensor):
-        return network(inputs)
+        return pick_logits(network(inputs))
     positional, keywords = call_arguments(inputs)
-    return network(*positional, **keywords)
+    return pick_logits(network(*positional, **keywords))
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -90,8 +92,11 @@ def is_several(shape: Any) -> bool:
 
 
 def check_one_tensor(outputs: Any) -> Tensor:
-    """Return a model's outputs; raise a TypeError unless they are one tensor."""
+    """Return a model's outputs, as `call` gives them; raise a TypeError unless they are one tensor."""
     if not isinstance(outputs, Tensor):
         name = type(outputs).__name__
-        raise TypeError(f"model must return one tensor (batch, …), not a {name}: wrap it in a module that picks one")
+        raise TypeError(
+            f"model must return one tensor (batch, …), or several of which one is named 'logits', not a {name}: wrap "
+            "it in a module that picks one"
+        )
     return outputs

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import device_of
+from structured_ensembles.networks.copy_settings import settle_copy
 
 Replace = Callable[[str, Tensor], Tensor]
 
@@ -42,6 +43,7 @@ def copy_with(model: nn.Module, parameter: Replace, buffer: Replace) -> nn.Modul
     copied = copy.deepcopy(model, memo)  # takes what the memo has instead of copying it
     for encoder in _encoders_with_nested_tensors(copied):
         encoder.use_nested_tensor = False
+    settle_copy(copied)
     return copied
 
 

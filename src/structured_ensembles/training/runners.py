@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from structured_ensembles.common.inputs import Inputs, call_arguments, clone_inputs, map_inputs, tensors_in
+from structured_ensembles.common.outputs import pick_logits
 from structured_ensembles.cuda import batch_drawing
 from structured_ensembles.cuda.batch_drawing import BatchDrawer
 from structured_ensembles.cuda.bf16_copies import Bfloat16Copies, castable
@@ -255,6 +256,7 @@ class ModuleRunner:
                 outputs = self.compiled((positional), named) if named else self.compiled(positional)
             else:
                 outputs = functional_call(network, self.bfloat16.copies, positional, named, tie_weights=False)
+            outputs = pick_logits(outputs)
             cost = mean_loss(self.plan.loss, _stacked(outputs, network).to(self.plan.loss_dtype), targets)
         gradients = torch.autograd.grad(cost, [*self.leaves, *self.copied], allow_unused=True)
         if any(gradient is not None for gradient in gradients[len(self.leaves) :]):
@@ -314,7 +316,7 @@ def _validate(plan: Plan, network: nn.Module, weights: dict[str, Tensor], batch:
     network.eval()
     with plan.autocast():
         outputs = functional_call(network, weights, *call_arguments(clone_inputs(inputs)), tie_weights=False)
-    outputs = _stacked(outputs, network).to(plan.loss_dtype)
+    outputs = _stacked(pick_logits(outputs), network).to(plan.loss_dtype)
     totals[0] += mean_loss(plan.loss, outputs, targets) * len(targets)
     if plan.data.task == "classification":
         totals[1] += (combine_logits(outputs).argmax(-1) == targets).sum()

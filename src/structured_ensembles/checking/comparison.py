@@ -1,0 +1,93 @@
+"""Comparison of a cut network with the full one without the dropped channels, in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from structured_ensembles.common.inputs import call_arguments
+
+TOLERANCE = 1e-6  # of the difference, relative to what dropping the channels changes; some models compute in float32
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the cut network is from the full one without the dropped channels, in double precision.
+
+    relative: the largest difference of outputs, divided by the largest output.
+    effect: the same between the full network with and without the channels: a cut that changed nothing would not show
+        a mistake.
+    """
+
+    relative: float
+    effect: float
+
+    @classmethod
+    def of(cls, cut: Sequence[Tensor], masked: Sequence[Tensor], full: Sequence[Tensor]) -> Difference:
+        """Compare the outputs of the cut network, of the masked one, and of the full one."""
+        size = _largest(masked)
+        return cls(largest_difference(cut, masked) / size, largest_difference(full, masked) / size)
+
+    @property
+    def exact(self) -> bool:
+        """Tell whether the two are equal, up to rounding, and the removal changed something."""
+        return self.effect > 0 and self.relative <= TOLERANCE * min(1.0, self.effect)
+
+
+def comparison_inputs(example: Any, seed: int) -> Any:
+    """Return inputs like the example's, doubles drawn from a normal distribution in place of floats, twice the batch.
+
+    A batch norm in training mode needs several samples; with two, its outputs would be signs.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            return torch.randn(2 * len(tensor), *tensor.shape[1:], generator=generator, dtype=torch.float64)
+        return torch.cat([tensor, tensor.flip(0)]).cpu()
+
+    return tree_map_only(Tensor, draw, example)
+
+
+@torch.no_grad()
+def run_network(network: nn.Module, inputs: Any, training: bool) -> list[Tensor]:
+    """Run a network in one of its modes and return its output tensors; its buffers, such as statistics, stay."""
+    positional, keywords = call_arguments(inputs)
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    outputs = list(_tensors(network.train(training)(*positional, **keywords)))
+    for name, buffer in network.named_buffers():
+        if name in before and buffer.shape == before[name].shape:
+            buffer.copy_(before[name])
+    return outputs
+
+
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    """Yield the tensors of nested outputs."""
+    if isinstance(outputs, Tensor):
+        yield outputs
+    elif isinstance(outputs, Mapping):
+        yield from _tensors(list(outputs.values()))
+    elif isinstance(outputs, list | tuple):
+        for item in outputs:
+            yield from _tensors(item)
+
+
+def _largest(tensors: Sequence[Tensor]) -> float:
+    """Return the largest absolute value of floating-point tensors; an error if one is not finite or all are zero."""
+    largest = max(float(tensor.abs().max()) for tensor in tensors if tensor.is_floating_point())
+    if not 0 < largest < float("inf"):
+        raise ValueError(f"outputs with random weights cannot be compared: the largest is {largest}")
+    return largest
+
+
+def largest_difference(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    """Return the largest absolute difference of two lists of tensors; infinity if their shapes differ."""
+    if [tensor.shape for tensor in one] != [tensor.shape for tensor in other]:
+        return float("inf")
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a.is_floating_point()]
+    return max(float((a - b).abs().max().nan_to_num(nan=float("inf"))) for a, b in pairs)

@@ -1,0 +1,53 @@
+"""Networks made fit for a comparison: nothing random in training mode, no weight that would hide a mistake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def remove_randomness(network: nn.Module) -> nn.Module:
+    """Set the rates of dropout, stochastic depth and the like to zero, in place; return the network.
+
+    Rates are recognised by name: numbers in attributes of modules, and of their configurations, whose names speak of
+    dropping; the `p` of modules that are named so. SpecAugment (wav2vec2) is turned off.
+    """
+    for module in network.modules():
+        drops = any(word in type(module).__name__.lower() for word in ("drop", "stochasticdepth"))
+        _set_rates(module, ["p"] if drops else [])
+        if (config := vars(module).get("config")) is not None:
+            _set_rates(config, [])
+            if getattr(config, "apply_spec_augment", False):
+                config.apply_spec_augment = False
+    return network
+
+
+def _set_rates(owner: Any, names: list[str]) -> None:
+    """Set the attributes of these names, and those whose names speak of dropping, to zero if they are rates."""
+    for name, value in list(vars(owner).items()):
+        if (name in names or "drop" in name.lower()) and type(value) in (int, float) and 0 < value <= 1:
+            setattr(owner, name, type(value)(0))
+
+
+@torch.no_grad()
+def randomize(network: nn.Module, seed: int = 0) -> nn.Module:
+    """Draw every parameter and batch norm statistic at random, in place and in double precision; return the network.
+
+    A layer that starts at zero, such as the last norm of a residual block, would hide what is wrong with its inputs.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    network.double()
+    for parameter in network.parameters():
+        # Deviation of a linear layer's outputs: that of its inputs
+        deviation = max(1, parameter[0].numel()) ** -0.5 if parameter.dim() > 1 else 0.5
+        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * deviation
+        parameter.copy_(drawn.to(parameter.device))
+    for module in network.modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None:
+            mean, variance = module.running_mean, module.running_var
+            mean.copy_(torch.randn(mean.shape, generator=generator) * 0.3)
+            variance.copy_(torch.rand(variance.shape, generator=generator) + 0.5)
+    return network

@@ -1,0 +1,120 @@
+"""check_model: what it says of models that can be cut, cannot be, or are cut wrongly."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import structured_ensembles as se
+from structured_ensembles.checking import model_check
+from structured_ensembles.checking.comparison import Difference
+from structured_ensembles.checking.model_check import check_model
+from structured_ensembles.checking.weights import randomize, remove_randomness
+
+EXAMPLE = torch.rand(2, 3, 8, 8)
+
+
+class Block(nn.Module):
+    """A residual block with dropout, in a small network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 1), nn.Conv2d(6, 8, 1)
+        self.norm, self.dropout, self.head = nn.BatchNorm2d(8), nn.Dropout(0.5), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.norm(self.second(torch.relu(self.first(x))))
+        return self.head(self.dropout(x.mean((2, 3))))  # type: ignore[no-any-return]
+
+
+def test_a_cut_that_is_exact() -> None:
+    model = Block()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    check = check_model(model, EXAMPLE)
+    assert (check.groups, check.prunable, check.ways) == (3, 2, ("layers", "residual sums"))
+    assert check.parameters == 3 * 8 * 9 + 8 + 8 * 6 + 6 + 6 * 8 + 8 + 8 + 8 + 8 * 4 + 4
+    assert check.left == 3 * 4 * 9 + 4 + 4 * 3 + 3 + 3 * 4 + 4 + 4 + 4 + 4 * 4 + 4
+    assert check.cut
+    assert check.exact
+    assert check.error is None
+    assert check.evaluation is not None
+    assert check.training is not None
+    assert max(check.evaluation.relative, check.training.relative) < 1e-12
+    assert min(check.evaluation.effect, check.training.effect) > 1e-3
+    assert check.reasons == {"reaches the network's output": 1}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert check_model(model, EXAMPLE, coupled=False).ways == ("layers",)
+
+
+def test_a_wrong_cut_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first channels are kept in place of the chosen ones, in all layers: the network runs, but is another one."""
+
+    def extract_wrongly(model: nn.Module, graph: Any, subnet: Any) -> nn.Module:
+        first = tuple((name, size, tuple(range(len(kept)))) for name, size, kept in subnet.groups)
+        return se.extract(model, graph, dataclasses.replace(subnet, groups=first))
+
+    monkeypatch.setattr(model_check, "extract", extract_wrongly)
+    check = check_model(Block(), EXAMPLE)
+    assert check.cut
+    assert not check.exact
+    assert check.evaluation is not None
+    assert check.evaluation.relative > 1e-3
+
+
+def test_models_that_cannot_be_cut_or_followed() -> None:
+    linear = check_model(nn.Linear(3, 2), torch.rand(2, 3))
+    assert (linear.error, linear.cut, linear.exact, linear.left) == (None, False, False, 8)
+    refused = check_model(Block(), torch.rand(2, 5))
+    assert refused.error is not None
+    assert "cannot be followed" in refused.error
+    assert (refused.cut, refused.groups) == (False, 0)
+
+
+def test_training_that_draws_random_numbers_is_not_compared() -> None:
+    class Noisy(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + torch.rand_like(x) if self.training else x)
+
+    check = check_model(Noisy(), EXAMPLE)
+    assert check.random
+    assert check.exact
+
+
+@pytest.mark.parametrize(
+    ("relative", "effect", "exact"),
+    [(1e-16, 1.0, True), (1e-3, 1.0, False), (1e-9, 1e-6, False), (0.0, 0.5, True), (0.0, 0.0, False)],
+)
+def test_rounding_is_told_from_a_difference_by_what_the_cut_changes(
+    relative: float, effect: float, exact: bool
+) -> None:
+    assert Difference(relative, effect).exact is exact
+
+
+def test_randomness_is_removed_wherever_rates_are() -> None:
+    class Config:
+        hidden_dropout_prob, apply_spec_augment = 0.0, False
+
+    class Rates(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop_prob, self.width, self.config = 0.3, 0.5, Config()
+            self.config.hidden_dropout_prob, self.config.apply_spec_augment = 0.1, True
+            self.inner = nn.Dropout2d(0.2)
+
+    rates = Rates()
+    assert remove_randomness(rates) is rates
+    assert (rates.drop_prob, rates.width, rates.inner.p) == (0, 0.5, 0)
+    assert (rates.config.hidden_dropout_prob, rates.config.apply_spec_augment) == (0, False)
+
+
+def test_random_weights_are_drawn_by_seed() -> None:
+    states: list[Mapping[str, Tensor]] = [randomize(Block(), seed).state_dict() for seed in (0, 0, 1)]
+    for name in ("norm.weight", "norm.running_var", "head.bias", "first.weight"):
+        assert torch.equal(states[0][name], states[1][name])
+        assert not torch.equal(states[0][name], states[2][name])
+        assert states[0][name].dtype == torch.float64
+        assert bool((states[0][name] != 0).all())
