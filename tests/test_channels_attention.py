@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import structured_ensembles as se
+from structured_ensembles.checking.masking import without_channels
 from structured_ensembles.networks.graph_network import GraphNetwork
 from structured_ensembles.networks.resizing import channel_indices
-from tests.support.exactness import check_exact, randomize, without_channels
+from tests.support.exactness import check_exact, randomize
 
 
 def tokens(*shape: int) -> Tensor:

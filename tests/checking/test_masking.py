@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.channels import ChannelGroup
 from structured_ensembles.checking.masking import input_dim, positions_of, without_channels
 from structured_ensembles.networks.resizing import Span
 from structured_ensembles.selection import Subnet
@@ -48,21 +47,11 @@ def test_transposed_convolutions_have_their_inputs_first() -> None:
     assert (input_dim(model[0]), input_dim(model[1])) == (1, 0)
 
 
-def test_a_group_that_no_layer_reads_loses_its_rows() -> None:
+def test_a_group_that_only_a_product_reads_loses_its_rows() -> None:
     model = Attention()
-    both = ((Span("query", 4),),)
-    graph = se.ChannelGraph(
-        groups=(ChannelGroup("query", 4, ("query", "key"), (), False, None),),
-        axes={
-            "query.weight": (*both, (Span(None, 3),)),
-            "query.bias": both,
-            "key.weight": (*both, (Span(None, 3),)),
-        },
-        outputs={},
-        parameters=frozenset(["query.weight", "query.bias", "key.weight"]),
-        magnitudes={},
-        output_shape=(5, 5),
-    )
+    graph = se.trace(model, torch.rand(5, 3))
+    assert graph.prunable == {"query": 4}
+    assert graph["query"].consumers == ()
     masked = without_channels(model, graph, Subnet((("query", 4, (0, 3)),)))
     x = torch.rand(5, 3)
     kept = [0, 3]

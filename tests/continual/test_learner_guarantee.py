@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import structured_ensembles as se
+from structured_ensembles.checking.masking import without_channels
 from structured_ensembles.continual import PruningLearner, StructuredLearner
 from structured_ensembles.continual.freezing import freeze
 from structured_ensembles.continual.heads import TaskNetwork
 from tests.support.continual_cases import SHORT, inputs_of, learn_and_check, make_backbone, make_tasks
-from tests.support.exactness import without_channels
 
 OPTIMIZERS = {
     "sgd": {"optimizer": "sgd", "rate": 0.05, "momentum": 0.9, "weight_decay": 0.01},

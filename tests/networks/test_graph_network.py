@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import structured_ensembles as se
+from structured_ensembles.checking.masking import without_channels
 from structured_ensembles.networks.graph_network import GraphNetwork
-from tests.support.exactness import randomize, without_channels
+from tests.support.exactness import randomize
 
 
 class Fixed(nn.Module):

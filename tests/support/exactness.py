@@ -1,6 +1,5 @@
 """Check that an extracted network computes what the full one computes without the dropped channels."""
 
-import copy
 from typing import Any
 
 import torch
@@ -8,75 +7,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import structured_ensembles as se
+from structured_ensembles.checking.masking import without_channels
 from structured_ensembles.common.inputs import call
-from structured_ensembles.networks.resizing import Axis, NestedSpan
 
 
 def random_subnets(graph: se.ChannelGraph, prune: float, members: int = 1, seed: int = 0) -> list[se.Subnet]:
     return se.select(graph, prune=prune, selection="random", members=members, seed=seed)
-
-
-def without_channels(model: nn.Module, graph: se.ChannelGraph, subnet: se.Subnet) -> nn.Module:
-    """Copy the full network and set the outgoing weights of every dropped channel to zero.
-
-    The layers that read a group are those the graph names; which of their inputs are meant is worked out here anew. A
-    group that is read by a product of activations (queries and keys) has no outgoing weights: what computes it is zero.
-    """
-    masked = copy.deepcopy(model)
-    for name, size, kept in subnet.groups:
-        dropped = torch.tensor([channel not in kept for channel in range(size)])
-        group = graph[name]
-        if group.products or "[groups]" in name:
-            for producer in group.producers:
-                _zero_rows(masked, graph, producer, name, dropped)
-        for reader in group.consumers:
-            for weight_name, axis in _read_weights(masked, reader):
-                weight = dict(masked.named_parameters(remove_duplicate=False))[weight_name]
-                with torch.no_grad():
-                    weight.transpose(0, axis)[_positions(graph.axes[weight_name][axis], name, dropped)] = 0
-    return masked
-
-
-def _weight_name(model: nn.Module, layer: str) -> str:
-    """Return the name of a layer's weight; a bare parameter is named itself."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    return layer if layer in parameters else f"{layer}.weight"
-
-
-def _read_weights(model: nn.Module, reader: str) -> list[tuple[str, int]]:
-    """Return the weights of a layer that reads a group, each with the axis of its inputs."""
-    parameter = _weight_name(model, reader)
-    layer = None if parameter == reader else model.get_submodule(reader)
-    if isinstance(layer, nn.RNNBase):
-        return [(f"{reader}.{name}", 1) for name in layer._parameters if name.startswith("weight")]
-    rows_are_inputs = isinstance(layer, nn.modules.conv._ConvTransposeNd) or type(layer).__name__ == "Conv1D"
-    return [(parameter, 0 if rows_are_inputs else 1)]
-
-
-def _zero_rows(model: nn.Module, graph: se.ChannelGraph, producer: str, name: str, dropped: Tensor) -> None:
-    """Set what a layer computes for the dropped channels to zero: rows of its weight, and its bias."""
-    weight_name = _weight_name(model, producer)
-    for parameter_name in (weight_name, weight_name.replace("weight", "bias")):
-        parameter = dict(model.named_parameters(remove_duplicate=False)).get(parameter_name)
-        if parameter is None:
-            continue
-        layer = model.get_submodule(parameter_name.rpartition(".")[0])
-        columns = isinstance(layer, nn.Embedding) or type(layer).__name__ == "Conv1D"
-        axis = 1 if columns and parameter.dim() == 2 else 0
-        with torch.no_grad():
-            parameter.transpose(0, axis)[_positions(graph.axes[parameter_name][axis], name, dropped)] = 0
-
-
-def _positions(axis: Axis, name: str, dropped: Tensor) -> Tensor:
-    """Return which positions of an axis belong to dropped channels of a group."""
-    pieces = []
-    for span in axis:
-        piece = dropped if span.group == name else torch.zeros(span.size, dtype=torch.bool)
-        piece = piece.repeat_interleave(span.block)
-        if isinstance(span, NestedSpan):
-            piece = piece | _positions(span.within, name, dropped).repeat(span.size)
-        pieces.append(piece)
-    return torch.cat(pieces)
 
 
 def randomize(model: nn.Module, seed: int = 0) -> nn.Module:

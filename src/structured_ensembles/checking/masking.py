@@ -5,36 +5,55 @@ This is worked out apart from extraction, which removes channels. Here nothing i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.networks.copying import clone_model
-from structured_ensembles.networks.resizing import Axis
+from structured_ensembles.networks.resizing import Axis, NestedSpan, groups_along
 from structured_ensembles.selection import Subnet
 
 
 def without_channels(model: nn.Module, graph: ChannelGraph, subnet: Subnet) -> nn.Module:
     """Copy a network and set the outgoing weights of every channel that `subnet` drops to zero.
 
-    A group that layers read loses its columns in their weights. A group that no layer reads, but a product of two
-    activations, such as queries and keys, loses its rows in the weights and biases of the layers that compute it.
+    A group that layers read loses its columns in their weights. A group that a product of two activations reads, such
+    as queries and keys, becomes zero itself: in the weights and biases of the layers that compute it, and in norms.
     """
     masked = clone_model(model)
     for name, size, kept in subnet.groups:
         dropped = sorted(set(range(size)) - set(kept))
-        readers = graph[name].consumers
-        for layer in readers or graph[name].producers:
-            weight = f"{layer}.weight" if layer else "weight"
-            module = masked.get_submodule(layer)
-            side = input_dim(module) if readers else 1 - input_dim(module)
-            _zero(masked.get_parameter(weight), graph.axes[weight], side, name, dropped)
-            bias = f"{layer}.bias" if layer else "bias"
-            if not readers and bias in graph.axes:
-                _zero(masked.get_parameter(bias), graph.axes[bias], 0, name, dropped)
+        for weight, dim in _read_weights(masked, graph, name):
+            _zero(masked.get_parameter(weight), graph.axes[weight], dim, name, dropped)
+        for weight, dim in _computing_weights(masked, graph, name) if graph[name].products else ():
+            _zero(masked.get_parameter(weight), graph.axes[weight], dim, name, dropped)
     return masked
+
+
+def _read_weights(model: nn.Module, graph: ChannelGraph, group: str) -> Iterator[tuple[str, int]]:
+    """Yield the weights of the layers that read a group, each with the axis of its inputs."""
+    for reader in graph[group].consumers:
+        layer = dict(model.named_modules()).get(reader)
+        if layer is None:  # a parameter that is used outside a layer
+            yield reader, 1 if model.get_parameter(reader).dim() > 1 else 0
+        elif isinstance(layer, nn.RNNBase):
+            yield from ((f"{reader}.{name}", 1) for name in layer._parameters if name.startswith("weight"))
+        else:
+            yield f"{reader}.weight" if reader else "weight", input_dim(layer)
+
+
+def _computing_weights(model: nn.Module, graph: ChannelGraph, group: str) -> Iterator[tuple[str, int]]:
+    """Yield the parameters that compute a group, and those of norms along it, each with the axis of its outputs."""
+    modules = dict(model.named_modules())
+    for producer in graph[group].producers:
+        layer = modules.get(producer)
+        weight = producer if layer is None else f"{producer}.weight" if producer else "weight"
+        yield weight, 1 if isinstance(layer, nn.Embedding) else 1 - (1 if layer is None else input_dim(layer))
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1 and group in groups_along(graph.axes[name][0]):
+            yield name, 0
 
 
 def input_dim(layer: nn.Module) -> int:
@@ -57,9 +76,11 @@ def positions_of(axis: Axis, group: str, channels: Sequence[int]) -> list[int]:
     positions: list[int] = []
     start = 0
     for span in axis:
-        if span.group == group:
-            for channel in channels:
-                first = start + channel * span.block
+        for channel in range(span.size):
+            first = start + channel * span.block
+            if span.group == group and channel in channels:
                 positions += range(first, first + span.block)
+            elif isinstance(span, NestedSpan):
+                positions += [first + position for position in positions_of(span.within, group, channels)]
         start += span.size * span.block
     return positions

@@ -30,7 +30,8 @@ class ModelCheck:
     peak_megabytes: of the process, after tracing; None where the system does not tell.
     groups, prunable: numbers of channel groups, all and those that can be pruned.
     parameters, left: numbers of parameters, of the model and of the cut network.
-    ways: what was cut: "layers" (channels between layers), "residual sums" (channels of a residual stream).
+    ways: what was cut: "layers" (channels between layers), "residual sums" (channels of a residual stream), and
+        "in the graph" if the model's code cannot be cut.
     evaluation, training: the differences in both modes; None where there is nothing to compare. Training mode is
         compared without dropout and the like.
     random: whether training mode draws random numbers even so, so that its outputs cannot be compared.
@@ -110,9 +111,10 @@ def _compare(model: nn.Module, graph: ChannelGraph, example: Any, prune: float, 
 
 
 def _ways(graph: ChannelGraph) -> tuple[str, ...]:
-    """Name what the prunable groups are."""
+    """Name what the prunable groups are, and whether they are cut in the code or in the graph."""
     coupled = [group.coupled for group in graph.groups if group.prunable]
-    return (*["layers"] * (False in coupled), *["residual sums"] * (True in coupled))
+    kinds = (*["layers"] * (False in coupled), *["residual sums"] * (True in coupled))
+    return (*kinds, "in the graph") if graph.templates else kinds
 
 
 def peak_megabytes() -> float | None:
