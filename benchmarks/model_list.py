@@ -80,7 +80,7 @@ TORCHVISION_OPTIONS: dict[str, dict[str, Any]] = {
     "vit_b_16": {"image_size": 64},
     "maxvit_t": {"input_size": (224, 224)},
 }
-TORCHVISION_SIZES = {"inception_v3": 128, "maxvit_t": 224}
+TORCHVISION_SIZES = {"inception_v3": 299, "maxvit_t": 224}
 
 
 def _torchvision() -> list[Entry]:
