@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from structured_ensembles.common.inputs import call_arguments
 
-TOLERANCE = 1e-6  # of the difference, relative to what dropping the channels changes; some models compute in float32
+TOLERANCE = 1e-9  # of the difference, relative to what dropping the channels changes
 
 
 @dataclass(frozen=True)

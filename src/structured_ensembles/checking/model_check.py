@@ -70,10 +70,12 @@ def check_model(
 
     example, coupled: as in `trace`. The comparison is in double precision, with weights drawn at random.
     """
-    start = time.process_time()
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    # Traced as it is compared: a cut graph keeps the rates of dropout, and conversions to single precision.
+    full = randomize(remove_randomness(clone_model(model).cpu()), seed)
+    start = time.process_time()
     try:
-        graph = trace(model, example, coupled=coupled)
+        graph = trace(full, comparison_inputs(example, seed), coupled=coupled)
     except Exception as error:  # the model's code may raise anything
         return ModelCheck(first_line(error), time.process_time() - start, peak_megabytes(), parameters=parameters)
     traced: dict[str, Any] = {
@@ -88,15 +90,14 @@ def check_model(
     if not graph.prunable:
         return ModelCheck(**traced, left=parameters)
     try:
-        return ModelCheck(**traced, **_compare(model, graph, example, prune, seed))
+        return ModelCheck(**traced, **_compare(full, graph, example, prune, seed))
     except Exception as error:  # a mistake of ours, which the row must show
         return ModelCheck(**traced, left=parameters, error=f"{type(error).__name__}: {first_line(error)}")
 
 
-def _compare(model: nn.Module, graph: ChannelGraph, example: Any, prune: float, seed: int) -> dict[str, Any]:
-    """Cut the model and compare it with the masked one in both modes."""
+def _compare(full: nn.Module, graph: ChannelGraph, example: Any, prune: float, seed: int) -> dict[str, Any]:
+    """Cut a network and compare it with the masked one in both modes."""
     (subnet,) = select(graph, prune=prune, selection="random", members=1, seed=seed)
-    full = randomize(remove_randomness(clone_model(model).cpu()), seed)
     small, masked = extract(full, graph, subnet), without_channels(full, graph, subnet)
     inputs = comparison_inputs(example, seed)
     outputs = {

@@ -13,7 +13,7 @@ from structured_ensembles.tracing.rules import RULES, Call, Result, fix_unknown
 
 def follow(call: Call) -> Result:
     """Apply the rule for `call`; without a rule, fix all channels that it touches."""
-    name = call.name.removesuffix("_")
+    name = call.name if call.name.startswith("__") else call.name.removesuffix("_")
     if name in RULES:
         return RULES[name](call)
     if torch.Tag.pointwise in getattr(call.apply, "tags", ()):

@@ -159,6 +159,7 @@ def along_dims(call: Call) -> Result:
 @rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", "bernoulli")
 @rule("hardswish", "log_sigmoid", "relu6", "mish", "rsub", "multiply", "divide", "subtract", "floor_divide")
 @rule("copy", "fill", "zero", "contiguous", "to", "_to_copy", "alias", "detach", "lift_fresh_copy", "lift_fresh")
+@rule("__and__", "__or__", "__xor__", "bitwise_and", "bitwise_or", "bitwise_not", "logical_and", "logical_or")
 @rule("type_as", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like")
 def pointwise(call: Call) -> Result:
     """Unify the operands of an elementwise operation, with broadcasting: a product as a gate, any other as a sum."""

@@ -44,6 +44,7 @@ class ChannelSet:
     computed: bool = False  # the output of a layer
     padding: bool = False  # constants that an operation appended: no layer computes them
     batch: bool = False  # the samples of a batch
+    counted: bool = False  # positions that an operation counts, which may turn out to be samples
     heads: frozenset[int] = frozenset()  # the producers that a scaling vector scales, by number
     in_code: str | None = None  # why only the exported graph can be cut, and not the model's code
     parent: ChannelSet | None = None
@@ -223,7 +224,7 @@ def _tokens(run: Run) -> list[ChannelSet | _Number]:
     tokens: list[ChannelSet | _Number] = []
     for factor in run.factors:
         last = tokens[-1] if tokens else None
-        if factor.fixed is None or factor.batch:
+        if factor.fixed is None or factor.batch or factor.counted:
             tokens.append(factor)
         elif isinstance(last, _Number):
             tokens[-1] = _Number(last.size * factor.size, last.fixed)
@@ -322,7 +323,7 @@ def split_sequence(channels: ChannelSet, size: int) -> None:
 def _like(channels: ChannelSet, size: int) -> ChannelSet:
     """Make a set of another size of which the same is known."""
     fixed = channels.fixed or (SINGLE if size == 1 else None)
-    return replace(channels, size=size, fixed=fixed, batch=False, parent=None, definition=None)
+    return replace(channels, size=size, fixed=fixed, batch=False, counted=False, parent=None, definition=None)
 
 
 def _merge(one: ChannelSet, other: ChannelSet, relation: Relation) -> None:
@@ -335,6 +336,7 @@ def _merge(one: ChannelSet, other: ChannelSet, relation: Relation) -> None:
     one.computed = one.computed or other.computed
     one.padding = one.padding or other.padding
     one.batch = one.batch or other.batch
+    one.counted = one.counted and other.counted
     one.in_code = one.in_code or other.in_code
     if relation is Relation.GATE and one.heads and other.heads:
         one.heads = min(one.heads, other.heads, key=min)

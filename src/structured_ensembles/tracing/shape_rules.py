@@ -182,6 +182,16 @@ def constant(call: Call) -> Result:
     return Value(call.shape, dims)
 
 
+@rule("arange")
+def count(call: Call) -> Result:
+    """Fix positions that are counted: without some of them, the others would get other numbers."""
+    start, step = call.arguments.get("start", 0), call.arguments.get("step", 1)
+    counted = new_layout(call.shape[0], fixed="arange counts its positions", counted=True)
+    if (start, step) == (0, 1) and call["end"] == call.shape[0]:
+        call.sizes["end"] = counted  # of samples there may be another number
+    return Value(call.shape, (counted,))
+
+
 @rule("repeat")
 def repeat(call: Call) -> Result:
     """Repeat the layout of each dimension; a single position becomes new channels of one value, as in expand."""

@@ -157,7 +157,9 @@ class Walk:
         if node.users:
             self.used.add(name)
         uses = [user for user in node.users if not reads_only_shape(user, node)]
-        if len(uses) > 1:
+        owner = self.modules.get(name.rpartition(".")[0])
+        # What a layer computes twice could be scaled only once; other parameters and buffers may be used anywhere.
+        if len(uses) > 1 and isinstance(owner, (*SCALED_LAYERS, nn.modules.batchnorm._NormBase)):
             _fix_all(value, f"{name} is used {len(uses)} times: shared weights")
         return value
 
