@@ -39,8 +39,8 @@ def declare_operators() -> None:
 
     Must come before the first import of torchvision, which timm and transformers import too.
     """
-    found = find_spec("torchvision")
-    folder = Path(str(found.origin)).parent if found else Path()
+    spec = find_spec("torchvision")
+    folder = Path(str(spec.origin)).parent if spec else Path()
     try:
         torch.ops.load_library(next(folder.glob("_C*.so")))
     except (OSError, StopIteration):

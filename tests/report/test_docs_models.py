@@ -24,7 +24,10 @@ def record_of(**rows: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, Any]:
     versions = dict.fromkeys(("torch", "torchvision", "timm", "transformers", "torch-pruning"), "1.0")
     settings = {"seconds": 60, "gigabytes": 12, "megabytes_of_libraries": 400.0, "versions": versions}
     listed = {
-        f"timm/{name}": {"library": "timm", "family": "F", "ours": ours, "torch_pruning": peer}
+        f"timm/{name}": {
+            **{"library": "timm", "family": "F", "ours": ours, "torch_pruning": peer},
+            "everything": {"left": 200, "parameters": 1000} if "ways" in ours else {"error": "E"},
+        }
         for name, (ours, peer) in rows.items()
     }
     return {"settings": settings, "date": "2026-11-18", "rows": listed}
@@ -47,7 +50,8 @@ def test_the_page_equals_the_record() -> None:
 def test_a_row_says_what_was_measured() -> None:
     page = render_models(record_of(net=(CUT, PRUNED)))
     assert cells(page, "net") == [
-        *("F", "net", "1.2", "500", "7/8", "30%", "layers and residual sums", "1e-16", "1e-16", "25%, **2e-02**")
+        *("F", "net", "1.2", "500", "7/8", "30%", "layers and residual sums", "1e-16", "1e-16", "20%"),
+        "25%, **2e-02**",
     ]
 
 
@@ -88,6 +92,8 @@ def test_the_summary_counts_what_is_exact() -> None:
     assert cells(page, "it prunes, and the pruned model runs")[-1] == "3"
     assert cells(page, "**the pruned model is exact** (evaluation mode)")[-1] == "1"
     assert cells(page, "parameters left where we cut exactly, median")[1:] == ["–", "30%", "–", "30%"]
+    assert cells(page, "parameters left with everything on (not exact), median")[1:] == ["–", "20%", "–", "20%"]
+    assert (cells(page, "d")[9], cells(page, "e")[9]) == ("20%", "fails")
     assert cells(page, "b")[8] == "**2e-02**"
     assert re.search(r"- `e`: took more than 60 s &lt;b&gt;", page)
 

@@ -34,7 +34,7 @@ class Samples(NamedTuple):
 
 
 class OfNetwork(NamedTuple):
-    """An argument that is the network's own "device" or "dtype" when it runs."""
+    """An argument that depends on where the network runs: its "device" and "dtype", and whether "cudnn" is on."""
 
     attribute: str
 
@@ -74,8 +74,9 @@ class Graph:
         self, network: nn.Module, inputs: list[Tensor], observe: Callable[[int, Any], None] = lambda number, value: None
     ) -> Any:
         """Run the operations with the weights of `network`; `observe` gets each operation's number and its result."""
-        samples = inputs[0].shape[0] if inputs and inputs[0].dim() else 1
-        device, dtype = inputs[0].device if inputs else torch.device("cpu"), dtype_of(network)
+        samples = next((tensor.shape[0] for tensor in inputs if tensor.dim()), 1)
+        device = inputs[0].device if inputs else torch.device("cpu")
+        now = {"device": device, "dtype": dtype_of(network), "cudnn": torch.backends.cudnn.enabled}
         tensors: list[Any] = [_tensor_of(network, name) for name in self.weights]
         values = [*tensors, *(constant.to(device) for constant in self.constants), *inputs]
 
@@ -86,7 +87,7 @@ class Graph:
             if kind is Samples:
                 return nested.per_sample * samples
             if kind is OfNetwork:
-                return device if nested.attribute == "device" else dtype
+                return now[nested.attribute]
             return [fill(item) for item in nested] if kind is list else nested
 
         for number, operation in enumerate(self.operations):

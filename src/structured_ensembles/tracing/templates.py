@@ -151,6 +151,10 @@ def _operation(
         keywords["device"] = OfNetwork("device")
         if keywords.get("dtype") is dtype:
             keywords["dtype"] = OfNetwork("dtype")
+    schema = getattr(target, "_schema", None)
+    for index, argument in enumerate(() if schema is None else schema.arguments):
+        if argument.name in ("cudnn_enabled", "cudnn_enable") and index < len(arguments):
+            arguments[index] = OfNetwork("cudnn")
     return Operation(name, tuple(map(written, arguments)), {key: written(value) for key, value in keywords.items()})
 
 

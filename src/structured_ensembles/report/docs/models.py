@@ -24,7 +24,7 @@ your own.
 **Exact** means: half of the channels of every group that `trace(…, coupled=True)` offers are removed at random, and the
 extracted network computes what the full network computes when the outgoing weights of these channels are zero. Both are
 compared in float64, with all weights drawn at random, in evaluation mode and in training mode (there without dropout,
-stochastic depth and LayerDrop); equal means that they differ by less than a millionth of what the removal changes.
+stochastic depth and LayerDrop); equal means that they differ by less than a billionth of what the removal changes.
 
 Torch-Pruning prunes the same models in the same run, at ratio 0.5, as its examples do: the classifier is ignored, and
 attention with a layer `qkv` gets its number of heads. Each check has a process of its own, with {seconds:g} s of
@@ -36,9 +36,12 @@ COLUMNS = """
   libraries.
 - **groups**: of channels that can be pruned, of all.
 - **left**: the share of parameters that is left at prune=0.5.
-- **cut**: what is removed: channels between layers, or also those of residual sums.
+- **cut**: what is removed: channels between layers, or also those of residual sums; "in the graph" if the model's code
+  relies on sizes, so that members run its exported graph.
 - **evaluation**, **training**: the largest difference to the masked network, relative to the largest output; in bold
   where it is more than rounding.
+- **everything**: the share left with `approximate=True, nested="all"` too: whole heads or groups, the channels within
+  them, and what norms mix. Not exact; for trained networks that are tuned.
 - **Torch-Pruning**: the share of parameters left and its difference in evaluation mode, or where it ends.
 """
 
@@ -62,7 +65,7 @@ def render_models(record: Mapping[str, Any]) -> str:
         ),
         "## Summary\n\n" + _summary(by_library, versions["torch-pruning"]),
         "The columns of the tables:\n" + COLUMNS.format(megabytes=settings["megabytes_of_libraries"]),
-        *(f"## {library}\n\n{_table(own)}" for library, own in by_library.items() if own),
+        *(f"## {library}\n\n{_table(rows)}" for library, rows in by_library.items() if rows),
     ]
     return "\n".join(parts)
 
@@ -86,21 +89,38 @@ def _summary(by_library: Mapping[str, Rows], peer_version: str) -> str:
         ),
     }
     lines = [(label, *(str(sum(map(test, rows.values()))) for rows in columns)) for label, test in counts.items()]
-    shares = [
+    exact_shares = [
         [row["ours"]["left"] / row["ours"]["parameters"] for row in rows.values() if row["ours"].get("exact")]
         for rows in columns
     ]
-    lines.append(
-        ("parameters left where we cut exactly, median", *(f"{median(own):.0%}" if own else "–" for own in shares))
-    )
+    all_shares = [
+        [row["everything"]["left"] / row["everything"]["parameters"] for row in rows.values() if _has_everything(row)]
+        for rows in columns
+    ]
+    lines.append(("parameters left where we cut exactly, median", *map(_median_cell, exact_shares)))
+    lines.append(("parameters left with everything on (not exact), median", *map(_median_cell, all_shares)))
     return _markdown_table(header, lines)
+
+
+def _median_cell(shares: Sequence[float]) -> str:
+    """Write the median of shares."""
+    return f"{median(shares):.0%}" if shares else "–"
+
+
+def _has_everything(row: Mapping[str, Any]) -> bool:
+    """Tell whether a model was cut with every option on."""
+    return "left" in row.get("everything", {})
 
 
 def _table(rows: Rows) -> str:
     """Write the table of one library, and below it why models cannot be traced."""
-    header = ("family", "model", "seconds", "MB", "groups", "left", "cut", "evaluation", "training", "Torch-Pruning")
+    header = (
+        *("family", "model", "seconds", "MB", "groups", "left", "cut", "evaluation", "training", "everything"),
+        "Torch-Pruning",
+    )
     lines = [
-        (row["family"], name.partition("/")[2], *_our_cells(row["ours"]), _peer_cell(row)) for name, row in rows.items()
+        (row["family"], name.partition("/")[2], *_our_cells(row["ours"]), _everything_cell(row), _peer_cell(row))
+        for name, row in rows.items()
     ]
     failed = {name: row["ours"]["error"] for name, row in rows.items() if row["ours"].get("error")}
     reasons = [f"- `{name.partition('/')[2]}`: {escape_markdown(error)}" for name, error in failed.items()]
@@ -116,6 +136,13 @@ def _our_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     ways = " and ".join(row["ways"]) if row["cut"] else "–"
     groups = f"{row['prunable']}/{row['groups']}" if row["error"] is None else "–"
     return (f"{row['seconds']:.1f}", f"{row['peak_megabytes']:.0f}", groups, f"{share:.0%}", ways, *differences)
+
+
+def _everything_cell(row: Mapping[str, Any]) -> str:
+    """Write the share that is left with every option on, or that it fails."""
+    if not _has_everything(row):
+        return "fails" if "everything" in row else "–"
+    return f"{row['everything']['left'] / row['everything']['parameters']:.0%}"
 
 
 def _difference(difference: Mapping[str, Any] | None, random: bool) -> str:
