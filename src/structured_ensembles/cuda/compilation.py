@@ -29,7 +29,7 @@ from structured_ensembles.cuda.passes import (
     replace_layers,
     stack_members,
 )
-from structured_ensembles.cuda.program import Program, ProgramError, export_program
+from structured_ensembles.cuda.program import Node, Program, ProgramError, export_program
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack, unpadded
 from structured_ensembles.data.random_states import preserve_random_states
@@ -153,10 +153,18 @@ def _check_randomness(program: Program) -> None:
     """Raise `ProgramError` for random numbers other than dropout's, and for sparse gradients."""
     for node in program.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
-            if torch.Tag.nondeterministic_seeded in node.target.tags:
+            if torch.Tag.nondeterministic_seeded in node.target.tags and not _is_attention_without_dropout(node):
                 raise ProgramError(f"{node.target} draws random numbers, for which members have no generator")
             if node.target is torch.ops.aten.embedding.default and True in node.args[4:]:
                 raise ProgramError("an embedding has sparse gradients")
+
+
+def _is_attention_without_dropout(node: Node) -> bool:
+    """Tell whether a node is an attention that drops nothing out, and so draws no numbers."""
+    if node.target is not torch.ops.aten.scaled_dot_product_attention.default:
+        return False
+    dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+    return dropout == 0.0
 
 
 def _castable(program: Program, parameters: Collection[str]) -> set[str]:

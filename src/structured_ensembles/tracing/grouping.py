@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 from structured_ensembles.networks.resizing import Axis, NestedSpan, Span
-from structured_ensembles.tracing.layout import NO_CHANNELS, ChannelSet, Layout, resolve
+from structured_ensembles.tracing.layout import NO_CHANNELS, SINGLE, ChannelSet, Layout, Run, resolve
 from structured_ensembles.tracing.walk import Producer, Walk
 
 COUPLED = "coupled by a residual sum (trace(…, coupled=True) offers it)"
@@ -52,24 +53,32 @@ def _sets_of(producer: Producer) -> Iterable[tuple[ChannelSet, str, int]]:
     """Yield the channel sets of a producer's output with their names and sizes.
 
     A set that is only a piece of the output is named after its positions; of a product, the inner set is "within" the
-    outer ones, the "groups". Fixed sets are left out of products in which others are not.
+    outer ones, the "groups". Fixed sets are left out of products in which others are not; adjacent ones are joined.
     """
     runs, start = resolve(producer.channels), 0
-    pieces = len({run.factors for run in runs})
-    for run in runs:
-        piece = f"[{start}:{start + run.extent}]" if pieces > 1 else ""
-        start += run.extent
-        free = [factor for factor in run.factors if not factor.fixed]
-        if not free:  # the largest set says why
-            known = max(run.factors, key=lambda factor: (factor.fixed != NO_CHANNELS, factor.size))
-            blocks = [factor for factor in run.factors if factor.fixed == NO_CHANNELS]
-            yield known, producer.module + piece, known.size if blocks else run.extent
+    pieces = [list(piece) for _, piece in groupby(runs, key=lambda run: run.factors if _free(run) else None)]
+    for piece in pieces:
+        stop = start + sum(run.extent for run in piece)
+        position = f"[{start}:{stop}]" if len(pieces) > 1 else ""
+        start = stop
+        free = _free(piece[0])
+        if not free:
+            factors = [factor for run in piece for factor in run.factors]
+            known = max(factors, key=lambda factor: (factor.fixed not in (NO_CHANNELS, SINGLE), factor.size))
+            in_blocks = len(piece) == 1 and any(factor.fixed == NO_CHANNELS for factor in factors)
+            size = known.size if in_blocks else sum(run.extent for run in piece)
+            yield known, producer.module + position, size
         for index, factor in enumerate(free):
-            everywhere = all(factor in other.factors for other in runs)
+            everywhere = all(factor in run.factors for run in runs)
             role = "" if len(free) == 1 else "[within]" if index == len(free) - 1 else "[groups]"
             if len(free) > 2 and role == "[groups]":
                 role = f"[groups {index}]"
-            yield factor, producer.module + ("" if everywhere else piece) + role, factor.size
+            yield factor, producer.module + ("" if everywhere else position) + role, factor.size
+
+
+def _free(run: Run) -> list[ChannelSet]:
+    """List the factors of a product from which channels may be removed."""
+    return [factor for factor in run.factors if not factor.fixed]
 
 
 def _reason(channels: ChannelSet, coupled: bool, approximate: bool) -> str | None:

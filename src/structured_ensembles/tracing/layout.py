@@ -105,6 +105,8 @@ def product(outer: Layout, inner: Layout) -> Layout | None:
     if extent(outer) == 1 or extent(inner) == 1:
         return inner if extent(outer) == 1 else outer
     inner_runs = resolve(inner)
+    if len(inner_runs) > 1 and is_fixed(inner):
+        inner_runs = fixed_layout(extent(inner))
     if len(inner_runs) == 1:
         return tuple(Run((*run.factors, *inner_runs[0].factors)) for run in resolve(outer))
     if is_fixed(outer) and extent(outer) * len(inner_runs) <= MAX_REPEATS:
