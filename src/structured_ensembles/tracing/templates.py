@@ -27,7 +27,7 @@ from structured_ensembles.networks.graph_network import (
     references,
 )
 from structured_ensembles.networks.resizing import Axis, kept_size
-from structured_ensembles.tracing.layout import ChannelSet, Layout, Run, extent, resolve
+from structured_ensembles.tracing.layout import NO_CHANNELS, ChannelSet, Layout, Run, extent, resolve
 from structured_ensembles.tracing.nodes import live_nodes
 from structured_ensembles.tracing.walk import Step
 
@@ -174,16 +174,16 @@ def _sizes(value: Any, axis_of: AxisOf) -> Any:
     if not samples:
         axis = axis_of(value)
         return Size(axis, False) if any(span.group is not None for span in axis) else extent(value)
-    if len(runs) > 1:
+    if len(samples) < len(runs):
         raise TemplateError("a dimension of its graph holds samples and something else")
-    others: list[ChannelSet] = [factor for factor in runs[0].factors if not factor.batch]
-    return Size(axis_of((Run(tuple(others)),)) if others else (), True)
+    per_sample = [tuple(factor for factor in run.factors if not factor.batch) for run in runs]
+    return Size(axis_of(tuple(Run(factors or (ChannelSet(1, NO_CHANNELS),)) for factors in per_sample)), True)
 
 
 def _with_numbers(nested: Any, counts: Mapping[str, int]) -> Any:
     """Replace the sizes in nested lists of arguments by numbers."""
     if isinstance(nested, Size):
-        left = kept_size(nested.axis, counts) if nested.axis else int(nested.per_sample)
+        left = kept_size(nested.axis, counts)
         return Samples(left) if nested.per_sample else left
     return [_with_numbers(item, counts) for item in nested] if type(nested) is list else nested
 
