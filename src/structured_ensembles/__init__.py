@@ -20,6 +20,7 @@ from structured_ensembles.data import Data, Normalization, load_corrupted, load_
 from structured_ensembles.diversity import mmd2
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
+from structured_ensembles.export import export_onnx, export_pt2
 from structured_ensembles.extraction import extract
 from structured_ensembles.networks.heads import with_head
 from structured_ensembles.prediction.combination import Uncertainty
@@ -55,6 +56,8 @@ __all__ = [
     "continual",
     "evaluate",
     "evaluation",
+    "export_onnx",
+    "export_pt2",
     "extract",
     "from_factory",
     "gaussian_nll",

@@ -420,3 +420,23 @@ def test_demo_writes_a_report_with_the_figures_of_its_ensembles(
     assert (tmp_path / "structured-int8.safetensors").stat().st_size < (tmp_path / "single.safetensors").stat().st_size
     assert (len(single), len(structured)) == (1, 5)
     assert torch.isfinite(structured(torch.rand(2, 1, 8, 8))).all()
+
+
+def test_export_writes_files_that_predict_like_the_run(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    from structured_ensembles.export import run_onnx
+
+    files = [str(tmp_path / name) for name in ("e.onnx", "e8.onnx", "e.pt2")]
+    assert main(["export", str(run), "--onnx", files[0], "--int8", files[1], "--pt2", files[2]]) == 0
+    printed = capsys.readouterr().out
+    assert all(file in printed for file in files)
+    assert "accuracy" in printed
+    data = se.load_data("digits")
+    inputs = data.test.inputs[data.test.index[:8]]
+    expected = se.Ensemble.load(run / "ensemble.safetensors").predict_proba(inputs)
+    floats = inputs.float() / 255 if not inputs.is_floating_point() else inputs
+    torch.testing.assert_close(run_onnx(files[0], floats)["probabilities"], expected, atol=1e-4, rtol=1e-4)
+    assert main(["export", str(run)]) == 2
+    assert "give --onnx FILE, --pt2 FILE or both" in capsys.readouterr().err

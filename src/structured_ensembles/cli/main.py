@@ -17,6 +17,7 @@ from structured_ensembles.cli.command_line import check_code, normalize_words, s
 from structured_ensembles.cli.continual import continual
 from structured_ensembles.cli.demo import demo
 from structured_ensembles.cli.evaluate import evaluate
+from structured_ensembles.cli.export import export
 from structured_ensembles.cli.failures import run_guarded
 from structured_ensembles.cli.lists import datasets, models
 from structured_ensembles.cli.predict import predict
@@ -32,6 +33,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "predict": predict,
     "reproduce": reproduce,
     "report": report,
+    "export": export,
     "continual": continual,
     "models": models,
     "datasets": datasets,

@@ -1,0 +1,71 @@
+"""`sens export`: a trained ensemble as one ONNX or .pt2 file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.export import export_onnx, export_pt2, quantize_onnx, run_onnx
+from structured_ensembles.runs.folder import read_config
+from structured_ensembles.runs.ingredients import load_run_data, load_run_ensemble
+
+CALIBRATION_SAMPLES = 256  # of the training split, by which the quantiser chooses ranges
+TESTED_SAMPLES = 2000
+
+
+def export(
+    run: Path,
+    onnx: Path | None = None,
+    int8: Path | None = None,
+    pt2: Path | None = None,
+    root: Path | None = None,
+    trust_code: bool = False,
+) -> int:
+    """Write a trained ensemble as files that run without this library.
+
+    Args:
+        run: a run folder of sens train
+        onnx: the ONNX file to write
+        int8: an ONNX file of 8-bit weights and activations to write beside it; its accuracy is printed
+        pt2: the file for torch.export.load to write
+        root: where data sets are kept
+        trust_code: let the folder import the functions that build its network and its data
+
+    """
+    if onnx is None and pt2 is None:
+        raise ValueError("give --onnx FILE, --pt2 FILE or both")
+    if int8 is not None and onnx is None:
+        raise ValueError("--int8 needs --onnx FILE, which it is made of")
+    config = read_config(run)
+    data = load_run_data(run, config, root, trust_code)
+    ensemble = load_run_ensemble(run, config, data, trust_code)
+    if pt2 is not None:
+        print(f"{pt2}: {export_pt2(ensemble, pt2):,} bytes")
+    if onnx is None:
+        return 0
+    print(f"{onnx}: {export_onnx(ensemble, onnx):,} bytes")
+    if int8 is not None:
+        samples, _ = _first_samples(data.train, CALIBRATION_SAMPLES)
+        tested = _first_samples(data.test, TESTED_SAMPLES)
+        size = quantize_onnx(onnx, int8, samples)
+        accuracies = [_accuracy(path, *tested) for path in (onnx, int8)]
+        cost = accuracies[1] - accuracies[0]
+        print(f"{int8}: {size:,} bytes, accuracy {accuracies[1]:.2%} instead of {accuracies[0]:.2%} ({cost:+.2%})")
+    return 0
+
+
+def _first_samples(split: object, count: int) -> tuple[Tensor, Tensor]:
+    """Return the first samples of a split as the exported graph takes them, pixels as floats in [0,1], with labels."""
+    if not isinstance(split, TensorSplit) or not isinstance(split.inputs, Tensor):
+        raise ValueError("--int8 needs data of one input that fit in memory, with a test split, to be tried on")
+    index = split.index[:count]
+    inputs = split.inputs[index]
+    return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float(), split.targets[index]
+
+
+def _accuracy(path: Path, inputs: Tensor, labels: Tensor) -> float:
+    """Return the accuracy of an exported file on samples."""
+    return float((run_onnx(path, inputs)["probabilities"].argmax(1) == labels).double().mean())

@@ -1,0 +1,140 @@
+"""export_onnx and export_pt2: the graph computes what the ensemble does, for any batch, and says what it is."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import structured_ensembles as se
+from structured_ensembles.export import CLASSIFICATION, Predictor, quantize_onnx, run_onnx
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+def make_ensemble(network: nn.Module, shape: tuple[int, ...], **options: object) -> se.Ensemble:
+    """Cut two halves out of a network, as if it had been trained on pixels with a temperature and a threshold."""
+    torch.manual_seed(0)
+    graph = se.trace(network, torch.rand(2, *shape))
+    subnets = se.select(graph, prune=0.5, selection="random", members=2)
+    normalization = se.Normalization((0.4,) * shape[0], (0.2,) * shape[0])
+    ensemble = se.Ensemble([se.extract(network, graph, subnet) for subnet in subnets], normalization=normalization)
+    ensemble.input_shape, ensemble.pixels, ensemble.classes = shape, True, ("cat", "dog", "bird")
+    ensemble.temperature, ensemble.threshold = 1.5, 0.9
+    return ensemble.eval()
+
+
+def expected(ensemble: se.Ensemble, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what the library itself predicts."""
+    uncertainty = ensemble.uncertainty(inputs)
+    return {
+        "probabilities": ensemble.predict_proba(inputs),
+        "entropy": uncertainty.entropy,
+        "mutual_information": uncertainty.mutual_information,
+        "keep": ensemble.keep(inputs),
+    }
+
+
+ZOO = {
+    "lenet5": (1, 28, 28),
+    "resnet20": (3, 32, 32),
+    "half_vgg11": (3, 32, 32),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_onnx_graph_predicts_what_the_ensemble_predicts(name: str, tmp_path: Path) -> None:
+    shape = ZOO[name]
+    ensemble = make_ensemble(getattr(se.zoo, name)(num_classes=3), shape)
+    size = se.export_onnx(ensemble, tmp_path / "e.onnx")
+    assert size == (tmp_path / "e.onnx").stat().st_size
+    for count in (1, 5):
+        inputs = torch.rand(count, *shape, generator=torch.Generator().manual_seed(1))
+        outputs = run_onnx(tmp_path / "e.onnx", inputs)
+        for output, values in expected(ensemble, inputs).items():
+            torch.testing.assert_close(outputs[output], values.to(outputs[output].dtype), atol=1e-4, rtol=1e-4)
+
+
+def test_onnx_file_says_what_it_is_and_nothing_of_this_machine(tmp_path: Path) -> None:
+    ensemble = make_ensemble(se.zoo.lenet5(num_classes=3), (1, 28, 28))
+    se.export_onnx(ensemble, tmp_path / "e.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "e.onnx"))
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["classes"]) == ["cat", "dog", "bird"]
+    assert (metadata["task"], metadata["members"], metadata["temperature"]) == ("classification", "2", "1.5")
+    assert tuple(json.loads(metadata["outputs"])) == CLASSIFICATION
+    assert [output.name for output in session.get_outputs()] == list(CLASSIFICATION)
+    assert session.get_inputs()[0].shape[1:] == [1, 28, 28]
+    assert isinstance(session.get_inputs()[0].shape[0], str), "the batch is dynamic"
+    assert b"/src/structured_ensembles" not in (tmp_path / "e.onnx").read_bytes()
+
+
+def test_pt2_program_predicts_what_the_ensemble_predicts(tmp_path: Path) -> None:
+    ensemble = make_ensemble(se.zoo.lenet5(num_classes=3), (1, 28, 28))
+    assert se.export_pt2(ensemble, tmp_path / "e.pt2") > 10_000
+    extra = {"metadata.json": ""}
+    program = torch.export.load(tmp_path / "e.pt2", extra_files=extra).module()
+    inputs = torch.rand(4, 1, 28, 28)
+    for values, exported in zip(expected(ensemble, inputs).values(), program(inputs), strict=True):
+        torch.testing.assert_close(exported, values.to(exported.dtype))
+    assert json.loads(extra["metadata.json"])["members"] == 2
+
+
+def test_regression_exports_mean_and_deviation(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ensemble = se.Ensemble([nn.Linear(4, 1) for _ in range(3)], task="regression").eval()
+    ensemble.input_shape = (4,)
+    se.export_onnx(ensemble, tmp_path / "r.onnx")
+    inputs = torch.rand(6, 4)
+    outputs = run_onnx(tmp_path / "r.onnx", inputs)
+    torch.testing.assert_close(outputs["mean"].flatten(), ensemble.predict(inputs).flatten())
+    torch.testing.assert_close(outputs["deviation"].flatten(), ensemble.spread(inputs).flatten())
+
+
+def test_graph_networks_and_token_ids_are_exported(tmp_path: Path) -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.hidden, self.head = nn.Embedding(9, 6), nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(self.hidden(self.embed(tokens)).view(-1, 5, 8).relu().mean(1))
+
+    model = Reader()
+    graph = se.trace(model, torch.zeros(2, 5, dtype=torch.long))
+    subnets = se.select(graph, prune=0.5, selection="random", members=2)
+    ensemble = se.Ensemble([se.extract(model, graph, subnet) for subnet in subnets]).eval()
+    ensemble.input_shape, ensemble.ids, ensemble.id_limit = (5,), True, 9
+    se.export_onnx(ensemble, tmp_path / "t.onnx")
+    tokens = torch.randint(0, 9, (4, 5))
+    torch.testing.assert_close(
+        run_onnx(tmp_path / "t.onnx", tokens)["probabilities"], ensemble.predict_proba(tokens), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_int8_file_is_smaller_and_close(tmp_path: Path) -> None:
+    ensemble = make_ensemble(se.zoo.lenet5(num_classes=3), (1, 28, 28))
+    size = se.export_onnx(ensemble, tmp_path / "e.onnx")
+    inputs = torch.rand(64, 1, 28, 28)
+    assert quantize_onnx(tmp_path / "e.onnx", tmp_path / "e8.onnx", inputs) < 0.6 * size
+    exact, quantized = (run_onnx(tmp_path / name, inputs)["probabilities"] for name in ("e.onnx", "e8.onnx"))
+    assert 0 < (exact - quantized).abs().max() < 0.1
+
+
+def test_failed_exports_leave_no_file_and_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="example must be given"):
+        se.export_onnx(se.Ensemble([nn.Linear(4, 2)]), tmp_path / "e.onnx")
+    with pytest.raises(TypeError, match="ensemble must be"):
+        se.export_onnx(nn.Linear(4, 2), tmp_path / "e.onnx")
+    ensemble = make_ensemble(se.zoo.lenet5(num_classes=3), (1, 28, 28))
+    right = Predictor.forward
+
+    def wrong(self: Predictor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = right(self, *inputs)
+        return (outputs[0] + (0 if torch.compiler.is_exporting() else 0.01), *outputs[1:])
+
+    monkeypatch.setattr(Predictor, "forward", wrong)
+    with pytest.raises(RuntimeError, match=r"onnxruntime computes other probabilities than PyTorch: .* 0\.01"):
+        se.export_onnx(ensemble, tmp_path / "e.onnx")
+    assert not list(tmp_path.iterdir())
