@@ -174,3 +174,45 @@ def test_heads_that_hold_queries_keys_and_values_side_by_side_are_cut_within() -
             for parameter in (masked.norm.weight, masked.norm.bias):
                 parameter[torch.from_numpy(rows >= 0) & dropped[torch.from_numpy(rows).clamp_min(0)]] = 0
         torch.testing.assert_close(small.eval()(tokens()), masked.eval()(tokens()))
+
+
+class SharedKeys(nn.Module):
+    """Attention in which two heads of queries share each head of keys and values, whose sizes differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(6, 16), nn.Linear(6, 8), nn.Linear(6, 6)
+        self.merge, self.head = nn.Linear(12, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            layer(x).unflatten(-1, (heads, -1)).transpose(1, 2)
+            for layer, heads in ((self.query, 4), (self.key, 2), (self.value, 2))
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+        return self.head(self.merge(mixed.transpose(1, 2).flatten(2)))
+
+
+def test_heads_that_share_keys_go_with_them() -> None:
+    graph = check_exact(randomize(SharedKeys()), torch.randn(2, 5, 6, dtype=torch.float64), nested="all")
+    shared = next(group for group in graph.groups if set(group.producers) == {"query", "key", "value"})
+    assert shared.size == 2
+    assert {group.size for group in graph.groups if group.producers == ("query",)} == {2}
+    assert {group.size for group in graph.groups if group.producers == ("query", "key")} == {4}
+
+
+def test_values_at_positions_that_keys_count_stay() -> None:
+    # Keys and values lie along channels of two layers: softmax runs over both.
+    class OverChannels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.key, self.value, self.head = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(5, 2)
+            self.query = nn.Linear(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            query, key, value = (layer(x).unsqueeze(-1) for layer in (self.query, self.key, self.value))
+            return self.head(F.scaled_dot_product_attention(query, key, value).squeeze(-1))
+
+    graph = check_exact(randomize(OverChannels()), torch.randn(3, 6, dtype=torch.float64))
+    assert graph.prunable == {"query": 5}
+    assert graph["key"].producers == ("key", "value")

@@ -106,3 +106,24 @@ def test_files_keep_the_number_of_groups(tmp_path) -> None:
     base = nn.Sequential(model, nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten())
     loaded = se.Ensemble.load(tmp_path / "grouped.safetensors", model=base)
     torch.testing.assert_close(loaded(image().float()), ensemble.eval()(image().float()))
+
+
+@pytest.mark.parametrize("nested", ["finest", "all"])
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(8, 8, 3, groups=2), nn.Conv2d(8, 8, 3, groups=4), nn.ConvTranspose2d(8, 8, 3, groups=8)]
+)
+def test_files_keep_groups_of_which_one_is_left_or_that_have_one_channel(
+    layer: nn.Module, nested: str, tmp_path
+) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), layer, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+    x = torch.randn(2, 3, 4, 4)
+    graph = se.trace(model, x, nested=nested)
+    members = [
+        se.extract(model, graph, subnet) for subnet in se.select(graph, prune=0.5, selection="random", members=2)
+    ]
+    for base in (model, members[0]):
+        se.Ensemble(members).save(tmp_path / "once.safetensors")
+        again = se.Ensemble.load(tmp_path / "once.safetensors", model=base)
+        again.save(tmp_path / "twice.safetensors")
+        twice = se.Ensemble.load(tmp_path / "twice.safetensors", model=model)
+        torch.testing.assert_close(twice(x), se.Ensemble(members).eval()(x))

@@ -81,3 +81,18 @@ def test_scales_act_on_outputs_and_last_states(last: str, bidirectional: bool) -
             mask[unit] = 2.0
             expected = model.head(hidden * mask.repeat(units))
             torch.testing.assert_close(scaled.view(2, 4, 3)[member], expected)
+
+
+def test_first_states_that_a_layer_computes_lose_units_but_no_layers() -> None:
+    class Started(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.start, self.layer, self.head = nn.Linear(6, 16), nn.GRU(6, 8, 2, batch_first=True), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state = self.start(x[:, 0]).view(-1, 2, 8).transpose(0, 1).contiguous()
+            return self.head(self.layer(x, state)[0][:, -1])
+
+    x = torch.randn(3, 4, 6, dtype=torch.float64)
+    graph = check_exact(randomize(Started()), x, coupled=True, nested="all")
+    assert graph.prunable == {"start": 8}

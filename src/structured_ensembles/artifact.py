@@ -366,6 +366,10 @@ def _number_type(tensor: Tensor) -> str:
 def _check_sizes(module: nn.Module) -> None:
     """Raise a ValueError if the sizes of a layer's tensors do not agree."""
     tensors = {**module._parameters, **module._buffers}
+    weight = tensors.get("weight")
+    groups = module.num_groups if isinstance(module, nn.GroupNorm) else getattr(module, "groups", 1)
+    if isinstance(module, nn.modules.conv._ConvNd | nn.GroupNorm) and weight is not None and len(weight) % groups:
+        raise ValueError(f"{len(weight)} channels cannot be in {groups} groups, in {module}")
     rows = getattr(module, "out_features" if isinstance(module, nn.Linear) else "out_channels", None)
     if isinstance(module, nn.modules.batchnorm._NormBase):
         rows = module.num_features

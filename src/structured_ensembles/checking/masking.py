@@ -36,8 +36,9 @@ def _read_weights(model: nn.Module, graph: ChannelGraph, group: str) -> Iterator
     """Yield the weights of the layers that read a group, each with the axis of its inputs."""
     for reader in graph[group].consumers:
         layer = dict(model.named_modules()).get(reader)
-        if layer is None:  # a parameter that is used outside a layer
-            yield reader, 1 if model.get_parameter(reader).dim() > 1 else 0
+        if layer is None:  # a parameter that is used outside a layer: along one axis, or as the weight of F.linear
+            dims = [dim for dim, axis in enumerate(graph.axes[reader]) if group in groups_along(axis)]
+            yield reader, dims[0] if len(dims) == 1 else 1
         elif isinstance(layer, nn.RNNBase):
             yield from ((f"{reader}.{name}", 1) for name in layer._parameters if name.startswith("weight"))
         else:

@@ -9,14 +9,15 @@ are not called, so that hooks on them do not run; one flag, `network.training`, 
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from structured_ensembles.networks.copying import dtype_of
 
@@ -56,7 +57,8 @@ class Operation:
 class Graph:
     """A network's pass in one mode. Values are numbered: weights first, then constants, inputs and results.
 
-    weights: names of parameters and buffers. inputs: names of the arguments of forward, those that are tensors.
+    weights: names of parameters and buffers. inputs: names of the arguments of forward, in their order.
+    settings: the values of those that are no tensors, with which the network was traced.
     outputs: what forward returns, with references in place of tensors.
     """
 
@@ -65,6 +67,7 @@ class Graph:
     inputs: tuple[str, ...]
     operations: tuple[Operation, ...]
     outputs: Any
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
         """Return the graph itself: it is never changed."""
@@ -122,24 +125,45 @@ class GraphNetwork(nn.Module):
     def forward(self, *positional: Any, **keywords: Any) -> Any:
         """Run the graph of the current mode on the arguments that the network's code takes."""
         graph = self.graphs[self.training]
-        return graph.run(self, bind_inputs(graph.inputs, positional, keywords))
+        return graph.run(self, bind_inputs(graph, positional, keywords))
 
     def extra_repr(self) -> str:
         """Say how many operations the graph has."""
         return f"graph of {len(self.graphs[False].operations)} operations"
 
 
-def bind_inputs(names: tuple[str, ...], positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Tensor]:
-    """Return the input tensors in the order of their names."""
-    tensors = [leaf for leaf in tree_leaves(positional) if isinstance(leaf, Tensor)]
-    named = {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
-    missing = names[len(tensors) :]
-    if len(tensors) > len(names) or set(missing) != set(named):
-        passed = [f"{len(tensors)} by position"] * bool(tensors) + sorted(named)
+def bind_inputs(graph: Graph, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Tensor]:
+    """Return the input tensors in the order of their names; raise a TypeError if the network was traced with others.
+
+    An argument that is no tensor, such as a flag, is part of the graph: it must have the value of the example.
+    """
+    by_position = tree_leaves(positional)
+    passed = dict(zip(graph.inputs, by_position, strict=False))
+    by_keyword = {_joined(name, path): leaf for name, value in keywords.items() for path, leaf in _leaves(value)}
+    tensors = {name: value for name, value in (passed | by_keyword).items() if isinstance(value, Tensor)}
+    names = [name for name in graph.inputs if name not in graph.settings]
+    if len(by_position) > len(graph.inputs) or passed.keys() & by_keyword.keys() or set(names) != set(tensors):
+        count = sum(isinstance(leaf, Tensor) for leaf in by_position)
+        told = [f"{count} by position"] * bool(count)
+        told += sorted(name for name, value in by_keyword.items() if isinstance(value, Tensor))
         raise TypeError(
-            f"the network was traced with the inputs {', '.join(names)}, but got {', '.join(passed) or 'none'}"
+            f"the network was traced with the inputs {', '.join(names)}, but got {', '.join(told) or 'none'}"
         )
-    return tensors + [named[name] for name in missing]
+    for name, value in (passed | by_keyword).items():
+        if not isinstance(value, Tensor) and value != graph.settings.get(name):
+            traced = repr(graph.settings[name]) if name in graph.settings else "no such argument"
+            raise TypeError(f"the network was traced with {traced} for {name}, and cannot be run with {value!r}")
+    return [tensors[name] for name in names]
+
+
+def _leaves(value: Any) -> list[tuple[Any, Any]]:
+    """List the tensors and other values in an argument, each with the path to it."""
+    return tree_flatten_with_path(value)[0]
+
+
+def _joined(name: str, path: Any) -> str:
+    """Name a value inside of an argument as `torch.export` does: `images_0`, `batch_tokens`."""
+    return "_".join([name, *re.findall(r"\w+", keystr(path))])
 
 
 def _tensor_of(network: nn.Module, name: str) -> Tensor | None:

@@ -33,6 +33,7 @@ class NestedSpan(NamedTuple):
     within: Axis
 
 
+CUT_SIZES = "structured_ensembles_cut_sizes"  # holds the names of attributes with sizes that were cut
 Axis = tuple[Span | NestedSpan, ...]
 Kept = Mapping[str, Sequence[int]]
 Attributes = Mapping[tuple[str, str], Axis]  # sizes that a layer keeps as a number, by its name and the attribute's
@@ -135,11 +136,18 @@ def _copy_resized(model: nn.Module, replace: Replace) -> nn.Module:
 
 
 def set_attributes(model: nn.Module, attributes: Attributes, counts: Mapping[str, int]) -> None:
-    """Set the numbers that layers keep of their sizes, and that their tensors do not tell."""
+    """Set the numbers that layers keep of their sizes, and note those that their tensors do not tell."""
     for (name, attribute), axis in attributes.items():
-        module = model.get_submodule(name)
-        setattr(module, attribute, kept_size(axis, counts))
+        module, size = model.get_submodule(name), kept_size(axis, counts)
+        if getattr(module, attribute) != size:
+            _note_cut_size(model, _qualified(name, attribute))
+        setattr(module, attribute, size)
         set_sizes(module)
+
+
+def _note_cut_size(model: nn.Module, qualified_name: str) -> None:
+    """Note on a network that a size was cut which its tensors do not tell."""
+    setattr(model, CUT_SIZES, tuple(dict.fromkeys((*getattr(model, CUT_SIZES, ()), qualified_name))))
 
 
 def _memory_format(tensor: Tensor) -> torch.memory_format:
@@ -192,25 +200,44 @@ def set_sizes(module: nn.Module) -> None:
 def size_attributes(network: nn.Module) -> dict[str, int]:
     """Return the sizes that layers keep as numbers which their tensors do not tell, by qualified name.
 
-    They are the groups of grouped convolutions and group norms; those of a depthwise convolution its weight tells.
+    They are the groups of grouped convolutions, even of those that look like any other after a cut, and of group norms;
+    the groups of a depthwise convolution its weight tells.
     """
-    attributes = {}
+    needed: set[str] = set()
     for name, module in network.named_modules():
-        prefix = f"{name}." if name else ""
+        needed |= {_qualified(name, attribute) for attribute in getattr(module, CUT_SIZES, ())}
         if isinstance(module, nn.modules.conv._ConvNd) and 1 < module.groups < module.in_channels:
-            attributes[f"{prefix}groups"] = module.groups
+            needed.add(_qualified(name, "groups"))
         elif isinstance(module, nn.GroupNorm):
-            attributes[f"{prefix}num_groups"] = module.num_groups
-    return attributes
+            needed.add(_qualified(name, "num_groups"))
+    return {name: size for name, size in _group_counts(network).items() if name in needed}
+
+
+def _group_counts(network: nn.Module) -> dict[str, int]:
+    """Return the numbers of groups of all convolutions and group norms, by qualified name."""
+    counts = {}
+    for name, module in network.named_modules():
+        if isinstance(module, nn.modules.conv._ConvNd):
+            counts[_qualified(name, "groups")] = module.groups
+        elif isinstance(module, nn.GroupNorm):
+            counts[_qualified(name, "num_groups")] = module.num_groups
+    return counts
+
+
+def _qualified(module: str, attribute: str) -> str:
+    """Join the name of a module, "" for the network itself, and of an attribute."""
+    return f"{module}.{attribute}" if module else attribute
 
 
 def restore_size_attributes(network: nn.Module, attributes: Mapping[str, Any]) -> None:
     """Set the sizes that `size_attributes` returned; raise a ValueError for any other name or value."""
-    known = size_attributes(network)
+    known = _group_counts(network)
     for qualified_name, value in attributes.items():
         if qualified_name not in known or type(value) is not int or not 0 < value <= known[qualified_name]:
             raise ValueError(f"{qualified_name} cannot be {value!r} in this network")
         name, _, attribute = qualified_name.rpartition(".")
+        if value != known[qualified_name]:
+            _note_cut_size(network, qualified_name)
         setattr(network.get_submodule(name), attribute, value)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -49,9 +51,9 @@ class FakeModel:
                 fake_inputs = tree_map_only(Tensor, _double, fake_inputs)
         return cls(mode, copy.eval(), fake_inputs, doubled)
 
-    def export(self, model: nn.Module, training: bool = False) -> ExportedProgram:
-        """Export `model`, which is this copy or a smaller one."""
-        with self.running(model, training) as inputs:
+    def export(self, model: nn.Module, training: bool = False, more_samples: bool = False) -> ExportedProgram:
+        """Export `model`, which is this copy or a smaller one; see `running` for the arguments."""
+        with self.running(model, training, more_samples) as inputs:
             program = torch.export.export(model, *call_arguments(inputs), strict=False)
         _check_ids(program)
         return program
@@ -105,10 +107,16 @@ def reads_training_flag(model: nn.Module) -> bool:
         for base in module_type.__mro__:
             if base.__module__.startswith("torch.nn.") or base is object:
                 continue
-            codes = [getattr(function, "__code__", None) for function in vars(base).values()]
-            if any(code is not None and "training" in code.co_names for code in codes):
+            codes = [getattr(inspect.unwrap(function), "__code__", None) for function in vars(base).values()]
+            if any(code is not None and _names_training(code) for code in codes):
                 return True
     return False
+
+
+def _names_training(code: CodeType) -> bool:
+    """Tell whether a function's code, or that of a function inside of it, names `training`."""
+    inside = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return "training" in code.co_names or any(map(_names_training, inside))
 
 
 def _check_ids(program: ExportedProgram) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from structured_ensembles.common.inputs import call_arguments
@@ -17,13 +17,20 @@ from structured_ensembles.networks.resizing import resize
 from structured_ensembles.tracing.fake_model import FakeModel, first_line, reads_training_flag
 from structured_ensembles.tracing.grouping import NamedSet, axis_of, name_sets
 from structured_ensembles.tracing.layout import ChannelSet, fix
-from structured_ensembles.tracing.templates import Template, TemplateError, check_template, make_template
+from structured_ensembles.tracing.templates import (
+    Template,
+    TemplateError,
+    check_other_samples,
+    check_template,
+    make_template,
+)
 from structured_ensembles.tracing.trial import (
     ASSUMES,
     Blame,
     Counts,
     differences,
     find_failing,
+    same_operations,
     sets_touched,
     track_running_module,
     trial_counts,
@@ -45,6 +52,7 @@ class Followed:
     programs: dict[bool, ExportedProgram] = field(default_factory=dict)
     steps: dict[bool, list[Step]] = field(default_factory=dict)
     tried: list[bool] = field(default_factory=list)
+    compared: set[bool] = field(default_factory=set)  # the modes in which a graph of more samples was compared
     graph_refused: bool = False
 
     def follow(self, training: bool) -> None:
@@ -52,6 +60,18 @@ class Followed:
         program = self.fake.export(self.fake.model, training)
         self.steps[training] = self.walk.follow(program)
         self.programs[training] = program
+
+    def check_other_samples(self, training: bool) -> None:
+        """Raise `TemplateError` if the graph of more samples has other constants; done once in each mode."""
+        if training not in self.compared:
+            try:
+                other = self.fake.export(self.fake.model, training, more_samples=True)
+            except Exception as error:  # the model's code may raise anything
+                raise TemplateError(
+                    f"its code takes only as many samples as the example: {first_line(error)}"
+                ) from error
+            check_other_samples(self.programs[training], other, self.steps[training])
+            self.compared.add(training)
 
 
 @dataclass(frozen=True)
@@ -87,6 +107,9 @@ def find_offers(fake: FakeModel, coupled: bool, approximate: bool, nested: bool,
         if _code_holds(followed, offers.names, graphs):
             return offers
         if graphs:
+            if True not in followed.steps:  # this may merge or fix sets
+                _follow_training(followed)
+                offers = replace(offers, sets=name_sets(followed.walk, coupled, approximate, nested))
             templates = _find_templates(followed, offers.names)
             if templates is not None:
                 for channels in offers.names:
@@ -110,8 +133,8 @@ def _follow(fake: FakeModel) -> Followed:
     unused = {name for name, _ in fake.model.named_parameters()} - followed.walk.used  # auxiliary heads, for example
     if unused or reads_training_flag(fake.model):
         _follow_training(followed)
-        if unused and True in followed.steps:
-            followed.tried.append(True)  # further layers, which the trial must include
+        if True in followed.steps and (unused or not same_operations(followed.steps[False], followed.steps[True])):
+            followed.tried.append(True)  # further layers or other code, which the trial must include
     return followed
 
 
@@ -177,24 +200,32 @@ def _resized(followed: Followed, names: Mapping[ChannelSet, str], counts: Counts
 
 def _find_templates(followed: Followed, names: Mapping[ChannelSet, str]) -> dict[bool, Template] | None:
     """Make the templates of both modes and try them; None if some set had to be fixed, or the graph cannot be cut."""
-    if True not in followed.steps:
-        _follow_training(followed)
     templates = {}
     axis = partial(axis_of, names=names)
     try:
         for training, program in followed.programs.items():
             steps = followed.steps[training]
             template, operation_steps = make_template(program, steps, axis, dtype_of(followed.fake.model))
+            if not training or not same_operations(followed.steps[False], steps):
+                followed.check_other_samples(training)
             counts = trial_counts(list(names), steps)[0]
             small = _resized(followed, names, counts)
             numbers = {names[channels]: count for channels, count in counts.items()}
             with followed.fake.running(small, training, more_samples=True) as inputs:
-                tensors = bind_inputs(template.graph.inputs, *call_arguments(inputs))
+                tensors = _bind_inputs(template, inputs)
                 check_template(template, operation_steps, axis, small, tensors, numbers)
             templates[training] = template
     except TemplateError as error:
         _refuse_template(followed, error, list(names))
     return templates if len(templates) == 2 else None
+
+
+def _bind_inputs(template: Template, inputs: Any) -> list[Tensor]:
+    """Return the tensors among the inputs, in the order of the graph's."""
+    try:
+        return bind_inputs(template.graph, *call_arguments(inputs))
+    except TypeError as error:
+        raise TemplateError(f"its graph takes other inputs: {first_line(error)}") from error
 
 
 def _refuse_template(followed: Followed, error: TemplateError, candidates: Sequence[ChannelSet]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from structured_ensembles.tracing.layout import (
     Layout,
     Relation,
@@ -34,7 +36,7 @@ def addmm(call: Call) -> Result:
     added = call["self"]
     _contract(call, left, right)
     batch = broadcast([left.dims[:-2], right.dims[:-2]], call.shape[:-2], Relation.SAME)
-    dims = broadcast([(*batch, left.dims[-2], right.dims[-1]), added.dims], call.shape, Relation.SAME)
+    dims = broadcast([(*batch, left.dims[-2], right.dims[-1]), added.dims], call.shape, Relation.SUM)
     return Value(call.shape, tuple(dims))
 
 
@@ -44,6 +46,8 @@ def _contract(call: Call, left: Value, right: Value) -> None:
     unify(left.dims[-1], right.dims[-2], Relation.SAME if parameter else Relation.GATE)
     if not parameter:
         call.layers.multiply(left.dims[-1])
+    if left.parameter:
+        call.layers.consume(left, right.dims[-2])
     if right.parameter:
         call.layers.consume(right, left.dims[-1])
         call.layers.produce(right, right.dims[-1], len(right.shape) - 1)
@@ -57,22 +61,29 @@ def einsum(call: Call) -> Result:
     letters = terms.split(",")
     if "." in equation or not arrow or any(len(set(term)) < len(term) for term in letters):
         return fix_unknown(call, "an einsum with dots, repeated letters or no arrow")
-    layouts: dict[str, Layout] = {}
-    seen: dict[str, int] = {}
+    holders: dict[str, list[tuple[Value, Layout]]] = {letter: [] for term in letters for letter in term}
     for term, operand in zip(letters, operands, strict=True):
         for letter, dim, size in zip(term, operand.dims, operand.shape, strict=True):
-            seen[letter] = seen.get(letter, 0) + 1
-            if letter in layouts and size > 1:
-                contracted = letter not in output
-                unify(layouts[letter], dim, Relation.GATE if contracted else Relation.SAME)
-                if contracted:
-                    call.layers.multiply(dim)
-            elif size > 1 or letter not in layouts:
-                layouts[letter] = dim
-    for letter, layout in layouts.items():
-        if letter not in output and seen[letter] == 1:
-            mix(layout, "einsum runs over its channels")
+            if size > 1:  # an operand of size 1 is broadcast
+                holders[letter].append((operand, dim))
+    for letter, held in holders.items():
+        for _, dim in held[1:]:
+            unify(held[0][1], dim, Relation.SAME if letter in output else Relation.GATE)
+        if letter not in output:
+            _sum_over(call, held)
+    layouts = {letter: held[0][1] if held else fixed_layout(1) for letter, held in holders.items()}
     return Value(call.shape, tuple(layouts[letter] for letter in output))
+
+
+def _sum_over(call: Call, held: Sequence[tuple[Value, Layout]]) -> None:
+    """Report what an einsum sums over: channels that parameters read, products of activations, or one of them alone."""
+    parameters = [operand for operand, _ in held if operand.parameter]
+    for operand in parameters if len(held) > 1 else ():
+        call.layers.consume(operand, held[0][1])
+    if len(held) > 1 and not parameters:
+        call.layers.multiply(held[0][1])
+    if len(held) == 1:
+        mix(held[0][1], "einsum runs over its channels")
 
 
 @rule("scaled_dot_product_attention")
@@ -95,6 +106,8 @@ def attention(call: Call) -> Result:
         heads.append(query.dims[-3])
     else:
         heads = broadcast([v.dims[:-2] for v in (query, key, value)], call.shape[:-2], Relation.SAME)
+    if call.arguments.get("is_causal"):
+        fix(query.dims[-2], "a causal mask counts its positions")
     mask = call.arguments.get("attn_mask")
     if mask is not None:
         broadcast([mask.dims, (*heads, query.dims[-2], key.dims[-2])], (*call.shape[:-1], key.shape[-2]), Relation.SAME)

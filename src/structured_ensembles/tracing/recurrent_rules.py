@@ -23,6 +23,7 @@ def recurrent(call: Call) -> Result:
     units = new_layout(states[0].shape[-1])
     for state in states:
         unify(state.dims[-1], units)
+        fix(state.dims[0], "one state for each layer and direction")
     outputs = units if directions == 1 else units * 2
     gates = weights[0].shape[0] // states[0].shape[-1]
     rows = units * gates

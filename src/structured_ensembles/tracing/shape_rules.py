@@ -144,6 +144,9 @@ def reshape(call: Call) -> Result:
         call.sizes["sizes"] = list(dims[start : start + len(call["sizes"])])
     elif call.name.startswith(("view", "reshape", "_unsafe")):
         call.sizes["shape" if "shape" in call.arguments else "size"] = list(dims)
+    elif call.name == "squeeze":  # it would take away a dimension of which a single channel is left
+        call.sizes["shape"] = list(dims)
+        call.replacement = torch.ops.aten.reshape.default
     return Value(call.shape, dims)
 
 
@@ -288,7 +291,7 @@ def split(call: Call) -> Result:
     if call.name.endswith(("chunk", "tensor_split")) and len({extent(piece) for piece in pieces}) > 1:
         # The borders depend on how many channels are left.
         fix(inputs.dims[dim], f"{call.name} makes unequal parts of it")
-    elif call.name.endswith("chunk"):
+    elif call.name.endswith("chunk") or "sections" in call.arguments:
         # Equal pieces stay equal only if they lose the same channels.
         for piece in pieces[1:]:
             unify(pieces[0], piece)

@@ -85,13 +85,15 @@ def make_template(
         if kind in (InputKind.PARAMETER, InputKind.BUFFER):
             weights.append(node)
         elif kind == InputKind.USER_INPUT:
-            inputs += [node] if isinstance(node.meta.get("val"), Tensor) else []
+            inputs.append(node)
         else:
             constants.append(node)
     tensors = [program.constants.get(str(signature[node.name].target)) for node in constants]
     if any(not isinstance(tensor, Tensor) or type(tensor) is not Tensor for tensor in tensors):
         raise TemplateError("its graph has constant tensors")
-    numbers: dict[fx.Node, int] = {node: number for number, node in enumerate((*weights, *constants, *inputs))}
+    settings = {node.name: node.meta.get("val") for node in inputs if not isinstance(node.meta.get("val"), Tensor)}
+    tensor_inputs = [node for node in inputs if node.name not in settings]
+    numbers: dict[fx.Node, int] = {node: number for number, node in enumerate((*weights, *constants, *tensor_inputs))}
     operations, operation_steps = [], []
     for node in (node for node in nodes if node.op == "call_function"):
         operations.append(_operation(node, by_node.get(node), numbers, axis_of, dtype))
@@ -106,8 +108,9 @@ def make_template(
         weights=tuple(str(signature[node.name].target) for node in weights),
         constants=tuple(tensor for tensor in tensors if isinstance(tensor, Tensor)),
         inputs=tuple(node.name for node in inputs),
-        operations=_with_last_uses(operations, len(weights) + len(constants) + len(inputs), outputs),
+        operations=_with_last_uses(operations, len(weights) + len(constants) + len(tensor_inputs), outputs),
         outputs=tree_unflatten(outputs, structure),
+        settings=settings,
     )
     return Template(graph), operation_steps
 
@@ -126,8 +129,10 @@ def _operation(
         if step.replacement is not None:
             target = step.replacement
             arguments = [node.args[0]]
-            keywords = {"dim": step.arguments.get("dim", 0)}
+            keywords = {}
         positions = [argument.name for argument in target._schema.arguments]
+        if step.replacement is not None and "dim" in positions:
+            keywords["dim"] = step.arguments.get("dim", 0)
         for name, value in changed.items():
             if name not in positions:  # such as the size of an expand_as, which another tensor gives
                 continue
@@ -200,6 +205,28 @@ def _with_last_uses(operations: list[Operation], first: int, outputs: Sequence[A
         if number >= first and number not in kept:
             uses.setdefault(index, []).append(number)
     return tuple(replace(operation, last_uses=tuple(uses.get(i, ()))) for i, operation in enumerate(operations))
+
+
+def check_other_samples(program: ExportedProgram, other: ExportedProgram, steps: Sequence[Step]) -> None:
+    """Compare a graph with that of more samples; raise `TemplateError` where a number that is no size follows them."""
+    by_node = {step.node: step for step in steps}
+    nodes, others = (
+        [node for node in graph.nodes if node.op == "call_function"] for graph in (program.graph, other.graph)
+    )
+    if [node.target for node in nodes] != [node.target for node in others]:
+        raise TemplateError("its code does something else with another number of samples")
+    for node, other_node in zip(nodes, others, strict=True):
+        step = by_node.get(node)
+        if step is not None and _constants(node, step) != _constants(other_node, step):
+            raise TemplateError(f"{step.name} depends on the number of samples", step)
+
+
+def _constants(node: fx.Node, step: Step) -> str:
+    """Write out the arguments of a node that are neither tensors nor sizes which a template rewrites."""
+    names = [argument.name for argument in getattr(getattr(node.target, "_schema", None), "arguments", ())]
+    named = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    constants = {name: value for name, value in named.items() if name not in step.sizes and step.replacement is None}
+    return str(fx.node.map_arg(constants, lambda _: None))
 
 
 def check_template(

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from structured_ensembles.tracing.layout import ChannelSet, Layout, Value, channel_sets, extent, kept_extent
+from structured_ensembles.tracing.layout import ChannelSet, Layout, Value, channel_sets, extent, is_fixed, kept_extent
 from structured_ensembles.tracing.walk import Step, Walk
 
 ASSUMES = "the model's code relies on its size"
@@ -35,7 +35,8 @@ def trial_counts(candidates: Sequence[ChannelSet], steps: Sequence[Step]) -> lis
 
     Code that handles sizes may work by coincidence: half of 2 + 3 channels, rounded down, is 2. If there is such code,
     a second trial reverses the order among sets of equal size. If the range is too small for all of them to keep
-    different numbers, a third trial changes which ones are equal.
+    different numbers, a third trial changes which ones are equal. If code squeezes dimensions with channels, all sets
+    keep a single one in another trial.
     """
     trials: list[Counts] = [{}, {}, {}]
     seen: dict[int, int] = {}
@@ -50,9 +51,25 @@ def trial_counts(candidates: Sequence[ChannelSet], steps: Sequence[Step]) -> lis
         trials[0][channels] = least + first
         trials[1][channels] = least + choices - 1 - first if choices > 1 else least + 1 - index % 2
         trials[2][channels] = least + (index * stride + index // choices + choices // 2) % choices
-    if not handled or len(seen) == len(candidates):
-        return trials[:1]
-    return trials if repeated else trials[:2]
+    number = 1 if not handled or len(seen) == len(candidates) else 3 if repeated else 2
+    single = [dict.fromkeys(candidates, 1)] if any(map(_squeezes_channels, steps)) else []
+    return trials[:number] + single
+
+
+def _squeezes_channels(step: Step) -> bool:
+    """Tell whether an operation would take away a dimension of which a single channel is left."""
+    result = step.results[0] if step.results else None
+    return step.name in ("squeeze", "squeeze_") and result is not None and not all(map(is_fixed, result.dims))
+
+
+def same_operations(steps: Sequence[Step], others: Sequence[Step]) -> bool:
+    """Tell whether two graphs have the same operations and constants, apart from the mode of dropout and norms."""
+
+    def describe(step: Step) -> tuple[str, ...]:
+        mode = "dropout" in step.name or "norm" in step.name
+        return step.name, step.module, "" if mode else _constants(list(step.arguments.values()))
+
+    return list(map(describe, steps)) == list(map(describe, others))
 
 
 def differences(steps: Sequence[Step], trial: Sequence[Step], counts: Counts) -> list[Step]:
