@@ -19,6 +19,7 @@ from structured_ensembles.common.version import VERSION
 from structured_ensembles.data import Data, Normalization, load_corrupted, load_data
 from structured_ensembles.diversity import mmd2
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.estimator import StructuredEnsembleClassifier, StructuredEnsembleRegressor
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.extraction import extract
 from structured_ensembles.networks.heads import with_head
@@ -50,6 +51,8 @@ __all__ = [
     "Recipe",
     "Scales",
     "Scores",
+    "StructuredEnsembleClassifier",
+    "StructuredEnsembleRegressor",
     "Subnet",
     "Uncertainty",
     "continual",
