@@ -1,13 +1,14 @@
 """Weighted samples: equal rows merged to one with a weight, and losses whose targets carry the weight.
 
-A batch is a pair (inputs, targets), so a weight travels as the last column of the targets, wherever they are shuffled or
-split. Merging makes weights exact in training by mini-batches: a sample of weight 3 and three equal samples become the
-same row with the same weight, and so the same batches.
+A batch is a pair (inputs, targets), so a weight travels as the last column of the targets, wherever they are shuffled
+or split. Merging makes weights exact in training by mini-batches: a sample of weight 3 and three equal samples become
+the same row with the same weight, and so the same batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +30,16 @@ def merge_equal_rows(
     Rows are sorted by their content, so that neither the order of the samples nor how often they are repeated counts.
     """
     positive = np.flatnonzero(weights > 0)
-    parts = [inputs[positive], targets.reshape(len(targets), -1)[positive]]
-    # Adding zero turns -0.0, which equals 0.0, to the same bytes.
-    content = np.hstack([np.ascontiguousarray(part + part.dtype.type(0)).view(np.uint8) for part in parts])
+    content = np.hstack((_bytes_of(inputs[positive]), _bytes_of(targets.reshape(len(targets), -1)[positive])))
     keys = content.view(np.dtype((np.void, content.shape[1]))).ravel()
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    return positive[first], np.bincount(inverse, weights=weights[positive], minlength=len(first))
+    totals: NDArray[np.float64] = np.bincount(inverse, weights=weights[positive]).astype(np.float64)
+    return positive[first], totals
+
+
+def _bytes_of(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the bytes of each row of floats (rows, columns); -0.0 has those of 0.0, which it equals."""
+    return np.ascontiguousarray(np.where(values == 0, values.dtype.type(0), values)).view(np.uint8)
 
 
 def repeat_whole(weights: NDArray[np.float64]) -> NDArray[np.intp]:
