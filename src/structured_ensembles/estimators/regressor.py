@@ -38,7 +38,7 @@ class StructuredEnsembleRegressor(RegressorMixin, StructuredEnsemble):  # type: 
         selection: Selection = "learned",
         epochs: int = 100,
         batch_size: int | Literal["auto"] = "auto",
-        learning_rate: float = 0.003,
+        learning_rate: float = 0.01,
         validation_fraction: float = 0.1,
         early_stopping: bool = True,
         patience: int = 20,
