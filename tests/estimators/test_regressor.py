@@ -42,17 +42,32 @@ def test_mean_follows_the_curve_and_the_deviation_is_the_noise(fitted: Any) -> N
     np.testing.assert_allclose(deviation, np.sqrt(spread**2 + fitted.noise_[0] ** 2))
 
 
-def test_intervals_hold_the_target_as_often_as_they_promise(fitted: Any) -> None:
-    X, y = waves(1000, 2)
-    before, widths = pickle.dumps(fitted), []
-    for coverage in (0.5, 0.9):
-        low, high = fitted.predict_interval(X, coverage)
-        assert ((low <= y) & (y <= high)).mean() == pytest.approx(coverage, abs=0.08)
-        widths.append((high - low).mean())
-    assert widths[0] < widths[1]
+def test_intervals_hold_the_target_as_often_as_they_promise_on_average() -> None:
+    """The promise is for the mean over draws: one draw of 180 held-out samples is off by 0.02 to 0.04 (one deviation).
+
+    The mean of six is off by 0.009 for coverage 0.9, and by 0.015 for 0.5; three deviations of the latter are allowed.
+    """
+    X, y = waves(5000, 100)
+    covered: dict[float, list[float]] = {0.5: [], 0.9: []}
+    for seed in range(6):
+        settings = {**QUICK, "random_state": seed, "validation_fraction": 0.3}
+        regressor = se.StructuredEnsembleRegressor(**settings).fit(*waves(600, seed))
+        for coverage, shares in covered.items():
+            low, high = regressor.predict_interval(X, coverage)
+            shares.append(((low <= y) & (y <= high)).mean())
+    for coverage, shares in covered.items():
+        assert np.mean(shares) == pytest.approx(coverage, abs=0.045)
+
+
+def test_intervals_survive_pickle_and_change_nothing(fitted: Any) -> None:
+    X, _ = waves(100, 2)
+    before = pickle.dumps(fitted)
+    low, high = fitted.predict_interval(X, 0.5)
+    lower, higher = fitted.predict_interval(X, 0.9)
+    assert (lower < low).all()
+    assert (high < higher).all()
     assert pickle.dumps(fitted) == before
-    restored = pickle.loads(before)
-    assert np.array_equal(restored.predict_interval(X)[0], low)
+    assert np.array_equal(pickle.loads(before).predict_interval(X, 0.9)[0], lower)
 
 
 def test_units_of_the_targets_do_not_matter() -> None:

@@ -33,7 +33,7 @@ class StructuredEnsembleClassifier(ClassifierMixin, StructuredEnsemble):  # type
     validation_fraction: the share of each class that is held out, for early stopping and calibration. 0 trains on all
         samples, without either.
     early_stopping: a member stops after `patience` epochs without a better validation loss, and ends with its best
-        weights; else it trains for all epochs. The promise of `predict_set` is exact only without.
+        weights; else it trains for all epochs.
     class_weight: a weight by label, or "balanced": each class counts the same.
 
     Equal samples are one row with their summed weight, so that a weight of 3 is the same as three samples, exactly; an
@@ -132,7 +132,10 @@ class StructuredEnsembleClassifier(ClassifierMixin, StructuredEnsemble):  # type
     def predict_set(self, X: Any, coverage: float = 0.9, method: Method = "aps") -> Array:
         """Return the classes that may be right: booleans (samples, classes).
 
-        coverage: how often the true class is among them. method: see `ConformalSets`.
+        coverage: how often the true class is among them, on average over samples and over draws of those held out.
+            These also choose the temperature, the epoch of early stopping and that of the search for
+            selection="learned", so that it may be slightly less often.
+        method: see `ConformalSets`.
         """
         inputs = self._check_inputs(X)
         temperature = self.ensemble_.temperature

@@ -117,7 +117,12 @@ class StructuredEnsembleRegressor(RegressorMixin, StructuredEnsemble):  # type: 
         return mean.reshape(shape), np.hypot(spread, self.noise_).reshape(shape)
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
-        """Return the ends of intervals, in the shape of the targets. coverage: how often the target lies within."""
+        """Return the lower and upper ends of intervals, in the shape of the targets.
+
+        coverage: how often the target lies within, on average over samples and over draws of those held out. These also
+            choose the epoch of early stopping and that of the search for selection="learned", so that it may be
+            slightly less often.
+        """
         inputs = self._check_inputs(X)
         outputs, targets = self._require_held_out("predict_interval")
         rule = fit_intervals(*mean_and_spread(outputs, gaussian=False), targets, coverage)
