@@ -21,7 +21,7 @@ import structured_ensembles as se
 QUICK: dict[str, Any] = {"members": 2, "epochs": 20, "selection": "random", "random_state": 0}
 
 
-@parametrize_with_checks([se.StructuredEnsembleClassifier(members=2, epochs=20, selection="random")])
+@parametrize_with_checks([se.StructuredEnsembleClassifier(members=2, epochs=10, selection="random")])
 def test_scikit_learn_accepts_the_classifier(estimator: Any, check: Any) -> None:
     check(estimator)
 

@@ -13,7 +13,7 @@ QUICK: dict[str, Any] = {"members": 2, "epochs": 20, "selection": "random", "ran
 NOISE = 0.3
 
 
-@parametrize_with_checks([se.StructuredEnsembleRegressor(members=2, epochs=20, selection="random")])
+@parametrize_with_checks([se.StructuredEnsembleRegressor(members=2, epochs=10, selection="random")])
 def test_scikit_learn_accepts_the_regressor(estimator: Any, check: Any) -> None:
     check(estimator)
 
