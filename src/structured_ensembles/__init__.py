@@ -11,6 +11,8 @@ subnets = se.select(graph, scores, prune=0.5)
 networks = [se.extract(model, graph, subnet) for subnet in subnets]
 """
 
+from typing import TYPE_CHECKING, Any
+
 from structured_ensembles import continual, evaluation, methods, zoo
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.channels import ChannelGraph, ChannelGroup, trace
@@ -34,6 +36,9 @@ from structured_ensembles.training import EpochRow, Execution, History, Paramete
 from structured_ensembles.training.recalibration import recalibrate_statistics
 from structured_ensembles.zoo.by_name import from_factory
 
+if TYPE_CHECKING:
+    from structured_ensembles.estimators import StructuredEnsembleClassifier, StructuredEnsembleRegressor
+
 __version__ = VERSION
 
 __all__ = [
@@ -51,6 +56,8 @@ __all__ = [
     "Recipe",
     "Scales",
     "Scores",
+    "StructuredEnsembleClassifier",
+    "StructuredEnsembleRegressor",
     "Subnet",
     "Uncertainty",
     "continual",
@@ -75,3 +82,12 @@ __all__ = [
     "with_head",
     "zoo",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the estimators at their first use, since scikit-learn takes most of a second to import."""
+    if name not in ("StructuredEnsembleClassifier", "StructuredEnsembleRegressor"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from structured_ensembles import estimators
+
+    return getattr(estimators, name)
