@@ -56,7 +56,8 @@ def _sets_of(producer: Producer) -> Iterable[tuple[ChannelSet, str, int]]:
     outer ones, the "groups". Fixed sets are left out of products in which others are not; adjacent ones are joined.
     """
     runs, start = resolve(producer.channels), 0
-    pieces = [list(piece) for _, piece in groupby(runs, key=lambda run: run.factors if _free(run) else None)]
+    numbered = groupby(enumerate(runs), key=lambda pair: pair[0] if _free(pair[1]) else None)
+    pieces = [[run for _, run in piece] for _, piece in numbered]
     for piece in pieces:
         stop = start + sum(run.extent for run in piece)
         position = f"[{start}:{stop}]" if len(pieces) > 1 else ""
