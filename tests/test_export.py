@@ -39,6 +39,7 @@ def expected(ensemble: se.Ensemble, inputs: torch.Tensor) -> dict[str, torch.Ten
 ZOO = {
     "lenet5": (1, 28, 28),
     "resnet20": (3, 32, 32),
+    "half_vgg11": (3, 32, 32),
 }
 
 

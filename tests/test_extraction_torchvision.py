@@ -12,6 +12,7 @@ VIT = {"image_size": 32, "patch_size": 16, "num_layers": 2, "num_heads": 4, "hid
 MODELS = [
     ("resnet18", {}, 64, "layer1.0.conv1", 64),
     ("resnet50", {}, 64, "layer3.2.conv2", 256),
+    ("vgg11_bn", {"num_classes": 10}, 32, "features.4", 128),
     ("densenet121", {}, 64, "features.denseblock2.denselayer3.conv2", 32),
     ("mobilenet_v3_small", {}, 64, "features.4.block.0.0", 96),
     ("efficientnet_b0", {}, 64, "features.2.0.block.0.0", 96),
@@ -49,9 +50,10 @@ def test_extraction_is_exact_for_torchvision_networks(
         assert any(REASONS[name] in reason for reason in reasons)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "googlenet"])
 def test_extraction_is_exact_for_coupled_groups(name: str) -> None:
-    model = randomize(getattr(torchvision.models, name)(weights=None))
+    arguments = {"init_weights": False} if name == "googlenet" else {}
+    model = randomize(getattr(torchvision.models, name)(weights=None, **arguments))
     example = torch.randn(2, 3, 96, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     graph = check_exact(model, example, coupled=True, members=1)
     fixed = [group for group in graph.groups if not group.prunable]
