@@ -41,7 +41,7 @@ def test_extraction_is_exact_for_torchvision_networks(
     weights = {} if name == "VisionTransformer" else {"weights": None}
     model = getattr(torchvision.models, name)(**weights, **arguments)
     example = torch.randn(2, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    graph = check_exact(randomize(model), example, members=1)
+    graph = check_exact(randomize(model), example)
     assert graph.prunable[group] == channels
     assert name != "VisionTransformer" or any("in_proj_weight" in group for group in graph.prunable)
     reasons = [group.reason for group in graph.groups if group.reason]
@@ -55,6 +55,6 @@ def test_extraction_is_exact_for_coupled_groups(name: str) -> None:
     arguments = {"init_weights": False} if name == "googlenet" else {}
     model = randomize(getattr(torchvision.models, name)(weights=None, **arguments))
     example = torch.randn(2, 3, 96, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    graph = check_exact(model, example, coupled=True, members=1)
+    graph = check_exact(model, example, coupled=True)
     fixed = [group for group in graph.groups if not group.prunable]
     assert all("network's output" in str(group.reason) for group in fixed)  # the residual stream is offered as a whole

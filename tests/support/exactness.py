@@ -30,16 +30,14 @@ def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
     return model
 
 
-def check_exact(
-    model: nn.Module, example: Any, *, prune: float = 0.5, members: int = 2, **options: Any
-) -> se.ChannelGraph:
-    """Trace a network, extract random subnets, compare their outputs; return the graph."""
+def check_exact(model: nn.Module, example: Any, *, prune: float = 0.5, **options: Any) -> se.ChannelGraph:
+    """Trace a network, extract two random subnets, compare their outputs; return the graph."""
     graph = se.trace(model, example, **options)
     for group in graph.groups:
         assert group.prunable or group.reason
     if not graph.prunable:
         return graph
-    for subnet in random_subnets(graph, prune, members=members):
+    for subnet in random_subnets(graph, prune, members=2):
         small, masked = se.extract(model, graph, subnet), without_channels(model, graph, subnet)
         assert sum(p.numel() for p in small.parameters()) == graph.num_parameters(subnet.counts)
         for training in (False, True):

@@ -26,9 +26,10 @@ extracted network computes what the full network computes when the outgoing weig
 compared in float64, with all weights drawn at random, in evaluation mode and in training mode (there without dropout,
 stochastic depth and LayerDrop); equal means that they differ by less than a billionth of what the removal changes.
 
-Torch-Pruning prunes the same models in the same run, at ratio 0.5, as its examples do: the classifier is ignored, and
-attention with a layer `qkv` gets its number of heads. Each check has a process of its own, with {seconds:g} s of
-processor time and {gigabytes:g} GB.
+Torch-Pruning prunes the same models with the same versions on the same machine, at ratio 0.5, as its examples do: the
+classifier is ignored, and attention with a layer `qkv` gets its number of heads. Each check has a process of its own,
+with {seconds:g} s of processor time and {gigabytes:g} GB. The script keeps the rows that it has, so that they may be of
+several runs; seconds are longer where the machine was busy.
 """
 
 COLUMNS = """
