@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ from structured_ensembles.storage.container import (
     read_container,
     write_container,
 )
+from structured_ensembles.storage.weight_encoding import Storage, decode_tensors, encode_tensor
 from structured_ensembles.tracing.walk import LAYERS
 
 FORMAT = "structured-ensembles"
@@ -56,9 +57,7 @@ FORMAT = "structured-ensembles"
 # were cut in their graph, or that have grouped convolutions; 5 with Gaussian heads;
 # 4 with a calibration, several inputs or normalised columns; 3 with units; 2 with conversions; else 1.
 VERSION = 6
-Storage = Literal["float32", "float16", "int8"]
 Built = TypeVar("Built", bound=nn.Module)
-SCALE = "#scale"  # suffix of the scales of a tensor stored as int8
 MAX_SAMPLES = 10_000  # members of one network that have no tensors in the file, such as MC-Dropout's samples
 LARGEST_INPUT = 2**40  # values; no such tensor is allocated, but torch must be able to count its elements
 MAX_EMPTY_MEMBERS = 1000  # members without any tensor
@@ -98,7 +97,7 @@ def save(contents: Contents, path: str | Path, dtype: Storage = "float32") -> in
     for index, network in enumerate(contents.networks):
         vectors = getattr(network, "member_vectors", ())
         for name, tensor in all_tensors(network).items():
-            tensors |= _encode_tensor(f"{index}.{name}", tensor.detach().cpu(), "float32" if name in vectors else dtype)
+            tensors |= encode_tensor(f"{index}.{name}", tensor.detach().cpu(), "float32" if name in vectors else dtype)
     conversions = [getattr(network, "conversion", None) for network in contents.networks]
     for conversion in conversions:
         if conversion is not None and conversion["members"] > MAX_SAMPLES:
@@ -176,7 +175,7 @@ def load(
         for name in ("storage", "torch"):
             check_field(structure.get(name, ""), str, name)
         check_leaves(structure.get("threshold"), (int, float), "threshold")
-        tensors = _decode_tensors(stored)
+        tensors = decode_tensors(stored)
         members, conversions = _split_by_member(structure, tensors)
     base = model if model is not None else _build_base(path, structure, trust_code, tensors)
     with raise_as_artifact_error(f"{path} does not fit the base network"):
@@ -381,36 +380,3 @@ def _check_sizes(module: nn.Module) -> None:
             and tensor.shape != (rows,)
         ):
             raise ValueError(f"{name} has the shape {list(tensor.shape)} in {module}")
-
-
-def _encode_tensor(name: str, tensor: Tensor, dtype: Storage) -> dict[str, Tensor]:
-    """Convert a tensor to the type it is stored in; int8 comes with a scale per output channel."""
-    if not tensor.is_floating_point() or tensor.dim() < 2 or dtype == "float32":
-        return {name: tensor.clone()}
-    if dtype == "float16":
-        half = tensor.half()
-        return {name: half if bool(half.isfinite().all()) else tensor.float()}
-    if not bool(tensor.isfinite().all()):  # such as a mask of -inf, which has no steps
-        return {name: tensor.clone()}
-    scale = tensor.float().flatten(1).abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
-    steps = (tensor.float() / scale.view(-1, *[1] * (tensor.dim() - 1))).round().clamp(-127, 127)
-    return {name: steps.to(torch.int8), name + SCALE: scale}
-
-
-def _decode_tensors(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert stored weights back to the dtype of the vectors, which are stored as they are."""
-    vector_dtypes = {tensor.dtype for name, tensor in stored.items() if tensor.dim() == 1 and not name.endswith(SCALE)}
-    floats = [vector_dtype for vector_dtype in vector_dtypes if vector_dtype.is_floating_point]
-    dtype = floats[0] if len(floats) == 1 else torch.float32
-    restored = {}
-    for name, tensor in stored.items():
-        if name.endswith(SCALE):
-            continue
-        if name + SCALE in stored:
-            if tensor.dim() < 2 or stored[name + SCALE].shape != tensor.shape[:1]:
-                raise ValueError(f"{name} has {stored[name + SCALE].numel()} scales for the shape {list(tensor.shape)}")
-            scale = stored[name + SCALE].view(-1, *[1] * (tensor.dim() - 1))
-            restored[name] = (tensor.float() * scale).to(dtype)
-        else:
-            restored[name] = tensor.to(dtype) if tensor.dtype == torch.float16 else tensor
-    return restored

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.artifact import Contents, Storage, load, save
+from structured_ensembles.artifact import Contents, load, save
 from structured_ensembles.calibration import (
     Calibration,
     check_temperature,
@@ -52,6 +52,7 @@ from structured_ensembles.prediction.held_out import HeldOut, gather_outputs, re
 from structured_ensembles.prediction.input_checks import cast_as_trained, warn_of_unknown_inputs
 from structured_ensembles.prediction.outputs import compute_outputs
 from structured_ensembles.selection import Subnet
+from structured_ensembles.storage.weight_encoding import Storage
 from structured_ensembles.training.history import History
 
 

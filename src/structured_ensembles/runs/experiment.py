@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.artifact import Storage
 from structured_ensembles.common.checks import check_seed, check_whole
 from structured_ensembles.common.devices import pick_device
 from structured_ensembles.common.processes import gather, rank
@@ -52,6 +51,7 @@ from structured_ensembles.runs.settings import (
     read_defaults,
     takes_execution,
 )
+from structured_ensembles.storage.weight_encoding import Storage
 from structured_ensembles.training import Execution, Recipe
 from structured_ensembles.training.mesh import join_processes
 from structured_ensembles.training.recipe import default_recipe_name

@@ -19,7 +19,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from structured_ensembles.artifact import Storage
 from structured_ensembles.build import SUBNETS
 from structured_ensembles.common.checks import check_number, check_type
 from structured_ensembles.common.devices import device_of
@@ -43,6 +42,7 @@ from structured_ensembles.storage.run_files import (
     write_yaml,
 )
 from structured_ensembles.storage.run_lock import LOCK, run_lock
+from structured_ensembles.storage.weight_encoding import Storage
 from structured_ensembles.training.execution import split_config
 from structured_ensembles.training.history import COLUMNS
 
