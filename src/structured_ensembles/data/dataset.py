@@ -34,6 +34,7 @@ from structured_ensembles.data.kinds import (
     kinds_of,
     normalizations_for,
 )
+from structured_ensembles.data.loader_checks import check_loader
 from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
 from structured_ensembles.data.preparation import prepare_inputs
 from structured_ensembles.data.random_states import iterate_isolated
@@ -217,7 +218,7 @@ class Data:
         check = None if _is_chosen(normalization) else check_images
         for label, loader in (("train", train), ("validation", validation), ("test", test)):
             if loader is not None:
-                _check_loader(label, loader, ids, check)
+                check_loader(label, loader, ids, check)
         inputs, targets = parse_batch(next(iterate_isolated(train)))
         if targets.is_floating_point():
             task: Task = "regression"
@@ -380,27 +381,6 @@ def _make_split(
 def check_data(data: Any, argument: str = "data") -> None:
     """Raise a TypeError unless `data` is a `Data`."""
     check_type(argument, data, Data, "see Data.from_arrays, from_datasets, from_loaders and from_folder")
-
-
-def _check_loader(label: str, loader: DataLoader[Any], ids: bool, check: Check | None) -> None:
-    """Check that a loader knows its length, and check its first batch; the others are checked when they are used."""
-    try:
-        batches = len(loader)
-        len(loader.dataset)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise TypeError(f"{label} must know how many batches and samples it has: {error}") from error
-    if batches == 0:
-        raise ValueError(f"{label} is empty")
-    batch = next(iterate_isolated(loader), None)
-    try:
-        inputs, targets = parse_batch(batch)
-    except TypeError as error:
-        raise TypeError(
-            f"{label} must give pairs of tensors (inputs, targets), not {error}. Several inputs come in a tuple or a "
-            'dict, as in ((a, b), targets), or in a dict with "labels"'
-        ) from error
-    as_inputs(f"inputs of {label}", inputs, ids, check)
-    as_targets(f"targets of {label}", targets, None)
 
 
 def _is_settled(normalization: Choice, inputs: Inputs) -> bool:

@@ -1,0 +1,32 @@
+"""Check of a DataLoader before any work: its length, and its first batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from structured_ensembles.data.arrays import Check, as_inputs, as_targets
+from structured_ensembles.data.random_states import iterate_isolated
+from structured_ensembles.data.splits import parse_batch
+
+
+def check_loader(label: str, loader: DataLoader[Any], ids: bool, check: Check | None) -> None:
+    """Check that a loader knows its length, and check its first batch; the others are checked when they are used."""
+    try:
+        batches = len(loader)
+        len(loader.dataset)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise TypeError(f"{label} must know how many batches and samples it has: {error}") from error
+    if batches == 0:
+        raise ValueError(f"{label} is empty")
+    batch = next(iterate_isolated(loader), None)
+    try:
+        inputs, targets = parse_batch(batch)
+    except TypeError as error:
+        raise TypeError(
+            f"{label} must give pairs of tensors (inputs, targets), not {error}. Several inputs come in a tuple or a "
+            'dict, as in ((a, b), targets), or in a dict with "labels"'
+        ) from error
+    as_inputs(f"inputs of {label}", inputs, ids, check)
+    as_targets(f"targets of {label}", targets, None)
