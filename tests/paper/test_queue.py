@@ -117,6 +117,26 @@ def test_queue_runs_only_what_is_missing(tmp_path: Path, capsys: pytest.CaptureF
     assert "0 runs finished, 0 left" in capsys.readouterr().out
 
 
+def test_queue_takes_one_section_and_refuses_an_unknown_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
+    assert main(["reproduce", "queue", "--minutes", "0.01", "--section", "split-digits", *options]) == 0
+    assert "0 runs finished, 1 left" in capsys.readouterr().out
+    assert main(["reproduce", "queue", "--section", "splitdigits", *options]) != 0
+    assert "--section must be among digits-lenet5, split-digits, not splitdigits" in capsys.readouterr().err
+    assert main(["reproduce", "table-ece", "--section", "split-digits", "--smoke"]) != 0
+    assert "--section is for the queue" in capsys.readouterr().err
+
+
+def test_promised_runs_on_a_trained_network_come_first_in_all_seeds() -> None:
+    tuned = [run.experiment for run in plan_runs() if run.section == "tuned-wide-resnet20"]
+    assert [(run.method, run.members, run.seed) for run in tuned[:9]] == [
+        (method, members, seed)
+        for seed in (0, 1, 2)
+        for method, members in (("single", 1), ("prune-and-tune", 4), ("random", 4))
+    ]
+    assert len(tuned) == 21
+
+
 def test_runs_longer_than_the_time_left_are_not_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--smoke", "--seeds", "0", "--out", str(tmp_path), "--backend", "sequential", "--quiet"]
     assert main(["reproduce", "queue", "--minutes", "0.01", *options]) == 0

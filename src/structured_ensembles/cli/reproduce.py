@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ def reproduce(
     dataset: list[str] | None = None,
     model: list[str] | None = None,
     method: list[str] | None = None,
+    section: list[str] | None = None,
     seeds: list[int] | None = None,
     epochs: int | None = None,
     limit: int | None = None,
@@ -45,6 +47,7 @@ def reproduce(
         dataset: only these data sets
         model: only these networks
         method: only these methods; also package.module:function
+        section: only these sections of the queue, the folders in results, e.g. front-cifar10
         seeds: one run each; by default 0 1 2
         epochs: how long to train, instead of the recipe's epochs
         limit: the largest number of training samples
@@ -72,9 +75,11 @@ def reproduce(
         smoke=smoke,
     )
     if name == "queue":
-        return _run_queue(options, out or Path("results"), minutes, root, device, backend, workers, quiet)
+        return _run_queue(options, section, out or Path("results"), minutes, root, device, backend, workers, quiet)
     if minutes is not None:
         raise ValueError("--minutes is for the queue: sens reproduce queue --minutes 25")
+    if section is not None:
+        raise ValueError("--section is for the queue: sens reproduce queue --section front-cifar10")
     folder = (out or Path("runs/reproduce")) / ("smoke" if smoke else "")
     failures = 0
     for study_name in study_names() if name == "all" else (name,):
@@ -93,6 +98,7 @@ def reproduce(
 
 def _run_queue(
     options: StudyOptions,
+    sections: Collection[str] | None,
     out: Path,
     minutes: float | None,
     root: Path | None,
@@ -105,11 +111,16 @@ def _run_queue(
     if options.epochs is not None or options.limit is not None or options.recipe is not None:
         raise ValueError("the queue's runs have fixed settings: leave out --epochs, --limit and --recipe")
     planned = plan_runs(options.seeds, options.smoke)
+    known = list(dict.fromkeys(run.section for run in planned))
+    unknown = sorted(set(sections or ()) - set(known))
+    if unknown:
+        raise ValueError(f"--section must be among {', '.join(known)}, not {', '.join(unknown)}")
     wanted = {"dataset": options.datasets, "model": options.models, "method": options.methods}
     chosen = [
         run
         for run in planned
-        if all(names is None or getattr(run.experiment, field) in names for field, names in wanted.items())
+        if (sections is None or run.section in sections)
+        and all(names is None or getattr(run.experiment, field) in names for field, names in wanted.items())
     ]
     start = time.monotonic()
 
