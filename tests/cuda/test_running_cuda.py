@@ -1,18 +1,39 @@
 """Programs on our compiled kernels, in bfloat16, compute what the networks do."""
 
+from collections.abc import Mapping
+from statistics import fmean
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda.compilation import compile_networks
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack, unpadded
+from structured_ensembles.networks.copying import clone_model
 from tests.support.kernel_checks import recorded_launches
 from tests.support.networks import pruned
 from tests.support.programs import output_gradient, results_of_network
 
 pytestmark = pytest.mark.cuda
+
+
+def gradient_errors_of_autocast(network: nn.Module, x: Tensor, reference: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return by parameter the relative error of the gradients that PyTorch itself computes in bfloat16.
+
+    It is large: a ResNet20's gradients are off by a fifth on average, whoever computes them.
+    """
+    copied = clone_model(network).train()
+    with torch.autocast("cuda", torch.bfloat16):
+        output = copied(x)
+    output.backward(output_gradient(output.detach().cpu()).cuda())
+    errors = {}
+    for name, parameter in copied.named_parameters():
+        wanted = reference[f"{name}.grad"]
+        assert parameter.grad is not None
+        errors[name] = float((parameter.grad.double().cpu() - wanted).norm() / wanted.norm())
+    return errors
 
 
 @pytest.mark.parametrize("prune", [0.0, 0.5, 0.8])
@@ -39,13 +60,18 @@ def test_members_in_bfloat16_are_near_their_networks_in_float64(prune: float) ->
     assert "moments" not in names  # convolutions have left them
     assert not run.records
     assert not run.norms
-    for number, reference in enumerate(expected):
+    for number, (reference, network) in enumerate(zip(expected, networks, strict=True)):
         actual = outputs.chunk(3)[number].double().cpu()
         assert float((actual - reference["output"]).norm() / reference["output"].norm()) < 0.05
+        errors, autocast_errors = {}, gradient_errors_of_autocast(network, example.chunk(3)[number], reference)
         for placeholder, stacked in gradients.items():
-            wanted = reference[f"{one.program.names[placeholder]}.grad"]
+            name = one.program.names[placeholder]
+            wanted = reference[f"{name}.grad"]
             ours = unpadded(stacked[number], wanted.shape).double().cpu()
-            assert float((ours - wanted).norm() / wanted.norm()) < 0.2
+            errors[name] = float((ours - wanted).norm() / wanted.norm())
+        assert errors.keys() == autocast_errors.keys()
+        assert max(errors.values()) < 0.5
+        assert fmean(errors.values()) < 1.1 * fmean(autocast_errors.values())
         for placeholder, name in one.program.names.items():
             if "running" in name:
                 ours = unpadded(stack.weights[placeholder][number], reference[name].shape).double().cpu()

@@ -48,6 +48,25 @@ def test_state_dict_has_the_names_of_the_code() -> None:
     assert "operations" in repr(small)
 
 
+class Contiguous(nn.Module):
+    """Asks for contiguous images before a hard-coded view: for the example of the trace that copies nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 1), nn.Linear(8 * 64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(x).contiguous().view(len(x), 8 * 64))
+
+
+def test_images_stored_channels_last_run_where_the_code_asks_for_contiguous_ones() -> None:
+    model = randomize(Contiguous())
+    (small,) = cut(model, example=images(2, torch.float64))
+    assert isinstance(small, GraphNetwork)
+    x = images(3, torch.float64)
+    torch.testing.assert_close(small(x.contiguous(memory_format=torch.channels_last)), small(x))
+
+
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("traced", [1, 2, 5])
 def test_batches_of_any_size_run_whatever_the_example_had(count: int, traced: int) -> None:

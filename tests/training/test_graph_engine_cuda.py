@@ -16,10 +16,11 @@ pytestmark = pytest.mark.cuda
 
 
 @pytest.mark.usefixtures("without_tf32")
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_graph_and_loop_losses_agree_over_100_steps(optimizer: str) -> None:
+@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.01), ("adam", 0.001)])
+def test_graph_and_loop_losses_agree_over_100_steps(optimizer: str, rate: float) -> None:
+    """Adam divides by the size of the gradient: at a rate of 0.01, rounding alone moves losses by more than 1e-4."""
     data = se.load_data("digits")
-    recipe = se.Recipe(epochs=10, rate=0.01, optimizer=optimizer, augmentation="crop", batch_size=128)
+    recipe = se.Recipe(epochs=10, rate=rate, optimizer=optimizer, augmentation="crop", batch_size=128)
     losses = {}
     for engine in ("graph", "loop"):
         ensemble = se.Ensemble(small_networks())

@@ -146,7 +146,7 @@ def copier(pairs: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], None]:
             for start in range(0, length, PIECE)
         ]
     device = pairs[0][0].device
-    table = torch.tensor(rows, dtype=torch.int64).T.contiguous().to(device)
+    table = torch.tensor(rows, dtype=torch.int64).view(-1, 4).T.contiguous().to(device)
     like = torch.empty(1, dtype=torch.bfloat16, device=device)
 
     def copy() -> None:

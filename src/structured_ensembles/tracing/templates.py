@@ -116,12 +116,12 @@ def make_template(
 
 
 _ASSERTIONS = (torch.ops.aten._assert_tensor_metadata.default,)
+# A trace drops a `contiguous()` that copies nothing, but other devices and inputs store results in another order.
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
-def _operation(
-    node: fx.Node, step: Step | None, numbers: Mapping[fx.Node, int], axis_of: AxisOf, dtype: torch.dtype
-) -> Operation:
-    """Write one node as an operation, with the sizes that its step knows."""
+def _with_sizes(node: fx.Node, step: Step | None, axis_of: AxisOf) -> tuple[Any, list[Any], dict[str, Any]]:
+    """Return the target and the arguments of a node, with the sizes that its step knows."""
     target: Any = node.target
     arguments, keywords = list(node.args), dict(node.kwargs)
     if step is not None and step.sizes:
@@ -141,6 +141,17 @@ def _operation(
                 arguments[index] = value
             else:
                 keywords[name] = value
+    if target in _VIEWS:
+        shape = keywords.pop("size", None)
+        return torch.ops.aten.reshape.default, arguments if shape is None else [*arguments, shape], keywords
+    return target, arguments, keywords
+
+
+def _operation(
+    node: fx.Node, step: Step | None, numbers: Mapping[fx.Node, int], axis_of: AxisOf, dtype: torch.dtype
+) -> Operation:
+    """Write one node as an operation, with the sizes that its step knows."""
+    target, arguments, keywords = _with_sizes(node, step, axis_of)
     try:
         name = name_operation(target)
     except ValueError as error:
