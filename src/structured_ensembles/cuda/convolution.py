@@ -31,6 +31,7 @@ SWEEP_PRODUCTS, WIDE_SWEEP_PRODUCTS = (64, 2, 3), (128, 4, 3)  # up to 64 column
 WIDEST_SWEEP, WIDEST_ROW = 128, 128  # columns (taps × inputs) up to which layers are computed by sweeps, and by rows
 SWEEPS, LEAST_STRIP = 800, 6  # strips of all members that keep a GPU busy; the least rows of a strip
 WIDEST, DEEPEST = 128, 64  # outputs and inputs of a tile by taps
+MERGED_BLOCKS, MERGE_TILE = 64, 1024  # blocks of weights' gradients, and numbers in all, that are merged at a time
 
 
 @dataclass(frozen=True)
@@ -302,8 +303,8 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Te
             HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
         )  # fmt: skip
     result = empty(members, outputs, rows, taps, inputs, like=x)
-    tall = min(64, dot_size(blocks))
-    across = 1024 // tall
+    tall = min(MERGED_BLOCKS, dot_size(blocks))
+    across = max(MERGE_TILE // tall, 1)
     launch(
         kernels.merge_blocks, (ceil_div(size, across), members), partial, result, size, blocks, HIGH=tall, WIDE=across
     )
