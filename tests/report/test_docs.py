@@ -17,6 +17,7 @@ from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK, Planned, plan_runs
 from structured_ensembles.paper.studies import StudyOptions
+from structured_ensembles.paper.wide_studies import tuned_study
 from structured_ensembles.report.docs.differences import list_runs_of_row, subtract_rows
 from structured_ensembles.report.docs.pictures import draw_front_of_study, draw_pruning
 from structured_ensembles.report.docs.records import Records, format_provenance
@@ -203,6 +204,24 @@ def test_targets_of_the_front_are_judged_from_runs() -> None:
         "better than mc-dropout ×4 in accuracy, NLL and ECE": False,
     }
     assert judged["ECE after temperature, 15 bins at least 50 % below single"].figure == "−46.7 %"
+
+
+def test_targets_of_tuned_members_are_judged_from_runs() -> None:
+    def run(row: str, accuracy: float, nll: float, ece: float) -> Any:
+        return list_runs_of_row(tuned_study(), row)[0], {"cls__accuracy": accuracy, "cal__nll": nll, "cal__ece15": ece}
+
+    runs = [
+        run("single, 40 epochs", 0.940, 0.20, 0.030),
+        run("prune-and-tune ×4, 30 + 10 epochs", 0.940, 0.171, 0.010),
+        run("random ×4, 40 epochs", 0.950, 0.15, 0.010),  # another row
+    ]
+    judged = {target.text: target for target in list_targets(records_of(*runs)) if "tuned out of" in target.group}
+    assert {text: target.met for text, target in judged.items()} == {
+        "accuracy at least that of single, 40 epochs": True,
+        "NLL at least 15 % below single, 40 epochs": False,
+        "ECE, 15 bins ≤ 1.00 %": True,
+    }
+    assert judged["NLL at least 15 % below single, 40 epochs"].figure == "−14.5 %"
 
 
 def test_targets_without_runs_take_at_most_one_line() -> None:

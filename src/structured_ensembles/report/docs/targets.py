@@ -10,6 +10,7 @@ from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK
 from structured_ensembles.paper.studies import SEEDS, Study, StudyOptions
+from structured_ensembles.paper.wide_studies import tuned_study
 from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.report.docs.differences import list_runs_of_row, subtract_rows
 from structured_ensembles.report.docs.records import Records, write_table
@@ -48,6 +49,7 @@ def list_targets(records: Records) -> list[Target]:
         wanted = study("front", StudyOptions(datasets=(dataset,)))
         for centre in CENTRES:
             listed += _front(records, wanted, dataset, centre)
+    listed += _tuned(records)
     return listed + [_continual(records, dataset) for dataset in NAMES]
 
 
@@ -118,7 +120,8 @@ def _bound(records: Records, wanted: Study, row: str, figure: str, rule: Combine
 
 def _lead(records: Records, wanted: Study, pair: tuple[str, str], rule: Combine, group: str, points: float) -> Target:
     """Return the target that the first row has a share of `points` more accuracy than the second."""
-    text = f"accuracy at least {100 * points:.1f} points above {pair[1]}"
+    least = f"{100 * points:.1f} points above" if points else "that of"
+    text = f"accuracy at least {least} {pair[1]}"
     lead = subtract_rows(records, wanted, pair, "cls/accuracy", rule)
     if lead is None:
         return Target(group, text)
@@ -142,6 +145,17 @@ def _front(records: Records, wanted: Study, dataset: str, row: str) -> list[Targ
     for figure, share in (("cal/nll", 0.85), ("cal/nll_t", 0.85), ("cal/ece15", 0.5), ("cal/ece15_t", 0.5)):
         listed.append(_reduction(records, wanted, (row, "single"), figure, group, share))
     return listed + [_beats(records, wanted, (row, other), group) for other in ("batch-ensemble ×4", "mc-dropout ×4")]
+
+
+def _tuned(records: Records) -> list[Target]:
+    """List the targets of members that are tuned out of a trained network, against that network trained for longer."""
+    wanted, group = tuned_study(), "CIFAR-10, four halves tuned out of a trained ResNet20, 4× wide"
+    row, single = "prune-and-tune ×4, 30 + 10 epochs", "single, 40 epochs"
+    return [
+        _lead(records, wanted, (row, single), "mean", group, 0.0),
+        _reduction(records, wanted, (row, single), "cal/nll", group, 0.85),
+        _bound(records, wanted, row, "cal/ece15", "mean", group, 0.01),
+    ]
 
 
 def _reduction(records: Records, wanted: Study, pair: tuple[str, str], figure: str, group: str, share: float) -> Target:
