@@ -31,6 +31,7 @@ SWEEP_PRODUCTS, WIDE_SWEEP_PRODUCTS = (64, 2, 3), (128, 4, 3)  # up to 64 column
 WIDEST_SWEEP, WIDEST_ROW = 128, 128  # columns (taps × inputs) up to which layers are computed by sweeps, and by rows
 SWEEPS, LEAST_STRIP = 800, 6  # strips of all members that keep a GPU busy; the least rows of a strip
 WIDEST, DEEPEST = 128, 64  # outputs and inputs of a tile by taps
+LEAST_OUTPUTS = 16  # of a tile of a sweep
 MERGED_BLOCKS, MERGE_TILE = 64, 1024  # blocks of weights' gradients, and numbers in all, that are merged at a time
 
 
@@ -230,8 +231,8 @@ def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
         convolve_by_sweep, (blocks, job.members),
         *tensors, job.images, job.x.shape[2], height, window.padding, job.input_units, job.output_units,
         sweep.strips, sweep.strip, WIDTH=job.x.shape[3], OUT_WIDTH=width, BACKWARD=job.backward, **job.constants,
-        IMAGES=sweep.images, HIGH=max(sweep.pixels, 16 * warps), WIDE=dot_size(job.outputs), DEEP=deep, STAGES=stages,
-        num_warps=warps,
+        IMAGES=sweep.images, HIGH=max(sweep.pixels, 16 * warps), WIDE=max(LEAST_OUTPUTS, power_of_two(job.outputs)),
+        DEEP=deep, STAGES=stages, num_warps=warps,
     )  # fmt: skip
     return sums
 

@@ -170,12 +170,12 @@ def merge_blocks(partial, result, size, blocks, HIGH: tl.constexpr, WIDE: tl.con
     member = tl.program_id(1)
     place = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     inside = place < size
-    total = tl.zeros([WIDE], tl.float32)
+    total = tl.zeros([HIGH, WIDE], tl.float32)
     for start in range(0, blocks, HIGH):
         block = start + tl.arange(0, HIGH)
         there = (block < blocks)[:, None] & inside[None, :]
-        values = tl.load(
+        total += tl.load(
             partial + (member * blocks + block).to(tl.int64)[:, None] * size + place[None, :], mask=there, other=0.0
         )
-        total += tl.sum(values, 0)
-    tl.store(result + member * size + place, total.to(result.dtype.element_ty), mask=inside)
+    # Only one sum over the tile, since it makes all threads wait.
+    tl.store(result + member * size + place, tl.sum(total, 0).to(result.dtype.element_ty), mask=inside)
