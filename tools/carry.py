@@ -11,11 +11,13 @@ slow or limited transfers; copy all of them before `run`. Options that `run` doe
 
 Images are packed as lossless WebP, at about half their size. carry/back has the configuration, results, history and
 figures of finished runs in one small archive, and unfinished runs of up to 16 MiB, which resume from their checkpoints.
+The archive is written anew after each finished run: a machine may be lost at any time.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -31,6 +33,7 @@ MIB = 2**20
 MAX_HEIGHT = 16_000  # pixels of a WebP image
 PACKAGES = "packages.tar.gz"
 CODE = "code.tar.gz"
+POLL_SECONDS = 5.0  # between two looks for finished runs
 
 
 def main() -> None:
@@ -186,18 +189,34 @@ def run_there(arguments: argparse.Namespace) -> None:
         for name in ("mps", "mps-log"):
             (work / name).mkdir(exist_ok=True)
         subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True)
+    command = [
+        sys.executable, "-m", "structured_ensembles", "reproduce", "queue", "--out", str(work / "results"),
+        "--root", str(work / "data"), "--workers", str(arguments.workers), "--minutes", str(arguments.minutes),
+        "--quiet", *arguments.options,
+    ]  # fmt: skip
     try:
-        subprocess.run(
-            [sys.executable, "-m", "structured_ensembles", "reproduce", "queue", "--out", str(work / "results"),
-             "--root", str(work / "data"), "--workers", str(arguments.workers), "--minutes", str(arguments.minutes),
-             "--quiet", *arguments.options],
-            env=environment,
-            check=False,  # a failed run must not lose the others
-        )  # fmt: skip
+        run_and_pack(command, environment, work / "results", back)
     finally:
         if arguments.mps:
             subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", env=environment, check=False)
         pack_back(work / "results", back)
+
+
+def run_and_pack(command: list[str], environment: dict[str, str], results: Path, back: Path) -> None:
+    """Run a command; whenever it has finished another run, pack all that are finished.
+
+    So a machine that is taken away, or a command that is killed at a limit, loses only what was under way.
+    """
+    packed: list[Path] = []
+    with subprocess.Popen(command, env=environment) as process:
+        while process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_SECONDS)
+            finished = finished_runs(results)
+            if finished != packed:
+                back.mkdir(parents=True, exist_ok=True)
+                pack_finished(finished, results, back)
+                packed = finished
 
 
 def unpack_data(name: str, folder: Path, out: Path) -> None:
@@ -237,18 +256,32 @@ def unpack_data(name: str, folder: Path, out: Path) -> None:
     save_file(tensors, out / f"{name}.safetensors", metadata=header["metadata"])
 
 
+def finished_runs(results: Path) -> list[Path]:
+    """List the folders of finished runs."""
+    return [path.parent for path in sorted(results.glob("*/*/result.json")) if (path.parent / "config.yaml").exists()]
+
+
+def pack_finished(runs: list[Path], results: Path, back: Path) -> None:
+    """Pack the small files of finished runs into one archive, which replaces the one before it when it is complete."""
+    from structured_ensembles.paper.queue import KEPT
+
+    archive_path = back / "results.tar.gz"
+    part = archive_path.with_suffix(".part")
+    with tarfile.open(part, "w:gz") as archive:
+        for run in runs:
+            for name in KEPT:
+                if (run / name).exists():
+                    archive.add(run / name, (run / name).relative_to(results).as_posix())
+    part.replace(archive_path)
+
+
 def pack_back(results: Path, back: Path) -> None:
     """Pack the small files of finished runs into one archive, and each unfinished run into another."""
-    from structured_ensembles.paper.queue import KEPT, PORTABLE
+    from structured_ensembles.paper.queue import PORTABLE
 
     shutil.rmtree(back, ignore_errors=True)
     back.mkdir(parents=True)
-    runs = [path.parent for path in sorted(results.glob("*/*/config.yaml"))]
-    with tarfile.open(back / "results.tar.gz", "w:gz") as archive:
-        for run in runs:
-            for name in KEPT if (run / "result.json").exists() else ():
-                if (run / name).exists():
-                    archive.add(run / name, (run / name).relative_to(results).as_posix())
+    pack_finished(finished_runs(results), results, back)
     for number, kept in enumerate(unfinished_runs(results)):
         if sum(path.stat().st_size for path in kept) <= PORTABLE:
             with tarfile.open(back / f"unfinished-{number}.tar.gz", "w:gz") as archive:

@@ -70,7 +70,7 @@ def test_members_in_bfloat16_are_near_their_networks_in_float64(prune: float) ->
             ours = unpadded(stacked[number], wanted.shape).double().cpu()
             errors[name] = float((ours - wanted).norm() / wanted.norm())
         assert errors.keys() == autocast_errors.keys()
-        assert max(errors.values()) < 0.5
+        assert max(errors.values()) < 1  # a gradient of zeros has 1, that of another layer √2
         assert fmean(errors.values()) < 1.1 * fmean(autocast_errors.values())
         for placeholder, name in one.program.names.items():
             if "running" in name:

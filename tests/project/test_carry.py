@@ -1,5 +1,6 @@
 """tools/carry.py: data and runs go to a machine with a GPU and come back."""
 
+import os
 import runpy
 import shutil
 import subprocess
@@ -108,6 +109,20 @@ def test_finished_runs_and_small_checkpoints_are_returned(checkout: Path, tmp_pa
     taken = {path.relative_to(checkout / "results").as_posix() for path in checkout.glob("results/s/*/*")}
     assert taken == done | files_in(other) | {f"s/run/{name}" for name in UNFINISHED}
     assert "runs:" in (checkout / "results" / "queue.yaml").read_text(encoding="utf-8")
+
+
+def test_finished_runs_are_packed_before_the_queue_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command stands for a queue: it finishes a run and ends only when that run has been packed."""
+    results, back = tmp_path / "results", tmp_path / "back"
+    queue = (
+        "import pathlib, sys, time; run, packed = map(pathlib.Path, sys.argv[1:]); run.mkdir(parents=True);"
+        "[(run / name).write_text('') for name in ('config.yaml', 'result.json')]; end = time.monotonic() + 60\n"
+        "while not packed.exists(): time.sleep(0.05); assert time.monotonic() < end"
+    )
+    monkeypatch.setitem(carry["run_and_pack"].__globals__, "POLL_SECONDS", 0.05)
+    command = [sys.executable, "-c", queue, str(results / "s" / "run"), str(back / "results.tar.gz")]
+    carry["run_and_pack"](command, dict(os.environ), results, back)
+    assert files_in(back / "results.tar.gz") == {"s/run/config.yaml", "s/run/result.json"}
 
 
 def test_pack_carries_code_and_returns_runs(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ SWEEP_PRODUCTS, WIDE_SWEEP_PRODUCTS = (64, 2, 3), (128, 4, 3)  # up to 64 column
 WIDEST_SWEEP, WIDEST_ROW = 128, 128  # columns (taps × inputs) up to which layers are computed by sweeps, and by rows
 SWEEPS, LEAST_STRIP = 800, 6  # strips of all members that keep a GPU busy; the least rows of a strip
 WIDEST, DEEPEST = 128, 64  # outputs and inputs of a tile by taps
-LEAST_OUTPUTS = 16  # of a tile of a sweep
+LEAST_OUTPUTS = 8  # of a tile of a sweep: what a matrix instruction has at least
 MERGED_BLOCKS, MERGE_TILE = 64, 1024  # blocks of weights' gradients, and numbers in all, that are merged at a time
 
 
