@@ -14,8 +14,10 @@ from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
 NAMES = sorted(path.stem.removeprefix("concept-") for path in (DOCS / "images").glob("concept-*.png"))
-# Other machines round otherwise, which moves a curve by a pixel; another network or another layout changes far more.
-MAX_DIFFERENCE = 0.01
+# Mean difference of pixels. Where a network is trained, another processor rounds otherwise, and another digit may be
+# the one that members disagree on: then only the layout is compared.
+MAX_DIFFERENCE = {"trace": 0.004, "extraction": 0.004, "diversity": 0.004}
+MAX_AFTER_TRAINING = 0.1
 QUICK = [name for name in NAMES if name != "continual"]  # five tasks take as long as all others together
 
 
@@ -63,5 +65,5 @@ def test_the_committed_figure_is_what_its_script_draws(name: str, style: ModuleT
         pixels_on_white(path) for path in (DOCS / "images" / f"concept-{name}.png", tmp_path / "drawn.png")
     )
     assert committed.shape == drawn.shape
-    assert np.abs(committed - drawn).mean() < MAX_DIFFERENCE
-    assert np.abs(committed - 1).mean() > MAX_DIFFERENCE  # something is drawn
+    assert np.abs(committed - drawn).mean() < MAX_DIFFERENCE.get(name, MAX_AFTER_TRAINING)
+    assert (drawn < 0.9).any(-1).mean() > 0.02  # something is drawn
