@@ -42,6 +42,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 60,  # slower than we allow
 }
 
+pygments_dark_style = "github-dark"
 html_theme = "furo"
 html_title = "structured-ensembles"
 html_static_path = ["static"]
@@ -54,12 +55,13 @@ html_show_sphinx = False
 logging.getLogger("sphinx.sphinx.directives.other").addFilter(lambda record: "glob pattern" not in record.getMessage())
 
 
-def link_root_files(app: object, page: str, source: list[str]) -> None:
-    """Make links to Markdown files of the repository's root, such as SECURITY.md, downloads: they are no pages here."""
+def replace_links(app: object, page: str, source: list[str]) -> None:
+    """Make links to Markdown files of the repository's root, such as SECURITY.md, downloads; unlink its folders."""
     source[0] = re.sub(r"\[([^\]]+)\]\(((?:\.\./)+[A-Z]+\.md)\)", r"{download}`\1 <\2>`", source[0])
+    source[0] = re.sub(r"\[([^\]]+)\]\((?:\.\./)+[\w/-]*/\)", r"`\1`", source[0])
 
 
 def setup(app: object) -> None:
     """Convert docstrings and links of pages before they are parsed."""
     app.connect("autodoc-process-docstring", convert_docstring)  # type: ignore[attr-defined]
-    app.connect("source-read", link_root_files)  # type: ignore[attr-defined]
+    app.connect("source-read", replace_links)  # type: ignore[attr-defined]

@@ -37,7 +37,7 @@ for axis, (name, size) in zip(axes, graph.prunable.items(), strict=True):
     kept = torch.zeros(len(subnets), size)
     for row, subnet in zip(kept, subnets, strict=True):
         row[list(subnet.kept[name])] = 1
-    axis.imshow(kept, cmap="Blues", vmin=-0.1, vmax=1.2, aspect="auto", interpolation="nearest")
+    axis.imshow(kept.numpy(), cmap="Blues", vmin=-0.1, vmax=1.2, aspect="auto", interpolation="nearest")
     axis.set(title=f"{name}: {size} neurons", yticks=range(len(subnets)), ylabel="member", xticks=[])
 plt.show()
 

@@ -46,8 +46,8 @@ for name, temperature in (("before temperature", 1.0), ("after temperature", Non
     bins = (confidence * 8).long().clamp(max=7)
     filled = [number for number in range(8) if (bins == number).sum() > 3]
     axis.plot(
-        [confidence[bins == number].mean() for number in filled],
-        [right[bins == number].mean() for number in filled],
+        [confidence[bins == number].mean().item() for number in filled],
+        [right[bins == number].mean().item() for number in filled],
         marker="o",
         label=name,
     )

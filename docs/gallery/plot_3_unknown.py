@@ -36,7 +36,7 @@ figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
 edges = torch.linspace(0, 2.4, 25).tolist()
 for name, x in images.items():
     entropy = ensemble.uncertainty(x).entropy
-    axis.hist(entropy.clamp(max=2.39), bins=edges, density=True, histtype="step", linewidth=2, label=name)
+    axis.hist(entropy.clamp(max=2.39).numpy(), bins=edges, density=True, histtype="step", linewidth=2, label=name)
     print(f"{name:24} kept: {ensemble.keep(x).float().mean():.0%}")
 axis.axvline(ensemble.threshold, color="0.4", linestyle="--", label="discarded to the right")
 axis.set(xlabel="entropy of the prediction (nats)", ylabel="density")
@@ -51,7 +51,7 @@ figure, axes = plt.subplots(len(images), 6, figsize=(6.5, 4), layout="constraine
 for row, (name, x) in zip(axes, images.items(), strict=True):
     order = ensemble.uncertainty(x).entropy.argsort()
     for axis, index in zip(row, [*order[:3], *order[-3:]], strict=True):
-        axis.imshow(x[index, 0], cmap="gray_r")
+        axis.imshow(x[index, 0].numpy(), cmap="gray_r")
         probability, label = ensemble.predict_proba(x[index : index + 1])[0].max(0)
         axis.set(title=f"{label}: {probability:.0%}", xticks=[], yticks=[])
     row[0].set_ylabel(name.replace(" ", "\n", 1))

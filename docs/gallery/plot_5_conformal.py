@@ -58,7 +58,7 @@ sets = ensemble.predict_set(x_test)
 order = sets.sum(1).argsort()
 figure, axes = plt.subplots(2, 4, figsize=(7, 4), layout="constrained")
 for axis, index in zip(axes.flat, order[torch.linspace(0, len(order) - 1, 8).long()], strict=True):
-    axis.imshow(x_test[index, 0], cmap="gray_r")
+    axis.imshow(x_test[index, 0].numpy(), cmap="gray_r")
     names = ", ".join(str(label) for label in sets[index].nonzero().flatten().tolist())
     axis.set(title=f"{{{names}}}", xlabel=f"true: {y_test[index]}", xticks=[], yticks=[])
 plt.show()

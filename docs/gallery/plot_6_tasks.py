@@ -30,7 +30,7 @@ for name, kind in (("naive", se.continual.NaiveLearner), ("structured", se.conti
 
 figure, axes = plt.subplots(1, 2, figsize=(8.5, 4), layout="constrained")
 for axis, (name, matrix) in zip(axes, matrices.items(), strict=True):
-    values = matrix.values
+    values = matrix.values.numpy()
     drawn = axis.imshow(values, cmap="Blues", vmin=0.4, vmax=1)
     for row in range(len(tasks)):
         for column in range(row + 1):

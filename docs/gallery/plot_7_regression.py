@@ -51,6 +51,6 @@ plt.show()
 
 distribution = ensemble.distribution(x_test)
 figure, axis = plt.subplots(figsize=(5, 4), layout="constrained")
-axis.scatter(distribution.aleatoric, distribution.epistemic, s=12)
+axis.scatter(distribution.aleatoric.numpy(), distribution.epistemic.numpy(), s=12)
 axis.set(xlabel="aleatoric deviation", ylabel="epistemic deviation", xlim=(0, None), ylim=(0, None))
 plt.show()
