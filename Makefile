@@ -29,7 +29,7 @@ dist: $(READY)  ## a wheel in dist/, built with the packages of .venv
 	$(BIN)/python -m hatchling build -t wheel -d dist
 
 clean:
-	rm -rf .venv dist docs/_build docs/auto_gallery docs/sg_execution_times.rst .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist docs/_build docs/auto_gallery .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Pinned versions first (torch from a CPU wheel), then ourselves without looking for anything else.
 $(READY): requirements.txt pyproject.toml

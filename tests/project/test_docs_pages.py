@@ -21,7 +21,7 @@ from tests.support.code_blocks import short_trainings
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
-BUILT = ("_build", "auto_gallery", "sg_execution_times.rst")
+BUILT = ("_build", "auto_gallery")
 SCRIPTS = sorted((DOCS / "gallery").glob("plot_*.py"))
 PAGES = [
     *sorted(ROOT.glob("*.md")),
@@ -50,6 +50,8 @@ def test_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     assert (built.returncode, built.stderr) == (0, "")
     for page in (tmp_path / "docs").rglob("*.md"):
         assert (tmp_path / "html" / page.relative_to(tmp_path / "docs")).with_suffix(".html").exists()
+    for page in (tmp_path / "html").rglob("*.html"):  # nothing of a built page comes from the network
+        assert not re.findall(r'<(?:script|link|img)[^>]*"https?:[^"]*"', page.read_text(encoding="utf-8")), page
 
 
 def test_api_pages_document_every_public_name_once() -> None:
@@ -124,3 +126,16 @@ def test_docstrings_become_restructured_text(monkeypatch: pytest.MonkeyPatch) ->
         "\n::\n\n    code(*x)\n"
     )
     sys.modules.pop("docstrings")
+
+
+def test_formulas_become_mathml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    from docutils import nodes
+    from mathml import convert
+
+    formula = convert(
+        nodes.math_block(text="\\begin{aligned} a &= \\big(b\\big) \\\\ c &= d \\end{aligned}"), as_block=True
+    )
+    assert (formula.count("<tr>"), formula.count("<td")) == (2, 4)
+    assert "<msqrt>" in convert(nodes.math(text="\\sqrt{n}"), as_block=False)
+    sys.modules.pop("mathml")
