@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint types format clean
+.PHONY: demo test lint types format docs dist clean
 
 demo: $(READY)  ## the whole walk on real digits, ends in runs/demo/report.html
 	$(BIN)/sens demo
@@ -22,8 +22,14 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY)  ## the documentation, offline, every warning an error: docs/_build/html/index.html
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+dist: $(READY)  ## a wheel in dist/, built with the packages of .venv
+	$(BIN)/python -m hatchling build -t wheel -d dist
+
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist docs/_build docs/auto_gallery .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Pinned versions first (torch from a CPU wheel), then ourselves without looking for anything else.
 $(READY): requirements.txt pyproject.toml

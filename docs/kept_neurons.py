@@ -1,4 +1,4 @@
-"""Draw docs/images/kept-neurons.png of the README: the neurons that five members keep of one ResNet20.
+"""Draw docs/images/kept-neurons.png of the quickstart "Images": the neurons that five members keep of one ResNet20.
 
 python docs/kept_neurons.py
 """

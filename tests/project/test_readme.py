@@ -1,161 +1,67 @@
-"""Figures in the README equal those of recorded runs."""
+"""The README is short, says how to begin, and its links and those of the docs lead somewhere."""
 
-import json
-import math
-import statistics
-import tomllib
-from typing import Any
+import re
+from pathlib import Path
 
+import pytest
+
+from structured_ensembles.report.docs.write import BLOCK
 from tests.support.paths import ROOT
 
-TEXT = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+GENERATED = ("_build", "auto_gallery")  # by `make docs`, not in a checkout
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if not set(GENERATED) & set(path.parts)),
+]
+LINK = re.compile(r"\]\((?!https?:|mailto:)(?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]+))?\)")
+CODE = re.compile(r"^[ ]*```.*?^[ ]*```[ ]*$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
-def recorded(name: str) -> Any:
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+def anchors_of(text: str) -> set[str]:
+    """Name the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", CODE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_training_step_table_in_the_readme_is_recorded() -> None:
-    rows = {row["name"]: row for row in recorded("fleet-programs-h200")}
-    names = {
-        "eager loop over the networks (what everybody does)": "eager loop",
-        "`torch.func.vmap`": "vmap",
-        "grouped convolutions": "grouped",
-        "**ours**": "ours, graph",
-        "one full ResNet20 in plain PyTorch": "one full network, eager",
-    }
-    for title, name in names.items():
-        cells = [f"{rows[name]['ms']:.1f}", f"{rows[name]['MiB']:.0f}"]
-        shown = [f"**{cell}**" for cell in cells] if "ours" in name else cells
-        assert f"| {title} | {' | '.join(shown)} |" in TEXT
-    assert f"on a machine starts {rows['ours, graph']['start']:.0f} s later" in TEXT
+def broken_links(page: Path, text: str) -> list[str]:
+    """List the links of a page to files or headings that do not exist; those into the built gallery are left out."""
+    broken = []
+    for match in LINK.finditer(CODE.sub("", text)):
+        target = (page.parent / match["path"]).resolve() if match["path"] else page
+        if any(name in target.parts for name in GENERATED):
+            continue
+        anchor = match["anchor"]
+        if not target.exists() or (anchor and anchor not in anchors_of(target.read_text(encoding="utf-8"))):
+            broken.append(match[0])
+    return broken
 
 
-def test_continual_table_in_the_readme_is_recorded() -> None:
-    printed = (ROOT / "src/structured_ensembles/paper/published/continual-accuracy.toml").read_text(encoding="utf-8")
-    published = tomllib.loads(printed)["rows"]
-    titles = {
-        "naive": "naive: one network, trained on",
-        "single": "single: a network for each task",
-        "supsup": "SupSup",
-        "batch-ensemble": "BatchEnsemble",
-        "pruning": "Pruning",
-        "structured": "**structured**",
-    }
-    means: dict[tuple[str, str], float] = {}
-    sizes = {}
-    for method, title in titles.items():
-        cells = []
-        for column, record in enumerate(("continual-split-mnist-cpu", "continual-split-cifar10-h200")):
-            values = [100 * row["figures"]["accuracy"] for row in recorded(record) if f"-{method}-" in row["run"]]
-            assert len(values) == 3
-            means[method, record] = statistics.mean(values)
-            ours = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
-            bold = f"**{ours}**" if method == "structured" else ours
-            cells.append(f"{bold} ({published[method][column][0]:.2f})")
-        memory = next(row["memory"] for row in recorded("continual-split-mnist-cpu") if f"-{method}-" in row["run"])
-        sizes[method] = memory["bytes_without_heads"] - 4 * memory["backbone"]
-        size = f"**{sizes[method]:,}**" if method == "structured" else f"{sizes[method]:,}"
-        assert f"| {title} | {cells[0]} | {cells[1]} | {size} |" in TEXT
-    gaps = [
-        means["structured", record] - means["supsup", record]
-        for record in ("continual-split-cifar10-h200", "continual-split-mnist-cpu")
-    ]
-    assert f"On Split-CIFAR-10 it is {gaps[0]:.2f} points ahead of SupSup" in TEXT
-    assert f"it is {-gaps[1]:.2f} points ahead" in TEXT
-    assert f"with {round(sizes['supsup'] / sizes['structured'], -2):.0f} times the masks" in TEXT
-    minutes = sum(row["seconds"] for row in recorded("continual-split-mnist-cpu")) / 60
-    assert f"{minutes / 2:.0f} minutes on two CPU cores" in TEXT
+def test_readme_is_short() -> None:
+    assert len(TEXT.splitlines()) < 120
 
 
-def test_run_figures_in_the_readme_are_recorded() -> None:
-    run = recorded("paper_run-h200")
-    seconds, figures = run["seconds"], run["figures"]
-    assert f"takes {seconds['training']:.0f} s there, the search {seconds['search']:.0f} s" in TEXT
-    assert f"the saliency {seconds['saliency']:.1f} s" in TEXT
-    assert f"{100 * figures['cls/accuracy']:.1f} % and an ECE of {100 * figures['cal/ece']:.1f} %" in TEXT
-    vgg, wide = (
-        {row["name"]: row["ms"] for row in recorded(name) if row["members"] == 5}
-        for name in ("fleet-vgg11-h200", "fleet-resnet32-h200")
+@pytest.mark.parametrize("command", ["pip install structured-ensembles", "sens demo", "make demo", "make test"])
+def test_readme_says_how_to_begin(command: str) -> None:
+    assert command in TEXT[: TEXT.index("## ")]
+
+
+def test_readme_states_no_measured_number_by_hand() -> None:
+    """Tables and percentages are generated or in pages whose numbers are tested: see test_docs_numbers.py."""
+    outside = BLOCK.sub("", CODE.sub("", TEXT))
+    assert not re.findall(r"\d[\d.,]* ?(?:%|ms\b|MiB|s\b|×|points)", outside)
+    assert "|---" not in outside
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    assert broken_links(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A title, with `code`\n\n```sh\n# no heading\n```\n")
+    text = (
+        "[a](page.md#a-title-with-) [b](missing.md) [c](page.md#no-heading) `[d](missing.md)` [e](https://example.org)"
     )
-    one = "one full network, eager"
-    assert f"VGG11s take {vgg['ours, graph']:.1f} ms, one full VGG11 in plain PyTorch {vgg[one]:.1f} ms" in TEXT
-    assert f"64×64 images {wide['ours, graph']:.1f} ms, one full ResNet32 {wide[one]:.1f} ms" in TEXT
-    times = {(row["name"], row["batch"]): row["ms"] for row in recorded("predict-h200")}
-    ours, loop = "our ensemble", "eager loop over the members"
-    assert f"{times[ours, 1]:.2f} ms for one image with five members, {times[loop, 1]:.1f} ms in an eager loop" in TEXT
-    assert f"{times[ours, 512]:.1f} ms for 512 images, {times[loop, 512]:.1f} ms in the loop" in TEXT
-
-
-def test_cpu_times_in_the_readme_are_recorded() -> None:
-    times = {(row["model"], row["name"]): row["ms"] for row in recorded("fleet-cpu") if row["members"] == 5}
-    for model in ("resnet20", "vgg11"):
-        together, apart, eager = (times[model, name] for name in ("ours, loop", "ours, loop, one by one", "eager loop"))
-        assert f"s {together:,.0f} and {apart:,.0f} ms" in TEXT
-        assert f"({eager:,.0f} ms" in TEXT
-        assert together < 1.03 * apart  # what turns leave of this machine's changes of speed
-
-
-def test_memory_figures_in_the_readme_are_recorded() -> None:
-    rows = {row["name"]: row for row in recorded("fleet-programs-h200")}
-    together, two, alone = (rows[f"ours, graph{which}"] for which in ("", ", 2 streams", ", 1 stream"))
-    assert f"two members at a time, in {two['MiB']:.0f} MiB, at {two['ms']:.1f} ms for five" in TEXT
-    assert f"in the same graph, in {alone['MiB']:.0f} MiB, at {alone['ms']:.1f} ms for five" in TEXT
-    before = {row["name"]: row for row in recorded("fleet-h200") if row["members"] == 5}
-    assert together["MiB"] <= before["ours, graph"]["MiB"]
-    assert alone["allocated_MiB"] <= 1.3 * rows["ours, loop"]["allocated_MiB"]
-
-
-def test_programs_are_faster_than_what_was_before() -> None:
-    """Both recorded on the same GPU, with batches of each member's own."""
-    before = {(row["name"], row["members"]): row["ms"] for row in recorded("fleet-own-batches-h200")}
-    rows = {row["name"]: row["ms"] for row in recorded("fleet-programs-h200")}
-    assert rows["ours, graph"] < 0.75 * before["ours, graph", 5]
-
-
-def test_accuracy_of_own_and_shared_batches_in_the_readme_is_recorded() -> None:
-    means: dict[tuple[str, str, str], str] = {}
-    for arm in ("deep-modern", "deep-paper", "structured-modern"):
-        for batches in ("own", "shared"):
-            figures = [
-                row["figures"]
-                for row in recorded("batches-h200")
-                if row["arm"] == arm and row["batches"] == batches and row["seed"] in (0, 1, 2)
-            ]
-            assert len(figures) == 3
-            means[arm, batches, "nll"] = f"{statistics.mean(own['cal/nll'] for own in figures):.3f}".removeprefix("0")
-            means[arm, batches, "accuracy"] = f"{100 * statistics.mean(own['cls/accuracy'] for own in figures):.1f}"
-
-    def both(arm: str, figure: str) -> str:
-        return f"{means[arm, 'own', figure]} and {means[arm, 'shared', figure]}"
-
-    assert f"an NLL of {both('deep-modern', 'nll')} (deep ×4, `modern`), {both('deep-paper', 'nll')} (deep ×4," in TEXT
-    assert f"`paper`), {both('structured-modern', 'nll')} (structured ×5, `modern`)" in TEXT
-    listed = ", ".join(f"{both(arm, 'accuracy')} %" for arm in ("deep-modern", "deep-paper", "structured-modern"))
-    assert f"accuracies of {listed}: no clear difference" in TEXT
-
-
-def test_recorded_times_grow_linearly() -> None:
-    """Through the origin in images, within 10 % of a line in members, constant in pruning."""
-    by_kind: dict[str, list[tuple[float, float]]] = {}
-    for row in recorded("scale-h200"):
-        by_kind.setdefault(row["what"], []).append((row["x"], row.get("epoch_s", row["ms"])))
-    per_image = [seconds / images for images, seconds in by_kind["samples"]]
-    assert max(per_image) < 1.02 * min(per_image)
-    members, times = zip(*by_kind["members"], strict=True)
-    slope, start = statistics.linear_regression(members, times)
-    assert all(abs(start + slope * x - ms) < 0.1 * ms for x, ms in by_kind["members"] if x > 2)
-    assert max(ms for _, ms in by_kind["prune"]) < 1.15 * min(ms for _, ms in by_kind["prune"])
-
-
-def test_attack_counts_in_the_readme_are_recorded() -> None:
-    record = json.loads((ROOT / "benchmarks" / "results" / "attack-cpu.json").read_text(encoding="utf-8"))
-    for part in record.values():
-        assert part["total"]["different"] == part["total"]["other"] == 0
-    theirs = ("options.yaml", "picture")  # which we read, but do not write
-    files = {name: row for name, row in record["files"]["rows"].items() if name not in theirs}
-    assert f"{sum(row['cases'] for row in files.values()):,} damaged and forged files" in TEXT
-    seconds, size = (max(row[name] for row in files.values()) for name in ("seconds", "MiB"))
-    assert f"none took more than {math.ceil(seconds)} s or {math.ceil(size / 10) * 10} MiB" in TEXT
-    assert f"{record['kills']['total']['cases']} runs that were killed" in TEXT
-    assert f"of {record['races']['total']['cases']} pairs of processes" in TEXT
+    assert broken_links(page, text) == ["](missing.md)", "](page.md#no-heading)"]

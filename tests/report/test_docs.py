@@ -78,10 +78,9 @@ def test_generated_docs_equal_the_recorded_runs() -> None:
         assert shown in docs.images
 
 
-def test_every_readme_table_is_generated_or_tested() -> None:
+def test_every_readme_table_is_generated() -> None:
     text = (ROOT / README).read_text(encoding="utf-8")
-    outside = BLOCK.sub("", text)
-    assert len(re.findall(r"^\|[ -]*---", outside, re.MULTILINE)) == 2  # steps and learners: project/test_readme.py
+    assert not re.findall(r"^\|[ -]*---", BLOCK.sub("", text), re.MULTILINE)
     assert {match["name"] for match in BLOCK.finditer(text)} == {"progress", "table-accuracy", "targets", "front"}
 
 

@@ -1,0 +1,170 @@
+"""Numbers in the pages of the docs equal those of recorded runs."""
+
+import json
+import math
+import statistics
+import tomllib
+from typing import Any
+
+from tests.support.paths import ROOT
+
+
+def read_page(name: str) -> str:
+    """Return the words of a page in one line."""
+    return " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
+
+
+SPEED, TASKS, GUARANTEES = map(read_page, ("speed.md", "learning-tasks.md", "guarantees.md"))
+
+
+def recorded(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+
+
+def test_training_step_table_is_recorded() -> None:
+    rows = {row["name"]: row for row in recorded("fleet-programs-h200")}
+    names = {
+        "eager loop over the networks (what everybody does)": "eager loop",
+        "`torch.func.vmap`": "vmap",
+        "grouped convolutions": "grouped",
+        "**ours**": "ours, graph",
+        "one full ResNet20 in plain PyTorch": "one full network, eager",
+    }
+    for title, name in names.items():
+        cells = [f"{rows[name]['ms']:.1f}", f"{rows[name]['MiB']:.0f}"]
+        shown = [f"**{cell}**" for cell in cells] if "ours" in name else cells
+        assert f"| {title} | {' | '.join(shown)} |" in SPEED
+    assert f"on a machine starts {rows['ours, graph']['start']:.0f} s later" in SPEED
+
+
+def test_continual_table_is_recorded() -> None:
+    printed = (ROOT / "src/structured_ensembles/paper/published/continual-accuracy.toml").read_text(encoding="utf-8")
+    published = tomllib.loads(printed)["rows"]
+    titles = {
+        "naive": "naive: one network, trained on",
+        "single": "single: a network for each task",
+        "supsup": "SupSup",
+        "batch-ensemble": "BatchEnsemble",
+        "pruning": "Pruning",
+        "structured": "**structured**",
+    }
+    means: dict[tuple[str, str], float] = {}
+    sizes = {}
+    for method, title in titles.items():
+        cells = []
+        for column, record in enumerate(("continual-split-mnist-cpu", "continual-split-cifar10-h200")):
+            values = [100 * row["figures"]["accuracy"] for row in recorded(record) if f"-{method}-" in row["run"]]
+            assert len(values) == 3
+            means[method, record] = statistics.mean(values)
+            ours = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+            bold = f"**{ours}**" if method == "structured" else ours
+            cells.append(f"{bold} ({published[method][column][0]:.2f})")
+        memory = next(row["memory"] for row in recorded("continual-split-mnist-cpu") if f"-{method}-" in row["run"])
+        sizes[method] = memory["bytes_without_heads"] - 4 * memory["backbone"]
+        size = f"**{sizes[method]:,}**" if method == "structured" else f"{sizes[method]:,}"
+        assert f"| {title} | {cells[0]} | {cells[1]} | {size} |" in TASKS
+    gaps = [
+        means["structured", record] - means["supsup", record]
+        for record in ("continual-split-cifar10-h200", "continual-split-mnist-cpu")
+    ]
+    assert f"On Split-CIFAR-10 it is {gaps[0]:.2f} points ahead of SupSup" in TASKS
+    assert f"it is {-gaps[1]:.2f} points ahead" in TASKS
+    assert f"with {round(sizes['supsup'] / sizes['structured'], -2):.0f} times the masks" in TASKS
+    minutes = sum(row["seconds"] for row in recorded("continual-split-mnist-cpu")) / 60
+    assert f"{minutes / 2:.0f} minutes on two CPU cores" in TASKS
+
+
+def test_run_figures_are_recorded() -> None:
+    run = recorded("paper_run-h200")
+    seconds, figures = run["seconds"], run["figures"]
+    assert f"takes {seconds['training']:.0f} s there, the search {seconds['search']:.0f} s" in SPEED
+    assert f"the saliency {seconds['saliency']:.1f} s" in SPEED
+    assert f"{100 * figures['cls/accuracy']:.1f} % and an ECE of {100 * figures['cal/ece']:.1f} %" in SPEED
+    vgg, wide = (
+        {row["name"]: row["ms"] for row in recorded(name) if row["members"] == 5}
+        for name in ("fleet-vgg11-h200", "fleet-resnet32-h200")
+    )
+    one = "one full network, eager"
+    assert f"VGG11s take {vgg['ours, graph']:.1f} ms, one full VGG11 in plain PyTorch {vgg[one]:.1f} ms" in SPEED
+    assert f"64×64 images {wide['ours, graph']:.1f} ms, one full ResNet32 {wide[one]:.1f} ms" in SPEED
+    times = {(row["name"], row["batch"]): row["ms"] for row in recorded("predict-h200")}
+    ours, loop = "our ensemble", "eager loop over the members"
+    assert f"{times[ours, 1]:.2f} ms for one image with five members, {times[loop, 1]:.1f} ms in an eager loop" in SPEED
+    assert f"{times[ours, 512]:.1f} ms for 512 images, {times[loop, 512]:.1f} ms in the loop" in SPEED
+
+
+def test_cpu_times_are_recorded() -> None:
+    times = {(row["model"], row["name"]): row["ms"] for row in recorded("fleet-cpu") if row["members"] == 5}
+    for model in ("resnet20", "vgg11"):
+        together, apart, eager = (times[model, name] for name in ("ours, loop", "ours, loop, one by one", "eager loop"))
+        assert f"s {together:,.0f} and {apart:,.0f} ms" in SPEED
+        assert f"({eager:,.0f} ms" in SPEED
+        assert together < 1.03 * apart  # what turns leave of this machine's changes of speed
+
+
+def test_memory_figures_are_recorded() -> None:
+    rows = {row["name"]: row for row in recorded("fleet-programs-h200")}
+    together, two, alone = (rows[f"ours, graph{which}"] for which in ("", ", 2 streams", ", 1 stream"))
+    assert f"two members at a time, in {two['MiB']:.0f} MiB, at {two['ms']:.1f} ms for five" in SPEED
+    assert f"in the same graph, in {alone['MiB']:.0f} MiB, at {alone['ms']:.1f} ms for five" in SPEED
+    before = {row["name"]: row for row in recorded("fleet-h200") if row["members"] == 5}
+    assert together["MiB"] <= before["ours, graph"]["MiB"]
+    assert alone["allocated_MiB"] <= 1.3 * rows["ours, loop"]["allocated_MiB"]
+
+
+def test_programs_are_faster_than_what_was_before() -> None:
+    """Both recorded on the same GPU, with batches of each member's own."""
+    before = {(row["name"], row["members"]): row["ms"] for row in recorded("fleet-own-batches-h200")}
+    rows = {row["name"]: row["ms"] for row in recorded("fleet-programs-h200")}
+    assert rows["ours, graph"] < 0.75 * before["ours, graph", 5]
+
+
+def test_accuracy_of_own_and_shared_batches_is_recorded() -> None:
+    means: dict[tuple[str, str, str], str] = {}
+    for arm in ("deep-modern", "deep-paper", "structured-modern"):
+        for batches in ("own", "shared"):
+            figures = [
+                row["figures"]
+                for row in recorded("batches-h200")
+                if row["arm"] == arm and row["batches"] == batches and row["seed"] in (0, 1, 2)
+            ]
+            assert len(figures) == 3
+            means[arm, batches, "nll"] = f"{statistics.mean(own['cal/nll'] for own in figures):.3f}".removeprefix("0")
+            means[arm, batches, "accuracy"] = f"{100 * statistics.mean(own['cls/accuracy'] for own in figures):.1f}"
+
+    def both(arm: str, figure: str) -> str:
+        return f"{means[arm, 'own', figure]} and {means[arm, 'shared', figure]}"
+
+    assert (
+        f"an NLL of {both('deep-modern', 'nll')} (deep ×4, `modern`), {both('deep-paper', 'nll')} (deep ×4,"
+        in GUARANTEES
+    )
+    assert f"`paper`), {both('structured-modern', 'nll')} (structured ×5, `modern`)" in GUARANTEES
+    listed = ", ".join(f"{both(arm, 'accuracy')} %" for arm in ("deep-modern", "deep-paper", "structured-modern"))
+    assert f"accuracies of {listed}: no clear difference" in GUARANTEES
+
+
+def test_recorded_times_grow_linearly() -> None:
+    """Through the origin in images, within 10 % of a line in members, constant in pruning."""
+    by_kind: dict[str, list[tuple[float, float]]] = {}
+    for row in recorded("scale-h200"):
+        by_kind.setdefault(row["what"], []).append((row["x"], row.get("epoch_s", row["ms"])))
+    per_image = [seconds / images for images, seconds in by_kind["samples"]]
+    assert max(per_image) < 1.02 * min(per_image)
+    members, times = zip(*by_kind["members"], strict=True)
+    slope, start = statistics.linear_regression(members, times)
+    assert all(abs(start + slope * x - ms) < 0.1 * ms for x, ms in by_kind["members"] if x > 2)
+    assert max(ms for _, ms in by_kind["prune"]) < 1.15 * min(ms for _, ms in by_kind["prune"])
+
+
+def test_attack_counts_are_recorded() -> None:
+    record = json.loads((ROOT / "benchmarks" / "results" / "attack-cpu.json").read_text(encoding="utf-8"))
+    for part in record.values():
+        assert part["total"]["different"] == part["total"]["other"] == 0
+    theirs = ("options.yaml", "picture")  # which we read, but do not write
+    files = {name: row for name, row in record["files"]["rows"].items() if name not in theirs}
+    assert f"{sum(row['cases'] for row in files.values()):,} damaged and forged files" in GUARANTEES
+    seconds, size = (max(row[name] for row in files.values()) for name in ("seconds", "MiB"))
+    assert f"none took more than {math.ceil(seconds)} s or {math.ceil(size / 10) * 10} MiB" in GUARANTEES
+    assert f"{record['kills']['total']['cases']} runs that were killed" in GUARANTEES
+    assert f"of {record['races']['total']['cases']} pairs of processes" in GUARANTEES
