@@ -3,16 +3,12 @@
 import re
 
 from docutils import nodes
-from docutils.utils.math import MathError
-from docutils.utils.math.latex2mathml import tex2mathml
+from latex2mathml.converter import convert as latex2mathml
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
 
-# LaTeX commands that docutils lacks, and what it has instead.
-ALIASES = {"big": "bigl", "Big": "Bigl", "bigg": "biggl", "Bigg": "Biggl", "dots": "ldots", "texttt": "mathtt"}
 ALIGNED = re.compile(r"\\begin{aligned}(.*)\\end{aligned}", re.DOTALL)
-COMMAND = re.compile(rf"\\({'|'.join(ALIASES)})(?![A-Za-z])")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -34,19 +30,18 @@ def write_block(page: HTML5Translator, node: nodes.math_block) -> None:
 
 
 def convert(node: nodes.math | nodes.math_block, as_block: bool) -> str:
-    """Return the MathML of a formula; one that docutils cannot convert is a warning, and so an error of `make docs`."""
-    formula = COMMAND.sub(lambda match: f"\\{ALIASES[match[1]]}", node.astext().strip())
-    try:
-        aligned = ALIGNED.fullmatch(formula)
-        return convert_rows(aligned[1]) if aligned else tex2mathml(formula, as_block=as_block)
-    except MathError as error:
-        logging.getLogger(__name__).warning("%s in the formula %s", error, formula, location=node)
-        return formula
+    """Return the MathML of a formula; one with an unknown command is a warning, and so an error of `make docs`."""
+    formula = node.astext().strip()
+    aligned = ALIGNED.fullmatch(formula)
+    result = convert_rows(aligned[1]) if aligned else latex2mathml(formula, display="block" if as_block else "inline")
+    if "\\" in result:  # latex2mathml passes on what it does not know
+        logging.getLogger(__name__).warning("unknown command in the formula %s", formula, location=node)
+    return result
 
 
 def convert_rows(formula: str) -> str:
-    """Convert the inside of an `aligned` environment, whose rows docutils runs together."""
-    rows = [[tex2mathml(cell) for cell in row.split("&")] for row in re.split(r"\\\\", formula) if row.strip()]
+    """Convert the inside of an `aligned` environment, which latex2mathml lacks: a table of formulas."""
+    rows = [[latex2mathml(cell) for cell in row.split("&")] for row in re.split(r"\\\\", formula) if row.strip()]
     aligned = (
         "".join(
             f'<td style="text-align: {side}">{cell}</td>' for cell, side in zip(row, ("right", "left"), strict=False)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from matplotlib import pyplot
@@ -138,4 +139,9 @@ def test_formulas_become_mathml(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert (formula.count("<tr>"), formula.count("<td")) == (2, 4)
     assert "<msqrt>" in convert(nodes.math(text="\\sqrt{n}"), as_block=False)
+    half = convert(nodes.math(text="\\tfrac12 M"), as_block=False)
+    assert "<mfrac><mn>1</mn><mn>2</mn></mfrac>" in half
+    fraction = ElementTree.fromstring(convert(nodes.math(text="\\frac{f\\big(x\\big)}{y}"), as_block=False))
+    numerator, denominator = fraction.findall(".//{*}mfrac/*")
+    assert ("".join(numerator.itertext()), "".join(denominator.itertext())) == ("f(x)", "y")
     sys.modules.pop("mathml")
