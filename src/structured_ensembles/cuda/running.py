@@ -18,13 +18,22 @@ from torch import Tensor, fx
 
 from structured_ensembles.cuda import batch_norm, convolution
 from structured_ensembles.cuda.batch_norm import Norm
-from structured_ensembles.cuda.convolution import BY_INPUT, BY_OUTPUT, NO_RELU, BlockSums, NormBefore, Window
+from structured_ensembles.cuda.convolution import (
+    BY_INPUT,
+    BY_OUTPUT,
+    NO_RELU,
+    BlockSums,
+    NormBefore,
+    RunningNorm,
+    Window,
+)
 from structured_ensembles.cuda.operations import (
     conv_norm,
     member_conv,
     member_dropout,
     member_linear,
     member_norm,
+    predict_conv,
     subsample,
 )
 from structured_ensembles.cuda.program import Node, Program
@@ -108,6 +117,11 @@ class Run:
             x = _channels_last(x, weight.dtype)
             if convolution.fits(x, weight):
                 return self._conv(node, x, weight)
+        if node.target is predict_conv and not self.learned:
+            weight = self.weights[node.args[1].name]
+            x = _channels_last(self.values[node.args[0]], weight.dtype)
+            if convolution.fits_prediction(x, weight):
+                return self._predict_conv(node, x, weight)
         if node.target is member_linear and self.program.members > 1:
             return self._linear(node)
         if node.target is subsample:
@@ -117,6 +131,22 @@ class Run:
         return self._plain(node)
 
     # --- by our kernels
+
+    def _predict_conv(self, node: Node, x: Tensor, weight: Tensor) -> Tensor:
+        """Convolve, normalise by running statistics, add and apply the ReLU, in prediction: no gradients."""
+        bias, scale, shift, mean, variance = (
+            None if argument is None else self.weights[argument.name] for argument in node.args[2:7]
+        )
+        norm = None
+        if mean is not None:
+            assert variance is not None
+            scale = torch.ones_like(mean) if scale is None else scale
+            shift = torch.zeros_like(mean) if shift is None else shift
+            norm = RunningNorm(scale, shift, mean, variance, node.kwargs["eps"])
+        add = _channels_last(self.values[node.args[7]], x.dtype) if len(node.args) > 7 else None
+        window = Window(node.kwargs["stride"], node.kwargs["padding"])
+        relu, shared = node.kwargs["relu"], node.kwargs.get("shared", False)
+        return convolution.predict(x, weight, window, bias, norm, add, relu=relu, shared=shared)
 
     def _conv(self, node: Node, x: Tensor, weight: Tensor) -> Tensor:
         """Convolve, and record the backward pass."""
