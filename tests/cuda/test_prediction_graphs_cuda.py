@@ -195,3 +195,20 @@ def test_float32_without_tf32_is_not_compiled(without_tf32: None, monkeypatch: p
         for _ in range(8):
             torch.testing.assert_close(ensemble(x).double(), exact, rtol=1e-4, atol=1e-4)
     assert names == []
+
+
+@pytest.mark.parametrize("kind", ["tile", "dropout"])
+def test_networks_of_several_members_are_replayed(kind: str) -> None:
+    torch.manual_seed(0)
+    model, x = se.zoo.resnet20(), torch.randn(100, 3, 32, 32)
+    layers = find_called_layers(model, x[:2])
+    network = (
+        DropoutNetwork(model, layers.hidden, 5) if kind == "dropout" else BatchEnsembleNetwork(model, layers.all, 5)
+    )
+    ensemble = se.Ensemble([network]).cuda().eval()
+    check_replayed(ensemble, x.cuda())
+    other = torch.randn(100, 3, 32, 32, device="cuda")
+    with torch.enable_grad():
+        expected = ensemble(other).detach()
+    with torch.no_grad():
+        torch.testing.assert_close(ensemble(other), expected, rtol=1e-2, atol=1e-2)

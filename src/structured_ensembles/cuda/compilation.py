@@ -34,6 +34,7 @@ from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack, unpadded
 from structured_ensembles.data.random_states import preserve_random_states
 from structured_ensembles.networks.copying import clone_model
+from structured_ensembles.networks.hooks import watching
 from structured_ensembles.tracing.fake_model import first_line
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -146,9 +147,12 @@ def refuse_hooks(networks: Sequence[nn.Module]) -> None:
 
 
 def has_hooks(network: nn.Module) -> bool:
-    """Tell whether any module, parameter or global hook would see what the network computes."""
+    """Tell whether any module, parameter or global hook would see what the network computes.
+
+    Those that are part of the network are exported with it.
+    """
     everywhere = any(getattr(torch.nn.modules.module, f"_global{hooks}") for hooks in HOOKS)
-    of_modules = any(getattr(layer, hooks) for layer in network.modules() for hooks in HOOKS)
+    of_modules = any(watching(getattr(layer, hooks).values()) for layer in network.modules() for hooks in HOOKS)
     return everywhere or of_modules or any(getattr(p, hooks) for p in network.parameters() for hooks in PARAMETER_HOOKS)
 
 

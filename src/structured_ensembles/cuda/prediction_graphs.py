@@ -28,6 +28,7 @@ from structured_ensembles.cuda.launch import compile_only
 from structured_ensembles.cuda.prediction import MemberPredictions, compile_predictions
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.networks.copying import dtype_of
+from structured_ensembles.networks.hooks import has_watching_hooks
 from structured_ensembles.prediction.combination import member_outputs
 from structured_ensembles.tracing.fake_model import first_line
 
@@ -146,7 +147,7 @@ class Fingerprint:
         """Tell whether no module is in training, and no hook would have to see what it computes."""
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
             return False
-        return not any(module.training or module._forward_hooks or module._forward_pre_hooks for module in self.modules)
+        return not any(module.training or has_watching_hooks(module) for module in self.modules)
 
 
 def predict_by(graph: Graph, x: Inputs) -> Tensor:

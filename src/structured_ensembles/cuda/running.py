@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -124,6 +124,8 @@ class Run:
                 return self._predict_conv(node, x, weight)
         if node.target is member_linear and self.program.members > 1:
             return self._linear(node)
+        if node.target is member_dropout and self.generators is not None:
+            return self._dropout(node, self.generators)
         if node.target is subsample:
             x = _channels_last(self.values[node.args[0]])
             if batch_norm.fits(x, members=1):
@@ -283,6 +285,19 @@ class Run:
             self.records[node] = backward
         return y.reshape(*x.shape[:-1], weight.shape[1])
 
+    def _dropout(self, node: Node, generators: Sequence[torch.Generator | None]) -> Tensor:
+        """Drop elements as `member_dropout` does, and record the backward pass: a kernel each, and a mask of bytes."""
+        source, _, rate = node.args
+        x = self.values[source]
+        mask = torch.empty_like(x, dtype=torch.bool)
+        for member_mask, generator in zip(mask.chunk(len(generators)), generators, strict=True):
+            member_mask.bernoulli_(1 - rate, generator=generator)
+        scale = 1 / (1 - rate) if rate < 1 else 0.0
+        scaled = partial(torch.ops.aten.native_dropout_backward.default, mask=mask, scale=scale)  # x · mask · scale
+        if source in self.records:
+            self.records[node] = lambda dy: self._add_gradient(source, scaled(dy))
+        return scaled(x)
+
     # --- by autograd
 
     def _plain(self, node: Node) -> Any:
@@ -303,13 +318,9 @@ class Run:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
         if node.target is operator.getitem and isinstance(args[0], tuple):
             return self._item(node, args)
-        if node.target is member_dropout:
-            if self.generators is None:
-                args, function = args[:1], _identity
-            else:
-                args, function = (args[0], self.generators, args[2]), member_dropout
-        else:
-            function = node.target
+        function = node.target
+        if function is member_dropout:
+            args, function = args[:1], _identity
         with torch.enable_grad():
             result = function(*args, **kwargs)
         if leaves:

@@ -35,6 +35,7 @@ from structured_ensembles.examination.examine import examine
 from structured_ensembles.methods.layers import find_called_layers, get_layer
 from structured_ensembles.networks.conversions import register_rebuilder
 from structured_ensembles.networks.copying import clone_model, copy_with, dtype_of
+from structured_ensembles.networks.hooks import part_of_network
 from structured_ensembles.networks.provenance import copy_origin
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.scaling import broadcast_per_member
@@ -189,12 +190,14 @@ def _add_factors(layer: nn.Module, members: int, generator: torch.Generator) -> 
     layer.register_forward_hook(_scale_outputs)
 
 
+@part_of_network
 def _scale_inputs(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     factors = _broadcast_vectors(layer, "input_factors", inputs[0])
     grouped = inputs[0].unflatten(0, (len(factors), -1)) * factors
     return (grouped.flatten(0, 1), *inputs[1:])
 
 
+@part_of_network
 def _scale_outputs(layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
     factors = _broadcast_vectors(layer, "output_factors", output)
     grouped = output.unflatten(0, (len(factors), -1)) * factors
