@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import structured_ensembles as se
-from structured_ensembles.cuda import batch_norm, convolution
+from structured_ensembles.cuda import batch_norm, convolution, subsampling
 from structured_ensembles.cuda.batch_drawing import BatchDrawer
 from structured_ensembles.cuda.batch_norm import Norm
 from structured_ensembles.cuda.convolution import BlockSums, NormBefore, RunningNorm, Window
@@ -297,7 +297,7 @@ def check_padded_channels_of_norm(device: str) -> None:
 def check_subsample(shape: tuple[int, ...], stride: int, channels: int, dtype: torch.dtype, device: str) -> None:
     """Every stride-th pixel and appended zeros, exactly; and the gradient, zero where pixels were left out."""
     x = channels_last(torch.randn(shape, device=device).to(dtype))
-    y = convolution.subsample(x, stride, channels)
+    y = subsampling.subsample(x, stride, channels)
     kept = x[:, :, ::stride, ::stride]
     assert torch.equal(y[:, : shape[1]], kept)
     assert y[:, shape[1] :].count_nonzero() == 0
@@ -305,7 +305,7 @@ def check_subsample(shape: tuple[int, ...], stride: int, channels: int, dtype: t
     dy = channels_last(torch.randn_like(y))
     expected = torch.zeros_like(x)
     expected[:, :, ::stride, ::stride] = dy[:, : shape[1]]
-    assert torch.equal(convolution.subsample_gradient(dy, stride, x.shape), expected)
+    assert torch.equal(subsampling.subsample_gradient(dy, stride, x.shape), expected)
 
 
 def check_copier(device: str, make: Callable[[list[tuple[Tensor, Tensor]]], Callable[[], None]]) -> None:
@@ -403,11 +403,12 @@ def recorded_launches(dry: bool = False) -> Iterator[list[str]]:
     """List the names of the kernels that are launched. dry: launch none of them."""
     from structured_ensembles.cuda.kernels import batch_norm as norm_kernels
     from structured_ensembles.cuda.kernels import convolution as convolution_kernels
-    from structured_ensembles.cuda.kernels import subsampling, weight_gradient
+    from structured_ensembles.cuda.kernels import subsampling as subsampling_kernels
+    from structured_ensembles.cuda.kernels import weight_gradient
 
     names: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        for module in (norm_kernels, convolution_kernels, weight_gradient, subsampling):
+        for module in (norm_kernels, convolution_kernels, weight_gradient, subsampling_kernels):
             for name in LAUNCHED & vars(module).keys():
                 patch.setattr(module, name, Recorder(getattr(module, name), names, dry))
         yield names

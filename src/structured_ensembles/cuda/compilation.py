@@ -18,8 +18,16 @@ from torch.overrides import TorchFunctionMode
 from structured_ensembles.common.inputs import Inputs, call, map_inputs, tensors_in
 from structured_ensembles.cuda.capture import host_state
 from structured_ensembles.cuda.channel_padding import Shapes, common_network, shapes_of
-from structured_ensembles.cuda.operations import conv_norm, member_conv, member_dropout, member_linear, predict_conv
+from structured_ensembles.cuda.operations import (
+    conv_norm,
+    member_conv,
+    member_dropout,
+    member_linear,
+    predict_conv,
+    rank_one_weights,
+)
 from structured_ensembles.cuda.passes import (
+    add_factors,
     collect_counters,
     fuse_convolutions,
     fuse_norms,
@@ -33,8 +41,9 @@ from structured_ensembles.cuda.program import Node, Pass, Program, ProgramError,
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack, unpadded
 from structured_ensembles.data.random_states import preserve_random_states
-from structured_ensembles.networks.copying import clone_model
+from structured_ensembles.networks.copying import clear_hooks, clone_model
 from structured_ensembles.networks.hooks import watching
+from structured_ensembles.networks.rank_one import RankOneMembers
 from structured_ensembles.tracing.fake_model import first_line
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -103,6 +112,17 @@ def compile_network(network: nn.Module, example: Inputs) -> Program:
     return rewrite_by(passes, export_program(network, example))
 
 
+def compile_rank_one(rank_one: RankOneMembers, example: Inputs) -> Program:
+    """Export the network that rank-one members share, without its hooks, run all passes, and add the factors."""
+    network = clone_model(rank_one.network)
+    clear_hooks(network)
+    passes = (collect_counters, remove_inplace, replace_layers, replace_dropout, fuse_subsampling, fuse_norms)
+    program = rewrite_by(passes, export_program(network, example))
+    program = add_factors(program, rank_one.layers, rank_one.members)
+    names = {placeholder: rank_one.prefix + name for placeholder, name in program.names.items()}
+    return replace(program, names=names, counters=tuple(rank_one.prefix + name for name in program.counters))
+
+
 def rewrite_by(passes: Sequence[Pass], program: Program) -> Program:
     """Run passes. Raises `ProgramError` if one fails, or for what no program can have."""
     for rewrite in passes:
@@ -120,6 +140,11 @@ def _compile(networks: Sequence[nn.Module], numbers: tuple[int, ...], example: I
     """Compile the networks of these numbers to one program and check it. Raises `ProgramError` if that fails."""
     group = [networks[number] for number in numbers]
     refuse_hooks(group)
+    rank_one = getattr(group[0], "rank_one", None)
+    if isinstance(rank_one, RankOneMembers):
+        program = compile_rank_one(rank_one, example)
+        check_program(program, group, {}, example)
+        return Compiled(program, numbers, {}, frozenset(castable(program, group[0]) if bfloat16 else ()))
     wide, shapes = common_network(group, example, multiple=8 if bfloat16 else 1)
     program = stack_members(compile_network(wide, example), len(group))
     if len(group) > 1 and _draws(program) and any(shapes_of(network) != shapes_of(group[0]) for network in group):
@@ -185,11 +210,18 @@ def castable(program: Program, network: nn.Module) -> set[str]:
     A buffer is not cast: the stack's values go back to the networks.
     """
     parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
-    ends = {conv_norm: 2, member_conv: 3, member_linear: 3, predict_conv: 2}  # of the arguments that are cast
+    # By operation, the arguments that are cast: from the first to the end.
+    ends = {
+        conv_norm: (1, 2),
+        member_conv: (1, 3),
+        member_linear: (1, 3),
+        predict_conv: (1, 2),
+        rank_one_weights: (0, 1),
+    }
 
     def is_cast_by(user: Node, node: Node) -> bool:
-        end = ends.get(user.target, 0)
-        return node in user.args[1:end] and node not in user.args[end:]
+        first, end = ends.get(user.target, (0, 0))
+        return node in user.args[first:end] and node not in (*user.args[:first], *user.args[end:])
 
     return {
         node.name

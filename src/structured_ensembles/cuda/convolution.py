@@ -7,7 +7,6 @@ images has a thousand weights: cuDNN's kernels, made for many channels and one n
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.cuda.launch import empty, launch
-from structured_ensembles.cuda.launch_grid import ceil_div, channel_units, dot_size, moment_blocks, power_of_two
+from structured_ensembles.cuda.launch_grid import ceil_div, channel_units, dot_size, moment_blocks
 
 LARGEST = 2**31  # elements of a tensor: kernels count in 32 bits
 PROGRAMS = 1200  # enough to keep a GPU busy: about eight for each multiprocessor
@@ -385,38 +384,6 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Te
         kernels.merge_blocks, (ceil_div(size, across), members), partial, result, size, blocks, HIGH=tall, WIDE=across
     )
     return result.permute(0, 1, 4, 2, 3)
-
-
-def subsample(x: Tensor, stride: int, channels: int) -> Tensor:
-    """Take every stride-th pixel of x (images, inputs, height, width), and append channels of zeros."""
-    height, width = (ceil_div(size, stride) for size in x.shape[2:])
-    y = _empty(x, (len(x), channels, height, width))
-    _subsample(x, y, stride, backward=False)
-    return y
-
-
-def subsample_gradient(dy: Tensor, stride: int, shape: torch.Size) -> Tensor:
-    """Return the gradient of the inputs of `subsample`, whose shape is (images, inputs, height, width)."""
-    dx = _empty(dy, shape)
-    _subsample(dx, dy, stride, backward=True)
-    return dx
-
-
-def _subsample(x: Tensor, y: Tensor, stride: int, backward: bool) -> None:
-    """Launch the kernel that fills y from x; backward, that fills the gradient x from the gradient y."""
-    from structured_ensembles.cuda.kernels.subsampling import subsample as kernel
-
-    images, channels, height, width = x.shape
-    wide = power_of_two(max(channels, y.shape[1]))
-    unit = math.gcd(8, channels, y.shape[1])
-    high = max(4096 // wide, 1)
-    pixels = (x if backward else y).numel() // (channels if backward else y.shape[1])
-    launch(
-        kernel, (ceil_div(pixels, high),),
-        x, y, images, channels // unit, y.shape[1] // unit, HEIGHT=height, WIDTH=width, UNIT=unit,
-        STRIDE=stride, BACKWARD=backward, OUT_WIDTH=y.shape[3], OUT_PIXELS=y.shape[2] * y.shape[3],
-        HIGH=high, WIDE=wide,
-    )  # fmt: skip
 
 
 def _empty(like: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:

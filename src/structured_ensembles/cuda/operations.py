@@ -138,6 +138,28 @@ def repeat_members(x: Tensor, members: int) -> Tensor:
     return torch.cat([x] * members) if members > 1 else x
 
 
+def split_members(x: Tensor, members: int) -> Tensor:
+    """Cut a batch of all members up: (members × samples, …) to (members, samples, …)."""
+    return x.unflatten(0, (members, -1))
+
+
+def rank_one_weights(weight: Tensor, input_factors: Tensor, output_factors: Tensor) -> Tensor:
+    """Return the weights of members that share one but for rank-one factors, (members, outputs, inputs, …).
+
+    weight: (1, outputs, inputs, …). input_factors: (1, members, inputs). output_factors: (1, members, outputs). To
+    multiply the weight costs less than to multiply the images before and after the layer, which are larger.
+    """
+    factors = output_factors[0, :, :, None] * input_factors[0, :, None, :]
+    return (weight * factors.view(*factors.shape, *[1] * (weight.dim() - 3))).to(weight.dtype)
+
+
+def add_member_bias(x: Tensor, biases: Tensor) -> Tensor:
+    """Add the members' biases (1, members, outputs) to x: images (members × images, outputs, …), or rows of outputs."""
+    _, members, outputs = biases.shape
+    shape = (members, 1, outputs, 1, 1) if x.dim() == 4 else (members, *[1] * (x.dim() - 1), outputs)
+    return (x.unflatten(0, (members, -1)) + biases.view(shape).to(x.dtype)).flatten(0, 1)
+
+
 def member_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Apply each member's linear layer: x (members × samples, …, inputs), weight (members, outputs, inputs)."""
     members, outputs, inputs = weight.shape
