@@ -18,7 +18,9 @@ from tests.support.kernel_checks import (
     check_nan_passes_relu,
     check_norm_before,
     check_padded_channels_of_norm,
+    check_predicted_convolution,
     check_subsample,
+    check_tf32_is_rounded,
     here,
     recorded_launches,
 )
@@ -78,6 +80,34 @@ def test_moments_do_not_depend_on_the_expected_mean(name: str, guess: float) -> 
 @pytest.mark.parametrize("name", ["narrow, strips of rows", "wide outputs", "2 × 2", "stride", "stride, wide"])
 def test_sums_that_an_input_gradient_leaves_for_the_norm_before(name: str, mask: int, add: bool) -> None:
     check_norm_before(LAYERS[name], mask, add, torch.float32, "cpu")
+
+
+@here
+@pytest.mark.parametrize(
+    ("name", "finish"),
+    [
+        ("narrow, strips of rows", "norm add"),
+        ("narrow, odd channels", "bias norm"),
+        ("narrow, no padding", "bias add"),
+        ("narrow, more padding than the window", ""),
+        ("wide outputs", "norm"),
+        ("wide inputs", "norm add"),
+        ("more outputs than a tile", "bias"),
+        ("stride", "bias norm add"),
+        ("1 × 1, stride", "norm"),
+        ("2 × 2", "add"),
+        ("1 × 3", "norm"),
+    ],
+)
+def test_convolution_and_what_follows_in_prediction(name: str, finish: str) -> None:
+    check_predicted_convolution(LAYERS[name], finish, torch.float32, "cpu", relu=True)
+    check_predicted_convolution(LAYERS[name], finish, torch.float32, "cpu", shared=True)
+
+
+@here
+@pytest.mark.filterwarnings("ignore:invalid value")  # the interpreter's, of a product with inf
+def test_float32_is_rounded_to_the_nearest_tf32_in_prediction() -> None:
+    check_tf32_is_rounded("cpu")
 
 
 @here
@@ -211,4 +241,4 @@ def test_one_kernel_copies_parts_of_tensors_of_several_types(monkeypatch: pytest
         return copy
 
     check_copier("cpu", copier)
-    assert launched == [3, 3]  # of eight: in another order, and of other types
+    assert launched == [3, 3]  # of twelve: of other types, and one with gaps between all numbers

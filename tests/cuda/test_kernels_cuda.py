@@ -16,7 +16,9 @@ from tests.support.kernel_checks import (
     check_nan_passes_relu,
     check_norm_before,
     check_padded_channels_of_norm,
+    check_predicted_convolution,
     check_subsample,
+    check_tf32_is_rounded,
     recorded_launches,
 )
 
@@ -63,6 +65,18 @@ def test_moments_that_a_convolution_leaves(name: str, guess: float) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_sums_that_an_input_gradient_leaves_for_the_norm_before(name: str, mask: int, add: bool) -> None:
     check_norm_before(LAYERS[name], mask, add, torch.bfloat16, "cuda")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("finish", ["", "bias", "norm", "norm add", "bias norm add"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LAYERS)
+def test_convolution_and_what_follows_in_prediction(name: str, dtype: torch.dtype, finish: str, shared: bool) -> None:
+    check_predicted_convolution(LAYERS[name], finish, dtype, "cuda", relu="norm" in finish, shared=shared)
+
+
+def test_float32_is_rounded_to_the_nearest_tf32_in_prediction() -> None:
+    check_tf32_is_rounded("cuda")
 
 
 def test_the_layers_above_reach_every_kernel() -> None:

@@ -5,10 +5,13 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
+from structured_ensembles.cuda import prediction_graphs
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
-from tests.support.networks import Viewing, small_networks
+from structured_ensembles.networks.copying import clone_model
+from tests.support.kernel_checks import recorded_launches
+from tests.support.networks import Viewing, pruned, small_networks
 
 pytestmark = pytest.mark.cuda
 
@@ -118,3 +121,94 @@ def test_batch_ensemble_and_dropout_networks_can_be_captured(kind: str, training
     assert all(bool(parameter.grad.isfinite().all()) for parameter in network.parameters())
     if not (training and kind == "dropout"):  # the hash drops the same elements everywhere
         torch.testing.assert_close(outputs.cpu(), on_cpu, rtol=1e-3, atol=1e-4)
+
+
+def members_with_statistics(count: int) -> se.Ensemble:
+    """Make an ensemble of pruned ResNet20s whose running statistics are those of some images."""
+    networks = []
+    for seed in range(count):
+        network = pruned(0.5).cuda().train()
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
+            for _ in range(3):
+                network(torch.randn(64, 3, 32, 32, device="cuda"))
+        networks.append(network)
+    return se.Ensemble(networks).cuda().eval()
+
+
+def exact_outputs(ensemble: se.Ensemble, x: torch.Tensor) -> torch.Tensor:
+    """Compute the members' outputs in float64."""
+    with torch.no_grad():
+        return torch.stack([clone_model(member).double().eval()(x.double()) for member in ensemble.members])
+
+
+@pytest.mark.parametrize("samples", [1, 50, 256])
+def test_compiled_predictions_are_as_exact_as_those_of_the_networks(
+    samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prediction_graphs, "COMPILE_AFTER", 6)
+    ensemble = members_with_statistics(5)
+    x = torch.randn(samples, 3, 32, 32, device="cuda")
+    exact = exact_outputs(ensemble, x)
+    with torch.enable_grad():
+        by_networks = ensemble(x).detach()
+    with recorded_launches() as names, torch.inference_mode():
+        for _ in range(7):
+            outputs = ensemble(x)
+    convolutions = [name for name in names if name.startswith("convolve")]
+    # Two passes that warm up, and one that is captured.
+    assert len(convolutions) == 3 * 19
+    allowed = 3 * (by_networks.double() - exact).abs().max() + 1e-4 * exact.abs().max()
+    assert (outputs.double() - exact).abs().max() <= allowed
+    with torch.no_grad():  # in place, which a graph must see
+        for tensor in (*ensemble.members[0].parameters(), *ensemble.members[1].buffers()):
+            tensor.mul_(2)
+        exact = exact_outputs(ensemble, x)
+        assert (ensemble(x).double() - exact).abs().max() <= 0.01 * exact.abs().max()
+
+
+def test_compiled_predictions_under_autocast_are_near_those_of_the_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction_graphs, "COMPILE_AFTER", 6)
+    ensemble = members_with_statistics(3)
+    x = torch.randn(100, 3, 32, 32, device="cuda")
+    exact = exact_outputs(ensemble, x)
+    with torch.autocast("cuda", torch.bfloat16):
+        with torch.enable_grad():
+            by_networks = ensemble(x).detach()
+        with recorded_launches() as names, torch.no_grad():
+            for _ in range(7):
+                outputs = ensemble(x)
+    assert len([name for name in names if name.startswith("convolve")]) == 3 * 19
+    assert outputs.dtype == by_networks.dtype == torch.bfloat16
+    allowed = 2 * (by_networks.double() - exact).abs().max() + 0.01 * exact.abs().max()
+    assert (outputs.double() - exact).abs().max() <= allowed
+
+
+def test_float32_without_tf32_is_not_compiled(without_tf32: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction_graphs, "COMPILE_AFTER", 6)
+    ensemble = members_with_statistics(2)
+    x = torch.randn(20, 3, 32, 32, device="cuda")
+    exact = exact_outputs(ensemble, x)
+    with recorded_launches() as names, torch.no_grad():
+        for _ in range(8):
+            torch.testing.assert_close(ensemble(x).double(), exact, rtol=1e-4, atol=1e-4)
+    assert names == []
+
+
+@pytest.mark.parametrize("kind", ["tile", "dropout"])
+def test_networks_of_several_members_are_replayed(kind: str) -> None:
+    torch.manual_seed(0)
+    model, x = se.zoo.resnet20(), torch.randn(100, 3, 32, 32)
+    layers = find_called_layers(model, x[:2])
+    network = (
+        DropoutNetwork(model, layers.hidden, 5) if kind == "dropout" else BatchEnsembleNetwork(model, layers.all, 5)
+    )
+    ensemble = se.Ensemble([network]).cuda().eval()
+    check_replayed(ensemble, x.cuda())
+    other = torch.randn(100, 3, 32, 32, device="cuda")
+    with torch.enable_grad():
+        expected = ensemble(other).detach()
+    with torch.no_grad():
+        torch.testing.assert_close(ensemble(other), expected, rtol=1e-2, atol=1e-2)

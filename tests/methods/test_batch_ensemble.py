@@ -14,7 +14,9 @@ import structured_ensembles as se
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork, _assign_rows
 from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.networks.copying import clone_model
+from tests.support.engines import use_engine
 from tests.support.networks import Nested
+from tests.support.real_data import few_digits
 
 
 def convolutions() -> nn.Module:
@@ -258,3 +260,27 @@ def test_autocast_dtype_is_kept() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         network(x)
     assert seen == [torch.bfloat16]
+
+
+@pytest.mark.parametrize(("precision", "close"), [("float32", 1e-4), ("bfloat16", 3e-2)])
+def test_the_program_of_all_members_trains_as_the_network_does(
+    monkeypatch: pytest.MonkeyPatch, precision: str, close: float
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+    recipe = se.Recipe(epochs=2, batch_size=64, rate=0.02, augmentation="none")
+    execution = se.Execution(precision=precision)  # type: ignore[arg-type]
+    losses, weights = {}, {}
+    for engine in ("graph", "loop"):
+        use_engine(monkeypatch, engine)  # type: ignore[arg-type]
+        ensemble = se.methods.batch_ensemble(
+            model, few_digits(), 3, recipe=recipe, execution=execution, seed=1, quiet=True
+        )
+        assert ensemble.history is not None
+        assert (ensemble.history.engine, ensemble.history.fallbacks) == (engine, [])
+        losses[engine] = [row[name] for row in ensemble.history.rows for name in ("loss", "validation_loss")]
+        weights[engine] = ensemble.members.state_dict()
+    assert losses["graph"] == pytest.approx(losses["loop"], rel=close)
+    if precision == "float32":
+        for name, tensor in weights["graph"].items():
+            torch.testing.assert_close(tensor, weights["loop"][name], rtol=1e-3, atol=1e-5)

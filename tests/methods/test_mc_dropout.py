@@ -8,8 +8,12 @@ from scipy.stats import chi2
 from torch import Tensor, nn
 
 import structured_ensembles as se
+from structured_ensembles.cuda.compilation import compile_networks, has_hooks
 from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork, SampledDropout, mix_bits
+from tests.support.engines import use_engine
+from tests.support.programs import assert_equal, conv, images, norm, operations, results_of, results_of_network
+from tests.support.real_data import few_digits
 
 
 def two_layers(width: int = 200) -> nn.Module:
@@ -189,3 +193,42 @@ def test_invalid_arguments_are_errors() -> None:
         se.methods.mc_dropout(nn.Linear(8, 3), data, quiet=True)
     with pytest.raises(ValueError, match="members must be"):
         se.methods.mc_dropout(two_layers(), data, members=0, quiet=True)
+
+
+def small_dropout_network() -> DropoutNetwork:
+    torch.manual_seed(0)
+    model = nn.Sequential(conv(3, 8), norm(8), nn.ReLU(), conv(8, 8), nn.Flatten(), nn.Linear(288, 3))
+    return DropoutNetwork(model, find_called_layers(model, images()).hidden, 5)
+
+
+def test_a_program_drops_the_same_elements_in_training() -> None:
+    # Masks are drawn in the order of memory, and stacked weights are stored channels last.
+    network = small_dropout_network().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    told: list[str] = []
+    (one,) = compile_networks([network], images(), False, True, told.append)
+    assert told == []
+    names = operations(str(one.program))
+    assert names[:4] == ["member_conv", "member_dropout", "member_norm", "member_conv"]
+    assert names.count("member_dropout") == 2
+    torch.manual_seed(1)
+    (actual,) = results_of(one.program, [network], [images(5)])
+    torch.manual_seed(1)
+    assert_equal(actual, results_of_network(network, images(5), one.program.counters))
+
+
+def test_a_users_hook_beside_ours_keeps_the_network_as_it_is() -> None:
+    network = small_dropout_network()
+    assert not has_hooks(network)
+    network.network[0].register_forward_hook(lambda *_: None)  # type: ignore[index,union-attr]
+    assert has_hooks(network)
+
+
+def test_training_needs_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_engine(monkeypatch, "graph")
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+    recipe = se.Recipe(epochs=3, batch_size=64, rate=0.02, augmentation="none")
+    ensemble = se.methods.mc_dropout(model, few_digits(), recipe=recipe, quiet=True)
+    assert ensemble.history is not None
+    assert ensemble.history.engine == "graph"
+    assert ensemble.history.fallbacks == []
+    assert ensemble.history.rows[-1]["loss"] < 0.7 * ensemble.history.rows[0]["loss"]

@@ -1,4 +1,4 @@
-"""docs/architecture.md, "One batch, end to end": the functions that it names exist, and run in its order."""
+"""docs/architecture.md, "… end to end": the functions that it names exist, and run in its order."""
 
 import importlib
 import re
@@ -13,15 +13,17 @@ import torch
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.cuda import batch_norm, convolution
+from structured_ensembles.cuda import batch_norm, convolution, prediction_graphs
 from structured_ensembles.cuda.launch import empty
 from tests.support.engines import use_engine
 from tests.support.kernel_checks import here
 from tests.support.paths import ROOT
 from tests.support.programs import conv, norm
 
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## One batch, end to end")[2]
+TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE, _, PREDICTION_PAGE = TEXT.partition("## One batch, end to end")[2].partition("## One prediction, end to end")
 NAMED = re.compile(r"`([\w/]+\.py): ([\w.]+)`")
+PREDICTION = [NAMED.findall(text) for text in PREDICTION_PAGE.split("A step is")]
 PREPARATION, STEP = (NAMED.findall(text) for text in PAGE.split("**A step**"))
 ON_A_GPU = {"BatchDrawer.batch"}
 
@@ -64,7 +66,7 @@ def small_network(width: int) -> nn.Module:
 
 
 def test_no_step_swaps_anything() -> None:
-    assert "swap" not in PAGE.lower()
+    assert "swap" not in (PAGE + PREDICTION_PAGE).lower()
     assert len(PREPARATION) > 15
     assert len(STEP) > 10
 
@@ -90,3 +92,23 @@ def test_the_functions_of_the_page_run_in_its_order(monkeypatch: pytest.MonkeyPa
     for named, section in ((PREPARATION, calls[:begin]), (STEP, calls[begin:])):
         listed = [f"{path}: {name}" for path, name in named if name not in ON_A_GPU]
         assert list(dict.fromkeys(call for call in section if call in listed)) == listed
+
+
+@here
+def test_the_functions_of_a_prediction_run_in_the_order_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = {code_of(path, name): f"{path}: {name}" for path, name in PREDICTION[0] + PREDICTION[1]}
+    ensemble = se.Ensemble([small_network(width) for width in (7, 8)]).eval()
+    x = torch.randn(4, 3, 6, 6)
+    monkeypatch.setattr(prediction_graphs, "COMPILE_AFTER", 5)
+    with torch.no_grad():
+        for _ in range(4):
+            ensemble.replays.replay(ensemble, x)
+        monkeypatch.setattr(convolution, "fits_prediction", lambda x, weight: x.dtype == torch.float32)
+        with recorded_calls(codes) as calls:
+            outputs = ensemble.replays.replay(ensemble, x)
+    begin = calls.index("cuda/prediction.py: MemberPredictions.outputs")
+    for named, section in zip(PREDICTION, (calls[:begin], calls[begin:]), strict=True):
+        listed = [f"{path}: {name}" for path, name in named]
+        assert list(dict.fromkeys(call for call in section if call in listed)) == listed
+    assert outputs is not None
+    torch.testing.assert_close(outputs, torch.stack([member(x) for member in ensemble.members]), rtol=0.01, atol=0.01)

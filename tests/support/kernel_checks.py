@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import structured_ensembles as se
-from structured_ensembles.cuda import batch_norm, convolution
+from structured_ensembles.cuda import batch_norm, convolution, subsampling
 from structured_ensembles.cuda.batch_drawing import BatchDrawer
 from structured_ensembles.cuda.batch_norm import Norm
-from structured_ensembles.cuda.convolution import BlockSums, NormBefore, Window
-from structured_ensembles.cuda.operations import member_conv, member_norm
+from structured_ensembles.cuda.convolution import BlockSums, NormBefore, RunningNorm, Window
+from structured_ensembles.cuda.operations import member_conv, member_norm, predict_conv
 from structured_ensembles.data.feeds import TableFeed
 from structured_ensembles.data.splits import TensorSplit
 
@@ -172,6 +172,60 @@ def check_norm_before(layer: Layer, mask: int, add: bool, dtype: torch.dtype, de
     assert_near(sums.partial[:, 1].double().sum(1), behind.sum(1), dtype)
 
 
+def check_predicted_convolution(
+    layer: Layer, finish: str, dtype: torch.dtype, device: str, *, relu: bool = False, shared: bool = False
+) -> None:
+    """Outputs of a convolution with what follows in prediction. finish: some of "bias", "norm" and "add".
+
+    Images and weights have few digits, so that only the result is rounded, to bfloat16 or to TF32.
+    """
+    x, weight, dy = (tensor.bfloat16().to(dtype) for tensor in layer.draw(torch.float32, device))
+    x = x[: layer.images] if shared else x
+    generator = torch.Generator().manual_seed(2)
+    given = {
+        "bias": torch.randn(layer.members, layer.outputs, generator=generator).to(device),
+        "norm": draw_norm(layer.members, layer.outputs, device),
+        "add": channels_last(dy),
+    }
+    bias, norm, add = (given[name] if name in finish else None for name in given)
+    running = None
+    if norm is not None:
+        running = RunningNorm(norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps)
+    y = convolution.predict(x, weight, layer.window, bias, running, add, relu=relu, shared=shared)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert y.dtype == dtype
+    tensors = [None] * 4 if norm is None else [norm.weight, norm.bias, norm.running_mean, norm.running_var]
+    arguments = [None if tensor is None else tensor.double() for tensor in (x, weight, bias, *tensors, add)]
+    options = {"stride": layer.stride, "padding": layer.padding, "relu": relu, "shared": shared}
+    expected = predict_conv(*arguments, eps=1e-4, **options)  # type: ignore[arg-type]
+    assert y.shape == expected.shape
+    close = 2**-10 if dtype == torch.float32 else 2**-7
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(y.double(), expected, rtol=close, atol=2e-5 * scale)
+
+
+def check_tf32_is_rounded(device: str) -> None:
+    """The input of a network, weights and outputs are rounded to the nearest TF32, and neither NaN nor inf is lost."""
+    x = channels_last(torch.randn(2, 8, 5, 5, device=device))
+    x[0, 0, 0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    identity = torch.eye(8, device=device).reshape(1, 8, 1, 1, 8).permute(0, 1, 4, 2, 3)
+    rounded = ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+    clean = x.clone()
+    clean[0, :, 0, :3] = 1.0  # 0 · inf is a NaN in all other channels
+    y = convolution.predict(clean, identity, Window(), shared=True)
+    assert torch.equal(y[1], rounded[1])
+    assert torch.equal(y[0, :, 1:], rounded[0, :, 1:])
+    ones = channels_last(torch.ones_like(x))
+    weights = torch.randn(1, 8, 1, 1, 8, device=device).permute(0, 1, 4, 2, 3)
+    weights = weights * identity
+    exact = ((weights.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32).sum((0, 2, 3, 4))
+    weights = weights.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    assert torch.equal(convolution.predict(ones, weights, Window())[0, :, 0, 0], exact)
+    y = convolution.predict(x, identity, Window(), relu=True, shared=True)
+    assert y[0, :, 0, :3].isnan().sum(0).tolist() == [8, 7, 7]  # inf · 0 is a NaN
+    assert y[0, 0, 0, 1:3].tolist() == [torch.inf, 0.0]
+
+
 def check_batch_norm(
     shape: tuple[int, ...], members: int, dtype: torch.dtype, device: str, *, add: bool = False, relu: bool = False
 ) -> None:
@@ -243,7 +297,7 @@ def check_padded_channels_of_norm(device: str) -> None:
 def check_subsample(shape: tuple[int, ...], stride: int, channels: int, dtype: torch.dtype, device: str) -> None:
     """Every stride-th pixel and appended zeros, exactly; and the gradient, zero where pixels were left out."""
     x = channels_last(torch.randn(shape, device=device).to(dtype))
-    y = convolution.subsample(x, stride, channels)
+    y = subsampling.subsample(x, stride, channels)
     kept = x[:, :, ::stride, ::stride]
     assert torch.equal(y[:, : shape[1]], kept)
     assert y[:, shape[1] :].count_nonzero() == 0
@@ -251,7 +305,7 @@ def check_subsample(shape: tuple[int, ...], stride: int, channels: int, dtype: t
     dy = channels_last(torch.randn_like(y))
     expected = torch.zeros_like(x)
     expected[:, :, ::stride, ::stride] = dy[:, : shape[1]]
-    assert torch.equal(convolution.subsample_gradient(dy, stride, x.shape), expected)
+    assert torch.equal(subsampling.subsample_gradient(dy, stride, x.shape), expected)
 
 
 def check_copier(device: str, make: Callable[[list[tuple[Tensor, Tensor]]], Callable[[], None]]) -> None:
@@ -268,6 +322,10 @@ def check_copier(device: str, make: Callable[[list[tuple[Tensor, Tensor]]], Call
         (torch.zeros((), dtype=torch.bfloat16, device=device), torch.randn((), device=device)),
         (torch.zeros(5, dtype=torch.float64, device=device), torch.randn(5, dtype=torch.float64, device=device)),
         (torch.zeros(4, dtype=torch.float16, device=device), torch.randn(4, device=device)),
+        (torch.zeros(7, 2, device=device)[:, 0], torch.randn(7, device=device)),
+        (torch.zeros(3, 700, 2, device=device).permute(0, 2, 1), torch.randn(3, 2, 700, device=device)),
+        (torch.zeros(1100, 3, device=device).T, torch.randn(3, 1100, device=device)),
+        (torch.zeros(3, 1100, device=device), torch.randn(1100, 3, device=device).T),
     ]
     copy = make(pairs)
     for _ in range(2):
@@ -345,11 +403,12 @@ def recorded_launches(dry: bool = False) -> Iterator[list[str]]:
     """List the names of the kernels that are launched. dry: launch none of them."""
     from structured_ensembles.cuda.kernels import batch_norm as norm_kernels
     from structured_ensembles.cuda.kernels import convolution as convolution_kernels
-    from structured_ensembles.cuda.kernels import subsampling, weight_gradient
+    from structured_ensembles.cuda.kernels import subsampling as subsampling_kernels
+    from structured_ensembles.cuda.kernels import weight_gradient
 
     names: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        for module in (norm_kernels, convolution_kernels, weight_gradient, subsampling):
+        for module in (norm_kernels, convolution_kernels, weight_gradient, subsampling_kernels):
             for name in LAUNCHED & vars(module).keys():
                 patch.setattr(module, name, Recorder(getattr(module, name), names, dry))
         yield names

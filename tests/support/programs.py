@@ -135,6 +135,35 @@ def check_pass(network: nn.Module, example: Any, rewrite: Pass, before: Sequence
     return str(second)
 
 
+def predicted(
+    program: Program, networks: Sequence[nn.Module], inputs: Any, shapes: Shapes | None = None
+) -> tuple[Tensor, Tensor]:
+    """Run a program for prediction in float64; return its outputs, and those of the networks, (members × samples, …).
+
+    inputs: the batch that all networks share.
+    """
+    copies = [clone_model(network).double().eval() for network in networks]
+    stack = Stack(program, copies, {} if shapes is None else shapes)
+    exact = in_float64(inputs)
+    with torch.no_grad():
+        outputs = Run(program, stack.weights, set(), None).forward(tensors_in(exact))
+        return outputs, torch.cat([call(copy, clone_inputs(exact)) for copy in copies])
+
+
+def check_prediction_pass(network: nn.Module, example: Any, rewrite: Pass, before: Sequence[Pass] = ()) -> str:
+    """Predictions are those of the network, before and after a pass. Returns the rewritten program, printed."""
+    first = export_program(network, example, training=False)
+    for earlier in before:
+        first = earlier(first)
+    printed = str(first)
+    second = rewrite(first)
+    assert str(first) == printed  # a pass leaves its argument alone
+    for program in (first, second):
+        outputs, expected = predicted(program, [network], example)
+        torch.testing.assert_close(outputs, expected, rtol=1e-9, atol=1e-9)
+    return str(second)
+
+
 def operations(printed: str) -> list[str]:
     """List the operations of a printed program, in order."""
     return [line.split(" = ")[1].split("(")[0] for line in printed.splitlines() if " = " in line]

@@ -119,6 +119,40 @@ def test_losses_do_not_depend_on_the_number_of_streams() -> None:
     assert losses[0] == losses[1] == losses[2]
 
 
+def test_dropout_of_our_own_trains_as_a_program() -> None:
+    data = se.load_data("digits")
+    torch.manual_seed(0)
+    model = se.zoo.resnet20(in_channels=1)
+    recipe = se.Recipe(epochs=3, rate=0.05, augmentation="none")
+    histories = []
+    for engine in ("graph", "graph", "loop"):
+        execution = se.Execution(engine=engine, precision="bfloat16")
+        ensemble = se.methods.mc_dropout(model, data, recipe=recipe, execution=execution, quiet=True)
+        assert ensemble.history is not None
+        assert ensemble.history.fallbacks == []
+        histories.append([row["loss"] for row in ensemble.history.rows])
+    assert histories[0] == histories[1]
+    assert histories[0] == pytest.approx(histories[2], rel=0.3)  # other masks
+
+
+def test_rank_one_members_train_as_a_program() -> None:
+    data = se.load_data("digits")
+    torch.manual_seed(0)
+    model = se.zoo.resnet20(in_channels=1)
+    recipe = se.Recipe(epochs=3, rate=0.05, augmentation="none")
+    losses = []
+    for engine in ("graph", "graph", "loop"):
+        execution = se.Execution(engine=engine, precision="bfloat16")
+        with recorded_launches() as names:
+            ensemble = se.methods.batch_ensemble(model, data, recipe=recipe, execution=execution, quiet=True)
+        assert ("convolve_by_sweep" in names) == (engine == "graph")
+        assert ensemble.history is not None
+        assert ensemble.history.fallbacks == []
+        losses.append([row["loss"] for row in ensemble.history.rows])
+    assert losses[0] == losses[1]
+    assert losses[0] == pytest.approx(losses[2], rel=0.1)
+
+
 class Unkind(nn.Module):
     """Fail only while a capture is under way."""
 

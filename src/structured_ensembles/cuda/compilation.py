@@ -7,7 +7,7 @@ here, not in somebody's figures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,16 @@ from torch.overrides import TorchFunctionMode
 from structured_ensembles.common.inputs import Inputs, call, map_inputs, tensors_in
 from structured_ensembles.cuda.capture import host_state
 from structured_ensembles.cuda.channel_padding import Shapes, common_network, shapes_of
-from structured_ensembles.cuda.operations import conv_norm, member_conv, member_dropout, member_linear
+from structured_ensembles.cuda.operations import (
+    conv_norm,
+    member_conv,
+    member_dropout,
+    member_linear,
+    predict_conv,
+    rank_one_weights,
+)
 from structured_ensembles.cuda.passes import (
+    add_factors,
     collect_counters,
     fuse_convolutions,
     fuse_norms,
@@ -29,11 +37,13 @@ from structured_ensembles.cuda.passes import (
     replace_layers,
     stack_members,
 )
-from structured_ensembles.cuda.program import Node, Program, ProgramError, export_program
+from structured_ensembles.cuda.program import Node, Pass, Program, ProgramError, export_program
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack, unpadded
 from structured_ensembles.data.random_states import preserve_random_states
-from structured_ensembles.networks.copying import clone_model
+from structured_ensembles.networks.copying import clear_hooks, clone_model
+from structured_ensembles.networks.hooks import watching
+from structured_ensembles.networks.rank_one import RankOneMembers
 from structured_ensembles.tracing.fake_model import first_line
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -70,36 +80,52 @@ def compile_networks(
     example: at least two samples. bfloat16: whether passes compute in it. together: whether networks may share a
     program. tell: called with a sentence for every fallback.
     """
-    groups = _alike(networks) if together else [(number,) for number in range(len(networks))]
-    with preserve_random_states():  # a network may draw from them, in export and in trials
-        return [one for numbers in groups for one in _compile_group(networks, numbers, example, bfloat16, tell)]
+    groups = alike(networks) if together else [(number,) for number in range(len(networks))]
+    return compile_groups(groups, lambda numbers: _compile(networks, numbers, example, bfloat16), tell)
 
 
-def _compile_group(
-    networks: Sequence[nn.Module],
-    numbers: tuple[int, ...],
-    example: Inputs,
-    bfloat16: bool,
-    tell: Callable[[str], None],
+def compile_groups(
+    groups: Sequence[tuple[int, ...]], compile_group: Callable[[tuple[int, ...]], Compiled], tell: Callable[[str], None]
 ) -> list[Compiled]:
-    """Compile some networks to one program; where that fails, one by one."""
-    try:
-        return [_compile(networks, numbers, example, bfloat16)]
-    except ProgramError as error:
-        if len(numbers) == 1:
-            tell(f"PyTorch's own kernels are used, slower: {error}")
-            return []
-        tell(f"members are computed one by one, slower: {error}")
-    return [one for number in numbers for one in _compile_group(networks, (number,), example, bfloat16, tell)]
+    """Compile groups of networks, given by their numbers, to one program each; where that fails, one by one."""
+    results: list[Compiled] = []
+    with preserve_random_states():  # a network may draw from them, in export and in trials
+        for numbers in groups:
+            try:
+                results.append(compile_group(numbers))
+                continue
+            except ProgramError as error:
+                if len(numbers) == 1:
+                    tell(f"PyTorch's own kernels are used, slower: {error}")
+                    continue
+                tell(f"members are computed one by one, slower: {error}")
+            results += compile_groups([(number,) for number in numbers], compile_group, tell)
+    return results
 
 
 def compile_network(network: nn.Module, example: Inputs) -> Program:
-    """Export a network and run all passes."""
-    program = export_program(network, example)
-    for rewrite in (
+    """Export a network in training and run all passes."""
+    passes = (
         collect_counters, remove_inplace, replace_layers, replace_dropout, fuse_subsampling, fuse_norms,
         fuse_convolutions,
-    ):  # fmt: skip
+    )  # fmt: skip
+    return rewrite_by(passes, export_program(network, example))
+
+
+def compile_rank_one(rank_one: RankOneMembers, example: Inputs) -> Program:
+    """Export the network that rank-one members share, without its hooks, run all passes, and add the factors."""
+    network = clone_model(rank_one.network)
+    clear_hooks(network)
+    passes = (collect_counters, remove_inplace, replace_layers, replace_dropout, fuse_subsampling, fuse_norms)
+    program = rewrite_by(passes, export_program(network, example))
+    program = add_factors(program, rank_one.layers, rank_one.members)
+    names = {placeholder: rank_one.prefix + name for placeholder, name in program.names.items()}
+    return replace(program, names=names, counters=tuple(rank_one.prefix + name for name in program.counters))
+
+
+def rewrite_by(passes: Sequence[Pass], program: Program) -> Program:
+    """Run passes. Raises `ProgramError` if one fails, or for what no program can have."""
+    for rewrite in passes:
         try:
             program = rewrite(program)
         except ProgramError:
@@ -113,19 +139,21 @@ def compile_network(network: nn.Module, example: Inputs) -> Program:
 def _compile(networks: Sequence[nn.Module], numbers: tuple[int, ...], example: Inputs, bfloat16: bool) -> Compiled:
     """Compile the networks of these numbers to one program and check it. Raises `ProgramError` if that fails."""
     group = [networks[number] for number in numbers]
-    for network in group:
-        if has_hooks(network):
-            raise ProgramError("the network has hooks")
+    refuse_hooks(group)
+    rank_one = getattr(group[0], "rank_one", None)
+    if isinstance(rank_one, RankOneMembers):
+        program = compile_rank_one(rank_one, example)
+        check_program(program, group, {}, example)
+        return Compiled(program, numbers, {}, frozenset(castable(program, group[0]) if bfloat16 else ()))
     wide, shapes = common_network(group, example, multiple=8 if bfloat16 else 1)
     program = stack_members(compile_network(wide, example), len(group))
     if len(group) > 1 and _draws(program) and any(shapes_of(network) != shapes_of(group[0]) for network in group):
         raise ProgramError("their widths differ, and dropout draws a number for each channel")
     check_program(program, group, shapes, example)
-    parameters = {name for name, _ in wide.named_parameters(remove_duplicate=False)}
-    return Compiled(program, numbers, shapes, frozenset(_castable(program, parameters) if bfloat16 else ()))
+    return Compiled(program, numbers, shapes, frozenset(castable(program, wide) if bfloat16 else ()))
 
 
-def _alike(networks: Sequence[nn.Module]) -> list[tuple[int, ...]]:
+def alike(networks: Sequence[nn.Module]) -> list[tuple[int, ...]]:
     """Group the networks that may share a program: those with the same layers and tensors, whatever their widths."""
     groups: dict[object, list[int]] = {}
     for number, network in enumerate(networks):
@@ -137,10 +165,19 @@ def _alike(networks: Sequence[nn.Module]) -> list[tuple[int, ...]]:
     return [tuple(numbers) for numbers in groups.values()]
 
 
+def refuse_hooks(networks: Sequence[nn.Module]) -> None:
+    """Raise `ProgramError` for a network with hooks, which a program would not call."""
+    if any(has_hooks(network) for network in networks):
+        raise ProgramError("the network has hooks")
+
+
 def has_hooks(network: nn.Module) -> bool:
-    """Tell whether any module, parameter or global hook would see what the network computes."""
+    """Tell whether any module, parameter or global hook would see what the network computes.
+
+    Those that are part of the network are exported with it.
+    """
     everywhere = any(getattr(torch.nn.modules.module, f"_global{hooks}") for hooks in HOOKS)
-    of_modules = any(getattr(layer, hooks) for layer in network.modules() for hooks in HOOKS)
+    of_modules = any(watching(getattr(layer, hooks).values()) for layer in network.modules() for hooks in HOOKS)
     return everywhere or of_modules or any(getattr(p, hooks) for p in network.parameters() for hooks in PARAMETER_HOOKS)
 
 
@@ -167,22 +204,31 @@ def _is_attention_without_dropout(node: Node) -> bool:
     return dropout == 0.0
 
 
-def _castable(program: Program, parameters: Collection[str]) -> set[str]:
+def castable(program: Program, network: nn.Module) -> set[str]:
     """Return the placeholders of weights and biases that only our convolutions and linear layers use.
 
-    parameters: the names of the network's. A buffer is not cast: the stack's values go back to the networks.
+    A buffer is not cast: the stack's values go back to the networks.
     """
-    layers = (conv_norm, member_conv, member_linear)
-    castable = set()
-    for node in program.nodes:
-        if node.op == "placeholder" and program.names.get(node.name) in parameters and node.users:
-            ends = [2 if user.target is conv_norm else 3 for user in node.users]
-            if all(
-                user.target in layers and node in user.args[1:end] and node not in user.args[end:]
-                for user, end in zip(node.users, ends, strict=True)
-            ):
-                castable.add(node.name)
-    return castable
+    parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    # By operation, the arguments that are cast: from the first to the end.
+    ends = {
+        conv_norm: (1, 2),
+        member_conv: (1, 3),
+        member_linear: (1, 3),
+        predict_conv: (1, 2),
+        rank_one_weights: (0, 1),
+    }
+
+    def is_cast_by(user: Node, node: Node) -> bool:
+        first, end = ends.get(user.target, (0, 0))
+        return node in user.args[first:end] and node not in (*user.args[:first], *user.args[end:])
+
+    return {
+        node.name
+        for node in program.nodes
+        if node.op == "placeholder" and program.names.get(node.name) in parameters and node.users
+        if all(is_cast_by(user, node) for user in node.users)
+    }
 
 
 class _WithoutDropout(TorchFunctionMode):

@@ -7,8 +7,7 @@ images has a thousand weights: cuDNN's kernels, made for many channels and one n
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,7 +19,8 @@ from structured_ensembles.cuda.launch_grid import ceil_div, channel_units, dot_s
 
 LARGEST = 2**31  # elements of a tensor: kernels count in 32 bits
 PROGRAMS = 1200  # enough to keep a GPU busy: about eight for each multiprocessor
-NO_EPILOGUE, MOMENTS, NORM_SUMS = 0, 1, 2  # what a kernel computes from a tile of outputs, see kernels/epilogue.py
+# What a kernel computes from a tile of outputs, see kernels/epilogue.py.
+NO_EPILOGUE, MOMENTS, NORM_SUMS, RUNNING_NORM, BIAS = 0, 1, 2, 3, 4
 NO_RELU, BY_INPUT, BY_OUTPUT = 0, 1, 2  # how the gradient of a norm's ReLU is found: from the norm's input or output
 # Pixels of a tile, warps, stages of the pipeline: by rows and by taps, and for the weights' gradients.
 ROW_TILE, TAP_TILE, LARGE_TAP_TILE = (64, 4, 1), (64, 4, 3), (128, 4, 3)
@@ -33,6 +33,7 @@ SWEEPS, LEAST_STRIP = 800, 6  # strips of all members that keep a GPU busy; the 
 WIDEST, DEEPEST = 128, 64  # outputs and inputs of a tile by taps
 LEAST_OUTPUTS = 8  # of a tile of a sweep: what a matrix instruction has at least
 MERGED_BLOCKS, MERGE_TILE = 64, 1024  # blocks of weights' gradients, and numbers in all, that are merged at a time
+WIDEST_FLOAT32, DEEPEST_FLOAT32 = 64, 32  # columns by sweeps and by rows, inputs by taps: float32 takes twice the room
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,41 @@ class NormBefore:
     mask: int
 
 
+@dataclass(frozen=True)
+class RunningNorm:
+    """A batch norm in prediction: weight, bias, running mean and variance, each (members, channels), in float32."""
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    variance: Tensor
+    eps: float
+
+
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Tell whether the kernels below can compute this layer: bfloat16 on a GPU, channels last."""
+    return x.dtype == torch.bfloat16 and _can_run(x, weight)
+
+
+def fits_prediction(x: Tensor, weight: Tensor) -> bool:
+    """Tell whether `predict` can compute this layer: bfloat16, or float32 where PyTorch may use TF32 for it."""
+    if x.dtype != torch.bfloat16 and not (x.dtype == torch.float32 and allows_tf32()):
+        return False
+    return _can_run(x, weight) and x.numel() // x.shape[1] * weight.shape[1] < LARGEST
+
+
+def allows_tf32() -> bool:
+    """Tell whether PyTorch's convolutions may multiply float32 as TF32, by default yes: as our kernels then do."""
+    settings = getattr(torch.backends.cudnn, "conv", None)  # since PyTorch 2.9
+    return torch.backends.cudnn.allow_tf32 if settings is None else settings.fp32_precision == "tf32"
+
+
+def _can_run(x: Tensor, weight: Tensor) -> bool:
+    """Tell whether device, layout and size are such that kernels can run."""
     return (
         x.is_cuda
         and find_spec("triton") is not None
-        and x.dtype == weight.dtype == torch.bfloat16
+        and x.dtype == weight.dtype
         and 0 < x.numel() < LARGEST
         and weight.permute(0, 1, 3, 4, 2).is_contiguous()
     )
@@ -104,6 +134,39 @@ def forward(
     y = _empty(x, (len(x), outputs, height, width))
     epilogue = NO_EPILOGUE if expected_mean is None else MOMENTS
     return y, _convolve(_Job(x, weight, y, backward=False, epilogue=epilogue, expected_mean=expected_mean), window)
+
+
+def predict(
+    x: Tensor,
+    weight: Tensor,
+    window: Window,
+    bias: Tensor | None = None,
+    norm: RunningNorm | None = None,
+    add: Tensor | None = None,
+    *,
+    relu: bool = False,
+    shared: bool = False,
+) -> Tensor:
+    """Convolve x as `forward` does, add the bias, normalise by running statistics, add `add`, apply the ReLU.
+
+    bias: (members, outputs). add: of the shape of the result. shared: x is (images, …), the same for all members.
+    Float32 is multiplied as TF32; the result is rounded to it, which the next convolution would do anyway.
+    """
+    members, outputs, _, rows, taps = weight.shape
+    height, width = (window.output_size(size, count) for size, count in zip(x.shape[2:], (rows, taps), strict=True))
+    y = _empty(x, (len(x) * (members if shared else 1), outputs, height, width))
+    if bias is not None and norm is not None:
+        norm, bias = replace(norm, mean=norm.mean - bias), None
+    epilogue = RUNNING_NORM if norm is not None else BIAS if bias is not None else NO_EPILOGUE
+    tf32 = x.dtype == torch.float32
+    job = _Job(x, weight, y, backward=False, epilogue=epilogue, add=add, relu=relu, shared=shared, tf32=tf32)
+    if norm is not None:
+        job.epilogue_tensors = (y, y, norm.mean, norm.variance, norm.weight, norm.bias)
+        job.eps = norm.eps
+    elif bias is not None:
+        job.epilogue_tensors = (y, y, y, y, y, bias)
+    _convolve(job, window)
+    return y
 
 
 def input_gradient(
@@ -140,18 +203,22 @@ class _Job:
         add: Tensor | None = None,
         norm: NormBefore | None = None,
         expected_mean: Tensor | None = None,
+        relu: bool = False,
+        shared: bool = False,
+        tf32: bool = False,
     ) -> None:
         self.x, self.weight, self.y, self.add, self.backward, self.epilogue = x, weight, y, add, backward, epilogue
         self.members, _, _, self.rows, self.taps = weight.shape
         self.inputs, self.outputs = x.shape[1], y.shape[1]
-        self.images = len(x) // self.members
+        self.images = len(y) // self.members
+        self.eps = 0.0
         self.input_units, input_unit = channel_units(self.inputs)
         self.output_units, output_unit = channel_units(self.outputs)
         pivot = y if expected_mean is None else expected_mean
-        before = (y, y, pivot, y, y, y)
+        self.epilogue_tensors: tuple[Tensor, ...] = (y, y, pivot, y, y, y)
         if norm is not None:
-            before = (norm.norm_input, norm.norm_output, pivot, norm.saved, norm.weight, norm.bias)
-        self._others = (y if add is None else add, *before)
+            self.epilogue_tensors = (norm.norm_input, norm.norm_output, pivot, norm.saved, norm.weight, norm.bias)
+        self.finish = {"RELU": relu, "SHARED": shared, "TF32": tf32}  # of the kernels that `predict` launches
         self.constants: dict[str, Any] = {
             "INPUT_UNIT": input_unit, "OUTPUT_UNIT": output_unit, "ADD": add is not None, "EPILOGUE": epilogue,
             "MASK": NO_RELU if norm is None else norm.mask,
@@ -160,41 +227,50 @@ class _Job:
     def tensors(self, blocks: int) -> tuple[tuple[Tensor, ...], BlockSums | None]:
         """Return the tensor arguments of a kernel of so many blocks, and the statistics that its epilogue will fill."""
         shape = (self.members, 3, blocks, self.outputs)
-        sums = BlockSums(empty(*shape, like=self.y)) if self.epilogue else None
-        return (self.x, self.weight, self.y, self.y if sums is None else sums.partial, *self._others), sums
+        sums = BlockSums(empty(*shape, like=self.y)) if self.epilogue in (MOMENTS, NORM_SUMS) else None
+        tensors = (self.x, self.weight, self.y, self.y if sums is None else sums.partial)
+        return (*tensors, self.y if self.add is None else self.add, *self.epilogue_tensors), sums
+
+    @property
+    def float32(self) -> bool:
+        """Tell whether tiles are of float32, not of a narrower type."""
+        return self.x.dtype == torch.float32
 
 
 def _convolve(job: _Job, window: Window) -> BlockSums | None:
     """Launch the kernel for a convolution; backward, one with stride 1."""
-    if job.rows == job.taps == 3 and window.stride == 1 and _can_be_swept(job.inputs, job.outputs, job.y.shape[3]):
+    if job.rows == job.taps == 3 and window.stride == 1 and _can_be_swept(job):
         return _convolve_by_sweep(job, window)
     from structured_ensembles.cuda.kernels.convolution import convolve
 
-    by_rows = job.rows <= 3 and job.taps * job.inputs <= WIDEST_ROW and job.outputs <= 64
-    large = job.y.numel() // job.outputs >= LARGE
+    widest = WIDEST_FLOAT32 if job.float32 else WIDEST_ROW
+    by_rows = job.rows <= 3 and job.taps * job.inputs <= widest and job.outputs <= 64
+    large = job.y.numel() // job.outputs >= LARGE and not job.float32
     high, warps, stages = ROW_TILE if by_rows else LARGE_TAP_TILE if large else TAP_TILE
     wide = dot_size(job.outputs) if by_rows else min(WIDEST, dot_size(job.outputs))
-    deep = dot_size(job.taps * job.inputs) if by_rows else min(DEEPEST, dot_size(job.inputs))
+    deepest = DEEPEST_FLOAT32 if job.float32 else DEEPEST
+    deep = dot_size(job.taps * job.inputs) if by_rows else min(deepest, dot_size(job.inputs))
     pixels = job.y.numel() // (job.members * job.outputs)
     blocks = ceil_div(pixels, high)
-    if job.epilogue:
+    if job.epilogue in (MOMENTS, NORM_SUMS):
         blocks = min(blocks, moment_blocks(job.outputs))
     tiles = ceil_div(ceil_div(pixels, high), blocks)
     blocks = ceil_div(pixels, high * tiles)
     tensors, sums = job.tensors(blocks)
     launch(
         convolve, (blocks, job.members, ceil_div(job.outputs, wide)),
-        *tensors, pixels, *job.x.shape[2:], window.padding, job.input_units, job.output_units, tiles,
+        *tensors, pixels, *job.x.shape[2:], window.padding, job.input_units, job.output_units, tiles, job.eps,
         STRIDE=window.stride, OUT_WIDTH=job.y.shape[3], OUT_PIXELS=job.y.shape[2] * job.y.shape[3],
-        ROWS=job.rows, TAPS=job.taps, BACKWARD=job.backward, BY_ROWS=by_rows, **job.constants,
+        ROWS=job.rows, TAPS=job.taps, BACKWARD=job.backward, BY_ROWS=by_rows, **job.constants, **job.finish,
         HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return sums
 
 
-def _can_be_swept(inputs: int, outputs: int, width: int) -> bool:
+def _can_be_swept(job: _Job) -> bool:
     """Tell whether a layer is narrow enough for the kernels that keep three rows of the window at hand."""
-    return 3 * inputs <= WIDEST_SWEEP and outputs <= 32 and width <= 128
+    widest = WIDEST_FLOAT32 if job.float32 else WIDEST_SWEEP
+    return 3 * job.inputs <= widest and job.outputs <= 32 and job.y.shape[3] <= 128
 
 
 @dataclass(frozen=True)
@@ -230,9 +306,9 @@ def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
     launch(
         convolve_by_sweep, (blocks, job.members),
         *tensors, job.images, job.x.shape[2], height, window.padding, job.input_units, job.output_units,
-        sweep.strips, sweep.strip, WIDTH=job.x.shape[3], OUT_WIDTH=width, BACKWARD=job.backward, **job.constants,
-        IMAGES=sweep.images, HIGH=max(sweep.pixels, 16 * warps), WIDE=max(LEAST_OUTPUTS, power_of_two(job.outputs)),
-        DEEP=deep, STAGES=stages, num_warps=warps,
+        sweep.strips, sweep.strip, job.eps, WIDTH=job.x.shape[3], OUT_WIDTH=width, BACKWARD=job.backward,
+        **job.constants, **job.finish, IMAGES=sweep.images, HIGH=max(sweep.pixels, 16 * warps),
+        WIDE=max(LEAST_OUTPUTS, power_of_two(job.outputs)), DEEP=deep, STAGES=stages, num_warps=warps,
     )  # fmt: skip
     return sums
 
@@ -310,38 +386,6 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Te
         kernels.merge_blocks, (ceil_div(size, across), members), partial, result, size, blocks, HIGH=tall, WIDE=across
     )
     return result.permute(0, 1, 4, 2, 3)
-
-
-def subsample(x: Tensor, stride: int, channels: int) -> Tensor:
-    """Take every stride-th pixel of x (images, inputs, height, width), and append channels of zeros."""
-    height, width = (ceil_div(size, stride) for size in x.shape[2:])
-    y = _empty(x, (len(x), channels, height, width))
-    _subsample(x, y, stride, backward=False)
-    return y
-
-
-def subsample_gradient(dy: Tensor, stride: int, shape: torch.Size) -> Tensor:
-    """Return the gradient of the inputs of `subsample`, whose shape is (images, inputs, height, width)."""
-    dx = _empty(dy, shape)
-    _subsample(dx, dy, stride, backward=True)
-    return dx
-
-
-def _subsample(x: Tensor, y: Tensor, stride: int, backward: bool) -> None:
-    """Launch the kernel that fills y from x; backward, that fills the gradient x from the gradient y."""
-    from structured_ensembles.cuda.kernels.subsampling import subsample as kernel
-
-    images, channels, height, width = x.shape
-    wide = power_of_two(max(channels, y.shape[1]))
-    unit = math.gcd(8, channels, y.shape[1])
-    high = max(4096 // wide, 1)
-    pixels = (x if backward else y).numel() // (channels if backward else y.shape[1])
-    launch(
-        kernel, (ceil_div(pixels, high),),
-        x, y, images, channels // unit, y.shape[1] // unit, HEIGHT=height, WIDTH=width, UNIT=unit,
-        STRIDE=stride, BACKWARD=backward, OUT_WIDTH=y.shape[3], OUT_PIXELS=y.shape[2] * y.shape[3],
-        HIGH=high, WIDE=wide,
-    )  # fmt: skip
 
 
 def _empty(like: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:

@@ -77,6 +77,89 @@ def conv_norm(
     return member_norm(y, weight, bias, running_mean, running_var, add, momentum=momentum, eps=eps, relu=relu)
 
 
+def running_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    add: Tensor | None = None,
+    *,
+    eps: float,
+    relu: bool = False,
+) -> Tensor:
+    """Normalise each member's samples as batch norm does in evaluation, add `add`, apply the ReLU.
+
+    x: (members × samples, channels, …). weight, bias, running_mean, running_var: (members, channels).
+    """
+    factor = (running_var + eps).rsqrt()
+    factor = factor if weight is None else weight * factor
+    shift = -running_mean * factor if bias is None else bias - running_mean * factor
+    members, channels = running_mean.shape
+    shape = (members, 1, channels, *[1] * (x.dim() - 2))
+    samples = x.unflatten(0, (members, -1))
+    y = torch.addcmul(shift.view(shape), samples, factor.view(shape)).flatten(0, 1).to(x.dtype)
+    if add is not None:
+        y = y + add
+    return F.relu(y) if relu else y
+
+
+def predict_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    add: Tensor | None = None,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    eps: float = 0.0,
+    relu: bool = False,
+    shared: bool = False,
+) -> Tensor:
+    """Convolve, then batch norm by its running statistics, sum and ReLU, each where it is given.
+
+    x: (members × images, …); shared: (images, …), the same for all members. Without running_mean there is no norm.
+    """
+    y = member_conv(repeat_members(x, len(weight)) if shared else x, weight, bias, stride=stride, padding=padding)
+    if running_mean is not None:
+        assert running_var is not None
+        return running_norm(y, norm_weight, norm_bias, running_mean, running_var, add, eps=eps, relu=relu)
+    if add is not None:
+        y = y + add
+    return F.relu(y) if relu else y
+
+
+def repeat_members(x: Tensor, members: int) -> Tensor:
+    """Repeat a batch that all members share: (samples, …) to (members × samples, …)."""
+    return torch.cat([x] * members) if members > 1 else x
+
+
+def split_members(x: Tensor, members: int) -> Tensor:
+    """Cut a batch of all members up: (members × samples, …) to (members, samples, …)."""
+    return x.unflatten(0, (members, -1))
+
+
+def rank_one_weights(weight: Tensor, input_factors: Tensor, output_factors: Tensor) -> Tensor:
+    """Return the weights of members that share one but for rank-one factors, (members, outputs, inputs, …).
+
+    weight: (1, outputs, inputs, …). input_factors: (1, members, inputs). output_factors: (1, members, outputs). To
+    multiply the weight costs less than to multiply the images before and after the layer, which are larger.
+    """
+    factors = output_factors[0, :, :, None] * input_factors[0, :, None, :]
+    return (weight * factors.view(*factors.shape, *[1] * (weight.dim() - 3))).to(weight.dtype)
+
+
+def add_member_bias(x: Tensor, biases: Tensor) -> Tensor:
+    """Add the members' biases (1, members, outputs) to x: images (members × images, outputs, …), or rows of outputs."""
+    _, members, outputs = biases.shape
+    shape = (members, 1, outputs, 1, 1) if x.dim() == 4 else (members, *[1] * (x.dim() - 1), outputs)
+    return (x.unflatten(0, (members, -1)) + biases.view(shape).to(x.dtype)).flatten(0, 1)
+
+
 def member_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Apply each member's linear layer: x (members × samples, …, inputs), weight (members, outputs, inputs)."""
     members, outputs, inputs = weight.shape

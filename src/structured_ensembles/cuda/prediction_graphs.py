@@ -1,12 +1,17 @@
-"""Predict on a GPU by CUDA graphs: one for each shape of inputs that comes often, with the members side by side."""
+"""Predict on a GPU by CUDA graphs: one for each shape of inputs that comes often.
+
+At first members run as they are, side by side on streams. For a shape that comes very often they are compiled to
+programs (prediction.py), which takes seconds; then one kernel computes a layer of all members.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -15,14 +20,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.inputs import Inputs, clone_inputs, map_inputs, tensors_in
 from structured_ensembles.cuda.capture import CaptureError, Step, captured, log_once, side_by_side, side_streams
+from structured_ensembles.cuda.convolution import allows_tf32
+from structured_ensembles.cuda.launch import compile_only
+from structured_ensembles.cuda.prediction import MemberPredictions, compile_predictions
 from structured_ensembles.cuda.state import tensors_of
+from structured_ensembles.networks.copying import dtype_of
+from structured_ensembles.networks.hooks import has_watching_hooks
 from structured_ensembles.prediction.combination import member_outputs
+from structured_ensembles.tracing.fake_model import first_line
 
 MAX_SHAPES = 8  # further ones run without a graph
 CHANNELS_LAST_FROM = 64  # images: from here on convolutions are faster with the channels last
 CAPTURE_AFTER = 4  # predictions of a shape: a capture takes as long as some of them
+COMPILE_AFTER = 256  # predictions of a shape: a compilation takes as long as some hundreds of them
+CLOSE = {torch.float32: 0.02, torch.bfloat16: 0.1}  # how far outputs of programs may be, as a share of the largest
+
+
+Graph = tuple[Inputs, list[Tensor], Step]  # tensors for inputs, outputs of each network, computes these from those
 
 
 class Replays:
@@ -34,7 +51,7 @@ class Replays:
 
     def __init__(self) -> None:
         self.seen: Counter[Hashable] = Counter()
-        self.graphs: dict[Hashable, tuple[Inputs, list[Tensor], Step]] = {}
+        self.graphs: dict[Hashable, Graph] = {}
         self.fingerprint: Fingerprint | None = None
         self.possible = True
         self.lock = threading.Lock()  # a graph has one tensor for its inputs
@@ -73,8 +90,8 @@ class Replays:
         if not fingerprint.can_be_replayed():
             return None
         key = _key(x)
+        self.seen[key] += 1
         if key not in self.graphs:
-            self.seen[key] += 1
             if self.seen[key] < CAPTURE_AFTER or len(self.graphs) >= MAX_SHAPES:
                 return None
             try:
@@ -84,10 +101,9 @@ class Replays:
                 log_once(f"prediction goes on without a CUDA graph, slower: {error}")
                 return None
             self.fingerprint = fingerprint
-        inputs, results, replay = self.graphs[key]
-        map_inputs(Tensor.copy_, inputs, x)
-        replay()
-        return torch.cat(results)
+        elif self.seen[key] == COMPILE_AFTER:
+            self.graphs[key] = compiled_prediction(ensemble, x, self.graphs[key])
+        return predict_by(self.graphs[key], x)
 
 
 class Fingerprint:
@@ -131,11 +147,19 @@ class Fingerprint:
         """Tell whether no module is in training, and no hook would have to see what it computes."""
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
             return False
-        return not any(module.training or module._forward_hooks or module._forward_pre_hooks for module in self.modules)
+        return not any(module.training or has_watching_hooks(module) for module in self.modules)
 
 
-def capture_prediction(ensemble: Any, x: Inputs) -> tuple[Inputs, list[Tensor], Step]:
-    """Capture the forward pass of all members on inputs like x.
+def predict_by(graph: Graph, x: Inputs) -> Tensor:
+    """Replay a graph on inputs; returns outputs (members, batch, classes)."""
+    inputs, results, replay = graph
+    map_inputs(Tensor.copy_, inputs, x)
+    replay()
+    return torch.cat(results)
+
+
+def capture_prediction(ensemble: Any, x: Inputs, programs: Sequence[MemberPredictions] = ()) -> Graph:
+    """Capture the forward pass of all members on inputs like x: some by programs, the others as they are.
 
     Returns tensors for the inputs, the outputs of each network, and a function that computes these from those.
     """
@@ -144,20 +168,86 @@ def capture_prediction(ensemble: Any, x: Inputs) -> tuple[Inputs, list[Tensor], 
         inputs, results = map_inputs(Tensor.clone, x), [torch.empty(0)] * len(ensemble.members)
         device = tensors_in(x)[0].device
         streams = side_streams(device, len(ensemble.members))
-
-        overwrites = [overwrites_inputs(member, ensemble.prepare(inputs)) for member in ensemble.members]
+        programmed = {number for program in programs for number in program.numbers}
+        rest = {number: member for number, member in enumerate(ensemble.members) if number not in programmed}
+        overwrites = {number: overwrites_inputs(member, ensemble.prepare(inputs)) for number, member in rest.items()}
 
         def run(number: int, member: nn.Module, prepared: Inputs) -> None:
             results[number] = member_outputs(member, clone_inputs(prepared) if overwrites[number] else prepared)
+
+        def run_program(program: MemberPredictions, prepared: Inputs) -> None:
+            for number, outputs in zip(program.numbers, program.outputs(prepared), strict=True):
+                results[number] = outputs[None]
 
         order = memory_order(ensemble, inputs)
 
         def step() -> None:
             prepared = map_inputs(partial(Tensor.contiguous, memory_format=order), ensemble.prepare(inputs))
-            members = enumerate(ensemble.members)
-            side_by_side([partial(run, number, member, prepared) for number, member in members], streams)
+            members = [partial(run, number, member, prepared) for number, member in rest.items()]
+            side_by_side([partial(run_program, program, prepared) for program in programs] + members, streams)
 
         return inputs, results, captured(step, device, tensors_of, modules=list(ensemble.members))
+
+
+def compiled_prediction(ensemble: Any, x: Inputs, graph: Graph) -> Graph:
+    """Capture the prediction anew by programs. Returns the earlier graph, and logs why, where that is impossible."""
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            programs = _programs(ensemble, map_inputs(Tensor.clone, x))
+            if not programs:
+                return graph
+            compiled = capture_prediction(ensemble, x, programs)
+            if not _agree(predict_by(graph, x), predict_by(compiled, x)):
+                raise CaptureError("its outputs differ from the networks' by more than their precision")
+    except (CaptureError, torch.OutOfMemoryError) as error:
+        log_once(f"prediction goes on without our own kernels, slower: {first_line(error)}")
+        return graph
+    return compiled
+
+
+def _programs(ensemble: Any, x: Inputs) -> list[MemberPredictions]:
+    """Compile the members for inputs like x; those that cannot be compiled, or need not, are in none of the results."""
+    precision, device = _precision(ensemble), tensors_in(x)[0].device
+    if precision is None:
+        return []
+    networks = list(ensemble.members)
+    with torch.autocast(device.type, enabled=False):  # programs are checked in double precision
+        compiled = compile_predictions(
+            networks, ensemble.prepare(x), precision == torch.bfloat16, lambda reason: log_once(f"prediction: {reason}")
+        )
+        programs = [MemberPredictions(one, networks) for one in compiled]
+    if programs and device.type == "cuda":
+        try:
+            with compile_only() as possible:
+                for program in programs if possible else ():
+                    program.outputs(ensemble.prepare(x))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # Triton needs a C compiler, and some kernels more than a GPU has
+            raise CaptureError(first_line(error)) from error
+    return programs
+
+
+def _precision(ensemble: Any) -> torch.dtype | None:
+    """Return the type that convolutions compute in, as they do without a program; None if programs have no kernels."""
+    device = device_of(ensemble)
+    if device.type == "cuda" and find_spec("triton") is None:
+        return None
+    casting = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    precision = casting or dtype_of(ensemble)
+    if precision == torch.float32 and not allows_tf32():
+        return None
+    return precision if precision in CLOSE else None
+
+
+def _agree(expected: Tensor, actual: Tensor) -> bool:
+    """Tell whether outputs are as near as their precision lets them be."""
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
+        return False
+    close = CLOSE[expected.dtype] if expected.dtype in CLOSE else CLOSE[torch.float32]
+    finite = expected.isfinite()
+    scale = expected[finite].abs().max().item() if finite.any() else 0.0
+    return torch.allclose(expected, actual, rtol=close, atol=close * scale, equal_nan=True)
 
 
 def overwrites_inputs(network: nn.Module, inputs: Inputs) -> bool:
@@ -180,9 +270,11 @@ def memory_order(ensemble: Any, x: Inputs) -> torch.memory_format:
 
 
 def _key(x: Inputs) -> Hashable:
-    """Return all that a graph depends on beside the ensemble: shapes and types of the inputs, autocast, the stream."""
+    """Return all that a graph depends on beside the ensemble: shapes and types of inputs, precisions, the stream."""
     casting = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
     tensors = tensors_in(x)
     kinds = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
     names = tuple(x) if isinstance(x, dict) else None
-    return (kinds, names, casting, torch.cuda.current_stream(tensors[0].device))
+    device = tensors[0].device
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    return (kinds, names, casting, stream, allows_tf32())

@@ -36,7 +36,7 @@ class ProgramError(RuntimeError):
 
 @dataclass(frozen=True)
 class Program:
-    """A network's training pass.
+    """A network's pass in training, or in prediction.
 
     names: for the graph's placeholders of weights, the qualified names of parameters and buffers.
     inputs: the placeholders of the network's inputs, in the order of the tensors in them.
@@ -92,27 +92,29 @@ class Program:
 Pass = Callable[[Program], Program]
 
 
-def export_program(network: nn.Module, example: Any) -> Program:
-    """Export the training pass of a network for batches of any size. Raises `ProgramError` where that is impossible.
+def export_program(network: nn.Module, example: Any, training: bool = True) -> Program:
+    """Export the pass of a network for batches of any size. Raises `ProgramError` where that is impossible.
 
-    example: inputs of at least two samples; only their shapes and types matter.
+    example: inputs of at least two samples; only their shapes and types matter. training: in training mode, or in
+    evaluation mode, as a prediction runs.
     """
     positional, named = call_arguments(clone_inputs(example))  # export takes one tensor given twice for one input
     batch = Dim("batch", min=2, max=LARGEST_BATCH)
     shapes = torch.export.ShapesCollection()  # finds each tensor's place in the signature, `*inputs` included
     for tensor in tree_leaves((positional, named)):
         shapes[tensor] = {0: batch}
-    training = network.training
+    modes = {layer: layer.training for layer in network.modules()}
     try:
         with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
-            network.train()
+            network.train(training)
             dynamic = shapes.dynamic_shapes(network, positional, named)
             exported = torch.export.export(network, positional, named, strict=False, dynamic_shapes=dynamic)
     except Exception as error:
         raise ProgramError(f"the network cannot be exported: {first_line(error)}") from error
     finally:
-        network.train(training)
+        for layer, mode in modes.items():
+            layer.training = mode
     return _convert(exported)
 
 

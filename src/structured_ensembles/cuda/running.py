@@ -10,21 +10,31 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from structured_ensembles.cuda import batch_norm, convolution
+from structured_ensembles.cuda import batch_norm, convolution, rank_one, subsampling
 from structured_ensembles.cuda.batch_norm import Norm
-from structured_ensembles.cuda.convolution import BY_INPUT, BY_OUTPUT, NO_RELU, BlockSums, NormBefore, Window
+from structured_ensembles.cuda.convolution import (
+    BY_INPUT,
+    BY_OUTPUT,
+    NO_RELU,
+    BlockSums,
+    NormBefore,
+    RunningNorm,
+    Window,
+)
 from structured_ensembles.cuda.operations import (
     conv_norm,
     member_conv,
     member_dropout,
     member_linear,
     member_norm,
+    predict_conv,
+    rank_one_weights,
     subsample,
 )
 from structured_ensembles.cuda.program import Node, Program
@@ -93,23 +103,20 @@ class Run:
 
     def _run(self, node: Node) -> Any:
         """Compute the value of a node: on our kernels where they fit, else by autograd."""
-        if node.target is conv_norm:
-            x, weight = self.values[node.args[0]], self.weights[node.args[1].name]
-            x = _channels_last(x, weight.dtype)
-            window = Window(node.kwargs["stride"], node.kwargs["padding"])
-            if convolution.fits(x, weight) and convolution.rows_per_member(x, weight, window) > 1:
-                return self._conv_norm(node, x, weight, window)
+        if node.target in (conv_norm, member_conv, predict_conv):
+            result = self._convolved(node)
+            if result is not None:
+                return result
         if node.target is member_norm:
             x = self.values[node.args[0]]
             if batch_norm.fits(x, self.program.members):
                 return self._norm(node, x)
-        if node.target is member_conv and node.args[2:] in ((), (None,)):
-            x, weight = self.values[node.args[0]], self.weights[node.args[1].name]
-            x = _channels_last(x, weight.dtype)
-            if convolution.fits(x, weight):
-                return self._conv(node, x, weight)
-        if node.target is member_linear and self.program.members > 1:
+        if node.target is member_linear and len(self._weight(node.args[1])) > 1:
             return self._linear(node)
+        if node.target is rank_one_weights:
+            return self._rank_one(node)
+        if node.target is member_dropout and self.generators is not None:
+            return self._dropout(node, self.generators)
         if node.target is subsample:
             x = _channels_last(self.values[node.args[0]])
             if batch_norm.fits(x, members=1):
@@ -117,6 +124,39 @@ class Run:
         return self._plain(node)
 
     # --- by our kernels
+
+    def _convolved(self, node: Node) -> Tensor | None:
+        """Compute a convolution, and what is fused with it, by our kernels; None where these do not fit."""
+        if node.target is member_conv and node.args[2:] not in ((), (None,)):
+            return None  # a bias, for which there is no kernel in training
+        weight = self._weight(node.args[1])
+        x = _channels_last(self.values[node.args[0]], weight.dtype)
+        if node.target is predict_conv:
+            return None if self.learned or not convolution.fits_prediction(x, weight) else self._predict_conv(node, x)
+        if not convolution.fits(x, weight):
+            return None
+        if node.target is member_conv:
+            return self._conv(node, x, weight)
+        window = Window(node.kwargs["stride"], node.kwargs["padding"])
+        several = convolution.rows_per_member(x, weight, window) > 1
+        return self._conv_norm(node, x, weight, window) if several else None
+
+    def _predict_conv(self, node: Node, x: Tensor) -> Tensor:
+        """Convolve, normalise by running statistics, add and apply the ReLU, in prediction: no gradients."""
+        weight = self._weight(node.args[1])
+        bias, scale, shift, mean, variance = (
+            None if argument is None else self.weights[argument.name] for argument in node.args[2:7]
+        )
+        norm = None
+        if mean is not None:
+            assert variance is not None
+            scale = torch.ones_like(mean) if scale is None else scale
+            shift = torch.zeros_like(mean) if shift is None else shift
+            norm = RunningNorm(scale, shift, mean, variance, node.kwargs["eps"])
+        add = _channels_last(self.values[node.args[7]], x.dtype) if len(node.args) > 7 else None
+        window = Window(node.kwargs["stride"], node.kwargs["padding"])
+        relu, shared = node.kwargs["relu"], node.kwargs.get("shared", False)
+        return convolution.predict(x, weight, window, bias, norm, add, relu=relu, shared=shared)
 
     def _conv(self, node: Node, x: Tensor, weight: Tensor) -> Tensor:
         """Convolve, and record the backward pass."""
@@ -134,13 +174,14 @@ class Run:
         If it is the first reader of a batch norm's output, all other gradients of that output have arrived: its kernel
         then goes on to the input of the norm's ReLU, and leaves the norm's sums.
         """
-        source, placeholder = node.args[0], node.args[1].name
-        if placeholder in self.learned:
-            self._add_weight_gradient(placeholder, self._weight_gradient(x, dy, weight, window))
+        source, weight_node = node.args[:2]
+        if self._is_needed(weight_node):
+            self._add_any_gradient(weight_node, self._weight_gradient(x, dy, weight, window))
         if source not in self.records:
             return
         is_first_reader = min(source.users, key=self.order.__getitem__) is node
-        norm = self.norms.get(source) if is_first_reader else None
+        alike = len(weight) == self.program.members  # not of members that are normalised together
+        norm = self.norms.get(source) if is_first_reader and alike else None
         other = self.gradients.pop(source, None)
         add = None if other is None else _channels_last(other, dy.dtype)
         dx, sums = convolution.input_gradient(dy, weight, window, x.shape, add, norm)
@@ -171,9 +212,9 @@ class Run:
         source, stride, channels = node.args
         if self._needed(node):
             self.records[node] = lambda dy: self._add_gradient(
-                source, convolution.subsample_gradient(_channels_last(dy), stride, x.shape)
+                source, subsampling.subsample_gradient(_channels_last(dy), stride, x.shape)
             )
-        return convolution.subsample(x, stride, channels)
+        return subsampling.subsample(x, stride, channels)
 
     def _conv_norm(self, node: Node, x: Tensor, weight: Tensor, window: Window) -> Tensor:
         """Convolve and normalise, and record the backward pass."""
@@ -231,8 +272,8 @@ class Run:
 
         The weights' gradients have the layout and type of the parameters, which autograd's do not.
         """
-        source, placeholder = node.args[0], node.args[1].name
-        weight = self.weights[placeholder]
+        source, weight_node = node.args[:2]
+        weight = self._weight(weight_node)
         bias = node.args[2] if len(node.args) > 2 else None
         x = self.values[source].to(weight.dtype)
         rows = x.reshape(len(weight), -1, x.shape[-1])
@@ -242,8 +283,8 @@ class Run:
 
         def backward(dy: Tensor) -> None:
             gradient = dy.to(weight.dtype).reshape(y.shape)
-            if placeholder in self.learned:
-                self._add_weight_gradient(placeholder, _product_in_float32(gradient.transpose(1, 2), rows))
+            if self._is_needed(weight_node):
+                self._add_any_gradient(weight_node, _product_in_float32(gradient.transpose(1, 2), rows))
             if bias is not None and bias.name in self.learned:
                 self._add_weight_gradient(bias.name, gradient.sum(1, dtype=_wide(gradient.dtype)))
             if source in self.records:
@@ -252,6 +293,35 @@ class Run:
         if self._needed(node):
             self.records[node] = backward
         return y.reshape(*x.shape[:-1], weight.shape[1])
+
+    def _rank_one(self, node: Node) -> Tensor:
+        """Compute the weights of members that share one but for rank-one factors, and record the backward pass."""
+        placeholders = [argument.name for argument in node.args]
+        tensors = [self.weights[name][0] for name in placeholders]
+
+        def backward(gradient: Tensor) -> None:
+            self._join(0)  # it may have been computed on the side stream
+            gradients = rank_one.factor_gradients(gradient, *tensors)
+            for placeholder, of_argument in zip(placeholders, gradients, strict=True):
+                if placeholder in self.learned:
+                    self._add_weight_gradient(placeholder, of_argument[None])
+
+        if self._needed(node):
+            self.records[node] = backward
+        return rank_one.member_weights(*tensors)
+
+    def _dropout(self, node: Node, generators: Sequence[torch.Generator | None]) -> Tensor:
+        """Drop elements as `member_dropout` does, and record the backward pass: a kernel each, and a mask of bytes."""
+        source, _, rate = node.args
+        x = self.values[source]
+        mask = torch.empty_like(x, dtype=torch.bool)
+        for member_mask, generator in zip(mask.chunk(len(generators)), generators, strict=True):
+            member_mask.bernoulli_(1 - rate, generator=generator)
+        scale = 1 / (1 - rate) if rate < 1 else 0.0
+        scaled = partial(torch.ops.aten.native_dropout_backward.default, mask=mask, scale=scale)  # x · mask · scale
+        if source in self.records:
+            self.records[node] = lambda dy: self._add_gradient(source, scaled(dy))
+        return scaled(x)
 
     # --- by autograd
 
@@ -273,13 +343,9 @@ class Run:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
         if node.target is operator.getitem and isinstance(args[0], tuple):
             return self._item(node, args)
-        if node.target is member_dropout:
-            if self.generators is None:
-                args, function = args[:1], _identity
-            else:
-                args, function = (args[0], self.generators, args[2]), member_dropout
-        else:
-            function = node.target
+        function = node.target
+        if function is member_dropout:
+            args, function = args[:1], _identity
         with torch.enable_grad():
             result = function(*args, **kwargs)
         if leaves:
@@ -319,7 +385,24 @@ class Run:
 
     def _needed(self, node: Node) -> bool:
         """Tell whether a node's gradient is needed: it has a learned weight, or one comes before it."""
-        return any(argument in self.records or argument.name in self.learned for argument in node.all_input_nodes)
+        return any(self._is_needed(argument) for argument in node.all_input_nodes)
+
+    def _is_needed(self, node: Node) -> bool:
+        """Tell whether the gradient of a value, or of a weight, is needed."""
+        return node in self.records or node.name in self.learned
+
+    def _weight(self, node: Node) -> Tensor:
+        """Return a layer's weight (members, …), a placeholder's or a computed one."""
+        return self.weights[node.name] if node.name in self.weights else self.values[node]
+
+    def _add_any_gradient(self, node: Node, gradient: Tensor) -> None:
+        """Add a gradient of a weight: to a placeholder's, or to that of the node that has computed it."""
+        if node.name in self.learned:
+            self._add_weight_gradient(node.name, gradient)
+            return
+        if node in self.gradients:  # both may still be computed on the side stream
+            self._join(0)
+        self._add_gradient(node, gradient)
 
     def _add_gradient(self, node: Node, gradient: Tensor) -> None:
         """Add a gradient of a node's value, if it is needed."""

@@ -7,6 +7,7 @@ has copies, those of convolutions and linear layers in bfloat16 where the precis
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from structured_ensembles.cuda.launch import launch
 from structured_ensembles.cuda.program import Program
 
-PIECE = 1024  # numbers that are copied by one program
+PIECE = 1024  # numbers that are copied by one program, at most
 MAX_PIECES = 4096  # of one tensor; a table of more would cost more than it saves
 
 
@@ -65,6 +66,10 @@ class Stack:
     def refresh(self) -> None:
         """Copy the members' parameters into the stack, after they have changed."""
         self._copies()
+
+    def reloader(self) -> Callable[[], None]:
+        """Return a function that copies the members' parameters and buffers into the stack, all in one launch."""
+        return copier(self._copied + self._statistics)
 
     def load_statistics(self) -> None:
         """Copy the members' buffers into the stack."""
@@ -123,11 +128,11 @@ def copier(pairs: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], None]:
     """Return a function that copies the second of each pair to the first: on a GPU all in one launch.
 
     The tensors must stay where they are in memory. Sources in float32 whose targets are bfloat16 or float32 share the
-    launch, cut into pieces that are contiguous in both.
+    launch, cut into pieces.
     """
     if not pairs or not pairs[0][0].is_cuda or find_spec("triton") is None:
         return lambda: copy_all(*zip(*pairs, strict=True)) if pairs else None
-    rows: list[tuple[int, int, int, int]] = []
+    rows: list[tuple[int, ...]] = []
     others: list[tuple[Tensor, Tensor]] = []
     for target, source in pairs:
         pieces = _pieces(target, source)
@@ -136,14 +141,8 @@ def copier(pairs: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], None]:
             continue
         narrow, size = int(target.dtype == torch.bfloat16), target.element_size()
         rows += [
-            (
-                source.data_ptr() + 4 * (source_at + start),
-                target.data_ptr() + size * (target_at + start),
-                min(PIECE, length - start),
-                narrow,
-            )
-            for source_at, target_at, length in pieces
-            for start in range(0, length, PIECE)
+            (source.data_ptr() + 4 * source_at, target.data_ptr() + size * target_at, numbers, narrow, *shape)
+            for source_at, target_at, numbers, *shape in pieces
         ]
     device = pairs[0][0].device
     table = torch.tensor(rows, dtype=torch.int64).view(-1, 4).T.contiguous().to(device)
@@ -160,27 +159,64 @@ def copier(pairs: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], None]:
     return copy
 
 
-def _pieces(target: Tensor, source: Tensor) -> list[tuple[int, int, int]] | None:
-    """Cut two tensors of one shape into pieces that are contiguous in both: (source, target, length) each.
+def _pieces(target: Tensor, source: Tensor) -> list[tuple[int, ...]] | None:
+    """Cut two tensors of one shape into pieces of at most `PIECE` numbers, as `copy_pieces` reads them.
 
-    Source and target are offsets from the tensors' beginnings. None if the axes have different orders in memory, or if
+    Of each piece: where it begins in source and target, how many numbers it has, the length of a row, the step within a
+    row of the source, and the steps from row to row in both. None if no axis of the target has adjacent numbers, or if
     there would be more than `MAX_PIECES`.
     """
-    strides = target.stride()
-    axes = sorted(range(source.dim()), key=lambda dim: (-strides[dim], dim))
-    axes = [dim for dim in axes if source.shape[dim] > 1]
-    length = 1
-    while axes and source.stride(axes[-1]) == length == target.stride(axes[-1]):
-        length *= source.shape[axes.pop()]
-    if axes and length == 1:
+    axes = _merged_axes(target, source)
+    length, step, adjacent = axes.pop() if axes else (1, 1, 1)
+    if adjacent != 1 or length * math.prod(size for size, _, _ in axes) != source.numel():
         return None
+    if length > PIECE // 2 or not axes:  # long rows, a few pieces for each
+        rows, source_row, target_row = 1, 0, 0
+    else:
+        rows, source_row, target_row = axes.pop()
     starts = [(0, 0)]
-    for dim in axes:
-        steps = range(source.shape[dim])
-        starts = [(a + step * source.stride(dim), b + step * target.stride(dim)) for a, b in starts for step in steps]
+    for size, source_step, target_step in axes:
+        starts = [(a + n * source_step, b + n * target_step) for a, b in starts for n in range(size)]
         if len(starts) > MAX_PIECES:
             return None
-    return [(a, b, length) for a, b in starts]
+    if rows == 1:
+        cuts = [(first * step, first, min(PIECE, length - first)) for first in range(0, length, PIECE)]
+        shapes = [(begin, at, numbers, numbers, step, 0, 0) for begin, at, numbers in cuts]
+    else:
+        high = PIECE // length
+        shapes = [
+            (
+                first * source_row,
+                first * target_row,
+                min(high, rows - first) * length,
+                length,
+                step,
+                source_row,
+                target_row,
+            )
+            for first in range(0, rows, high)
+        ]
+    if len(starts) * len(shapes) > MAX_PIECES:
+        return None
+    return [(a + begin, b + at, *rest) for a, b in starts for begin, at, *rest in shapes]
+
+
+def _merged_axes(target: Tensor, source: Tensor) -> list[tuple[int, int, int]]:
+    """List the axes of two tensors, innermost of the target last: size, step in the source, step in the target.
+
+    Neighbours that are one axis in both are merged.
+    """
+    strides = target.stride()
+    order = sorted(range(source.dim()), key=lambda dim: (-strides[dim], dim))
+    merged: list[tuple[int, int, int]] = []
+    for dim in order:
+        size, source_step, target_step = source.shape[dim], source.stride(dim), strides[dim]
+        if size == 1:
+            continue
+        if merged and merged[-1][1:] == (size * source_step, size * target_step):
+            size *= merged.pop()[0]
+        merged.append((size, source_step, target_step))
+    return merged
 
 
 def _zeros(members: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

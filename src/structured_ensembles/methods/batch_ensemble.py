@@ -35,7 +35,9 @@ from structured_ensembles.examination.examine import examine
 from structured_ensembles.methods.layers import find_called_layers, get_layer
 from structured_ensembles.networks.conversions import register_rebuilder
 from structured_ensembles.networks.copying import clone_model, copy_with, dtype_of
+from structured_ensembles.networks.hooks import part_of_network
 from structured_ensembles.networks.provenance import copy_origin
+from structured_ensembles.networks.rank_one import RankOneMembers
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.scaling import broadcast_per_member
 from structured_ensembles.train import train
@@ -141,6 +143,13 @@ class BatchEnsembleNetwork(nn.Module):
         return {"method": "batch_ensemble", **arguments}
 
     @property
+    def rank_one(self) -> RankOneMembers | None:
+        """Return the description by which all members' training becomes a program; None if their rows are split."""
+        if self.repeat == "split":
+            return None
+        return RankOneMembers(self.network, "network.", self.layers, self.num_members)
+
+    @property
     def member_vectors(self) -> set[str]:
         """Return the names of the tensors that hold a vector for each member."""
         return {f"network.{layer}.{vector}" for layer in self.layers for vector in VECTORS}
@@ -148,9 +157,10 @@ class BatchEnsembleNetwork(nn.Module):
     def forward(self, *x: Tensor, **named_inputs: Tensor) -> Tensor:
         """Map (batch, …) to (members, batch, classes), or (1, batch, classes) in training if rows are split."""
         inputs = batch_from(x, named_inputs)
-        members, batch = self.num_members, batch_size(inputs)
+        members = self.num_members
         if not (self.training and self.repeat == "split"):
             return check_one_tensor(call(self.network, join_batches([inputs] * members))).unflatten(0, (members, -1))
+        batch = batch_size(inputs)
         if batch % members == 0:
             return check_one_tensor(call(self.network, inputs))[None]
         filled_rows, row_positions = _assign_rows(batch, members, tensors_in(inputs)[0].device)
@@ -189,12 +199,14 @@ def _add_factors(layer: nn.Module, members: int, generator: torch.Generator) -> 
     layer.register_forward_hook(_scale_outputs)
 
 
+@part_of_network
 def _scale_inputs(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     factors = _broadcast_vectors(layer, "input_factors", inputs[0])
     grouped = inputs[0].unflatten(0, (len(factors), -1)) * factors
     return (grouped.flatten(0, 1), *inputs[1:])
 
 
+@part_of_network
 def _scale_outputs(layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
     factors = _broadcast_vectors(layer, "output_factors", output)
     grouped = output.unflatten(0, (len(factors), -1)) * factors

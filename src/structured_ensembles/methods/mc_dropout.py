@@ -25,6 +25,7 @@ from structured_ensembles.examination.examine import examine
 from structured_ensembles.methods.layers import find_called_layers, get_layer
 from structured_ensembles.networks.conversions import register_rebuilder
 from structured_ensembles.networks.copying import clone_model, dtype_of
+from structured_ensembles.networks.hooks import part_of_network
 from structured_ensembles.networks.provenance import copy_origin
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.train import train
@@ -172,6 +173,7 @@ class SampledDropout(nn.Module):
         return x * kept.view(x.shape) / (1 - self.probability)
 
 
+@part_of_network
 def _drop(layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
     """Apply the layer's dropout to its output, as a forward hook."""
     return layer.sampled_dropout(output)  # type: ignore[operator]

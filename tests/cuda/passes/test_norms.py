@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.cuda.passes import collect_counters, fuse_norms, remove_inplace
-from tests.support.programs import Model, check_pass, images, norm, operations
+from structured_ensembles.cuda.passes import collect_counters, fuse_norms, fuse_running_norms, remove_inplace
+from tests.support.programs import Model, check_pass, check_prediction_pass, conv, images, norm, operations
 
 Following = Callable[[Tensor, Tensor], Tensor]
 BEFORE = (collect_counters, remove_inplace)
@@ -122,3 +122,26 @@ def test_a_block_of_norms() -> None:
     printed = check_pass(Block(), images(3), fuse_norms, BEFORE)
     assert operations(printed) == ["member_norm"] * 6  # also the one that only updates its statistics
     assert printed.count("relu=True") == 4
+
+
+def running_norms(network: nn.Module, example: Tensor) -> list[str]:
+    """Check `fuse_running_norms`; return the operations that are left."""
+    return operations(check_prediction_pass(network, example, fuse_running_norms, (remove_inplace,)))
+
+
+def test_norms_by_running_statistics_take_in_sum_and_relu() -> None:
+    before = Model(lambda self, x: self.c(torch.relu(self.n(x) + x)), n=norm(3), c=conv())
+    assert running_norms(before, images()) == ["running_norm", "conv2d"]
+    assert running_norms(nn.Sequential(norm(3, affine=False), nn.ReLU(inplace=True)), images()) == ["running_norm"]
+
+
+def test_norms_of_vectors_and_sequences_are_fused_in_prediction() -> None:
+    layer = nn.BatchNorm1d(4)
+    layer.running_mean += 1
+    layer.running_var *= 3
+    for shape in ((3, 4), (3, 4, 5)):
+        assert running_norms(layer, torch.randn(shape)) == ["running_norm"]
+
+
+def test_norms_without_running_statistics_stay_as_they_are() -> None:
+    assert running_norms(nn.BatchNorm2d(3, track_running_stats=False), images()) == ["batch_norm"]

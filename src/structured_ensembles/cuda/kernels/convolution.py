@@ -9,7 +9,7 @@ constants, so that one compiled kernel serves many layers. What may follow a con
 import triton
 import triton.language as tl
 
-from structured_ensembles.cuda.kernels.epilogue import epilogue_constants, finish_tile, store_statistics
+from structured_ensembles.cuda.kernels.epilogue import epilogue_constants, finish_tile, store_statistics, to_tf32
 
 SIZES = ("pixels", "height", "width", "padding", "inputs", "outputs", "tiles")
 SWEEP_SIZES = ("images", "height", "out_height", "padding", "inputs", "outputs", "strips", "strip")
@@ -18,9 +18,10 @@ SWEEP_SIZES = ("images", "height", "out_height", "padding", "inputs", "outputs",
 @triton.jit(do_not_specialize=SWEEP_SIZES)
 def convolve_by_sweep(
     x, weight, y, partial, other, norm_input, norm_output, pivot, saved, norm_weight, norm_bias,
-    images, height, out_height, padding, inputs, outputs, strips, strip,
+    images, height, out_height, padding, inputs, outputs, strips, strip, eps,
     WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, INPUT_UNIT: tl.constexpr, OUTPUT_UNIT: tl.constexpr,
-    BACKWARD: tl.constexpr, ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr,
+    BACKWARD: tl.constexpr, ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr, RELU: tl.constexpr,
+    SHARED: tl.constexpr, TF32: tl.constexpr,
     IMAGES: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Convolve as `convolve` does, for narrow layers with windows of 3 × 3 and stride 1: x is read once for three rows.
@@ -43,7 +44,8 @@ def convolve_by_sweep(
     column = tl.arange(0, DEEP)
     known = output < outputs
     columns = 3 * inputs
-    x += (member * images * height * WIDTH).to(tl.int64) * inputs
+    if not SHARED:
+        x += (member * images * height * WIDTH).to(tl.int64) * inputs
     weight += member * (outputs * 9 * inputs)
     first = (member * images * out_height * OUT_WIDTH).to(tl.int64) * outputs
     y += first
@@ -60,8 +62,12 @@ def convolve_by_sweep(
     upper = tl.load(weight + weight_at, mask=used, other=0.0)
     middle = tl.load(weight + weight_at + weight_row, mask=used, other=0.0)
     lower = tl.load(weight + weight_at + 2 * weight_row, mask=used, other=0.0)
+    if TF32:
+        upper = to_tf32(upper)
+        middle = to_tf32(middle)
+        lower = to_tf32(lower)
     mean, scale, factor, shift = epilogue_constants(
-        pivot, saved, norm_weight, norm_bias, member, output, outputs, known, EPILOGUE, WIDE
+        pivot, saved, norm_weight, norm_bias, member, output, outputs, known, eps, EPILOGUE, WIDE
     )
     in_row = ((across - padding) * inputs)[:, None] + column[None, :]
     inside = here[:, None] & (in_row >= 0) & (in_row < WIDTH * inputs) & (column < columns)[None, :]
@@ -75,15 +81,17 @@ def convolve_by_sweep(
     this_row = tl.zeros([HIGH, WIDE], tl.float32)
     for row in tl.range(top - padding, bottom - padding + 2, num_stages=STAGES):
         values = tl.load(x + at + row * (WIDTH * inputs), mask=inside & (row >= 0) & (row < height), other=0.0)
+        if SHARED and TF32:
+            values = to_tf32(values)
         done = this_row + tl.dot(values, lower)
         this_row = next_row + tl.dot(values, middle)
         next_row = tl.dot(values, upper)
         down = row + padding - 2
         left, right = finish_tile(
             done, at_output + down * (OUT_WIDTH * outputs), there & (down >= top),
-            y, other, norm_input, norm_output, mean, scale, factor, shift, left, right, ADD, EPILOGUE, MASK,
+            y, other, norm_input, norm_output, mean, scale, factor, shift, left, right, ADD, EPILOGUE, MASK, RELU, TF32,
         )  # fmt: skip
-    if EPILOGUE != 0:
+    if EPILOGUE == 1 or EPILOGUE == 2:  # noqa: PLR1714 - Triton has no sets
         count = pixels * (bottom - top)
         store_statistics(partial, block, member, output, outputs, left, right, count, mean, known, EPILOGUE)
 
@@ -91,16 +99,18 @@ def convolve_by_sweep(
 @triton.jit(do_not_specialize=SIZES)
 def convolve(
     x, weight, y, partial, other, norm_input, norm_output, pivot, saved, norm_weight, norm_bias,
-    pixels, height, width, padding, inputs, outputs, tiles,
+    pixels, height, width, padding, inputs, outputs, tiles, eps,
     STRIDE: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT_PIXELS: tl.constexpr,
     ROWS: tl.constexpr, TAPS: tl.constexpr, INPUT_UNIT: tl.constexpr, OUTPUT_UNIT: tl.constexpr,
     BACKWARD: tl.constexpr, BY_ROWS: tl.constexpr, ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr,
+    RELU: tl.constexpr, SHARED: tl.constexpr, TF32: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     """Compute y[pixel, output] = Σ x[neighbour, input] · weight[output, row, tap, input] (+ other), then the epilogue.
 
     x: (members, images, height, width, inputs). y, other: (members, pixels, outputs), pixels = images × OUT_PIXELS.
-    weight: (members, outputs, ROWS, TAPS, inputs).
+    weight: (members, outputs, ROWS, TAPS, inputs). SHARED: x is (images, …), the same for all members.
+    TF32: the type of the products of float32; what is not the output of such a kernel is rounded to it.
     BACKWARD: x is the gradient of a layer's outputs, y that of its inputs, and weight is the layer's, that is
     (members, inputs, ROWS, TAPS, outputs). With STRIDE 1 that is a convolution with the window turned around, and
     padding is that of the turned window, ROWS - 1 - padding of the layer. Other strides: `convolve_back_strided`.
@@ -108,7 +118,8 @@ def convolve(
     Otherwise tap by tap, DEEP inputs at a time.
     partial: (members, 3, blocks, outputs), the statistics of the epilogue. EPILOGUE 2: y becomes the gradient of the
     input of the ReLU after a batch norm with input norm_input and output norm_output (members, pixels, outputs); saved
-    is (members, 2, outputs): mean and 1 / deviation.
+    is (members, 2, outputs): mean and 1 / deviation. EPILOGUE 3: pivot and saved are a norm's running mean and
+    variance, (members, outputs). RELU: applied at the end.
     """
     inputs *= INPUT_UNIT
     outputs *= OUTPUT_UNIT
@@ -133,6 +144,12 @@ def convolve(
             second_row = tl.load(weight + weight_at + weight_row, mask=used, other=0.0)
         if ROWS > 2:
             third_row = tl.load(weight + weight_at + 2 * weight_row, mask=used, other=0.0)
+        if TF32:
+            first_row = to_tf32(first_row)
+            if ROWS > 1:
+                second_row = to_tf32(second_row)
+            if ROWS > 2:
+                third_row = to_tf32(third_row)
     else:
         chunks = (inputs + DEEP - 1) // DEEP
         if BACKWARD:
@@ -140,9 +157,10 @@ def convolve(
         else:
             weight_at = output[None, :] * (ROWS * TAPS * inputs) + column[:, None]
     mean, scale, factor, shift = epilogue_constants(
-        pivot, saved, norm_weight, norm_bias, member, output, outputs, known, EPILOGUE, WIDE
+        pivot, saved, norm_weight, norm_bias, member, output, outputs, known, eps, EPILOGUE, WIDE
     )
-    x += (member * (pixels // OUT_PIXELS) * height * width).to(tl.int64) * inputs
+    if not SHARED:
+        x += (member * (pixels // OUT_PIXELS) * height * width).to(tl.int64) * inputs
     first = (member * pixels).to(tl.int64) * outputs
     y += first
     other += first
@@ -170,6 +188,12 @@ def convolve(
             if ROWS > 2:
                 inside = in_row & (here & (down >= -2) & (down < height - 2))[:, None]
                 third_values = tl.load(x + at + 2 * width * inputs, mask=inside, other=0.0)
+            if SHARED and TF32:
+                first_values = to_tf32(first_values)
+                if ROWS > 1:
+                    second_values = to_tf32(second_values)
+                if ROWS > 2:
+                    third_values = to_tf32(third_values)
             total += tl.dot(first_values, first_row)
             if ROWS > 1:
                 total += tl.dot(second_values, second_row)
@@ -192,12 +216,17 @@ def convolve(
                 else:
                     weight_here = weight_at + (step * inputs + start)
                 used = in_chunk[:, None] & known[None, :]
-                total += tl.dot(values, tl.load(weight + weight_here, mask=used, other=0.0))
+                weights = tl.load(weight + weight_here, mask=used, other=0.0)
+                if TF32:
+                    weights = to_tf32(weights)
+                if SHARED and TF32:
+                    values = to_tf32(values)
+                total += tl.dot(values, weights)
         left, right = finish_tile(
             total, pixel[:, None] * outputs + output[None, :], here[:, None] & known[None, :],
-            y, other, norm_input, norm_output, mean, scale, factor, shift, left, right, ADD, EPILOGUE, MASK,
+            y, other, norm_input, norm_output, mean, scale, factor, shift, left, right, ADD, EPILOGUE, MASK, RELU, TF32,
         )  # fmt: skip
-    if EPILOGUE != 0:
+    if EPILOGUE == 1 or EPILOGUE == 2:  # noqa: PLR1714 - Triton has no sets
         count = tl.minimum(tl.maximum(pixels - block * tiles * HIGH, 0), tiles * HIGH).to(tl.float32)
         store_statistics(partial, block, member, output, outputs, left, right, count, mean, known, EPILOGUE)
 
@@ -231,7 +260,7 @@ def convolve_back_strided(
     norm_input += first
     norm_output += first
     mean, scale, factor, shift = epilogue_constants(
-        pivot, saved, norm_weight, norm_bias, member, output, outputs, known, EPILOGUE, WIDE
+        pivot, saved, norm_weight, norm_bias, member, output, outputs, known, 0.0, EPILOGUE, WIDE
     )
     below = block % (STRIDE * STRIDE) // STRIDE
     beside = block % STRIDE

@@ -1,8 +1,9 @@
 """Epilogues of convolutions: what is computed while a tile of outputs is still in registers.
 
 EPILOGUE 0: nothing more. 1: the moments that a batch norm needs. 2, in the backward pass: the sums that the gradient
-of a batch norm needs, behind its ReLU. MASK: how the gradient of that ReLU is found; 0: there is none, 1: from the
-norm's input, 2: from its output. cuda/convolution.py has names for these numbers.
+of a batch norm needs, behind its ReLU. 3, in prediction: a batch norm by its running statistics. 4: a bias. MASK: how
+the gradient of the ReLU is found in the backward pass; 0: there is none, 1: from the norm's input, 2: from its output.
+cuda/convolution.py has names for these numbers.
 """
 
 import triton
@@ -22,16 +23,29 @@ def add_tile_moments(values, valid, number, count, mean, squares):
 
 
 @triton.jit
+def to_tf32(values):
+    """Round float32 to the nearest number of TF32 (10 bits of mantissa); tensor cores would cut the others off."""
+    bits = values.to(tl.int32, bitcast=True)
+    finite = (bits & 0x7FFFFFFF) < 0x7F800000
+    return tl.where(finite, (bits + 0x1000) & -0x2000, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def finish_tile(
     total, at, there, y, other, norm_input, norm_output, mean, scale, factor, shift, left, right,
-    ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr,
+    ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr, RELU: tl.constexpr = False,
+    TF32: tl.constexpr = False,
 ):  # fmt: skip
     """Store a tile of outputs, total (pixels, outputs), and add its statistics to left and right, of the same shape.
 
     They are summed over pixels only once, by `store_statistics`: a sum over a tile makes all threads wait.
     EPILOGUE 1: deviations from `mean`, a guess of the mean of each output, and their squares. 2: the gradients of a
-    batch norm's weight and bias.
+    batch norm's weight and bias. 3 and 4 have no statistics. TF32: round what is stored, for the next convolution.
     """
+    if EPILOGUE == 3:
+        total = total * factor[None, :] + shift[None, :]
+    if EPILOGUE == 4:
+        total += shift[None, :]
     if ADD:
         total += tl.load(other + at, mask=there, other=0.0).to(tl.float32)
     if EPILOGUE == 2:
@@ -41,6 +55,10 @@ def finish_tile(
             total = tl.where(after.to(y.dtype.element_ty) <= 0, 0.0, total)
         if MASK == 2:
             total = tl.where(tl.load(norm_output + at, mask=there, other=0.0) <= 0, 0.0, total)
+    if RELU:
+        total = tl.where(total <= 0, 0.0, total)  # a NaN stays one
+    if TF32:
+        total = to_tf32(total)
     result = total.to(y.dtype.element_ty)
     tl.store(y + at, result, mask=there)
     stored = result.to(tl.float32)  # statistics are those of the numbers that are stored
@@ -84,9 +102,13 @@ def store_block(partial, block, member, output, outputs, first, second, count, k
 
 @triton.jit
 def epilogue_constants(
-    pivot, saved, norm_weight, norm_bias, member, output, outputs, known, EPILOGUE: tl.constexpr, WIDE: tl.constexpr
-):
-    """Load the constants of `finish_tile` for each output: mean (or a guess), and a norm's factors."""
+    pivot, saved, norm_weight, norm_bias, member, output, outputs, known, eps,
+    EPILOGUE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Load the constants of `finish_tile` for each output: mean (or a guess), and a norm's factors.
+
+    EPILOGUE 3: pivot and saved are the running mean and variance, (members, outputs). 4: norm_bias is the bias.
+    """
     mean = tl.zeros([WIDE], tl.float32)
     scale = mean
     factor = mean
@@ -98,4 +120,12 @@ def epilogue_constants(
         scale = tl.load(saved + (member * 2 + 1) * outputs + output, mask=known, other=0.0)
         factor = scale * tl.load(norm_weight + member * outputs + output, mask=known, other=0.0)
         shift = tl.load(norm_bias + member * outputs + output, mask=known, other=0.0)
+    if EPILOGUE == 3:
+        at = member * outputs + output
+        mean = tl.load(pivot + at, mask=known, other=0.0).to(tl.float32)
+        variance = tl.load(saved + at, mask=known, other=1.0).to(tl.float32)
+        factor = tl.load(norm_weight + at, mask=known, other=0.0).to(tl.float32) / tl.sqrt(variance + eps)
+        shift = tl.load(norm_bias + at, mask=known, other=0.0).to(tl.float32) - mean * factor
+    if EPILOGUE == 4:
+        shift = tl.load(norm_bias + member * outputs + output, mask=known, other=0.0).to(tl.float32)
     return mean, scale, factor, shift

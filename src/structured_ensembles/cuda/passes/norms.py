@@ -1,11 +1,13 @@
-"""Fuse batch norms with the sum and the ReLU that follow them."""
+"""Fuse batch norms, in training or in prediction, with the sum and the ReLU that follow them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import fx
 
-from structured_ensembles.cuda.operations import member_norm
+from structured_ensembles.cuda.operations import member_norm, running_norm
 from structured_ensembles.cuda.program import Node, Program, is_tensor, shape_of
 
 NORM, ADD, RELU = torch.ops.aten.batch_norm.default, torch.ops.aten.add.Tensor, torch.ops.aten.relu.default
@@ -16,7 +18,20 @@ def fuse_norms(program: Program) -> Program:
     result = program.copy()
     for node in result.nodes:
         if node.op == "call_function" and node.target is NORM and _can_be_fused(node, result):
-            _fuse(node, result.graph)
+            momentum, eps = node.args[6:8]
+            fuse_sum_and_relu(node, result.graph, member_norm, node.args[:5], {"momentum": momentum, "eps": eps})
+    result.graph.lint()
+    return result
+
+
+def fuse_running_norms(program: Program) -> Program:
+    """Rewrite batch norms in evaluation mode as `running_norm`, with the sum and the ReLU that follow them."""
+    result = program.copy()
+    for node in result.nodes:
+        if node.op == "call_function" and node.target is NORM and node.args[5] is False:
+            weights = node.args[1:5]
+            if all(weight is None or weight.name in result.names for weight in weights) and None not in weights[2:]:
+                fuse_sum_and_relu(node, result.graph, running_norm, node.args[:5], {"eps": node.args[7]})
     result.graph.lint()
     return result
 
@@ -32,9 +47,11 @@ def _can_be_fused(node: Node, program: Program) -> bool:
     )
 
 
-def _fuse(node: Node, graph: fx.Graph) -> None:
-    """Replace a batch norm, and the sum and ReLU that alone read it, by `member_norm`."""
-    x, weight, bias, mean, var, _, momentum, eps, _ = node.args
+def fuse_sum_and_relu(node: Node, graph: fx.Graph, target: Any, tensors: Any, options: dict[str, Any]) -> None:
+    """Replace a node, and the sum and ReLU that alone read it, by `target(*tensors, other, **options, relu=…)`.
+
+    other: what is added, where something is.
+    """
     last, other = node, None
     addition = _only_user(last)
     if addition is not None and addition.target is ADD and not addition.kwargs and len(addition.args) == 2:
@@ -47,8 +64,8 @@ def _fuse(node: Node, graph: fx.Graph) -> None:
         assert rectifier is not None
         last = rectifier
     with graph.inserting_before(last):
-        tensors = (x, weight, bias, mean, var) if other is None else (x, weight, bias, mean, var, other)
-        fused = graph.call_function(member_norm, tensors, {"momentum": momentum, "eps": eps, "relu": relu})
+        arguments = (*tensors,) if other is None else (*tensors, other)
+        fused = graph.call_function(target, arguments, {**options, "relu": relu})
     fused.meta = dict(last.meta)
     last.replace_all_uses_with(fused)
     while last is not node:

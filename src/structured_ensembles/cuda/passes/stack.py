@@ -15,12 +15,16 @@ from structured_ensembles.cuda.operations import (
     member_dropout,
     member_linear,
     member_norm,
+    predict_conv,
+    running_norm,
     subsample,
 )
 from structured_ensembles.cuda.program import Node, Program, ProgramError, is_tensor, shape_of
 
 aten = torch.ops.aten
-OURS = {conv_norm, member_conv, member_dropout, member_linear, member_norm, subsample}
+OURS = {
+    conv_norm, member_conv, member_dropout, member_linear, member_norm, predict_conv, running_norm, subsample,
+}  # fmt: skip
 SAMPLE_BY_SAMPLE: set[Any] = {
     aten.relu.default, aten.relu6.default, aten.silu.default, aten.gelu.default, aten.sigmoid.default,
     aten.tanh.default, aten.hardtanh.default, aten.hardswish.default, aten.hardsigmoid.default, aten.elu.default,
