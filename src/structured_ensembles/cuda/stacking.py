@@ -145,7 +145,7 @@ def copier(pairs: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], None]:
             for source_at, target_at, numbers, *shape in pieces
         ]
     device = pairs[0][0].device
-    table = torch.tensor(rows, dtype=torch.int64).view(-1, 4).T.contiguous().to(device)
+    table = torch.tensor(rows, dtype=torch.int64).view(len(rows), -1 if rows else 0).T.contiguous().to(device)
     like = torch.empty(1, dtype=torch.bfloat16, device=device)
 
     def copy() -> None:
