@@ -104,30 +104,35 @@ def test_modes_weights_and_inputs_stay() -> None:
     assert [layer.training for layer in networks[0]] == [False] * 7 + [True, False]
 
 
-class Switched(nn.Module):
-    """A network that depends on a value of its input, so that export cannot follow it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1) if bool(x.sum() > 0) else -x.flatten(1)
+def switched(self: Model, x: Tensor) -> Tensor:
+    """Depend on a value of the input, so that export cannot follow."""
+    return self.c(x) if bool(x.sum() > 0) else -self.c(x)
 
 
 def test_networks_that_have_no_program_are_told_of() -> None:
     hooked = small()
     hooked[0].register_forward_hook(lambda *_: None)
     assert compiled([hooked], images(), "has hooks") == []
-    assert compiled([Switched()], images(), "cannot be exported") == []
+    assert compiled([Model(switched, c=conv())], images(), "cannot be exported") == []
     always = Model(lambda self, x: F.dropout(self.c(x), 0.5, training=True), c=conv())
     assert compiled([always], images(), "draws random numbers") == []
     mixing = [Model(lambda self, x: self.c(x) - x.mean(0), c=conv(3, 3)).eval() for _ in range(2)]
     assert [one.numbers for one in compiled(mixing, images(), "one by one")] == [(0,), (1,)]
 
 
-def test_networks_with_wide_convolutions_are_left_to_cudnn() -> None:
+def test_networks_with_wide_convolutions_or_none_are_left_to_pytorch() -> None:
     assert compiled([Model(lambda self, x: self.c(x), c=conv(3, 136))], images()) == []
+    assert compiled([nn.Sequential(nn.Flatten(), nn.Linear(108, 3))], images()) == []
+
+
+def test_convolutions_without_a_kernel_are_told_of() -> None:
+    for options in ({"groups": 2}, {"dilation": 2}):
+        network = nn.Sequential(conv(3, 4), nn.ReLU(), conv(4, 4, **options))
+        assert compiled([network], images(), "no kernel for aten.conv2d") == []
 
 
 def test_members_of_two_kinds_have_two_programs() -> None:
-    networks = [small(), nn.Sequential(nn.Flatten(), nn.Linear(108, 3)), small(seed=1)]
+    networks = [small(), nn.Sequential(conv(), nn.Flatten(), nn.Linear(144, 3)), small(seed=1)]
     assert [one.numbers for one in compiled(networks, images())] == [(0, 2), (1,)]
 
 

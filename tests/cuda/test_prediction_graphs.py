@@ -74,9 +74,9 @@ def test_members_without_a_program_run_beside_it(
     programs: list[tuple[int, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
     def overwriting(self: Model, x: Tensor) -> Tensor:
-        return self.line(x.mul_(2).flatten(1) if bool(x.sum() > -1e9) else x.flatten(1))
+        return self.line(self.c(x.mul_(2) if bool(x.sum() > -1e9) else x).flatten(1))
 
-    ensemble = ensemble_of(Model(overwriting, line=nn.Linear(108, 3)))
+    ensemble = ensemble_of(Model(overwriting, c=conv(3, 3), line=nn.Linear(108, 3)))
     for number in range(8):
         check(ensemble, images(5, seed=number))
     assert set(programs) == {(0, 1)}

@@ -52,8 +52,8 @@ def compile_predictions(
 ) -> list[Compiled]:
     """Compile the predictions of networks on batches like `inputs`. Some of them may be in none of the results.
 
-    Those with wide convolutions are not: cuDNN's kernels are made for these. bfloat16: whether passes compute in it, as
-    under autocast. tell: called with a sentence for every fallback.
+    Those with wide convolutions are not, since cuDNN's kernels are made for these, nor those without any. bfloat16:
+    whether passes compute in it, as under autocast. tell: called with a sentence for every fallback.
     """
     groups = [numbers for numbers in alike(networks) if all(_is_narrow(networks[number]) for number in numbers)]
     return compile_groups(groups, lambda numbers: _compile(networks, numbers, inputs, bfloat16), tell)
@@ -86,6 +86,9 @@ def _compile(networks: Sequence[nn.Module], numbers: tuple[int, ...], inputs: In
     wide, shapes = common_network(group, example, multiple=8)
     program = compile_prediction(wide, example, len(group))
     compiled = Compiled(program, numbers, shapes, frozenset(castable(program, wide) if bfloat16 else ()))
+    left = next((node.target for node in program.nodes if str(node.target).startswith("aten.conv")), None)
+    if left is not None:
+        raise ProgramError(f"there is no kernel for {left} with groups, dilation or uneven windows")
     if compiled.draws:
         raise ProgramError("the network draws random numbers in evaluation mode")
     check_prediction(program, group, shapes, few)
@@ -93,10 +96,9 @@ def _compile(networks: Sequence[nn.Module], numbers: tuple[int, ...], inputs: In
 
 
 def _is_narrow(network: nn.Module) -> bool:
-    """Tell whether no convolution is wider than those that our kernels are made for."""
-    return all(
-        max(layer.weight.shape[:2]) <= WIDEST_LAYER for layer in network.modules() if isinstance(layer, nn.Conv2d)
-    )
+    """Tell whether there are convolutions, and none is wider than those that our kernels are made for."""
+    widths = [max(layer.weight.shape[:2]) for layer in network.modules() if isinstance(layer, nn.Conv2d)]
+    return 0 < max(widths, default=0) <= WIDEST_LAYER
 
 
 def check_prediction(program: Program, networks: Sequence[nn.Module], shapes: Shapes, inputs: Inputs) -> None:
