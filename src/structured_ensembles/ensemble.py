@@ -397,17 +397,17 @@ class Ensemble(nn.Module):
         """Read a file that `save` wrote; no pickle. See `artifact.load`."""
         return load(path, _from_contents, model, trust_code)
 
-    def save_pretrained(self, folder: str | Path, **options: Any) -> Path:
-        """Write a folder for sharing: the file, config.json and a model card; see `hub.folder.save_folder`."""
-        return save_folder(self._contents(), folder, **options)
+    def save_pretrained(self, folder: str | Path, dtype: Storage = "float32", **card: Any) -> Path:
+        """Write a folder for sharing: file, config.json, model card (figures=, dataset=); see `hub.folder`."""
+        return save_folder(self._contents(), folder, dtype, **card)
 
     def push_to_hub(self, repo: str, *, private: bool = False, message: str | None = None, **options: Any) -> str:
-        """Upload such a folder to a repository "owner/name"; return the commit's address. See `hub.repository.push`."""
+        """Upload what `save_pretrained` writes, with its options, to "owner/name"; see `hub.repository.push`."""
         return push(repo, lambda folder: self.save_pretrained(folder, repo=repo, **options), private, message)
 
     @classmethod
-    def from_pretrained(cls, folder_or_repo: str | Path, *, revision: str | None = None, **options: Any) -> Ensemble:
-        """Load from such a folder or repository. options: of `load`; see `hub.repository.find_pretrained`."""
+    def from_pretrained(cls, folder_or_repo: str | Path, revision: str | None = None, **options: Any) -> Ensemble:
+        """Load such a folder or repository, with the options of `load`; see `hub.repository.find_pretrained`."""
         return cls.load(find_pretrained(folder_or_repo, revision), **options)
 
 

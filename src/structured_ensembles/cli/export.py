@@ -1,7 +1,8 @@
-"""`sens export`: a trained ensemble as one ONNX or .pt2 file."""
+"""`sens export`: a trained ensemble as one ONNX or .pt2 file, or as a folder for sharing."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.export import export_onnx, export_pt2, quantize_onnx, run_onnx
-from structured_ensembles.runs.folder import read_config
+from structured_ensembles.runs.folder import read_config, read_result
 from structured_ensembles.runs.ingredients import load_run_data, load_run_ensemble
 
 CALIBRATION_SAMPLES = 256  # of the training split, by which the quantiser chooses ranges
@@ -21,27 +22,35 @@ def export(
     onnx: Path | None = None,
     int8: Path | None = None,
     pt2: Path | None = None,
+    folder: Path | None = None,
     root: Path | None = None,
     trust_code: bool = False,
 ) -> int:
-    """Write a trained ensemble as files that run without this library.
+    """Write a trained ensemble as files that run without this library, or as a folder for sharing.
 
     Args:
         run: a run folder of sens train
         onnx: the ONNX file to write
         int8: an ONNX file of 8-bit weights and activations to write beside it; its accuracy is printed
         pt2: the file for torch.export.load to write
+        folder: the folder for sharing to write: the ensemble's file, and a model card with the figures of the run
         root: where data sets are kept
         trust_code: let the folder import the functions that build its network and its data
 
     """
-    if onnx is None and pt2 is None:
-        raise ValueError("give --onnx FILE, --pt2 FILE or both")
+    if onnx is None and pt2 is None and folder is None:
+        raise ValueError("give --onnx FILE, --pt2 FILE, --folder FOLDER, or several of them")
     if int8 is not None and onnx is None:
         raise ValueError("--int8 needs --onnx FILE, which it is made of")
     config = read_config(run)
     data = load_run_data(run, config, root, trust_code)
     ensemble = load_run_ensemble(run, config, data, trust_code)
+    if folder is not None:
+        result = read_result(run)
+        figures = {name: value for name, value in result["figures"].items() if math.isfinite(value)}
+        tested_on = f"the test split of {config['dataset']}"
+        ensemble.save_pretrained(folder, result.get("storage", "float32"), figures=figures, dataset=tested_on)
+        print(f"{folder}: Ensemble.from_pretrained loads it, push_to_hub uploads it")
     if pt2 is not None:
         print(f"{pt2}: {export_pt2(ensemble, pt2):,} bytes")
     if onnx is None:
