@@ -74,6 +74,17 @@ def test_the_card_has_only_numbers_that_were_counted_fitted_or_handed_in(tmp_pat
     assert "`(batch, 1, 28, 28)`" in text
 
 
+def test_memory_on_the_card_counts_parameters_without_statistics(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    graph = se.trace(network, torch.rand(2, 4))
+    subnets = se.select(graph, prune=0.5, selection="random", members=1)
+    se.Ensemble([se.extract(network, graph, subnets[0])], subnets=subnets).save_pretrained(tmp_path)
+    # 4·8 + 8, 8 + 8, 8·2 + 2 parameters; of eight neurons four are left, since ⌈0.5·7⌉ are removed
+    rows = dict(re.findall(r"^\| (.+?) \| (.+?) \|$", (tmp_path / "README.md").read_text(), flags=re.MULTILINE))
+    assert rows["parameters of the one network they were cut out of"] == "74"
+    assert rows["parameters of all members"] == str(4 * 4 + 4 + 4 + 4 + 4 * 2 + 2)
+
+
 def test_a_card_without_figures_has_none(tmp_path: Path) -> None:
     se.Ensemble([se.zoo.mlp(4, num_classes=2)]).save_pretrained(tmp_path)
     card = (tmp_path / "README.md").read_text()
