@@ -50,12 +50,12 @@ other work. MB are those of the file; PyTorch's is the ensemble's own. {date}, t
 
 {verdict}
 
-Why: five members with as many parameters as one network compute as much as it does, not less, and have more
-activations (five times 0.45 of them with `coupled=True`, five times all of the residual stream without). ONNX
-Runtime fuses whatever passes over activations into the convolutions, so that computation is what counts; PyTorch
-and .pt2 read and write them for every norm, sum and ReLU. On processors with AVX-512, ONNX Runtime's fast convolutions
-need channels in multiples of 16 (`round_to=16`), and rounding up to them costs computation in the narrow first layers,
-which have few parameters. Where time counts, choose a little less memory.
+Why: five members with as many parameters as one network compute as much as it does, not less. ONNX Runtime fuses norms,
+ReLUs and most sums into the convolutions, so that its times follow the computation where the channels suit it: on
+processors with AVX-512 it wants multiples of 16 (`round_to=16`). Rounding up to them costs computation in the narrow
+first layers, which have few parameters. PyTorch and .pt2 fuse nothing, and members have more activations than the one
+network: five times 0.45 of them with `coupled=True`, five times all of the residual stream without. That this is why
+their ratios are larger is likely, but was not measured apart. Where time counts, choose a little less memory.
 """
 
 
