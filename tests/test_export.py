@@ -1,8 +1,11 @@
 """export_onnx and export_pt2: the graph computes what the ensemble does, for any batch, and says what it is."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,7 +24,9 @@ def make_ensemble(network: nn.Module, shape: tuple[int, ...], **options: object)
     normalization = se.Normalization((0.4,) * shape[0], (0.2,) * shape[0])
     ensemble = se.Ensemble([se.extract(network, graph, subnet) for subnet in subnets], normalization=normalization)
     ensemble.input_shape, ensemble.pixels, ensemble.classes = shape, True, ("cat", "dog", "bird")
-    ensemble.temperature, ensemble.threshold = 1.5, 0.9
+    ensemble.temperature = 1.5
+    inputs = torch.rand(9, *shape, generator=torch.Generator().manual_seed(2))
+    ensemble.threshold = float(ensemble.uncertainty(inputs).entropy.median())
     return ensemble.eval()
 
 
@@ -36,8 +41,17 @@ def expected(ensemble: se.Ensemble, inputs: torch.Tensor) -> dict[str, torch.Ten
     }
 
 
-ZOO = {
-    "lenet5": (1, 28, 28),
+@pytest.fixture(scope="module")
+def lenet(tmp_path_factory: pytest.TempPathFactory) -> tuple[se.Ensemble, Path]:
+    """Export an ensemble of LeNet5 once; return it and its file."""
+    ensemble = make_ensemble(se.zoo.lenet5(num_classes=3), (1, 28, 28))
+    path = tmp_path_factory.mktemp("lenet") / "e.onnx"
+    assert se.export_onnx(ensemble, path) == path.stat().st_size
+    return ensemble, path
+
+
+ZOO = {  # the cheap ones besides LeNet5; benchmarks/export_check.py has all of them, and some of torchvision
+    "mlp": (1, 8, 8),
     "resnet20": (3, 32, 32),
     "half_vgg11": (3, 32, 32),
 }
@@ -46,7 +60,8 @@ ZOO = {
 @pytest.mark.parametrize("name", ZOO)
 def test_onnx_graph_predicts_what_the_ensemble_predicts(name: str, tmp_path: Path) -> None:
     shape = ZOO[name]
-    ensemble = make_ensemble(getattr(se.zoo, name)(num_classes=3), shape)
+    options = {"in_features": 64} if name == "mlp" else {}
+    ensemble = make_ensemble(getattr(se.zoo, name)(num_classes=3, **options), shape)
     size = se.export_onnx(ensemble, tmp_path / "e.onnx")
     assert size == (tmp_path / "e.onnx").stat().st_size
     for count in (1, 5):
@@ -56,10 +71,57 @@ def test_onnx_graph_predicts_what_the_ensemble_predicts(name: str, tmp_path: Pat
             torch.testing.assert_close(outputs[output], values.to(outputs[output].dtype), atol=1e-4, rtol=1e-4)
 
 
-def test_onnx_file_says_what_it_is_and_nothing_of_this_machine(tmp_path: Path) -> None:
-    ensemble = make_ensemble(se.zoo.lenet5(num_classes=3), (1, 28, 28))
+ONLY_ONNXRUNTIME = """
+import json, sys
+import numpy
+for name in ("torch", "onnx", "structured_ensembles"):
+    sys.modules[name] = None  # importing it fails
+import onnxruntime
+
+session = onnxruntime.InferenceSession("e.onnx", providers=["CPUExecutionProvider"])
+images = numpy.load("images.npy")
+names = [output.name for output in session.get_outputs()]
+results = [dict(zip(names, session.run(None, {"input": images[:count]}))) for count in (1, 2, 7)]
+for result in results:
+    count = len(result["entropy"])
+    assert result["probabilities"].shape == (count, 3) and result["mutual_information"].shape == (count,)
+    assert result["keep"].dtype == bool and result["keep"].shape == (count,)
+    for name in names:
+        assert numpy.allclose(result[name], results[-1][name][:count], atol=1e-6), name  # the batch changes nothing
+metadata = session.get_modelmeta().custom_metadata_map
+assert "structured-ensembles" in metadata["producer"] and "torch" in metadata["producer"]
+classes = json.loads(metadata["classes"])
+numpy.savez("outputs.npz", **results[-1])
+print(*(classes[number] for number in results[-1]["probabilities"].argmax(1)))
+"""
+
+
+def test_a_user_with_only_onnxruntime_has_everything(lenet: tuple[se.Ensemble, Path]) -> None:
+    ensemble, path = lenet
+    inputs = torch.rand(7, 1, 28, 28, generator=torch.Generator().manual_seed(2))
+    np.save(path.with_name("images.npy"), inputs.numpy())
+    command = [sys.executable, "-c", ONLY_ONNXRUNTIME]
+    printed = subprocess.run(command, cwd=path.parent, check=True, capture_output=True, text=True).stdout.split()
+    assert printed == [ensemble.classes[label] for label in ensemble.predict(inputs)]
+    outputs = np.load(path.with_name("outputs.npz"))
+    for name, values in expected(ensemble, inputs).items():
+        np.testing.assert_allclose(outputs[name], values, atol=1e-4)
+    assert set(outputs["keep"]) == {True, False}
+
+
+def test_a_network_of_torchvision_is_exported(tmp_path: Path) -> None:
+    import torchvision
+
+    ensemble = make_ensemble(torchvision.models.squeezenet1_1(weights=None, num_classes=3), (3, 32, 32))
     se.export_onnx(ensemble, tmp_path / "e.onnx")
-    session = onnxruntime.InferenceSession(str(tmp_path / "e.onnx"))
+    inputs = torch.rand(2, 3, 32, 32)
+    outputs = run_onnx(tmp_path / "e.onnx", inputs)
+    torch.testing.assert_close(outputs["probabilities"], ensemble.predict_proba(inputs), atol=1e-4, rtol=1e-4)
+
+
+def test_onnx_file_says_what_it_is_and_nothing_of_this_machine(lenet: tuple[se.Ensemble, Path]) -> None:
+    _, path = lenet
+    session = onnxruntime.InferenceSession(str(path))
     metadata = session.get_modelmeta().custom_metadata_map
     assert json.loads(metadata["classes"]) == ["cat", "dog", "bird"]
     assert (metadata["task"], metadata["members"], metadata["temperature"]) == ("classification", "2", "1.5")
@@ -67,7 +129,7 @@ def test_onnx_file_says_what_it_is_and_nothing_of_this_machine(tmp_path: Path) -
     assert [output.name for output in session.get_outputs()] == list(CLASSIFICATION)
     assert session.get_inputs()[0].shape[1:] == [1, 28, 28]
     assert isinstance(session.get_inputs()[0].shape[0], str), "the batch is dynamic"
-    assert b"/src/structured_ensembles" not in (tmp_path / "e.onnx").read_bytes()
+    assert b"/src/structured_ensembles" not in path.read_bytes()
 
 
 def test_pt2_program_predicts_what_the_ensemble_predicts(tmp_path: Path) -> None:
@@ -113,12 +175,11 @@ def test_graph_networks_and_token_ids_are_exported(tmp_path: Path) -> None:
     )
 
 
-def test_int8_file_is_smaller_and_close(tmp_path: Path) -> None:
-    ensemble = make_ensemble(se.zoo.lenet5(num_classes=3), (1, 28, 28))
-    size = se.export_onnx(ensemble, tmp_path / "e.onnx")
+def test_int8_file_is_smaller_and_close(lenet: tuple[se.Ensemble, Path], tmp_path: Path) -> None:
+    _, path = lenet
     inputs = torch.rand(64, 1, 28, 28)
-    assert quantize_onnx(tmp_path / "e.onnx", tmp_path / "e8.onnx", inputs) < 0.6 * size
-    exact, quantized = (run_onnx(tmp_path / name, inputs)["probabilities"] for name in ("e.onnx", "e8.onnx"))
+    assert quantize_onnx(path, tmp_path / "e8.onnx", inputs) < 0.6 * path.stat().st_size
+    exact, quantized = (run_onnx(file, inputs)["probabilities"] for file in (path, tmp_path / "e8.onnx"))
     assert 0 < (exact - quantized).abs().max() < 0.1
 
 

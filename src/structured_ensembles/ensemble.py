@@ -32,6 +32,8 @@ from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.preparation import prepare_inputs
 from structured_ensembles.data.target_scaling import Units, restore_outputs
 from structured_ensembles.examination.embedding_ids import embedding_size
+from structured_ensembles.hub.folder import save_folder
+from structured_ensembles.hub.repository import find_pretrained, push
 from structured_ensembles.networks.copying import dtype_of
 from structured_ensembles.prediction.calibration_fit import (
     fit_calibration,
@@ -381,15 +383,32 @@ class Ensemble(nn.Module):
             raise ValueError("base must have parameters that require gradients, but has none")
         return trainable / of_base
 
+    def _contents(self) -> Contents:
+        """Return what a file of the ensemble keeps."""
+        attributes = {field.name: getattr(self, field.name) for field in fields(Contents) if field.name != "networks"}
+        return Contents(list(self.members), **attributes)
+
     def save(self, path: str | Path, dtype: Storage = "float32") -> int:
         """Write one safetensors file; return its size in bytes. See `artifact.save`."""
-        attributes = {field.name: getattr(self, field.name) for field in fields(Contents) if field.name != "networks"}
-        return save(Contents(list(self.members), **attributes), path, dtype)
+        return save(self._contents(), path, dtype)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module | None = None, trust_code: bool = False) -> Ensemble:
         """Read a file that `save` wrote; no pickle. See `artifact.load`."""
         return load(path, _from_contents, model, trust_code)
+
+    def save_pretrained(self, folder: str | Path, dtype: Storage = "float32", **card: Any) -> Path:
+        """Write a folder for sharing: file, config.json, model card (figures=, dataset=); see `hub.folder`."""
+        return save_folder(self._contents(), folder, dtype, **card)
+
+    def push_to_hub(self, repo: str, *, private: bool = False, message: str | None = None, **options: Any) -> str:
+        """Upload what `save_pretrained` writes, with its options, to "owner/name"; see `hub.repository.push`."""
+        return push(repo, lambda folder: self.save_pretrained(folder, repo=repo, **options), private, message)
+
+    @classmethod
+    def from_pretrained(cls, folder_or_repo: str | Path, revision: str | None = None, **options: Any) -> Ensemble:
+        """Load such a folder or repository, with the options of `load`; see `hub.repository.find_pretrained`."""
+        return cls.load(find_pretrained(folder_or_repo, revision), **options)
 
 
 def _from_contents(contents: Contents) -> Ensemble:

@@ -439,4 +439,13 @@ def test_export_writes_files_that_predict_like_the_run(
     floats = inputs.float() / 255 if not inputs.is_floating_point() else inputs
     torch.testing.assert_close(run_onnx(files[0], floats)["probabilities"], expected, atol=1e-4, rtol=1e-4)
     assert main(["export", str(run)]) == 2
-    assert "give --onnx FILE, --pt2 FILE or both" in capsys.readouterr().err
+    assert "give --onnx FILE, --pt2 FILE, --folder FOLDER, or several of them" in capsys.readouterr().err
+
+
+def test_export_writes_a_folder_with_the_figures_of_the_run(run: Path, tmp_path: Path) -> None:
+    assert main(["export", str(run), "--folder", str(tmp_path / "shared")]) == 0
+    figures = json.loads((run / "result.json").read_text())["figures"]
+    card = (tmp_path / "shared" / "README.md").read_text()
+    assert f"| `cls/accuracy` | {figures['cls/accuracy']:.6g} |" in card
+    assert "measured them on the test split of digits" in card
+    assert len(se.Ensemble.from_pretrained(tmp_path / "shared")) == 2

@@ -22,12 +22,19 @@ def fixed():
 
 def number():
     return 3
+
+def unfitting():
+    try:
+        raise RuntimeError("operator torchvision::nms does not exist")  # as of a torchvision built for another torch
+    except RuntimeError as error:
+        raise ImportError("Could not import module") from error  # as transformers does
 """
 
 
 @pytest.fixture(autouse=True)
 def _own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models_of_mine.py").write_text(MINE)
+    (tmp_path / "breaking.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.chdir(tmp_path)
 
 
@@ -56,6 +63,8 @@ def test_the_row_of_a_model_with_an_example(capsys: pytest.CaptureFixture[str]) 
         (["models_of_mine:number"], "must return a torch.nn.Module, or a pair of one and an example, not a int"),
         (["models_of_mine:net", "--shape", "3", "0"], "--shape must be positive numbers"),
         (["models_of_mine:missing", "--shape", "3"], "cannot be imported"),
+        (["models_of_mine:unfitting", "--shape", "3"], "torchvision was built for another version than torch"),
+        (["breaking:net", "--shape", "3"], "does not exist'); the installed torchvision was built for another version"),
         (["resnet999", "--shape", "3"], "model must be one of"),
     ],
 )

@@ -24,7 +24,7 @@ ROOMS = (
     "common", "networks", "zoo", "storage", "data", "examination", "resuming", "calibration", "prediction",
     "tracing", "channels", "cuda",
     "scaling", "diversity", "search", "saliency", "selection", "extraction", "checking",
-    "training", "artifact", "ensemble", "train", "evaluation", "export", "build", "methods", "estimators",
+    "training", "artifact", "hub", "ensemble", "train", "evaluation", "export", "build", "methods", "estimators",
     "runs", "continual", "paper", "report", "cli",
     "__init__", "__main__",
 )  # fmt: skip

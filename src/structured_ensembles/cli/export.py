@@ -1,7 +1,8 @@
-"""`sens export`: a trained ensemble as one ONNX or .pt2 file."""
+"""`sens export`: a trained ensemble as one ONNX or .pt2 file, or as a folder for sharing."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.export import export_onnx, export_pt2, quantize_onnx, run_onnx
-from structured_ensembles.runs.folder import read_config
+from structured_ensembles.runs.folder import read_config, read_result
 from structured_ensembles.runs.ingredients import load_run_data, load_run_ensemble
 
 CALIBRATION_SAMPLES = 256  # of the training split, by which the quantiser chooses ranges
@@ -21,27 +22,37 @@ def export(
     onnx: Path | None = None,
     int8: Path | None = None,
     pt2: Path | None = None,
+    folder: Path | None = None,
     root: Path | None = None,
     trust_code: bool = False,
 ) -> int:
-    """Write a trained ensemble as files that run without this library.
+    """Write a trained ensemble as files that run without this library, or as a folder for sharing.
 
     Args:
         run: a run folder of sens train
         onnx: the ONNX file to write
-        int8: an ONNX file of 8-bit weights and activations to write beside it; its accuracy is printed
+        int8: an ONNX file of 8-bit weights and activations to write beside it; what it costs in accuracy is printed
         pt2: the file for torch.export.load to write
+        folder: the folder for sharing to write: the ensemble's file, and a model card with the figures of the run
         root: where data sets are kept
         trust_code: let the folder import the functions that build its network and its data
 
     """
-    if onnx is None and pt2 is None:
-        raise ValueError("give --onnx FILE, --pt2 FILE or both")
+    if onnx is None and pt2 is None and folder is None:
+        raise ValueError("give --onnx FILE, --pt2 FILE, --folder FOLDER, or several of them")
     if int8 is not None and onnx is None:
         raise ValueError("--int8 needs --onnx FILE, which it is made of")
     config = read_config(run)
     data = load_run_data(run, config, root, trust_code)
     ensemble = load_run_ensemble(run, config, data, trust_code)
+    if int8 is not None and ensemble.ids:
+        raise ValueError("--int8 is for pixels and other floats, but this ensemble takes whole numbers")
+    if folder is not None:
+        result = read_result(run)
+        figures = {name: value for name, value in result["figures"].items() if math.isfinite(value)}
+        tested_on = f"the test split of {config['dataset']}"
+        ensemble.save_pretrained(folder, result.get("storage", "float32"), figures=figures, dataset=tested_on)
+        print(f"{folder}: Ensemble.from_pretrained loads it, push_to_hub uploads it")
     if pt2 is not None:
         print(f"{pt2}: {export_pt2(ensemble, pt2):,} bytes")
     if onnx is None:
@@ -51,14 +62,12 @@ def export(
         samples, _ = _first_samples(data.train, CALIBRATION_SAMPLES)
         tested = _first_samples(data.test, TESTED_SAMPLES)
         size = quantize_onnx(onnx, int8, samples)
-        accuracies = [_accuracy(path, *tested) for path in (onnx, int8)]
-        cost = accuracies[1] - accuracies[0]
-        print(f"{int8}: {size:,} bytes, accuracy {accuracies[1]:.2%} instead of {accuracies[0]:.2%} ({cost:+.2%})")
+        print(f"{int8}: {size:,} bytes, {_describe_cost(onnx, int8, *tested)}")
     return 0
 
 
 def _first_samples(split: object, count: int) -> tuple[Tensor, Tensor]:
-    """Return the first samples of a split as the exported graph takes them, pixels as floats in [0,1], with labels."""
+    """Return the first samples of a split as the exported graph takes them, pixels as floats in [0,1], with targets."""
     if not isinstance(split, TensorSplit) or not isinstance(split.inputs, Tensor):
         raise ValueError("--int8 needs data of one input that fit in memory, with a test split, to be tried on")
     index = split.index[:count]
@@ -66,6 +75,14 @@ def _first_samples(split: object, count: int) -> tuple[Tensor, Tensor]:
     return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float(), split.targets[index]
 
 
-def _accuracy(path: Path, inputs: Tensor, labels: Tensor) -> float:
-    """Return the accuracy of an exported file on samples."""
-    return float((run_onnx(path, inputs)["probabilities"].argmax(1) == labels).double().mean())
+def _describe_cost(exact: Path, quantized: Path, inputs: Tensor, targets: Tensor) -> str:
+    """Say what 8 bits cost on samples: in accuracy, or of a regression in the root mean squared error."""
+    outputs = [run_onnx(path, inputs) for path in (exact, quantized)]
+    if "mean" in outputs[0]:
+        before, after = (
+            float((output["mean"].reshape(targets.shape) - targets).double().square().mean().sqrt())
+            for output in outputs
+        )
+        return f"root mean squared error {after:.4g} instead of {before:.4g} ({after - before:+.2g})"
+    before, after = (float((output["probabilities"].argmax(1) == targets).double().mean()) for output in outputs)
+    return f"accuracy {after:.2%} instead of {before:.2%} ({after - before:+.2%})"

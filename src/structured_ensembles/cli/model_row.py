@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from structured_ensembles.checking.comparison import Difference
 from structured_ensembles.checking.model_check import ModelCheck
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.zoo.by_name import build_model, find_model
+from structured_ensembles.zoo.by_name import build_model, find_model, torchvision_hint
 
 REASONS = 5  # at most so many reasons are printed
 
@@ -22,7 +22,7 @@ def make_model_and_example(
     """Make the model of a name, and an example: the function's own, or two inputs (2, *shape) of random numbers."""
     if shape is not None and (not shape or min(shape) < 1):
         raise ValueError(f"--shape must be positive numbers, such as 3 224 224, not {shape}")
-    made = find_model(name)(**arguments) if ":" in name else build_model(name, **arguments)
+    made = _call(name, find_model(name), arguments) if ":" in name else build_model(name, **arguments)
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
         return made
     if not isinstance(made, nn.Module):
@@ -36,6 +36,16 @@ def make_model_and_example(
             "function return a pair (model, example)"
         )
     return made, torch.randn(2, *shape)
+
+
+def _call(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Call the user's function; it may import a library that needs a torchvision which fits torch."""
+    try:
+        return function(**arguments)
+    except (ImportError, RuntimeError) as error:
+        if hint := torchvision_hint(error):
+            raise ValueError(f"--check {name} cannot import a library that it needs: {error}{hint}") from error
+        raise
 
 
 def format_check(check: ModelCheck) -> str:

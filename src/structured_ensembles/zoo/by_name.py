@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from structured_ensembles import zoo
@@ -87,7 +88,23 @@ def find_function(role: str, name: str, known: Mapping[str, Callable[..., Any]])
         function = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # importing runs the user's module, which may raise anything
         reason = error if isinstance(error, ImportError | AttributeError | ValueError) else repr(error)
-        raise ValueError(f"{role} {name!r} cannot be imported: {reason}") from error
+        raise ValueError(f"{role} {name!r} cannot be imported: {reason}{torchvision_hint(error)}") from error
     if not callable(function):
         raise ValueError(f"{role} {name!r} is not a function")
     return function  # type: ignore[no-any-return]
+
+
+def torchvision_hint(error: BaseException) -> str:
+    """Say what to do if an import failed since torchvision was built for another torch; "" for any other error.
+
+    timm and transformers import torchvision, and may replace its error by one of their own.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RuntimeError) and "torchvision::" in str(cause):
+            return (
+                f"; the installed torchvision was built for another version than torch {torch.__version__}: install "
+                "the one that belongs to it, or uninstall torchvision if the model does not need it"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return ""
