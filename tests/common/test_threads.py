@@ -85,3 +85,14 @@ def test_number_of_threads_is_restored_after_an_error() -> None:
         fail()
     assert torch.get_num_threads() == before
     assert math.isinf(threads.read_quota()) or threads.read_quota() > 0
+
+
+def test_a_slow_number_of_threads_is_logged_once(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(threads, "_warned", False)
+    threads.warn_of_slowness()  # eight threads, of which four have a core
+    threads.warn_of_slowness()
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "8 threads are more than the 4 cores that this process may use"
+    ]

@@ -89,7 +89,7 @@ def continual(
     folder = out or Path("runs") / prepared.folder
     learner, example = prepared.learner, prepared.tasks[0].data.example()
     work = work_of_batch(learner.backbone, example, device, learner.recipe.batch_size)
-    with threads_for_work(threads, work, quiet) as count:
+    with threads_for_work(threads, work) as count:
         say(describe_sequence(prepared, folder, describe_device(device, learner.backbone, count)), quiet)
         done, new = run_prepared(prepared, folder)
     if not new:

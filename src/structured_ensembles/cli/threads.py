@@ -11,21 +11,19 @@ from torch import nn
 from structured_ensembles.common.checks import check_whole
 from structured_ensembles.common.devices import pick_device
 from structured_ensembles.common.inputs import Inputs
-from structured_ensembles.common.progress import say
-from structured_ensembles.common.threads import choose_threads, explain_slowness, use_threads
+from structured_ensembles.common.threads import choose_threads, use_threads
 from structured_ensembles.networks.work import estimate_work
 
 
 @contextmanager
-def threads_for_work(wanted: int | None, work: float = math.inf, quiet: bool = True) -> Iterator[int]:
+def threads_for_work(wanted: int | None, work: float = math.inf) -> Iterator[int]:
     """Compute on the wanted number of threads, or on the one that `choose_threads` chooses; yield it.
 
-    work: multiply-adds of a forward pass on one batch. quiet: say nothing, even where it will be slow.
+    work: multiply-adds of a forward pass on one batch.
     """
     check_whole("--threads", 1 if wanted is None else wanted)
     count = choose_threads(wanted, work)
     with use_threads(count):
-        say(f"sens: {sentence}" if (sentence := explain_slowness(count)) else "", quiet)
         yield count
 
 

@@ -95,7 +95,7 @@ def train(
     prepared = prepare_experiment(experiment, root=root, device=device)
     folder = out or Path("runs") / prepared.folder
     work = work_of_batch(prepared.network, prepared.data.example(), device, prepared.recipe.batch_size)
-    with threads_for_work(threads, work, quiet) as count:
+    with threads_for_work(threads, work) as count:
         say(describe_training(prepared, folder, describe_device(device, prepared.network, count)), quiet)
         done, new = train_prepared(prepared, folder, quiet=quiet)
     if int(os.environ.get("RANK", "0")) > 0:  # of several processes, only the first prints

@@ -8,6 +8,7 @@ machine happens to be: the same seed then gives the same numbers.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+
+logger = logging.getLogger(__name__)
+_warned = False
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by which users choose
 SYSTEM = Path("/sys")
@@ -83,6 +87,15 @@ def explain_slowness(threads: int) -> str:
             f"wait for each other: {advice}"
         )
     return ""
+
+
+def warn_of_slowness() -> None:
+    """Log, once per process, that computing on the CPU will be slow with the threads that torch has."""
+    global _warned  # noqa: PLW0603, a user needs to be told once
+    sentence = "" if _warned else explain_slowness(torch.get_num_threads())
+    if sentence:
+        _warned = True
+        logger.warning(sentence)
 
 
 def _read(path: Path) -> str | None:
