@@ -48,7 +48,7 @@ def predict(
                 raise OSError(error)
             waiting.append((path, *read_picture(path, shape)))
         except OSError as reason:
-            sentence = f"{path} cannot be read: {reason}"
+            sentence = f"{path} cannot be read: {reason.strerror or reason}"
             print(f"sens: {escape_control_characters(sentence)}", file=sys.stderr)
             unreadable += 1
         if len(waiting) == BATCH:

@@ -6,7 +6,7 @@ statistics, extraction a copy with sliced weights. All three are one deep copy w
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -59,9 +59,14 @@ def _encoders_with_nested_tensors(modules: Iterable[nn.Module]) -> list[nn.Trans
     return [encoder for encoder in encoders if getattr(encoder, "use_nested_tensor", False)]
 
 
+def without_nested_tensors(model: nn.Module) -> AbstractContextManager[None]:
+    """Turn nested tensors off in a network that is not our copy, and on again afterwards."""
+    return _turn_nested_tensors_off(list_modules(model))
+
+
 @contextmanager
-def without_nested_tensors(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Turn nested tensors off in the modules of a network that is not our copy, and on again afterwards."""
+def _turn_nested_tensors_off(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Turn nested tensors off in modules, and on again afterwards."""
     encoders = _encoders_with_nested_tensors(modules)
     try:
         for encoder in encoders:
@@ -253,7 +258,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
     if switched:  # eval() sets an attribute of every submodule, which takes as long as a small network's prediction
         module.eval()
     try:
-        with without_nested_tensors(submodules):
+        with _turn_nested_tensors_off(submodules):
             yield
     finally:
         if switched:
