@@ -27,7 +27,7 @@ def test_a_network_in_evaluation_mode_is_not_switched(monkeypatch: pytest.Monkey
 
 
 def test_nested_tensors_are_off_in_encoders_within_members() -> None:
-    layer = nn.TransformerEncoderLayer(4, 1, 8, batch_first=True)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
     network = nn.Sequential(nn.ModuleDict({"a": nn.TransformerEncoder(layer, 1)}))
     encoder = network[0]["a"]
     assert encoder.use_nested_tensor
