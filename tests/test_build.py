@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles import build
@@ -50,3 +51,30 @@ def test_invalid_arguments_are_errors_before_the_search(
     monkeypatch.setattr(build, "learn_scales", lambda *_, **__: pytest.fail("it searches"))
     with pytest.raises((ValueError, TypeError), match=message):
         se.structured_ensemble(se.zoo.mlp(64), se.load_data("digits"), 2, quiet=True, **wrong)  # type: ignore[arg-type]
+
+
+def test_an_ensemble_that_hardly_shrinks_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    class Sorted(nn.Module):
+        """A wide layer that sorting fixes, and a narrow one that can be cut."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.narrow, self.head = nn.Linear(40, 200), nn.Linear(200, 4), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.relu(self.narrow(self.wide(x).sort(-1).values)))
+
+    x, y = torch.randn(60, 40, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    data = se.Data.from_arrays(x, y)
+    settings = {"members": 2, "prune": 0.5, "selection": "random", "trained": False, "recipe": se.Recipe(epochs=0)}
+    ensemble = se.structured_ensemble(Sorted(), data, **settings)
+    full = 40 * 200 + 200 + 200 * 4 + 4 + 4 * 3 + 3
+    cut = 40 * 200 + 200 + 200 * 2 + 2 + 2 * 3 + 3
+    assert (ensemble.base_parameters, ensemble.num_parameters) == (full, 2 * cut)
+    sentence = f"members keep 50% of the channels that can be pruned, but {cut / full:.0%} of the network's parameters"
+    said = capsys.readouterr().err
+    assert said.count(sentence) == 1
+    assert "1 of its 3 groups can be pruned" in said
+    se.structured_ensemble(Sorted(), data, **settings, quiet=True)
+    se.structured_ensemble(se.zoo.mlp(40, 3), data, **settings)
+    assert "members keep" not in capsys.readouterr().err

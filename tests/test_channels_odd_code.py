@@ -186,3 +186,15 @@ def test_graph_takes_nested_keywords_and_refuses_other_flags() -> None:
         small(pair, False)
     with pytest.raises(TypeError, match="inputs tensors_0, tensors_1, but got 1 by position"):
         small([rows()], True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [((2, 16, 16, 3), r"x.transpose\(0, 3, 1, 2\)"), ((3, 16, 16), r"one image: x\[None\]")],
+)
+def test_examples_of_another_layout_get_a_hint(shape: tuple[int, ...], hint: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, 2))
+    with pytest.raises(ValueError, match=hint):
+        se.trace(model, torch.zeros(shape))
+    with pytest.raises(ValueError, match=r"channels instead$"):
+        se.trace(model, torch.zeros(2, 4, 16, 16))

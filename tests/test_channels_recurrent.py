@@ -55,8 +55,30 @@ def test_recurrent_layer_with_projections_is_fixed_with_a_reason() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.read(x)[0][:, -1])
 
+    graph = se.trace(Projected(), torch.randn(2, 5, 4))
+    assert (graph["read"].size, graph["read"].reason) == (3, "lstm with projections")
+    assert "lstm with projections" in str(graph)
     with pytest.raises(ValueError, match="no prunable channels"):
-        se.select(se.trace(Projected(), torch.randn(2, 5, 4)), prune=0.5, selection="random", members=2)
+        se.select(graph, prune=0.5, selection="random", members=2)
+
+
+def test_cells_in_a_loop_are_shown_once_with_the_reason_why_they_are_fixed() -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.cell, self.head = nn.Linear(4, 6), nn.GRUCell(6, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state = x.new_zeros(len(x), 8)
+            for step in self.embed(x).unbind(1):
+                state = self.cell(step, state)
+            return self.head(state)
+
+    graph = se.trace(Steps(), torch.randn(2, 5, 4))
+    assert [group.name for group in graph.groups] == ["embed", "cell.weight_hh", "head"]
+    assert graph["cell.weight_hh"].reason == "gru_cell: the code that calls it has a state of this size"
+    assert graph["cell.weight_hh"].size == 8
+    assert not graph.prunable
 
 
 @pytest.mark.parametrize("last", ["output", "state"])

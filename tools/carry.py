@@ -5,7 +5,7 @@
     python tools/carry.py unpack carry/back               here: move finished runs and checkpoints to results/
 
 The machine needs Python, PyTorch and the dependencies of structured-ensembles; if it cannot reach PyPI,
-`pack --packages jsonargparse==4.53.0 …` adds packages without compiled code. `--mib` limits the size of data files for
+`pack --packages pooch==1.9.0 …` adds packages without compiled code. `--mib` limits the size of data files for
 slow or limited transfers; copy all of them before `run`. Options that `run` does not know go to `sens reproduce queue`.
 `run --mps` starts NVIDIA's Multi-Process Service, so that parallel runs share the GPU.
 

@@ -43,6 +43,7 @@ from structured_ensembles.training.recalibration import layers_with_statistics, 
 from structured_ensembles.training.recipe import check_recipe, recipe_for
 
 SUBNETS = "subnets.json"
+MUCH_KEPT, HARDLY_SMALLER = 0.8, 0.9  # shares of channels and of parameters that members keep
 Trained = bool | Literal["auto"]
 
 
@@ -167,6 +168,8 @@ def structured_ensemble(
         for number, subnet in enumerate(subnets)
     ]
     ensemble = Ensemble(networks, subnets=subnets)
+    ensemble.base_parameters = sum(parameter.numel() for parameter in model.parameters())
+    say(explain_small_savings(ensemble, graph), quiet)
     if trained:
         recalibrate_members(ensemble, data, device)
     checkpoint = run.file("checkpoint.safetensors")
@@ -187,6 +190,20 @@ def structured_ensemble(
     if trained and not quiet:
         say(compare_with_base(ensemble, model, data, seconds=time.perf_counter() - start, loss=loss))
     return ensemble
+
+
+def explain_small_savings(ensemble: Ensemble, graph: ChannelGraph) -> str:
+    """Explain why an ensemble whose channels were cut hardly has fewer parameters; nothing where it has."""
+    counts = [(len(kept), size) for subnet in ensemble.subnets or () for _, size, kept in subnet.groups]
+    kept_channels = sum(kept for kept, _ in counts) / max(sum(size for _, size in counts), 1)
+    kept_parameters = ensemble.num_parameters / (len(ensemble) * (ensemble.base_parameters or 1))
+    if kept_channels > MUCH_KEPT or kept_parameters <= HARDLY_SMALLER:
+        return ""
+    return (
+        f"members keep {kept_channels:.0%} of the channels that can be pruned, but {kept_parameters:.0%} of the "
+        f"network's parameters, as {len(graph.prunable)} of its {len(graph.groups)} groups can be pruned: "
+        "print(trace(model, data.example())) says why the others are fixed"
+    )
 
 
 def _learn_scores(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -49,10 +48,15 @@ from structured_ensembles.prediction.combination import (
     member_outputs,
     uncertainty_of,
 )
+from structured_ensembles.prediction.description import format_ensemble, format_ensemble_line
 from structured_ensembles.prediction.ensemble_state import encode_extra, pop_extra
 from structured_ensembles.prediction.held_out import HeldOut, gather_outputs, read_held_out
-from structured_ensembles.prediction.input_checks import cast_as_trained, warn_of_unknown_inputs
-from structured_ensembles.prediction.outputs import compute_outputs
+from structured_ensembles.prediction.input_checks import (
+    cast_as_trained,
+    check_classification,
+    warn_of_unknown_inputs,
+)
+from structured_ensembles.prediction.outputs import compute_outputs, reshape_like_targets
 from structured_ensembles.selection import Subnet
 from structured_ensembles.storage.weight_encoding import Storage
 from structured_ensembles.training.history import History
@@ -110,10 +114,17 @@ class Ensemble(nn.Module):
         self.id_limit: Any = None  # ids must be below it; of several inputs, a limit or None for each
         self.target_shape: tuple[int, ...] | None = None  # of one target of a regression
         self.history: History | None = None  # of its training
+        self.base_parameters: int | None = None  # of the network that members were cut from, where it is known
         self.replays = Replays()
 
     def __len__(self) -> int:
         return sum(getattr(member, "num_members", 1) for member in self.members)
+
+    def __repr__(self) -> str:
+        return format_ensemble_line(self)
+
+    def __str__(self) -> str:
+        return format_ensemble(self)
 
     def forward(self, *x: Any, **keywords: Any) -> Tensor:
         """Return outputs (members, batch, classes) for inputs (batch, …) as users have them: uint8, or floats in [0,1].
@@ -194,19 +205,21 @@ class Ensemble(nn.Module):
         temperature: by default the one that `calibrate` has fitted for this rule; 1.0 for none. Votes have none.
         """
         check_choice("combine", combine, COMBINE)
-        self._check_classification("predict_proba")
+        check_classification(self.task, "predict_proba")
         temperature = self.calibration.temperature_for(combine, temperature)
         return combine_logits(self.logits(x, batch_size), combine, temperature)
 
     def predict(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
         """Return labels (samples,); for regression the mean of the members' values, in the shape of the targets."""
         if self.task == "regression":
-            return self._reshape_like_targets(mean_and_spread(self.logits(x, batch_size), self.gaussian)[0])
+            return reshape_like_targets(
+                self.target_shape, mean_and_spread(self.logits(x, batch_size), self.gaussian)[0]
+            )
         return self.predict_proba(x, combine, batch_size, temperature=1.0).argmax(-1)  # a temperature changes no label
 
     def uncertainty(self, x: Any, batch_size: int = 512, temperature: float | None = None) -> Uncertainty:
         """Return the uncertainty of each sample; temperature: as in `predict_proba`."""
-        self._check_classification("uncertainty")
+        check_classification(self.task, "uncertainty")
         temperature = self.calibration.temperature_for("mean", temperature)
         return uncertainty_of(self.logits(x, batch_size), temperature)
 
@@ -215,7 +228,7 @@ class Ensemble(nn.Module):
 
         With Gaussian heads it is the deviation of a target, noise included; `distribution` has its components.
         """
-        return self._reshape_like_targets(mean_and_spread(self.logits(x, batch_size), self.gaussian)[1])
+        return reshape_like_targets(self.target_shape, mean_and_spread(self.logits(x, batch_size), self.gaussian)[1])
 
     def distribution(self, x: Any, batch_size: int = 512) -> Gaussians:
         """Return, for Gaussian heads, predicted distributions: mean, deviation and its components, NLL, intervals."""
@@ -249,7 +262,7 @@ class Ensemble(nn.Module):
         if not isinstance(rule, ConformalIntervals):
             raise ValueError("there are no intervals yet: conformal(data, coverage=0.9) fits them")
         low, high = rule.interval(*mean_and_spread(self.logits(x, batch_size), self.gaussian))
-        return self._reshape_like_targets(low), self._reshape_like_targets(high)
+        return reshape_like_targets(self.target_shape, low), reshape_like_targets(self.target_shape, high)
 
     # Calibration ----------------------------------------------------------------------------------------------------
 
@@ -292,7 +305,7 @@ class Ensemble(nn.Module):
         temperature: use this one instead of fitting it; 1.0 for none.
         """
         temperature = None if temperature is None else check_temperature(temperature)
-        self._check_classification("calibrate")
+        check_classification(self.task, "calibrate")
         self.calibration = fit_calibration(self.calibration, *self._held_out(data, split), temperature)
         return self.temperature
 
@@ -311,7 +324,7 @@ class Ensemble(nn.Module):
             measured there, not a promise for new samples.
         """
         rule = choose_threshold_rule(keep, risk)
-        self._check_classification("threshold_for")
+        check_classification(self.task, "threshold_for")
         self.calibration, threshold = fit_threshold_rule(self.calibration, *self._held_out(data, split), rule)
         return threshold
 
@@ -355,19 +368,6 @@ class Ensemble(nn.Module):
         if isinstance(data, Data):
             warn_of_unknown_inputs(self, data)
         return gather_outputs(lambda inputs, *_: self.logits(inputs), samples)
-
-    def _reshape_like_targets(self, values: Tensor) -> Tensor:
-        """Reshape values (samples, …) to the shape of the targets, where they have as many numbers."""
-        shape = None if self.target_shape is None else (len(values), *self.target_shape)
-        return values if shape is None or math.prod(shape) != values.numel() else values.reshape(shape)
-
-    def _check_classification(self, method: str) -> None:
-        """Raise a ValueError for a regression, which has other methods."""
-        if self.task != "classification":
-            raise ValueError(
-                f"{method} is for classification; for regression there are predict and spread, conformal and "
-                "predict_interval"
-            )
 
     # Size and storage -----------------------------------------------------------------------------------------------
 

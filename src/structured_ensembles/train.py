@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from structured_ensembles.common.checks import check_type
 from structured_ensembles.common.devices import Device
+from structured_ensembles.common.threads import warn_of_slowness
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.losses import Loss
@@ -98,6 +99,8 @@ def train(
     loss = ensemble.adopt(data, loss)
     ensemble.to(run.device)
     ensemble.units = run.units(ensemble.members, data, loss, ensemble.units)
+    if run.device.type == "cpu":
+        warn_of_slowness()
     ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, on_epoch, quiet)
     calibrate_trained(ensemble, data)
     warn_of_one_class(ensemble, data, recipe.epochs)

@@ -64,7 +64,7 @@ def test_continual_accepts_user_models_and_reports_invalid_options(
         (user_options, "tasks must be given for 'tests.cli.test_continual:my_data'"),
         (["--tasks", "3"], "tasks must divide the 10 classes"),
         (["--model", "vgg16"], "model must be one of half_vgg11, lenet5"),
-        (["--method", "naive", "--prune", "0.5"], "'naive' does not take these arguments"),
+        (["--method", "naive", "--prune", "0.5"], "'naive' has no argument 'prune'"),
         (["--method", "rehearsal"], "method must be one of naive, single"),
     ):
         capsys.readouterr()

@@ -1,5 +1,6 @@
 """The commands of `sens`, from the command line to the files they write."""
 
+import csv
 import json
 import re
 import shutil
@@ -251,8 +252,7 @@ def test_invalid_arguments_create_no_run_folder(tmp_path: Path, capsys: pytest.C
         assert main([*start, *wrong, "--out", str(out)]) == 2
         assert not out.exists()
     assert "has no test split" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main([])
+    assert main([]) == 2
     assert "COMMAND" in capsys.readouterr().err
 
 
@@ -449,3 +449,57 @@ def test_export_writes_a_folder_with_the_figures_of_the_run(run: Path, tmp_path:
     assert f"| `cls/accuracy` | {figures['cls/accuracy']:.6g} |" in card
     assert "measured them on the test split of digits" in card
     assert len(se.Ensemble.from_pretrained(tmp_path / "shared")) == 2
+
+
+def test_predict_takes_folders_and_writes_csv_and_json(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits = se.load_data("digits").test.inputs[:70]  # more than one batch
+    (tmp_path / "pictures" / "deep").mkdir(parents=True)
+    for index, pixels in enumerate(digits):
+        folder = tmp_path / "pictures" / ("deep" if index % 2 else "")
+        Image.fromarray(pixels[0].numpy()).save(folder / f"{index:03}.png")
+    (tmp_path / "pictures" / "notes.txt").write_text("no picture")
+    assert main(["predict", str(run), str(tmp_path / "pictures"), "--format", "json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    names = [str(path) for path in sorted((tmp_path / "pictures").rglob("*.png"))]
+    assert [entry["picture"] for entry in listed] == names
+    ensemble = se.Ensemble.load(run / "ensemble.safetensors")
+    order = [int(Path(name).stem) for name in names]
+    probabilities, uncertainty = ensemble.predict_proba(digits[order]), ensemble.uncertainty(digits[order])
+    assert [entry["class"] for entry in listed] == [str(int(label)) for label in probabilities.argmax(-1)]
+    assert [entry["probability"] for entry in listed] == pytest.approx(probabilities.amax(-1).tolist(), rel=1e-5)
+    assert [entry["entropy"] for entry in listed] == pytest.approx(uncertainty.entropy.tolist(), abs=1e-5)
+    kept = ensemble.keep(digits[order])
+    assert [entry["verdict"] for entry in listed] == ["keep" if keep else "discard" for keep in kept]
+    sets = ensemble.predict_set(digits[order])
+    assert [entry["set"] for entry in listed] == [[str(n) for n in row.nonzero().flatten().tolist()] for row in sets]
+    assert main(["predict", str(run), *names, "--format=csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["picture"] for row in rows] == names
+    assert [float(row["mutual_information"]) for row in rows] == [entry["mutual_information"] for entry in listed]
+    assert [row["set"].split("|") for row in rows] == [entry["set"] or [""] for entry in listed]
+    (tmp_path / "empty").mkdir()
+    assert main(["predict", str(run), str(tmp_path / "empty"), "--format", "json"]) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == []
+    assert "empty cannot be read: the folder has no pictures (.png" in captured.err
+    assert main(["predict", str(tmp_path / "empty"), names[0]]) == 2
+    assert "must be a run folder of sens train, or an ensemble's file" in capsys.readouterr().err
+
+
+def test_train_says_what_it_does_and_limit_bounds_its_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "--model", "mlp", "--epochs", "2", "--members", "3", "--method", "deep", "--limit", "200"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().err
+    parameters = sum(parameter.numel() for parameter in se.zoo.mlp(64).parameters())
+    assert f"training  deep of mlp ({parameters:,} parameters), 3 members, seed 0" in said
+    assert re.search(r"on +digits: 200 samples of shape \(1, 8, 8\), \d+ to validate, \d+ to test", said)
+    assert re.search(r"for +2 epochs, 4 steps of 128 samples for each member, by the recipe modern", said)
+    assert "the CPU, 1 thread\n" in said
+    assert f"into      {tmp_path / 'run'}" in said
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["limit"] == 200
+    assert main([*words, "--out", str(tmp_path / "quiet"), "--quiet"]) == 0
+    assert capsys.readouterr().err == ""

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS, PruningLearner, StructuredLearner, Task, load_tasks, split_tasks
+from structured_ensembles.continual.tasks import make_task
 from tests.support.continual_cases import SHORT, inputs_of, logits_of, make_backbone, make_tasks
 
 TASKS = make_tasks()
@@ -151,8 +152,8 @@ def test_invalid_task_is_refused_and_leaves_the_learner_unchanged(method: str) -
         assert list(learner.learned) == [0]
         assert learner.memory() == memory
         assert torch.equal(before[0], learner.logits(inputs_of(TASKS[0]), 0))
-    with pytest.raises(TypeError, match="must be a Task"):
-        learner.learn(TASKS[1].data)
+    with pytest.raises(TypeError, match="must be a Data, or a Task"):
+        learner.learn(TASKS[1].data.train)
     with pytest.raises(ValueError, match=r"learned \(0\), not 7"):
         learner.logits(inputs_of(TASKS[0]), task=7)
     learner.learn(TASKS[1])  # and it can still learn
@@ -194,3 +195,37 @@ def test_papers_head_has_the_papers_size_and_keeps_earlier_logits() -> None:
         assert all(torch.equal(before[number], learner.logits(inputs_of(TASKS[number]), number)) for number in before)
     assert learner.heads[0].layers[0].in_features == 49 * 8  # of half the features
     assert set(learner.capacity().sizes) == {"backbone.conv1", "backbone.conv2"}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_learn_takes_data_whose_classes_are_those_of_its_labels(streamed: bool) -> None:
+    digits = se.load_data("digits")
+    chosen = torch.isin(digits.train.targets[digits.train.index], torch.tensor([7, 3]))
+    index = digits.train.index[chosen][:40]
+    inputs, targets = digits.train.inputs[index], digits.train.targets[index]
+    if streamed:
+        loader = DataLoader(TensorDataset(inputs, targets), batch_size=16)
+        data = se.Data.from_loaders(loader, classes=10)
+    else:
+        train = dataclasses.replace(digits.train, index=index)
+        data = dataclasses.replace(digits, train=train, validation=None, test=None)
+    learner = StructuredLearner(se.zoo.lenet5_backbone(in_channels=1), epochs=1, search_epochs=0, quiet=True)
+    learner.learn(data)
+    learner.learn(data)
+    assert list(learner.learned) == [0, 1]  # numbers follow
+    assert learner.learned[1].classes == (3, 7)
+    assert learner.learned[1].names == ("3", "7")
+    assert learner.logits(inputs, task=0).shape == (40, 2)
+    task = make_task(data, 5)
+    assert [int(targets_in.max()) for _, targets_in in task.data.train.batches(40)] == [1]
+    assert sum(int((y == 1).sum()) for _, y in task.data.train.batches(40)) == int((targets == 7).sum())
+
+
+def test_data_with_all_classes_are_a_task_as_they_are() -> None:
+    digits = se.load_data("digits")
+    assert make_task(digits, 2).data is digits
+    assert make_task(digits, 2).classes == tuple(range(10))
+    with pytest.raises(ValueError, match="must be a classification"):
+        make_task(se.Data.from_arrays(torch.rand(20, 3), torch.rand(20)), 0)
+    with pytest.raises(TypeError, match="task must be a Data, or a Task"):
+        StructuredLearner(se.zoo.lenet5_backbone()).learn([1, 2])

@@ -153,3 +153,27 @@ def test_pixels_that_are_not_uint8_are_an_error(tmp_path: Path) -> None:
         for wrong in (pixels.astype(int), pixels.astype(np.float32)):
             with pytest.raises(ValueError, match=r"as floats in \[0,1\], not (values up to 25[0-9]|int64)"):
                 same.predict_proba(wrong)
+
+
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ((5, 8, 8, 3), r"channels seem to come last; x.permute\(0, 3, 1, 2\) "),
+        ((8, 8, 3), r"channels seem to come last; x.permute\(2, 0, 1\)\[None\] "),
+        ((3, 8, 8), r"one sample; x\[None\] makes a batch of one"),
+        ((5, 2, 8, 8), r"not of shape \(2, 8, 8\)$"),
+        ((64,), r"not of shape \(\)$"),
+    ],
+)
+def test_images_of_another_layout_get_a_hint(shape: tuple[int, ...], hint: str) -> None:
+    ensemble = se.Ensemble([se.zoo.lenet5(10, in_channels=3)])
+    ensemble.input_shape, ensemble.pixels = (3, 8, 8), True
+    with pytest.raises(ValueError, match=hint):
+        ensemble.predict(torch.zeros(shape, dtype=torch.uint8))
+
+
+def test_a_single_row_of_columns_gets_a_hint() -> None:
+    ensemble = se.Ensemble([torch.nn.Linear(4, 2)])
+    ensemble.input_shape = (4,)
+    with pytest.raises(ValueError, match=r"one sample; x\[None\]"):
+        ensemble.predict(torch.zeros(4))

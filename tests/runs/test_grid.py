@@ -140,7 +140,7 @@ def test_result_in_transfer_survives_the_next_job(
         Job("dies", die),
         Job("dies too", die),
     ]
-    outcomes = run_grid(jobs, backend, workers=2)
+    outcomes = run_grid(jobs, backend, workers=2, quiet=True)  # no line of progress, if it takes ten seconds
     assert [outcome.state for outcome in outcomes] == ["done", "done", "failed", "failed"]
     assert len(outcomes[0].result) == 200_000_000
     assert capfd.readouterr() == ("", "")

@@ -1,94 +1,157 @@
-"""Command lines brought into the one form that the parser reads, and the code that they name."""
+"""parse_words(): the options of a command from the words of a command line and the files of `--config`."""
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import is_dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-import yaml
-
-from structured_ensembles.data.sources import is_folder
+from structured_ensembles.cli.options import CONFIG, REQUIRED, Option
+from structured_ensembles.cli.values import FALSE, TRUE, convert_value, convert_word, parse_word, suggest
 from structured_ensembles.storage.files import read_text
 from structured_ensembles.storage.safe_yaml import parse_yaml
 from structured_ensembles.training.execution import split_config
 
-CODE = ("dataset", "model", "method", "ood", "check")  # options that may be package.module:function
-DATA = ("dataset", "ood")  # options that may be folder:PATH, pictures and no code
-EMPTY = "{}"  # a configuration without options
 
+def parse_words(command: str, words: Sequence[str], options: Mapping[str, Option]) -> dict[str, Any]:
+    """Parse the words after a command; return the value of every option by name.
 
-def normalize_words(words: Sequence[str], commands: Mapping[str, Callable[..., int]]) -> list[str]:
-    """Normalise a command line, so that different spellings give the same words.
-
-    `--trust-code` is `--trust_code`; `--smoke` alone is `--smoke true`; files of `--config` come first, so that every
-    option overrides them.
+    `--trust-code` is `--trust_code`; `--smoke` alone is `--smoke true`; `--changes.rate 0.1` sets one key of a mapping.
+    What the command line says overrides the files of `--config`, wherever these stand; later files override earlier
+    ones. Raises a ValueError that says what was wrong, what was given and what is possible.
     """
-    if not words or words[0] not in commands:
-        return list(words)
-    switches = _list_switches(get_type_hints(commands[words[0]])) | {"trust_code"}
-    end = words.index("--") if "--" in words else len(words)  # no options follow
-    options = _complete_switches(list(map(_underscore, words[1:end])), switches)
-    return [words[0], *_move_configs_first(options), *words[end:]]
+    named, free_words = _split_words(command, words, options)
+    values = {name: option.default for name, option in options.items() if not option.is_positional}
+    for path in [Path(option_words[0]) for option, _, option_words in named if option is CONFIG]:
+        for name, value in _read_config_file(path).items():
+            if name not in options:
+                raise ValueError(f"{path}: {_no_such_option(command, name, options)}")
+            values[name] = _merge(values.get(name), options[name], convert_value(options[name], value))
+    for option, key, option_words in named:
+        if option is not CONFIG:
+            _set_value(values, option, key, option_words)
+    values |= _assign_positional(free_words, options, values)
+    missing = [option for name, option in options.items() if option.is_positional and name not in values]
+    if missing:
+        labels = " and ".join(option.label for option in missing)
+        raise ValueError(f"{command} needs {labels}: {usage(command, options)}")
+    return values
 
 
-def _list_switches(hints: Mapping[str, Any]) -> set[str]:
-    """List the options that are true or false, such as "quiet" and "execution.compile"."""
-    switches = {name for name, hint in hints.items() if hint is bool}
-    for name, hint in hints.items():
-        if is_dataclass(hint):
-            switches |= {f"{name}.{key}" for key, field_type in get_type_hints(hint).items() if field_type is bool}
-    return switches
+def usage(command: str, options: Mapping[str, Option]) -> str:
+    """Write how a command is called: `sens predict RUN IMAGES … [options]`."""
+    positional = [option.label + " …" * bool(option.list_type) for option in options.values() if option.is_positional]
+    return " ".join(["sens", command, *positional, "[options]"])
 
 
-def _underscore(word: str) -> str:
-    """Write the name of an option with underscores; its value, and other words, stay."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word[2:].partition("=")
-    option, dot, key = name.partition(".")  # --changes.weight-decay is a key of the user's
-    return "--" + option.replace("-", "_") + dot + key + equals + value
-
-
-def _complete_switches(words: Sequence[str], switches: Collection[str]) -> list[str]:
-    """Add `true` after every switch without a value."""
-    completed: list[str] = []
-    for word, following in zip(words, [*words[1:], "--"], strict=False):
-        completed.append(word)
-        if word.startswith("--") and word[2:] in switches:
-            completed += [] if following.lower() in ("true", "false", "yes", "no") else ["true"]
-    return completed
-
-
-def _move_configs_first(words: Sequence[str]) -> list[str]:
-    """Move the configurations of `--config` to the front.
-
-    An empty configuration takes the place of each: without it, `--fgsm --config FILE runs/a` would read as
-    `--fgsm runs/a`.
-    """
-    first: list[str] = []
-    rest: list[str] = []
-    remaining = iter(words)
-    for word in remaining:
-        name, equals, value = word.partition("=")
-        if name != "--config":
-            rest.append(word)
+def _split_words(
+    command: str, words: Sequence[str], options: Mapping[str, Option]
+) -> tuple[list[tuple[Option, str, list[str]]], list[str]]:
+    """Split words into options, each with its key (of a mapping) and its values, and the words without a name."""
+    named: list[tuple[Option, str, list[str]]] = []
+    free_words: list[str] = []
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        if word == "--":  # no options follow
+            return named, free_words + remaining
+        if not word.startswith("--"):
+            free_words.append(word)
             continue
-        path = value if equals else next(remaining, None)
-        if path is None:
-            return list(words)  # the parser reports the missing file
-        first += ["--config", _read_config_file(Path(path))]
-        rest += ["--config", EMPTY]
-    return first + rest
+        name, equals, value = word[2:].partition("=")
+        option, key = _find_option(command, name, options)
+        if equals:
+            named.append((option, key, [value]))
+        else:
+            named.append((option, key, _collect_values(option, key, remaining)))
+    return named, free_words
 
 
-def _read_config_file(path: Path) -> str:
-    """Read a file of options, whose names may have dashes, into YAML that the parser takes."""
+def _find_option(command: str, name: str, options: Mapping[str, Option]) -> tuple[Option, str]:
+    """Find an option by its name on the command line, and the key of a mapping or of a dataclass."""
+    first, _, key = name.partition(".")
+    plain = first.replace("-", "_")
+    if plain == "config" and not key:
+        return CONFIG, ""
+    option = options.get(plain)
+    if option is None or (key and not (option.is_mapping or option.fields)):
+        raise ValueError(_no_such_option(command, name, options))
+    if option.is_positional:
+        raise ValueError(f"{option.label} has no name: {usage(command, options)}")
+    if option.fields:
+        plain_key = key.replace("-", "_")
+        if key and plain_key not in option.fields:
+            labels = [field.label for field in option.fields.values()]
+            hint = suggest(f"--{name}", labels) or ":"
+            raise ValueError(f"{command} has no option --{name}{hint} there are {', '.join(labels)}")
+        return (option.fields[plain_key], plain_key) if key else (option, "")
+    return option, key
+
+
+def _collect_values(option: Option, key: str, remaining: list[str]) -> list[str]:
+    """Take the values of an option from the front of the remaining words."""
+    if option.is_switch:
+        return [remaining.pop(0)] if remaining and remaining[0].lower() in TRUE + FALSE else ["true"]
+    collected: list[str] = []
+    while remaining and not remaining[0].startswith("--") and (option.list_type or not collected):
+        collected.append(remaining.pop(0))
+    if not collected and not option.list_type:
+        kind = "a value" if key and option.is_mapping else "a file" if option is CONFIG else option.kind
+        raise ValueError(f"{option.label} needs a value: {kind}")
+    return collected
+
+
+def _set_value(values: dict[str, Any], option: Option, key: str, option_words: Sequence[str]) -> None:
+    """Set the value of an option, or of one key of it."""
+    name = option.name.partition(".")[0]
+    if key:
+        value = parse_word(option, option_words[0]) if option.is_mapping else convert_word(option, option_words[0])
+        values[name] = _merge(values[name], None, {key: value})
+    elif option.list_type:
+        values[name] = [convert_word(option, word) for word in option_words]
+    elif option.fields:
+        values[name] = _merge(values[name], option, convert_value(option, parse_word(option, option_words[0])))
+    else:
+        values[name] = convert_word(option, option_words[0])
+
+
+def _merge(before: Any, option: Option | None, value: Any) -> Any:
+    """Return the new value of an option: fields of a dataclass, or one key of a mapping, are added to those before."""
+    if option is not None and not option.fields:
+        return value
+    if before is None or isinstance(before, dict):
+        return {**(before or {}), **value}
+    return type(before)(**{**vars(before), **value})
+
+
+def _assign_positional(
+    words: Sequence[str], options: Mapping[str, Option], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Assign the words without a name to the positional arguments, in their order; a list takes all that are left."""
+    assigned: dict[str, Any] = {}
+    remaining = list(words)
+    for name, option in options.items():
+        if option.is_positional and remaining:
+            if option.list_type:
+                assigned[name], remaining = [convert_word(option, word) for word in remaining], []
+            else:
+                assigned[name] = convert_word(option, remaining.pop(0))
+    if remaining:
+        positional = [option.label for option in options.values() if option.default is REQUIRED]
+        takes = f"takes {' and '.join(positional)} without a name" if positional else "takes only options with a name"
+        raise ValueError(f"this command {takes}, not also {' '.join(map(repr, remaining))}: --help shows all options")
+    return assigned
+
+
+def _no_such_option(command: str, name: str, options: Mapping[str, Option]) -> str:
+    """Write the sentence for an option that a command does not have."""
+    labels = [option.label for option in options.values() if not option.is_positional] + ["--config"]
+    hint = suggest(f"--{name.replace('_', '-')}", labels)
+    return f"{command} has no option --{name}{hint or ':'} `sens {command} --help` lists all of them"
+
+
+def _read_config_file(path: Path) -> dict[str, Any]:
+    """Read a file of options; their names may have dashes."""
     try:
         options = parse_yaml(read_text(path))
     except ValueError as error:
@@ -98,53 +161,9 @@ def _read_config_file(path: Path) -> str:
             f"--config must be a YAML file that can be read, not {path}: {error.strerror or error}"
         ) from error
     if options is None:
-        return EMPTY
+        return {}
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         raise ValueError(f"--config must be a YAML file with lines such as `members: 5`, not {path}")
     if "config" in options:
         raise ValueError(f"{path} cannot name another file of options: give both as --config on the command line")
-    underscored = {name.replace("-", "_"): value for name, value in options.items()}
-    return str(yaml.safe_dump(split_config(underscored), allow_unicode=True))
-
-
-def check_code(options: Mapping[str, Any], words: Sequence[str], trust_code: bool) -> None:
-    """Raise a ValueError for functions that only a file of `--config` names, unless they are trusted."""
-    if trust_code:
-        return
-    for option, name in _list_functions(options):
-        if not _is_among(name, words):
-            raise ValueError(
-                f"the file of --config asks to import {name} as {option}: say --trust-code to let it, or "
-                f"--{option} {name} on the command line"
-            )
-
-
-@contextmanager
-def search_current_folder(options: Mapping[str, Any], words: Sequence[str]) -> Iterator[None]:
-    """Add the current folder to the end of `sys.path` while functions named on the command line are used."""
-    here = os.getcwd()
-    if here in sys.path or not any(_is_among(name, words) for _, name in _list_functions(options)):
-        yield
-        return
-    sys.path.append(here)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
-
-
-def _list_functions(options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List the options that name functions to import, with each function."""
-    values = [(option, options.get(option)) for option in CODE]
-    names = [(option, name) for option, value in values for name in (value if isinstance(value, list) else [value])]
-    return [
-        (option, name)
-        for option, name in names
-        if isinstance(name, str) and ":" in name and not (option in DATA and is_folder(name))
-    ]
-
-
-def _is_among(name: str, words: Sequence[str]) -> bool:
-    """Tell whether a word, or the value of `--option=value`, is this name."""
-    return any(word == name or word.partition("=")[2] == name for word in words)
+    return split_config({name.replace("-", "_"): value for name, value in options.items()})

@@ -6,8 +6,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from structured_ensembles.cli.hints import suggest_commands
-from structured_ensembles.common.tables import text_table
-from structured_ensembles.continual.experiment import ContinualExperiment, prepare_continual, run_prepared
+from structured_ensembles.cli.threads import describe_device, threads_for_work, work_of_batch
+from structured_ensembles.common.checks import check_whole
+from structured_ensembles.common.progress import say
+from structured_ensembles.common.tables import escape_control_characters, text_table
+from structured_ensembles.continual.experiment import (
+    ContinualExperiment,
+    PreparedSequence,
+    prepare_continual,
+    run_prepared,
+)
 from structured_ensembles.continual.results import rebuild_capacity, rebuild_matrix
 from structured_ensembles.runs.folder import describe_finished_run
 
@@ -30,8 +38,10 @@ def continual(
     shuffle_labels: bool = False,
     model_arguments: dict[str, Any] | None = None,
     method_arguments: dict[str, Any] | None = None,
+    limit: int | None = None,
     root: Path | None = None,
     device: str = "auto",
+    threads: int | None = None,
     quiet: bool = False,
 ) -> int:
     """Learn a data set task after task; an existing run folder is resumed.
@@ -55,8 +65,10 @@ def continual(
         shuffle_labels: permute the classes before they are split
         model_arguments: what the model function is called with, besides the channels of the data
         method_arguments: further arguments of the method
+        limit: the largest number of training samples, for a quick trial
         root: where data sets are kept
         device: auto, cpu, cuda, …
+        threads: of the CPU; by default OMP_NUM_THREADS, one for small networks, or the cores that this process may use
         quiet: show no progress
 
     """
@@ -70,17 +82,37 @@ def continual(
         **(method_arguments or {}),
     }
     experiment = ContinualExperiment(
-        dataset, model, method, seed, tasks, shuffle_labels, model_arguments or {}, arguments
+        dataset, model, method, seed, tasks, shuffle_labels, model_arguments or {}, arguments, limit
     )
+    check_whole("--limit", 1 if limit is None else limit)
     prepared = prepare_continual(experiment, root=root, device=device, quiet=quiet)
     folder = out or Path("runs") / prepared.folder
-    done, new = run_prepared(prepared, folder)
+    learner, example = prepared.learner, prepared.tasks[0].data.example()
+    work = work_of_batch(learner.backbone, example, device, learner.recipe.batch_size)
+    with threads_for_work(threads, work) as count:
+        say(describe_sequence(prepared, folder, describe_device(device, learner.backbone, count)), quiet)
+        done, new = run_prepared(prepared, folder)
     if not new:
         print(describe_finished_run(folder, done))
     show(method, done)
     print(f"\n{'it took ' * (not new)}{done['seconds']:.0f} s; see {folder}")
     print(suggest_commands(("report",), folder))
     return 0
+
+
+def describe_sequence(prepared: PreparedSequence, folder: Path, device: str) -> str:
+    """Say what is learned, on what, for how long, and where it is written."""
+    experiment, learner, tasks = prepared.experiment, prepared.learner, prepared.tasks
+    samples = sum(len(task.data.train) for task in tasks)
+    lines = [
+        f"learning  {len(tasks)} tasks of {experiment.dataset}: {samples:,} samples of shape {tasks[0].data.shape}, "
+        f"{' + '.join(str(task.data.num_classes) for task in tasks)} classes",
+        f"by        {experiment.method} on {experiment.model}, seed {experiment.seed}",
+        f"for       {learner.recipe.epochs} epochs of each task, batches of {learner.recipe.batch_size}",
+        f"with      {device}",
+        f"into      {folder}",
+    ]
+    return "\n".join(map(escape_control_characters, lines))
 
 
 def show(method: str, result: dict[str, Any]) -> None:

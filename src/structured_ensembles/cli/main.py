@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
+import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import is_dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
-from jsonargparse import ArgumentParser
+import torch
 
-from structured_ensembles.cli.command_line import check_code, normalize_words, search_current_folder
+from structured_ensembles.cli.command_line import parse_words
 from structured_ensembles.cli.continual import continual
 from structured_ensembles.cli.demo import demo
 from structured_ensembles.cli.evaluate import evaluate
 from structured_ensembles.cli.export import export
-from structured_ensembles.cli.failures import run_guarded
+from structured_ensembles.cli.failures import REFUSED, run_guarded
+from structured_ensembles.cli.help import format_command_help, format_program_help
 from structured_ensembles.cli.lists import datasets, models
+from structured_ensembles.cli.options import read_options
 from structured_ensembles.cli.predict import predict
 from structured_ensembles.cli.printing import printable_lines
 from structured_ensembles.cli.report import report
 from structured_ensembles.cli.reproduce import reproduce
+from structured_ensembles.cli.threads import threads_for_work
 from structured_ensembles.cli.train import train
+from structured_ensembles.cli.user_code import check_code, search_current_folder
+from structured_ensembles.cli.values import suggest
+from structured_ensembles.common.version import VERSION
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "demo": demo,
@@ -38,6 +45,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "models": models,
     "datasets": datasets,
 }
+SMALL = (demo,)  # commands whose networks are faster on one thread; train and continual look at theirs
+HELP = ("--help", "-h")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,60 +57,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Parse a command line and run its command."""
-    normalized = normalize_words(words, COMMANDS)
-    parsed = _build_parser().parse_args(normalized)
-    name = parsed["subcommand"]
-    options = parsed[name].as_dict()
-    options.pop("config", None)
-    check_code(options, words, options["trust_code"])
-    if "trust_code" not in inspect.signature(COMMANDS[name]).parameters:
-        del options["trust_code"]
-    for key, hint in get_type_hints(COMMANDS[name]).items():
-        if isinstance(hint, type) and is_dataclass(hint):  # the parser returns its fields
-            options[key] = hint(**options[key])
-    with search_current_folder(options, words):
-        return COMMANDS[name](**options)
-
-
-def _build_parser() -> ArgumentParser:
-    """Build the parser with one subcommand per command."""
-    parser = ArgumentParser(prog="sens", description="Ensembles cut out of one network.", allow_abbrev=False)
-    commands = parser.add_subcommands(required=True, metavar="COMMAND")
-    for name, function in COMMANDS.items():
-        command_parser = ArgumentParser(description=(function.__doc__ or "").splitlines()[0], allow_abbrev=False)
-        command_parser.add_argument(
-            "--config",
-            action="config",
-            help="a YAML file with any of these options; options on the command line override it",
+    """Parse a command line and run its command, or show help or versions."""
+    if not words:
+        print(format_program_help(COMMANDS), file=sys.stderr)
+        return REFUSED
+    name, *rest = words
+    if name in HELP:
+        print(format_program_help(COMMANDS))
+        return 0
+    if name == "--version":
+        print(f"structured-ensembles {VERSION}, torch {torch.__version__}, Python {platform.python_version()}")
+        return 0
+    if name not in COMMANDS:
+        raise ValueError(
+            f"there is no command {name!r}{suggest(name, COMMANDS) or ':'} the commands are {', '.join(COMMANDS)}"
         )
-        hints = get_type_hints(function)
-        lists = {key: item for key, hint in hints.items() if (item := _item_type(hint))}
-        command_parser.add_function_arguments(function, as_positional=True, fail_untyped=True, skip=set(lists))
-        for key, item in lists.items():  # several words, such as the images of `sens predict`
-            if inspect.signature(function).parameters[key].default is inspect.Parameter.empty:
-                command_parser.add_argument(key, nargs="+", type=item, metavar=key.upper())
-            else:
-                command_parser.add_argument(
-                    f"--{key}", nargs="*", type=item, metavar=key.upper(), help=_argument_help(function, key)
-                )
-        if "trust_code" not in hints:
-            text = "let the file of --config name functions to import"
-            command_parser.add_argument("--trust_code", type=bool, default=False, help=text)
-        commands.add_subcommand(name, command_parser, help=(function.__doc__ or "").splitlines()[0])
-    return parser
+    if set(HELP) & set(rest[: rest.index("--")] if "--" in rest else rest):
+        print(format_command_help(name, COMMANDS[name]))
+        return 0
+    return _run_command(name, rest)
 
 
-def _item_type(hint: Any) -> type | None:
-    """Return the item type of a list, or of an optional list; None for other types."""
-    lists = [option for option in (hint, *get_args(hint)) if get_origin(option) is list]
-    return get_args(lists[0])[0] if lists else None
-
-
-def _argument_help(function: Callable[..., int], key: str) -> str:
-    """Return the docstring's line on an argument."""
-    lines = (line.strip() for line in (function.__doc__ or "").splitlines())
-    return next((line.partition(": ")[2] for line in lines if line.startswith(f"{key}: ")), "")
+def _run_command(name: str, words: Sequence[str]) -> int:
+    """Parse the words after a command and call its function."""
+    options = parse_words(name, words, read_options(COMMANDS[name]))
+    check_code(options, words, options["trust_code"])
+    threads, taken = options["threads"], inspect.signature(COMMANDS[name]).parameters
+    options = {key: value for key, value in options.items() if key in taken}
+    work = 0 if COMMANDS[name] in SMALL else math.inf
+    with search_current_folder(options, words), threads_for_work(threads, work):
+        return COMMANDS[name](**options)
 
 
 @contextmanager

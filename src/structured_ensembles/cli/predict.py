@@ -1,109 +1,89 @@
-"""`sens predict`: the ensemble's classes of images, with their uncertainty."""
+"""`sens predict`: the ensemble's classes of images, with their uncertainty, as a table, CSV or JSON."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from structured_ensembles.calibration.conformal import ConformalSets
+from structured_ensembles.cli.predictions import Prediction, describe_predictions, format_predictions
 from structured_ensembles.common.inputs import is_several
-from structured_ensembles.common.tables import escape_control_characters, text_table
+from structured_ensembles.common.tables import escape_control_characters
 from structured_ensembles.data.arrays import convert_image
-from structured_ensembles.data.pictures import convert_mode, crop_middle, open_picture
+from structured_ensembles.data.pictures import SUFFIXES, convert_mode, crop_middle, open_picture
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.prediction.combination import combine_logits, exact_probabilities, uncertainty_of
 
-MAX_LISTED = 5  # classes of a set
+BATCH = 64  # pictures that are predicted together
 
 
-def predict(run: Path, images: list[Path], trust_code: bool = False) -> int:
+def predict(
+    run: Path, images: list[Path], format: Literal["table", "csv", "json"] = "table", trust_code: bool = False
+) -> int:
     """Classify images, and mark those the ensemble is too unsure of.
 
     Args:
         run: a run folder of sens train, or an ensemble's file
-        images: PNG or JPEG files; of images of another size the middle is resized, with a note
+        images: PNG or JPEG files, or folders of them; of images of another size the middle is resized, with a note
+        format: a table to read, or CSV or JSON for other programs, on stdout
         trust_code: let the file import the function that builds its network
 
     """
-    ensemble = Ensemble.load(run / "ensemble.safetensors" if run.is_dir() else run, trust_code=trust_code)
+    ensemble = _load(run, trust_code)
     shape = ensemble.input_shape
     if ensemble.task != "classification" or shape is None or is_several(shape) or len(shape) != 3:
         raise ValueError(
             f"{run} must be an ensemble that classifies images, not one whose inputs have the shape {shape}"
         )
-    rows, unreadable = [], 0
-    for path in images:
+    predictions: list[Prediction] = []
+    waiting: list[tuple[Path, Tensor, str]] = []
+    unreadable = 0
+    for path, error in _list_pictures(images):
         try:
-            pixels, note = read_picture(path, shape)
-        except OSError as error:
-            print(
-                f"sens: {escape_control_characters(str(path))} cannot be read: {escape_control_characters(str(error))}",
-                file=sys.stderr,
-            )
+            if error:
+                raise OSError(error)
+            waiting.append((path, *read_picture(path, shape)))
+        except OSError as reason:
+            sentence = f"{path} cannot be read: {reason.strerror or reason}"
+            print(f"sens: {escape_control_characters(sentence)}", file=sys.stderr)
             unreadable += 1
-            continue
-        rows.append((escape_control_characters(str(path)), *_cells(ensemble, ensemble.logits(pixels[None])), note))
-    if rows:
-        sets = ("set",) if _conformal_sets(ensemble) else ()
-        columns = ("class", "probability", "entropy", "mutual information", "disagreement", *sets, "verdict")
-        print(text_table(("picture", *columns, ""), rows))
-        print("".join(f"\n{line}" for line in _legend(ensemble)))
+        if len(waiting) == BATCH:
+            predictions += _predict_batch(ensemble, waiting)
+            waiting = []
+    predictions += _predict_batch(ensemble, waiting) if waiting else []
+    if predictions or format != "table":
+        print(format_predictions(predictions, ensemble, format))
     return 1 if unreadable else 0
 
 
-def _cells(ensemble: Ensemble, logits: Tensor) -> tuple[str, ...]:
-    """Format the table cells of one image from its logits (members, 1, classes)."""
-    probability, label = combine_logits(logits, "mean", ensemble.temperature)[0].max(-1)
-    uncertainty = uncertainty_of(logits, ensemble.temperature)
-    entropy, information, disagreement = (float(values[0]) for values in uncertainty.to_dict().values())
-    verdict = "keep" if ensemble.threshold is None or entropy <= ensemble.threshold else "discard"
-    figures = (
-        f"{100 * float(probability):.1f} %",
-        f"{entropy:.3f}",
-        f"{information:.3f}",
-        f"{100 * disagreement:.0f} %",
-    )
-    rule = _conformal_sets(ensemble)
-    sets: tuple[str, ...] = ()
-    if rule is not None:
-        chosen = rule.sets(exact_probabilities(logits, ensemble.temperature))[0].nonzero().flatten()
-        names = [_name(ensemble, int(class_label)) for class_label in chosen[:MAX_LISTED]]
-        more = [f"{len(chosen) - MAX_LISTED} more"] if len(chosen) > MAX_LISTED else []
-        sets = ("{" + ", ".join(names + more) + "}",)
-    return _name(ensemble, int(label)), *figures, *sets, verdict
+def _load(run: Path, trust_code: bool) -> Ensemble:
+    """Load the ensemble of a run folder or of a file."""
+    path = run / "ensemble.safetensors" if run.is_dir() else run
+    if run.is_dir() and not path.exists():
+        raise ValueError(f"{run} must be a run folder of sens train, or an ensemble's file: it has no {path.name}")
+    return Ensemble.load(path, trust_code=trust_code)
 
 
-def _legend(ensemble: Ensemble) -> list[str]:
-    """Explain the columns for this ensemble."""
-    lines = [
-        f"probability: at a temperature of {ensemble.temperature:.3g}; entropy and mutual information: in nats; "
-        "disagreement: pairs of members that name different classes"
-    ]
-    if rule := _conformal_sets(ensemble):
-        lines.append(f"set: holds the right class for {100 * rule.coverage:g} % of pictures such as those of training")
-    if ensemble.threshold is not None:
-        name, share = ensemble.calibration.threshold_rule or ("", 0.0)
-        why = {
-            "keep": f", which keeps {100 * share:g} % of what it gets right on held-out pictures",
-            "risk": f", below which at most {100 * share:g} % are wrong on held-out pictures",
-        }.get(name, "")
-        lines.append(f"discard: the entropy is above {ensemble.threshold:.3f}{why}")
-    return lines
+def _list_pictures(paths: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield files, and the pictures of folders in the order of their names; or a folder and why it gives none."""
+    for path in paths:
+        if not path.is_dir():
+            yield path, ""
+            continue
+        pictures = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+        yield from ((picture, "") for picture in pictures)
+        if not pictures:
+            yield path, f"the folder has no pictures ({', '.join(SUFFIXES)})"
 
 
-def _conformal_sets(ensemble: Ensemble) -> ConformalSets | None:
-    """Return the conformal rule of an ensemble; None if it has none."""
-    rule = ensemble.calibration.conformal
-    return rule if isinstance(rule, ConformalSets) else None
-
-
-def _name(ensemble: Ensemble, label: int) -> str:
-    """Return the printable name of a class."""
-    return escape_control_characters(ensemble.classes[label]) if ensemble.classes else str(label)
+def _predict_batch(ensemble: Ensemble, waiting: Sequence[tuple[Path, Tensor, str]]) -> list[Prediction]:
+    """Predict pictures together: path, pixels (channels, height, width) and note of each."""
+    logits = ensemble.logits(torch.stack([pixels for _, pixels, _ in waiting]), batch_size=BATCH)
+    return describe_predictions(ensemble, logits, [(str(path), note) for path, _, note in waiting])
 
 
 def read_picture(path: Path, shape: tuple[int, ...]) -> tuple[Tensor, str]:

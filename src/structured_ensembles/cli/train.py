@@ -8,8 +8,12 @@ from typing import Any, Literal
 
 from structured_ensembles.cli.hints import suggest_commands
 from structured_ensembles.cli.printing import format_figures
+from structured_ensembles.cli.threads import describe_device, threads_for_work, work_of_batch
+from structured_ensembles.common.checks import check_whole
+from structured_ensembles.common.progress import say
+from structured_ensembles.common.tables import escape_control_characters
 from structured_ensembles.data.sources import is_folder
-from structured_ensembles.runs.experiment import Experiment, prepare_experiment, train_prepared
+from structured_ensembles.runs.experiment import Experiment, Prepared, prepare_experiment, train_prepared
 from structured_ensembles.runs.folder import describe_finished_run
 from structured_ensembles.training import Execution
 
@@ -34,8 +38,10 @@ def train(
     model_arguments: dict[str, Any] | None = None,
     method_arguments: dict[str, Any] | None = None,
     storage: Literal["float32", "float16", "int8"] = "float32",
+    limit: int | None = None,
     root: Path | None = None,
     device: str = "auto",
+    threads: int | None = None,
     quiet: bool = False,
 ) -> int:
     """Train an ensemble on a data set; an existing run folder is resumed.
@@ -61,8 +67,10 @@ def train(
         model_arguments: what the model function is called with, besides the classes and channels of the data
         method_arguments: further arguments of the method, such as {repeat: split} of batch-ensemble
         storage: how weights are stored in the file; the loss in accuracy is shown
+        limit: the largest number of training samples, for a quick trial
         root: where data sets are kept
         device: auto, cpu, cuda, …
+        threads: of the CPU; by default OMP_NUM_THREADS, one for small networks, or the cores that this process may use
         quiet: show no progress
 
     """
@@ -80,11 +88,16 @@ def train(
         recipe,
         recipe_changes,
         storage,
+        limit,
         execution=execution,
     )
+    check_whole("--limit", 1 if limit is None else limit)
     prepared = prepare_experiment(experiment, root=root, device=device)
     folder = out or Path("runs") / prepared.folder
-    done, new = train_prepared(prepared, folder, quiet=quiet)
+    work = work_of_batch(prepared.network, prepared.data.example(), device, prepared.recipe.batch_size)
+    with threads_for_work(threads, work) as count:
+        say(describe_training(prepared, folder, describe_device(device, prepared.network, count)), quiet)
+        done, new = train_prepared(prepared, folder, quiet=quiet)
     if int(os.environ.get("RANK", "0")) > 0:  # of several processes, only the first prints
         return 0
     if not new:
@@ -99,3 +112,22 @@ def train(
     print(f"\n{'it took ' * (not new)}{done['seconds']:.0f} s; see {folder}")
     print(suggest_commands(("evaluate", "report"), folder, (model,) if is_folder(dataset) else (dataset, model), root))
     return 0
+
+
+def describe_training(prepared: Prepared, folder: Path, device: str) -> str:
+    """Say what is trained, on what, for how long, and where it is written."""
+    experiment, data, recipe = prepared.experiment, prepared.data, prepared.recipe
+    parameters = sum(parameter.numel() for parameter in prepared.network.parameters())
+    held_out = "none" if data.validation is None else f"{len(data.validation):,}"
+    steps = recipe.epochs * data.num_batches("train", recipe.batch_size)
+    lines = [
+        f"training  {experiment.method} of {experiment.model} ({parameters:,} parameters), "
+        f"{experiment.members} member{'s' * (experiment.members != 1)}, seed {experiment.seed}",
+        f"on        {experiment.dataset}: {len(data.train):,} samples of shape {data.shape}, "
+        f"{held_out} to validate, {len(data.split('test')):,} to test",
+        f"for       {recipe.epochs} epochs, {steps:,} steps of {recipe.batch_size} samples for each member, "
+        f"by the recipe {experiment.recipe}",
+        f"with      {device}",
+        f"into      {folder}",
+    ]
+    return "\n".join(map(escape_control_characters, lines))

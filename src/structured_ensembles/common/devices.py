@@ -36,8 +36,11 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 def device_of(model: nn.Module) -> torch.device:
     """Return the device of the model's first tensor; the CPU for a model without tensors."""
-    tensors = (*model.parameters(), *model.buffers())
-    return tensors[0].device if tensors else torch.device("cpu")
+    for parameter in model.parameters():  # only the first is looked up: every prediction asks
+        return parameter.device
+    for buffer in model.buffers():
+        return buffer.device
+    return torch.device("cpu")
 
 
 def pick_device(device: Device, model: nn.Module) -> torch.device:

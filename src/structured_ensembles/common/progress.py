@@ -1,5 +1,6 @@
-"""Progress bars for anything that may take longer than two seconds; none where stderr is not a terminal."""
+"""Progress of anything that may take longer than two seconds: a bar on a terminal, elsewhere a line now and then."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -8,6 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from structured_ensembles.common.processes import rank
 
+SECONDS = 10  # between two lines, where stderr is not a terminal
+
 
 @contextmanager
 def progress(
@@ -15,6 +18,7 @@ def progress(
 ) -> Iterator[Callable[..., None]]:
     """Show a bar; yield a function that advances it by one step and takes figures to show: `advance(loss=2.3)`.
 
+    Where stderr is not a terminal, such as a log file, it is a line every ten seconds. quiet: show nothing.
     time_left: whether the bar shows an estimate of the time left, from the steps of the last half minute.
     """
     console = Console(stderr=True)
@@ -26,15 +30,21 @@ def progress(
     ]
     if time_left:
         columns.append(TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, disable=quiet or rank() > 0 or not console.is_terminal, transient=True
-    ) as bar:
+    silent = quiet or rank() > 0
+    steps, last_line = 0, time.monotonic()
+    with Progress(*columns, console=console, disable=silent or not console.is_terminal, transient=True) as bar:
         task = bar.add_task(description, total=total, figures="")
 
         def advance(**figures: float | str) -> None:
+            nonlocal steps, last_line
+            steps += 1
+            text = "  ".join(f"{name} {_format(value)}" for name, value in figures.items())
             bar.advance(task)
             if figures:
-                bar.update(task, figures="  ".join(f"{name} {_format(value)}" for name, value in figures.items()))
+                bar.update(task, figures=text)
+            if not silent and not console.is_terminal and time.monotonic() - last_line > SECONDS:
+                last_line = time.monotonic()
+                say(f"{description} {steps:,}/{total:,}  {text}".rstrip())
 
         yield advance
 

@@ -23,7 +23,7 @@ from structured_ensembles.continual.tasks import BENCHMARKS, Task, split_tasks
 from structured_ensembles.data import Data
 from structured_ensembles.runs.folder import describe_machine, open_run
 from structured_ensembles.runs.ingredients import add_data_arguments, read_data
-from structured_ensembles.runs.settings import Defaults, make_folder_name, read_defaults
+from structured_ensembles.runs.settings import Defaults, check_arguments, make_folder_name, read_defaults
 from structured_ensembles.storage.files import write_atomically
 from structured_ensembles.storage.run_files import write_json
 from structured_ensembles.zoo.by_name import build_model, find_function, find_model
@@ -100,17 +100,14 @@ def prepare_continual(
     """Check all arguments of an experiment before any work, read its data and build its learner."""
     config = experiment.config()
     make = find_function("method", experiment.method, LEARNERS)
+    reserved = ("backbone", "seed", "device", "quiet")
+    check_arguments(f"method {experiment.method!r}", make, config["method_arguments"], reserved)
     data = read_data(experiment.dataset, root, experiment.seed, experiment.limit)
     tasks = split_tasks(data, config["tasks"], experiment.shuffle_labels, experiment.seed)
     torch.manual_seed(experiment.seed)
     arguments = _backbone_arguments(experiment.model, data, experiment.model_arguments)
     backbone = build_model(find_backbone_name(experiment.model), **arguments)
-    try:
-        learner: Learner = make(
-            backbone, seed=experiment.seed, device=device, quiet=quiet, **config["method_arguments"]
-        )
-    except TypeError as error:
-        raise ValueError(f"method {experiment.method!r} does not take these arguments: {error}") from error
+    learner: Learner = make(backbone, seed=experiment.seed, device=device, quiet=quiet, **config["method_arguments"])
     defaults = Defaults(
         model_arguments=read_defaults(find_model(find_backbone_name(experiment.model)))
         | _backbone_arguments(experiment.model, data, {}),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.devices import seed_generators
 from structured_ensembles.common.progress import progress
+from structured_ensembles.common.threads import warn_of_slowness
 from structured_ensembles.cuda.capture import Step, captured_if_possible
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data import Data
@@ -41,6 +42,8 @@ def fit(
     penalty: added to the loss.
     """
     cuda = device.type == "cuda"
+    if device.type == "cpu":
+        warn_of_slowness()
     rates = {factor: torch.tensor(recipe.rate * factor, device=device) for factor in rate_factors(recipe)}
     optimizer = optimizer_for(recipe, network, rates if cuda else None)
     augmentation = (

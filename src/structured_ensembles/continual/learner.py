@@ -20,7 +20,7 @@ from structured_ensembles.continual.heads import HeadKind, count_features, creat
 from structured_ensembles.continual.learned import Learned
 from structured_ensembles.continual.memory import Memory, count_floats
 from structured_ensembles.continual.storage import load, save
-from structured_ensembles.continual.tasks import SPLITS, Task
+from structured_ensembles.continual.tasks import SPLITS, Task, make_task
 from structured_ensembles.data import Data
 from structured_ensembles.data.arrays import check_labels
 from structured_ensembles.data.augmentation import Augmentation
@@ -116,8 +116,14 @@ class Learner(ABC):
 
     # Learning -------------------------------------------------------------------------------------------------------
 
-    def learn(self, task: Task) -> None:
-        """Learn a task; on an error or an interrupt the learner stays as it was."""
+    def learn(self, task: Task | Data) -> None:
+        """Learn a task; on an error or an interrupt the learner stays as it was.
+
+        task: as `split_tasks` gives them, or data: then it is the next number, and its classes are those of the labels.
+        `learned[number].classes` has the labels that predictions 0, 1, … within the task stand for.
+        """
+        if isinstance(task, Data):
+            task = make_task(task, 1 + max(self.learned, default=-1))
         self._check(task)
         changed = self._copy()
         data = task.data.to(self.device)
@@ -250,7 +256,7 @@ class Learner(ABC):
     def _check(self, task: Task) -> None:
         """Raise an error unless the task is new and the learner can learn it."""
         if not isinstance(task, Task):
-            raise TypeError(f"task must be a Task, such as split_tasks() returns, not {type(task).__name__}")
+            raise TypeError(f"task must be a Data, or a Task such as split_tasks() returns, not {type(task).__name__}")
         if not isinstance(task.number, int) or task.number < 0:
             raise ValueError(f"task must have a number of at least 0, not {task.number!r}")
         if task.number in self.learned:

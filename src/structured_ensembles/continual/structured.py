@@ -6,6 +6,7 @@ It then trains on the subnetwork that its mask keeps, where past neurons are fro
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 from typing import Literal, Unpack, get_args
@@ -37,6 +38,9 @@ class StructuredLearner(OwningLearner):
     extraction: "hard" ranks the free neurons only; "soft" ranks all, and the task takes the free ones among the chosen.
     search_epochs, initial, placement: how long the scaling vectors are trained, how they are drawn, what they scale.
     selection: "learned", or a control: "random", "magnitude".
+    tasks: instead of `prune`, the number of tasks to come: each takes an equal share of every layer's neurons, give or
+        take one, and the last one those that are left. With `prune` alone a task takes a share of what is left, so that
+        later tasks get fewer. It needs scope="layer" and extraction="hard".
     seal: when a task is done, cut the connections from neurons outside its mask into its own.
     The other arguments are those of `Learner`.
     """
@@ -54,6 +58,7 @@ class StructuredLearner(OwningLearner):
         initial: Initial = "N(0,1)",
         placement: Placement = "output",
         selection: Selection = "learned",
+        tasks: int | None = None,
         seal: bool = True,
         **common: Unpack[Common],
     ) -> None:
@@ -64,10 +69,16 @@ class StructuredLearner(OwningLearner):
         check_choice("initial", initial, get_args(Initial))
         check_choice("placement", placement, get_args(Placement))
         check_whole("search_epochs", search_epochs, least=0)
+        check_whole("tasks", tasks, or_none=True)
+        if tasks is not None and (scope, extraction) != ("layer", "hard"):
+            raise ValueError(
+                "tasks shares out the free neurons of each layer: scope must be 'layer' and extraction 'hard', not "
+                f"{scope!r} and {extraction!r}"
+            )
         super().__init__(backbone, seal=seal, **common)
         self.prune, self.scope, self.extraction = prune, scope, extraction
         self.search_epochs, self.initial, self.placement = search_epochs, initial, placement
-        self.selection = selection
+        self.selection, self.tasks = selection, tasks
         self.settings |= {
             "prune": prune,
             "scope": scope,
@@ -76,7 +87,7 @@ class StructuredLearner(OwningLearner):
             "initial": initial,
             "placement": placement,
             "selection": selection,
-        }
+        } | ({} if tasks is None else {"tasks": tasks})  # files from before there were plans have none
 
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
         network = TaskNetwork(self.backbone, head)
@@ -118,20 +129,46 @@ class StructuredLearner(OwningLearner):
         if self.extraction == "soft":
             ranked = self._select(graph, scores, seed)
             return {name: tuple(sorted(set(kept) & set(free.get(name, ())))) for name, kept in ranked.items()}
+        if self.tasks is not None:
+            return self._choose_shares(graph, scores, free, seed, self.tasks)
         free_graph, free_scores = _restrict_to_free(graph, scores, free)
         selected = self._select(free_graph, free_scores, seed)
         return {name: tuple(free[name][index] for index in kept) for name, kept in selected.items()}
 
-    def _select(self, graph: ChannelGraph, scores: Scores | None, seed: int) -> Neurons:
-        """Select the neurons of one subnet of the graph."""
+    def _choose_shares(
+        self, graph: ChannelGraph, scores: Scores | None, free: Neurons, seed: int, tasks: int
+    ) -> Neurons:
+        """Select of every group the task's share of the free neurons."""
+        chosen: Neurons = {}
+        for index, (name, channels) in enumerate(free.items()):
+            count = len(channels)
+            dropped = count - count_share(count, self.next_stage, tasks)
+            # `select` drops ⌈prune·(count-1)⌉: half a neuron less than `dropped` is rounded up to it
+            prune = (dropped - 0.5) / (count - 1) if dropped else 0.0
+            group_graph, group_scores = _restrict_to_free(graph, scores, {name: channels})
+            kept = self._select(group_graph, group_scores, derive_seed(seed, index), prune)[name]
+            chosen[name] = tuple(channels[position] for position in kept)
+        return chosen
+
+    def _select(self, graph: ChannelGraph, scores: Scores | None, seed: int, prune: float | None = None) -> Neurons:
+        """Select the neurons of one subnet of the graph. prune: by default the learner's."""
+        share = self.prune if prune is None else prune
         ranked = None if scores is None else [scores]
         with warnings.catch_warnings():
             # Expected when capacity runs out, which `capacity()` shows: the last neuron of a layer is taken.
             warnings.filterwarnings("ignore", message="prune=.* would empty")
             subnet = select(
-                graph, ranked, prune=self.prune, scope=self.scope, selection=self.selection, members=1, seed=seed
+                graph, ranked, prune=share, scope=self.scope, selection=self.selection, members=1, seed=seed
             )[0]
         return subnet.kept
+
+
+def count_share(free: int, stage: int, tasks: int) -> int:
+    """Count the neurons that a task takes of those that are free, so that all planned tasks get equally many.
+
+    stage: how many tasks came before. The remainder goes to the first tasks; a task beyond the plan takes what is left.
+    """
+    return math.ceil(free / max(tasks - stage, 1))
 
 
 def _restrict_to_free(graph: ChannelGraph, scores: Scores | None, free: Neurons) -> tuple[ChannelGraph, Scores | None]:

@@ -72,16 +72,49 @@ def split_tasks(data: Data, tasks: int, shuffle_labels: bool = False, seed: int 
     within[groups] = torch.arange(groups.shape[1]).expand_as(groups)
     result = []
     for number, group in enumerate(groups):
-        task_data = replace(
-            data,
-            classes=tuple(data.classes[label] for label in group.tolist()),
-            train=_select_classes(data.train, group, within),
-            validation=_select_classes_if_any(data.validation, group, within),
-            test=_select_classes_if_any(data.test, group, within),
-            name=f"{data.name}, task {number} of {tasks}",
-        )
+        task_data = _restrict_data(data, group, within, f"{data.name}, task {number} of {tasks}")
         result.append(Task(number, tuple(group.tolist()), task_data))
     return result
+
+
+def make_task(data: Data, number: int) -> Task:
+    """Make a task of a data set: its classes are those that its samples have, labelled 0, 1, … within the task.
+
+    Data with all of their classes stay as they are; of others, such as the digits 3 and 7 of ten, the rest is left out.
+    """
+    check_data(data)
+    if data.task != "classification":
+        raise ValueError(f"data must be a classification, to be learned as a task, not a {data.task}")
+    splits = [split for split in (data.train, data.validation, data.test) if split is not None]
+    labels = torch.cat([_list_labels(split) for split in splits]).unique()
+    if len(labels) and (int(labels[0]) < 0 or int(labels[-1]) >= data.num_classes):
+        raise ValueError(f"labels of data must be from 0 to {data.num_classes - 1}, not {labels.tolist()}")
+    if len(labels) in (0, data.num_classes):
+        return Task(number, tuple(range(data.num_classes)), data)
+    within = torch.zeros(data.num_classes, dtype=torch.int64)
+    within[labels] = torch.arange(len(labels))
+    return Task(number, tuple(labels.tolist()), _restrict_data(data, labels, within, data.name))
+
+
+def _list_labels(split: Split) -> Tensor:
+    """List the labels of a split, some of them several times; those of a streamed one take a pass over it."""
+    if isinstance(split, IndexedSplit):
+        return split.targets[split.index].cpu().unique()
+    return torch.cat(
+        [targets.cpu().unique() for _, targets in split.batches(512)] or [torch.empty(0, dtype=torch.int64)]
+    )
+
+
+def _restrict_data(data: Data, labels: Tensor, within: Tensor, name: str) -> Data:
+    """Restrict data to some classes. within: the new label of every label."""
+    return replace(
+        data,
+        classes=tuple(data.classes[label] for label in labels.tolist()),
+        train=_select_classes(data.train, labels, within),
+        validation=_select_classes_if_any(data.validation, labels, within),
+        test=_select_classes_if_any(data.test, labels, within),
+        name=name,
+    )
 
 
 def load_tasks(

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.inputs import Inputs, call, check_one_tensor
+from structured_ensembles.prediction.description import format_uncertainty, format_uncertainty_line
 
 Combine = Literal["mean", "logits", "vote"]
 COMBINE = ("mean", "logits", "vote")
 FLOAT64_CHUNK = 4096  # samples that are computed in float64 at a time
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Uncertainty:
     """Three measures of an ensemble's uncertainty on each sample, shapes (samples,).
 
@@ -33,6 +34,12 @@ class Uncertainty:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.to_dict()[name]
+
+    def __repr__(self) -> str:
+        return format_uncertainty_line(self.to_dict())
+
+    def __str__(self) -> str:
+        return format_uncertainty(self.to_dict())
 
     def to_dict(self) -> dict[str, Tensor]:
         """Return the measures by name."""

@@ -28,6 +28,15 @@ def warn_of_unknown_inputs(ensemble: Any, data: Data) -> None:
         )
 
 
+def check_classification(task: str, method: str) -> None:
+    """Raise a ValueError if a regression is asked for a method of classification."""
+    if task != "classification":
+        raise ValueError(
+            f"{method} is for classification; for regression there are predict and spread, conformal and "
+            "predict_interval"
+        )
+
+
 def check_batch(ensemble: Any, x: Inputs, dtype: torch.dtype) -> None:
     """Check a batch (samples, …) before an ensemble with weights of this dtype predicts from it."""
     check_inputs(x, ensemble.input_shape, ensemble.input_kinds, ensemble.ids, ensemble.id_limit)
@@ -93,12 +102,28 @@ def cast_as_trained(x: Any, normalization: Any, kinds: Kinds | None) -> Any:
 def check_shape(x: Tensor, shape: tuple[int, ...] | None, ids: bool) -> None:
     """Raise a ValueError unless a batch (samples, …) fits the shape of one input in training; None: it is unknown.
 
+    Where samples seem to have another layout, the error says how to change it.
     Columns and channels have to be as many. Images may be of another size, sequences of another length.
     """
     if shape is None:
         return
     if not _fits(x, shape, ids):
-        raise ValueError(f"x must be a batch of {_describe_input(shape, ids)}, not of shape {tuple(x.shape[1:])}")
+        hint = _suggest_layout(tuple(x.shape), shape)
+        raise ValueError(f"x must be a batch of {_describe_input(shape, ids)}, not of shape {tuple(x.shape[1:])}{hint}")
+
+
+def _suggest_layout(actual: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """Suggest how to bring x of this shape into a batch of inputs: a single sample, or images with channels last."""
+    single = len(actual) == len(shape)
+    sample = actual if single else actual[1:]
+    last = len(shape) == 3 and len(sample) == 3 and sample[0] != shape[0] and sample[-1] == shape[0]
+    if last:
+        order = "(2, 0, 1)" if single else "(0, 3, 1, 2)"
+        made = f"x.permute{order}{'[None]' * single}"
+        return f": its channels seem to come last; {made} (np.transpose of arrays) puts them first"
+    if single and (sample[0] == shape[0] or len(shape) != 3):
+        return ": it seems to be one sample; x[None] makes a batch of one"
+    return ""
 
 
 def _fits(x: Tensor, shape: tuple[int, ...], free: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -27,3 +28,9 @@ def _batch_outputs(ensemble: Any, batch: Inputs) -> Tensor:
     check_batch(ensemble, batch, dtype_of(ensemble))
     with explain_shape_errors(batch, ensemble.input_shape, ensemble.ids):
         return ensemble(move_inputs(batch, device_of(ensemble))).cpu()  # type: ignore[no-any-return]
+
+
+def reshape_like_targets(shape: tuple[int, ...] | None, values: Tensor) -> Tensor:
+    """Reshape values (samples, …) like targets, of which one has `shape`, if they have as many numbers."""
+    full_shape = None if shape is None else (len(values), *shape)
+    return values if full_shape is None or math.prod(full_shape) != values.numel() else values.reshape(full_shape)

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -62,9 +62,7 @@ class Defaults:
 def read_defaults(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the defaults of a function's arguments; of a class, with those of its base classes."""
     target, changed = FORWARDED.get(function, (function, {}))
-    makers = [target]
-    if inspect.isclass(target):
-        makers = [vars(base)["__init__"] for base in reversed(target.__mro__[:-1]) if "__init__" in vars(base)]
+    makers = reversed(list_makers(target))
     parameters = [parameter for maker in makers for parameter in inspect.signature(maker).parameters.values()]
     defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
     return {**defaults, **changed}
@@ -73,13 +71,7 @@ def read_defaults(function: Callable[..., Any]) -> dict[str, Any]:
 def check_method_arguments(method: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Raise a ValueError for arguments that a method does not have, or values that it cannot take."""
     function = FORWARDED.get(make, (make, {}))[0]
-    signature = inspect.signature(function)
-    try:
-        if reserved := sorted(arguments.keys() & {*COMMON, *OPTIONAL}):
-            raise TypeError(f"{', '.join(reserved)} cannot be among them")
-        signature.bind(**dict.fromkeys(COMMON), **arguments)
-    except TypeError as error:
-        raise ValueError(f"method {method!r} does not take these arguments: {error}") from error
+    check_arguments(f"method {method!r}", function, arguments, {*COMMON, *OPTIONAL})
     if function not in METHODS.values():
         return
     hints = get_type_hints(function)
@@ -93,6 +85,36 @@ def check_method_arguments(method: str, make: Callable[..., Any], arguments: Map
             raise ValueError(
                 f"prune and memory exclude each other, not prune={prune!r} with memory={memory!r}: give one"
             )
+
+
+def check_arguments(
+    role: str, function: Callable[..., Any], arguments: Mapping[str, Any], reserved: Collection[str]
+) -> None:
+    """Raise a ValueError for arguments that a function does not take, and name those that it does.
+
+    role: what the function is, such as "method 'deep'". reserved: arguments that other settings give it.
+    """
+    makers = list_makers(function)
+    parameters = [parameter for maker in makers for parameter in inspect.signature(maker).parameters.values()]
+    last = inspect.signature(makers[0]).parameters.values()  # of a class, its base classes come after it
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in last) and not inspect.isclass(function)
+    named = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name != "self"]
+    possible = sorted({*named} - {*reserved})
+    unknown = sorted(name for name in arguments if name in reserved or (name not in possible and not takes_any))
+    if unknown:
+        listed = f"it has {', '.join(possible)}" if possible else "it has no arguments of its own"
+        raise ValueError(f"{role} has no argument {' and '.join(map(repr, unknown))}: {listed}")
+    required = [p.name for p in last if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    missing = [name for name in required if name not in {*arguments, *reserved} and name != "self"]
+    if missing:
+        raise ValueError(f"{role} also needs {' and '.join(map(repr, missing))} among its arguments")
+
+
+def list_makers(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """List the functions that take the arguments: of a class, its `__init__` and those of its base classes."""
+    if not inspect.isclass(function):
+        return [function]
+    return [vars(base)["__init__"] for base in function.__mro__[:-1] if "__init__" in vars(base)] or [function]
 
 
 def takes_execution(method: Callable[..., Any]) -> bool:

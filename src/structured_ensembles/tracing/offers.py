@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves
 
 from structured_ensembles.common.inputs import call_arguments
 from structured_ensembles.networks.copying import dtype_of
@@ -118,6 +119,19 @@ def find_offers(fake: FakeModel, coupled: bool, approximate: bool, nested: bool,
             graphs = not followed.graph_refused
 
 
+def suggest_layout(example: Any) -> str:
+    """Suggest another layout, where an example looks like images with channels last, or like one image."""
+    tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
+    if len(tensors) != 1:
+        return ""
+    shape, colours = tuple(tensors[0].shape), (1, 3, 4)
+    if len(shape) == 4 and shape[1] not in colours and shape[3] in colours:
+        return " (The channels of these images seem to come last: x.transpose(0, 3, 1, 2) of an array puts them first.)"
+    if len(shape) == 3 and shape[0] in colours:
+        return " (This seems to be one image: x[None] makes a batch of one.)"
+    return ""
+
+
 def _follow(fake: FakeModel) -> Followed:
     """Follow the model in evaluation mode, and in training mode if it may differ."""
     followed = Followed(fake, Walk(fake.model))
@@ -125,6 +139,7 @@ def _follow(fake: FakeModel) -> Followed:
         followed.follow(training=False)
     except Exception as error:
         hint = " (Token ids stay whole numbers in Data.from_arrays(…, ids=True).)" if "indices" in str(error) else ""
+        hint += suggest_layout(fake.inputs)
         raise ValueError(
             f"the model cannot be followed on an example of shape {fake.shapes}: either `example` is not what it "
             f"takes, or torch.export cannot follow its code. It says: {first_line(error)}{hint}"

@@ -50,11 +50,13 @@ def from_factory(function: str, /, **arguments: Any) -> nn.Module:
 def build_model(name: str, /, **arguments: Any) -> nn.Module:
     """Make a network by name, such as `build_model("resnet20", num_classes=10)`; it remembers how it was made."""
     function = find_model(name)
+    signature = inspect.signature(function)
     try:
-        inspect.signature(function).bind(**arguments)
-    except TypeError as error:
-        accepted = ", ".join(inspect.signature(function).parameters)
-        raise ValueError(f"model {name!r} takes the arguments {accepted}: {error}") from error
+        signature.bind(**arguments)
+    except TypeError:
+        accepted = ", ".join(signature.parameters) or "none"
+        shown = ", ".join(map(repr, arguments)) or "none"
+        raise ValueError(f"model {name!r} takes the arguments {accepted}, but was given {shown}") from None
     if ":" in name:
         model = function(**arguments)
     else:
