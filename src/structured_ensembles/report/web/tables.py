@@ -1,0 +1,188 @@
+"""HTML tables that page.js sorts and filters, and that become cards where a screen is narrow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
+
+from markupsafe import Markup
+
+from structured_ensembles.paper.layout import MISSING, TableData
+from structured_ensembles.paper.metrics import metric_of
+from structured_ensembles.report.web.svg import element
+
+MOST_COLUMNS = 12  # beside the names of rows; more are split over several tables
+FEWEST_TO_FILTER = 4  # rows
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Cell of a table. value: what it is sorted by; None sorts last. best: shown bold. note: smaller, below."""
+
+    text: str
+    value: float | str | None = None
+    best: bool = False
+    note: str = ""
+    doubted: bool = False  # the note is of a number that cannot be trusted
+
+
+@dataclass(frozen=True)
+class Table:
+    """Table of a page; the first column has the names of rows. highlighted: rows that the page is about."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
+    highlighted: Collection[str] = field(default=())
+
+
+def html_table(table: Table) -> Markup:
+    """Write a table; its width on screen decides when it becomes cards."""
+    # Columns of words are read from the left; numbers are compared at their right ends.
+    words = [
+        all(isinstance(row[column].value, str | None) for row in table.rows) for column in range(len(table.header))
+    ]
+    head = Markup("").join(
+        element(
+            "th", element("button", title or "name", type="button"), scope="col", class_="word" if is_word else None
+        )
+        for title, is_word in zip(table.header, words, strict=True)
+    )
+    lines = []
+    for row in table.rows:
+        cells = [element("th", row[0].text, scope="row", data_value=row[0].text)]
+        cells += [
+            _cell(cell, title, is_word)
+            for cell, title, is_word in zip(row[1:], table.header[1:], words[1:], strict=True)
+        ]
+        lines.append(element("tr", *cells, class_="about" if row[0].text in table.highlighted else None))
+    columns = len(table.header)
+    width = "few" if columns <= 5 else "some" if columns <= 9 else "many"
+    filtered = "" if len(table.rows) >= FEWEST_TO_FILTER else None
+    shown = element(
+        "table",
+        element("thead", element("tr", head)),
+        element("tbody", *lines),
+        class_=f"data {width}",
+        data_filter=filtered,
+    )
+    notes = Markup("").join(element("p", note, class_="note") for note in table.notes)
+    return element("div", shown, class_="wide") + notes
+
+
+def _cell(cell: Cell, title: str, is_word: bool) -> Markup:
+    shown = [element("strong", cell.text) if cell.best else cell.text]
+    if cell.note:
+        shown.append(element("span", cell.note, class_="small doubted" if cell.doubted else "small"))
+    value = cell.text if cell.value is None else cell.value
+    if isinstance(value, float):
+        value = repr(value) if not math.isnan(value) else ""
+    return element(
+        "td",
+        element("span", *shown, class_="cell"),
+        class_="word" if is_word else None,
+        data_label=title,
+        data_value="" if value == MISSING else value,
+    )
+
+
+def split_columns(data: TableData, groups: Sequence[tuple[str, Collection[str]]] = ()) -> list[TableData]:
+    """Split a table by groups of columns, (title, columns), then into tables of at most MOST_COLUMNS."""
+    chosen = [(title, [column for column in data.columns if column in columns]) for title, columns in groups]
+    rest = [column for column in data.columns if not any(column in columns for _, columns in chosen)]
+    result = []
+    for title, columns in [*chosen, ("", rest)]:
+        pieces = math.ceil(len(columns) / MOST_COLUMNS)
+        size = math.ceil(len(columns) / pieces) if pieces else 1
+        result += [_of_columns(data, title, columns[first : first + size]) for first in range(0, len(columns), size)]
+    return result
+
+
+def _of_columns(data: TableData, title: str, columns: Sequence[str]) -> TableData:
+    """Return a table of some columns, without rows that have nothing there."""
+    rows = [
+        row
+        for row in data.rows
+        if any((row, column) in source for source in (data.ours, data.paper) for column in columns)
+    ] or list(data.rows)
+    joined = ": ".join(text for text in (data.title, title) if text)
+    ours = {(row, column): values for (row, column), values in data.ours.items() if column in columns and row in rows}
+    return replace(data, title=joined, rows=rows, columns=columns, ours=ours)
+
+
+def table_of_figures(data: TableData, highlighted: Collection[str] = ()) -> Table:
+    """Format figures: the mean over seeds, with deviation and the paper's figure below; the best of a column bold."""
+    titles = [_column_title(data, column) for column in data.columns]
+    corner = ""
+    metrics = {metric_of(data.metrics[column]).title for column in data.columns}
+    if len(metrics) == 1 and not any(column.endswith(data.metrics[column]) for column in data.columns):
+        corner = metrics.pop()
+    best = {column: _best_shown(data, column) for column in data.columns}
+    notes: list[str] = []
+    rows = []
+    for row in data.rows:
+        cells = [Cell(data.titles.get(row, row))]
+        cells += [_figure_cell(data, row, column, best[column], notes) for column in data.columns]
+        rows.append(cells)
+    shown = [f"{number}: suspicious: {reason}" for number, reason in enumerate(notes, start=1)]
+    return Table(data.title, [corner, *titles], rows, shown, highlighted)
+
+
+def _column_title(data: TableData, column: str) -> str:
+    """Return the title of a column: its own, or its name with that of its metric."""
+    metric = data.metrics[column]
+    default = column
+    if column.endswith(metric):
+        default = f"{column.removesuffix(metric).rstrip('/')} {metric_of(metric).title}".strip()
+    return data.titles.get(column, default)
+
+
+def _figure_cell(data: TableData, row: str, column: str, best: str | None, notes: list[str]) -> Cell:
+    """Format our figure, with the deviation over seeds and the published figure below it."""
+    metric = metric_of(data.metrics[column])
+    below, doubted = [], False
+    values = data.ours.get((row, column))
+    text, value = ("" if (row, column) in data.blank else MISSING), None
+    if values:
+        value = fmean(values)
+        text = metric.shown(value)
+        if len(values) > 1 and all(map(math.isfinite, values)):
+            below.append(f"± {metric.shown(stdev(values))}")
+    published = data.paper.get((row, column))
+    if published is not None:
+        mark = ""
+        if published.suspicious is not None:
+            doubted = True
+            if published.suspicious not in notes:
+                notes.append(published.suspicious)
+            mark = f" [{notes.index(published.suspicious) + 1}]"
+        below.append(f"paper {'< ' if published.below else ''}{metric.shown(published.value)}{mark}")
+    return Cell(text, value, best is not None and text == best, " · ".join(below), doubted)
+
+
+def _best_shown(data: TableData, column: str) -> str | None:
+    """Return the best mean of a column as shown; None if a row lacks one, or no direction is better."""
+    metric = metric_of(data.metrics[column])
+    rows = [row for row in data.rows if (row, column) not in data.blank]
+    means = [fmean(values) for row in rows if (values := data.ours.get((row, column)))]
+    if metric.better is None or len(means) < 2 or len(means) < len(rows) or not all(map(math.isfinite, means)):
+        return None
+    return metric.shown(max(means) if metric.better == "higher" else min(means))
+
+
+def plain_table(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[object]], notes: Sequence[str] = ()
+) -> Table:
+    """Make a table of texts and numbers; None shows a dash."""
+    return Table(title, header, [[_plain_cell(value) for value in row] for row in rows], notes)
+
+
+def _plain_cell(value: object) -> Cell:
+    if value is None:
+        return Cell(MISSING)
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return Cell(f"{value:,.0f}" if isinstance(value, float) and abs(value) >= 10 else f"{value:,}", float(value))
+    return Cell(str(value))
