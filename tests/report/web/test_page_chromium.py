@@ -107,6 +107,8 @@ def test_pages_load_without_errors_and_request_nothing(tab: Tab) -> None:
     assert tab.problems() == []
     assert len(tab.requests()) == 1
     assert tab.requests()[0].startswith("file:///")
+    lead = tab.evaluate("document.querySelector('.lead').textContent")
+    assert "\\" not in lead  # spaces that keep a unit at its number are no control characters
 
 
 @pytest.mark.parametrize("width", WIDTHS)

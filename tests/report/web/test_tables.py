@@ -42,7 +42,7 @@ def test_published_figures_stand_below_and_doubtful_ones_have_a_note() -> None:
     data = data_of(cls__accuracy=[[0.9]])
     published = {("a", "cls/accuracy"): Published(0.99, suspicious="it cannot be")}
     shown = str(html_table(table_of_figures(TableData(**{**vars(data), "paper": published}))))
-    assert "paper 99.00 [1]" in shown
+    assert "(paper 99.00 [1])" in shown
     assert "suspicious: it cannot be" in shown
     assert "doubted" in shown
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from structured_ensembles.report.web.plots import Chart
 from structured_ensembles.report.web.sample_details import SampleDetails, ShownSample
@@ -54,7 +54,7 @@ def render_page(page: Page) -> str:
     )
     digest = base64.b64encode(hashlib.sha256(sources["page.js"].encode()).digest()).decode()
     environment = Environment(autoescape=True, finalize=_show)
-    environment.filters["keep_units"] = lambda text: plain(text).replace(" %", "\N{NO-BREAK SPACE}%")
+    environment.filters["keep_units"] = _keep_units
     return environment.from_string(sources["page.html"]).render(
         page=page,
         style=Markup(sources["page.css"].replace("CARDS", cards)),
@@ -62,6 +62,11 @@ def render_page(page: Page) -> str:
         script_hash=f"sha256-{digest}",
         html_table=html_table,
     )
+
+
+def _keep_units(text: str) -> Markup:
+    """Escape a text, and keep a number and its unit on one line."""
+    return escape(plain(text)).replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _show(value: object) -> object:

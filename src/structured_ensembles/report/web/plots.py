@@ -113,7 +113,9 @@ def plot_lines(
         points = [place(mark.x, mark.y) for mark in one.marks]
         room.boxes += [(x - 5, y - 5, x + 5, y + 5) for x, y in points if one.markers]
         room.boxes += [(x - 1, y - 1, x + 1, y + 1) for x, y in (_along(points) if one.joined else [])]
-        shapes.append(_series(one, points, [_ends(mark, place) for mark in one.marks]))
+        ends = [_ends(mark, place) for mark in one.marks]
+        room.boxes += [(x - 1, y - 1, x + 1, y + 1) for bar in ends for x, y in _along(bar)]
+        shapes.append(_series(one, points, ends))
     for one in series:
         for mark in one.marks:
             labels += _label(mark.label, *place(mark.x, mark.y), room)

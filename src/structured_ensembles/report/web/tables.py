@@ -159,8 +159,8 @@ def _figure_cell(data: TableData, row: str, column: str, best: str | None, notes
             if published.suspicious not in notes:
                 notes.append(published.suspicious)
             mark = f" [{notes.index(published.suspicious) + 1}]"
-        below.append(f"paper {'< ' if published.below else ''}{metric.shown(published.value)}{mark}")
-    return Cell(text, value, best is not None and text == best, " · ".join(below), doubted)
+        below.append(f"(paper {'< ' if published.below else ''}{metric.shown(published.value)}{mark})")
+    return Cell(text, value, best is not None and text == best, " ".join(below), doubted)
 
 
 def _best_shown(data: TableData, column: str) -> str | None:
