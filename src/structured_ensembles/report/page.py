@@ -187,7 +187,7 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _cells(data: TableData) -> tuple[Any, ...]:
-    """Return the arguments of `markdown_table` and `html_table`."""
+    """Return the arguments of `markdown_table`."""
     return data.rows, data.columns, data.metrics, data.ours, data.paper, data.titles, data.blank
 
 

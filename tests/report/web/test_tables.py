@@ -35,6 +35,7 @@ def test_bold_is_the_best_of_a_column_and_shaded_is_the_subject() -> None:
 def test_no_value_is_best_where_one_is_missing() -> None:
     shown = str(html_table(table_of_figures(data_of(cls__accuracy=[[0.9], [], [0.8]]))))
     assert "<strong>" not in shown
+    assert re.findall(r'<span class="cell">(.*?)</span>', shown) == ["90.00", "–", "80.00"]
     assert 'data-value=""' in shown  # sorted last
 
 
@@ -44,7 +45,16 @@ def test_published_figures_stand_below_and_doubtful_ones_have_a_note() -> None:
     shown = str(html_table(table_of_figures(TableData(**{**vars(data), "paper": published}))))
     assert "(paper 99.00 [1])" in shown
     assert "suspicious: it cannot be" in shown
-    assert "doubted" in shown
+    assert '<span class="small doubted">(paper 99.00 [1])</span>' in shown
+    trusted = {("a", "cls/accuracy"): Published(0.99, below=True)}
+    shown = str(html_table(table_of_figures(TableData(**{**vars(data), "paper": trusted}))))
+    assert '<span class="small">(paper &lt; 99.00)</span>' in shown
+
+
+def test_blank_cells_stay_empty_and_others_show_a_dash() -> None:
+    data = TableData(**{**vars(data_of(cls__accuracy=[[0.9], [], [0.8]])), "blank": [("b", "cls/accuracy")]})
+    shown = str(html_table(table_of_figures(data)))
+    assert re.findall(r'<span class="cell">(.*?)</span>', shown) == ["<strong>90.00</strong>", "", "80.00"]
 
 
 def test_wide_tables_are_split_without_losing_a_column() -> None:

@@ -68,6 +68,8 @@ def round_ticks(low: float, high: float, target: int = 5, whole: bool = False) -
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     first = math.ceil(low / step - 1e-9)
     ticks = [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+    if len(ticks) < 2 and not whole:  # a short axis between two round numbers
+        return round_ticks(low, high, 2 * target)
     return tuple((tick, f"{tick + 0.0:,.{decimals}f}") for tick in ticks)
 
 

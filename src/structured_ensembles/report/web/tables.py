@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 
 from markupsafe import Markup
 
-from structured_ensembles.paper.layout import MISSING, TableData
+from structured_ensembles.paper.layout import MISSING, Key, TableData, find_best, header_of
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.report.web.svg import element
 
@@ -19,13 +19,14 @@ FEWEST_TO_FILTER = 4  # rows
 
 @dataclass(frozen=True)
 class Cell:
-    """Cell of a table. value: what it is sorted by; None sorts last. best: shown bold. note: smaller, below."""
+    """Cell of a table. value: what it is sorted by; a text by itself. best: shown bold. note, paper: smaller, below."""
 
     text: str
     value: float | str | None = None
     best: bool = False
     note: str = ""
-    doubted: bool = False  # the note is of a number that cannot be trusted
+    paper: str = ""
+    doubted: bool = False  # the paper's number cannot be trusted, and is struck through
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ def html_table(table: Table) -> Markup:
 
 def _cell(cell: Cell, title: str, is_word: bool) -> Markup:
     shown = [element("strong", cell.text) if cell.best else cell.text]
-    if cell.note:
-        shown.append(element("span", cell.note, class_="small doubted" if cell.doubted else "small"))
+    shown += [element("span", cell.note, class_="small")] if cell.note else []
+    shown += [element("span", cell.paper, class_="small doubted" if cell.doubted else "small")] if cell.paper else []
     value = cell.text if cell.value is None else cell.value
     if isinstance(value, float):
         value = repr(value) if not math.isnan(value) else ""
@@ -115,62 +116,46 @@ def _of_columns(data: TableData, title: str, columns: Sequence[str]) -> TableDat
 
 def table_of_figures(data: TableData, highlighted: Collection[str] = ()) -> Table:
     """Format figures: the mean over seeds, with deviation and the paper's figure below; the best of a column bold."""
-    titles = [_column_title(data, column) for column in data.columns]
-    corner = ""
-    metrics = {metric_of(data.metrics[column]).title for column in data.columns}
-    if len(metrics) == 1 and not any(column.endswith(data.metrics[column]) for column in data.columns):
-        corner = metrics.pop()
-    best = {column: _best_shown(data, column) for column in data.columns}
+    header = header_of(data.columns, data.metrics, data.titles)
+    best = {
+        key
+        for column in data.columns
+        for key in find_best(
+            [row for row in data.rows if (row, column) not in data.blank],
+            column,
+            metric_of(data.metrics[column]),
+            data.ours,
+        )
+    }
     notes: list[str] = []
     rows = []
     for row in data.rows:
         cells = [Cell(data.titles.get(row, row))]
-        cells += [_figure_cell(data, row, column, best[column], notes) for column in data.columns]
+        cells += [_figure_cell(data, (row, column), (row, column) in best, notes) for column in data.columns]
         rows.append(cells)
     shown = [f"{number}: suspicious: {reason}" for number, reason in enumerate(notes, start=1)]
-    return Table(data.title, [corner, *titles], rows, shown, highlighted)
+    return Table(data.title, header, rows, shown, highlighted)
 
 
-def _column_title(data: TableData, column: str) -> str:
-    """Return the title of a column: its own, or its name with that of its metric."""
-    metric = data.metrics[column]
-    default = column
-    if column.endswith(metric):
-        default = f"{column.removesuffix(metric).rstrip('/')} {metric_of(metric).title}".strip()
-    return data.titles.get(column, default)
-
-
-def _figure_cell(data: TableData, row: str, column: str, best: str | None, notes: list[str]) -> Cell:
+def _figure_cell(data: TableData, key: Key, is_best: bool, notes: list[str]) -> Cell:
     """Format our figure, with the deviation over seeds and the published figure below it."""
-    metric = metric_of(data.metrics[column])
-    below, doubted = [], False
-    values = data.ours.get((row, column))
-    text, value = ("" if (row, column) in data.blank else MISSING), None
+    metric = metric_of(data.metrics[key[1]])
+    values = data.ours.get(key)
+    text, value, deviation = ("" if key in data.blank else MISSING), None, ""
     if values:
         value = fmean(values)
         text = metric.shown(value)
         if len(values) > 1 and all(map(math.isfinite, values)):
-            below.append(f"± {metric.shown(stdev(values))}")
-    published = data.paper.get((row, column))
-    if published is not None:
-        mark = ""
-        if published.suspicious is not None:
-            doubted = True
-            if published.suspicious not in notes:
-                notes.append(published.suspicious)
-            mark = f" [{notes.index(published.suspicious) + 1}]"
-        below.append(f"(paper {'< ' if published.below else ''}{metric.shown(published.value)}{mark})")
-    return Cell(text, value, best is not None and text == best, " ".join(below), doubted)
-
-
-def _best_shown(data: TableData, column: str) -> str | None:
-    """Return the best mean of a column as shown; None if a row lacks one, or no direction is better."""
-    metric = metric_of(data.metrics[column])
-    rows = [row for row in data.rows if (row, column) not in data.blank]
-    means = [fmean(values) for row in rows if (values := data.ours.get((row, column)))]
-    if metric.better is None or len(means) < 2 or len(means) < len(rows) or not all(map(math.isfinite, means)):
-        return None
-    return metric.shown(max(means) if metric.better == "higher" else min(means))
+            deviation = f"± {metric.shown(stdev(values))}"
+    published, mark = data.paper.get(key), ""
+    if published is None:
+        return Cell(text, value, is_best, deviation)
+    if published.suspicious is not None:
+        if published.suspicious not in notes:
+            notes.append(published.suspicious)
+        mark = f" [{notes.index(published.suspicious) + 1}]"
+    paper = f"(paper {'< ' if published.below else ''}{metric.shown(published.value)}{mark})"
+    return Cell(text, value, is_best, deviation, paper, bool(mark))
 
 
 def plain_table(
