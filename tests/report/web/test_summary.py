@@ -37,7 +37,7 @@ def test_continual_runs_give_three_sentences_too() -> None:
     sentences = summarise(setup, labelled)
     assert len(sentences) == 3
     assert "over 5 tasks; single 99" in sentences[0]
-    assert sentences[1].startswith("It forgets 0.00 %")
+    assert sentences[1].startswith("It forgets 0.00 points")
     assert "of its neurons are still free" in sentences[2]
 
 

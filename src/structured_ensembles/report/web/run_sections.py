@@ -88,12 +88,15 @@ def _list_continual(setup: str, runs: Labelled) -> list[Section]:
         if (capacity := rebuild_capacity(seed_runs[0].result)) is not None and capacity.sizes
     }
     subject = choose_subject(runs)
-    order = sorted(runs, key=lambda label: label != subject)  # stable: the subject first
+    matrices = {label: chart_matrix(rebuild_matrix(seed_runs[0].result), label) for label, seed_runs in runs.items()}
+    maps = {label: chart_capacity(capacity, label) for label, capacity in capacities.items()}
     charts = [
-        *(chart_matrix(rebuild_matrix(runs[label][0].result), label) for label in order),
-        *(chart_capacity(capacities[label], label) for label in order if label in capacities),
+        matrices.pop(subject),
+        maps.pop(subject, None),
         chart_memory(methods),
         chart_prune(by_prune),
+        *matrices.values(),
+        *maps.values(),
     ]
     return [Section(f"Accuracy and capacity: {setup}", charts=_known(charts))]
 

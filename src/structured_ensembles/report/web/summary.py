@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from structured_ensembles.continual.results import rebuild_capacity, rebuild_memory
-from structured_ensembles.report.web.axes import describe_number
 from structured_ensembles.runs.finished import Finished
 
 Labelled = Mapping[str, Sequence[Finished]]
@@ -139,14 +138,20 @@ def _summarise_continual(setup: str, subject: str, others: Sequence[str], runs: 
     free = ""
     if capacity is not None and (total := sum(capacity.sizes.values())):
         free = f"; {100 * sum(capacity.free.values()) / total:.1f} % of its neurons are still free"
-    accuracy, forgetting = (lambda of: _percent(of, "cl/accuracy")), (lambda of: _percent(of, "cl/forgetting"))
+
+    def accuracy(of: Sequence[Finished]) -> str | None:
+        return _percent(of, "cl/accuracy")
+
+    def forgetting(of: Sequence[Finished]) -> str | None:
+        lost = mean_of(of, "cl/forgetting")
+        return None if lost is None else f"{100 * lost:.2f} points"
+
     tasks = len(result["matrix"]["rows"])
     return [
         f"On {setup}, {subject} has an accuracy of {accuracy(subject_runs)} over {tasks} tasks"
         f"{_compare(others, runs, accuracy)}.",
-        f"It forgets {forgetting(subject_runs)} of it until the end{_compare(others, runs, forgetting)}.",
-        f"It stores {describe_number(extra)} bytes besides one backbone of {memory.backbone:,} parameters and "
-        f"the heads{free}.",
+        f"It forgets {forgetting(subject_runs)} of accuracy until the end{_compare(others, runs, forgetting)}.",
+        f"It stores {extra:,.0f} bytes besides one backbone of {memory.backbone:,} parameters and the heads{free}.",
     ]
 
 
