@@ -141,6 +141,10 @@ class Tab:
         """Switch between a user who prefers dark and one who prefers light."""
         self.send("Emulation.setEmulatedMedia", features=[_colour_scheme(dark)])
 
+    def print_preview(self) -> None:
+        """Show the page as it is printed, for a user who prefers dark screens."""
+        self.send("Emulation.setEmulatedMedia", media="print", features=[_colour_scheme(True)])
+
     def move_to(self, x: float, y: float) -> None:
         """Move the mouse to a point of the window."""
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)

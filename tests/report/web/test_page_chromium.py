@@ -118,6 +118,17 @@ def test_nothing_is_cut_or_collides_at_any_width(tab: Tab, width: int) -> None:
     assert tab.evaluate("checks.collisions()") == []
 
 
+def test_pages_print_light_and_whole_on_a4(tab: Tab) -> None:
+    tab.resize(718)  # pixels between the margins of A4
+    tab.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = false; })")
+    tab.print_preview()
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not tab.evaluate("[...document.querySelectorAll('.tools')].some((one) => one.checkVisibility())")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.evaluate("[...document.querySelectorAll('details')].every((one) => one.open)")
+    assert tab.evaluate("checks.overflow()") == []
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_text_is_legible_in_both_themes(tab: Tab, dark: bool) -> None:
     tab.prefer_dark(dark)
