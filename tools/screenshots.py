@@ -32,7 +32,7 @@ SHOTS = {
 
 
 def take_screenshots(demo: Path, images: Path) -> None:
-    """Write every screenshot as a PNG of at most 256 colours. demo: the page of `sens demo`."""
+    """Write every screenshot as a PNG. demo: the page of `sens demo`."""
     program = find_chromium()
     if program is None:
         raise SystemExit("there is no Chromium: apt-get install chromium")
@@ -43,7 +43,7 @@ def take_screenshots(demo: Path, images: Path) -> None:
         for name, (page, width, height, dark, start) in SHOTS.items():
             tab = browser.open(pages[page], width, height, dark)
             tab.evaluate(f"document.querySelector('{start}').scrollIntoView()")
-            picture = Image.open(io.BytesIO(tab.screenshot())).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+            picture = Image.open(io.BytesIO(tab.screenshot())).convert("RGB")
             path = images / f"{name}.png"
             picture.save(path, optimize=True)
             tab.close()

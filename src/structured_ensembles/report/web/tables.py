@@ -15,6 +15,7 @@ from structured_ensembles.report.web.svg import element
 
 MOST_COLUMNS = 12  # beside the names of rows; more are split over several tables
 FEWEST_TO_FILTER = 4  # rows
+LARGEST_NUMBER = 1e15  # others, and NaN, are shown as they are: a file may say anything
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,6 @@ def plain_table(
 def _plain_cell(value: object) -> Cell:
     if value is None:
         return Cell(MISSING)
-    if isinstance(value, float | int) and not isinstance(value, bool):
+    if isinstance(value, float | int) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER:
         return Cell(f"{value:,.0f}" if isinstance(value, float) and abs(value) >= 10 else f"{value:,}", float(value))
     return Cell(str(value))
