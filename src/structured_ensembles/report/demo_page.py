@@ -19,9 +19,6 @@ from structured_ensembles.prediction.combination import combine_logits, uncertai
 from structured_ensembles.report.front import FrontPoint
 from structured_ensembles.report.web.charts import (
     chart_coverage,
-    chart_disagreement,
-    chart_discarding,
-    chart_entropies,
     chart_front,
     chart_kept,
     chart_learning,
@@ -31,6 +28,7 @@ from structured_ensembles.report.web.page import Page, Section, sample_section, 
 from structured_ensembles.report.web.plots import Chart
 from structured_ensembles.report.web.sample_details import SampleDetails, measure_details
 from structured_ensembles.report.web.tables import Cell, Table, plain_table, table_of_figures
+from structured_ensembles.report.web.uncertainty_charts import chart_disagreement, chart_discarding, chart_entropies
 from structured_ensembles.runs.experiment import figures_of_first_members
 
 COLUMNS = {

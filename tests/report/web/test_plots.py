@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from structured_ensembles.report.style import STYLE
 from structured_ensembles.report.web.axes import Axis, fit_axis, round_ticks
+from structured_ensembles.report.web.grids import Bar, Cell, plot_bars, plot_grid, plot_strips
 from structured_ensembles.report.web.plots import (
     BOTTOM,
     HEIGHT,
@@ -17,14 +18,9 @@ from structured_ensembles.report.web.plots import (
     RIGHT,
     TOP,
     WIDTH,
-    Bar,
-    Cell,
     Mark,
     Series,
-    plot_bars,
-    plot_grid,
     plot_lines,
-    plot_strips,
     thin_marks,
 )
 

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle
-from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from structured_ensembles.evaluation.discarding import discarding_curve
 from structured_ensembles.report.front import FrontPoint
 from structured_ensembles.report.reliability import Bin
-from structured_ensembles.report.style import STYLE, Seeds, Style, choose_styles, summarise_seeds
+from structured_ensembles.report.style import Seeds, choose_styles, summarise_seeds
 from structured_ensembles.report.web.axes import Axis, fit_axis, round_ticks
-from structured_ensembles.report.web.plots import (
-    Bar,
-    Cell,
-    Chart,
-    Guide,
-    Mark,
-    Series,
-    plot_bars,
-    plot_grid,
-    plot_lines,
-    plot_strips,
-    thin_marks,
-)
+from structured_ensembles.report.web.grids import Bar, plot_bars, plot_strips
+from structured_ensembles.report.web.plots import Chart, Guide, Mark, Series, fit_upward_axis, plot_lines, thin_marks
 from structured_ensembles.report.web.sample_details import SampleDetails
 from structured_ensembles.selection import Subnet
 
-OUTCOMES: dict[str, Style] = {
-    "right": STYLE["structured"],
-    "wrong": STYLE["deep"],
-    "corrupted": STYLE["batch-ensemble"],
-}
 MANY_GROUPS = 24  # of a network; the rest of the map is folded
-LAST_DISCARDED = 90  # per cent: one mistake among the few last samples moves the accuracy by any amount
 Row = Mapping[str, float | int | None]
 
 
@@ -135,7 +114,7 @@ def chart_front(points: Sequence[FrontPoint], memory: str) -> Chart | None:
             if marks:
                 series.append(Series(method, style, marks))
         if series:
-            up = _axis_of(title, series)
+            up = fit_upward_axis(title, series)
             panels.append(plot_lines(title, series, across, up, [Guide((1.0, up.low), (1.0, up.high))]))
     text = "The first 1, 2, … members of every ensemble; dotted: the memory of one network."
     if any(len(values) > 1 for point in points for values in (point.accuracy, point.nll, point.ece)):
@@ -209,93 +188,11 @@ def chart_learning(rows: Sequence[Row], label: str) -> Chart | None:
         epochs = {mark.x for one in series for mark in one.marks}
         if len(epochs) > 1:
             across = fit_axis("epoch", list(epochs), low=0, high=max(epochs), whole=True)
-            panels.append(plot_lines(title, series, across, _axis_of(title, series)))
+            panels.append(plot_lines(title, series, across, fit_upward_axis(title, series)))
     if not panels:
         return None
     text = f"{label}: a line per member, first seed."
     return Chart("learning", f"Learning curves: {label}", text, tuple(panels), tuple(shown.items()))
-
-
-def chart_discarding(samples: Mapping[str, tuple[Tensor, Tensor]]) -> Chart | None:
-    """Chart the accuracy of what is kept against the share discarded; entropy and correctness (samples,) by label."""
-    if not samples:
-        return None
-    shown = choose_styles(samples)
-    series = []
-    for label, (entropy, correct) in samples.items():
-        shares, accuracy = discarding_curve(entropy, correct)
-        points = [
-            (100 * share, 100 * right)
-            for share, right in zip(shares.tolist(), accuracy.tolist(), strict=True)
-            if 100 * share <= LAST_DISCARDED and np.isfinite(right)
-        ]
-        points = points[:: max(1, len(points) // 200)]
-        marks = [Mark(x, y, f"{label}\nwithout the {x:.1f} % least certain: {y:.2f} % right") for x, y in points]
-        series.append(Series(label, shown[label], thin_marks(marks, 40), markers=False))
-    across = Axis("discarded (%)", 0, LAST_DISCARDED, round_ticks(0, LAST_DISCARDED))
-    panel = plot_lines("accuracy of the rest (%)", series, across, _axis_of("accuracy of the rest (%)", series))
-    text = "The predictions of the highest entropy are discarded first; first seed."
-    return Chart("discarding", "What discarding the least certain brings", text, (panel,), tuple(shown.items()))
-
-
-def chart_entropies(entropies: Mapping[str, Tensor], threshold: float | None, label: str) -> Chart | None:
-    """Chart densities of the entropy (samples,) in nats of several kinds of samples, over the same bins."""
-    known = {
-        name: finite.double().numpy() for name, values in entropies.items() if len(finite := values[values.isfinite()])
-    }
-    if not known:
-        return None
-    highest = max(1e-3, *(float(values.max()) for values in known.values()))
-    edges = np.linspace(0, highest, 26)
-    others = cycle(style for style in STYLE.values() if style not in OUTCOMES.values())
-    series, legend = [], []
-    for name, values in known.items():
-        style = OUTCOMES.get(name) or next(others)
-        style = (style[0], "")
-        counts, _ = np.histogram(values, edges)
-        marks = []
-        for left, right, count in zip(edges[:-1], edges[1:], counts, strict=True):
-            density = count / len(values) / (right - left)
-            tip = f"{name}: {count:,} of {len(values):,}\nentropy {left:.2f} to {right:.2f}"
-            marks += [
-                Mark(left, density, ""),
-                Mark((left + right) / 2, density, tip if count else ""),
-                Mark(right, density, ""),
-            ]
-        series.append(Series(name, style, marks, markers=False, filled=len(known) <= 3))
-        legend.append((f"{name} ({len(values):,})", style))
-    across = fit_axis("entropy of the prediction (nats)", [0, highest], low=0, high=max(highest, threshold or 0) * 1.02)
-    up = fit_axis("density", [mark.y for one in series for mark in one.marks], low=0)
-    guides = [] if threshold is None else [Guide((threshold, up.low), (threshold, up.high))]
-    text = f"{label}, first seed." + (
-        "" if threshold is None else " Dotted: predictions to the right of it are discarded."
-    )
-    text += " Corrupted: under strong Gaussian noise (severity 5)." if "corrupted" in known else ""
-    panel = plot_lines("density", series, across, up, guides)
-    return Chart("entropy", "Entropy of right and wrong predictions", text, (panel,), tuple(legend))
-
-
-def chart_disagreement(matrix: Tensor, label: str) -> Chart | None:
-    """Chart the share of samples that two members classify differently, (members, members)."""
-    if len(matrix) < 2:
-        return None
-    values = (100 * matrix.double()).tolist()
-    high = max(1e-9, *(value for row in values for value in row))
-    rows = [
-        [
-            None
-            if first == second
-            else Cell(
-                f"{value:.1f}", value / high, f"members {first} and {second} differ on {value:.2f} % of the samples"
-            )
-            for second, value in enumerate(row)
-        ]
-        for first, row in enumerate(values)
-    ]
-    panel = plot_grid(
-        "classified differently (%)", rows, "member", "member", [str(member) for member in range(len(values))]
-    )
-    return Chart("disagreement", "How often two members differ", f"{label}, first seed.", (panel,))
 
 
 def chart_corruptions(curves: Mapping[str, Mapping[int, Sequence[float]]], origin: str) -> Chart | None:
@@ -325,7 +222,7 @@ def chart_corruptions(curves: Mapping[str, Mapping[int, Sequence[float]]], origi
     severities = sorted({severity for curve in known.values() for severity in curve})
     ticks = tuple((float(severity), "clean" if severity == 0 else str(severity)) for severity in severities)
     across = Axis("severity", severities[0] - 0.3, severities[-1] + 0.3, ticks)
-    panel = plot_lines("accuracy (%)", series, across, _axis_of("accuracy (%)", series))
+    panel = plot_lines("accuracy (%)", series, across, fit_upward_axis("accuracy (%)", series))
     text = f"Mean over the 15 standard corruptions. {origin}"
     return Chart("corruptions", "Accuracy under corruptions", text, (panel,), tuple(shown.items()))
 
@@ -345,10 +242,3 @@ def chart_overheads(overheads: Mapping[str, Sequence[float]]) -> Chart | None:
     panel = plot_bars("", rows, across, [1.0])
     text = "Parameters of the whole ensemble over those of one network; dotted: one network."
     return Chart("overhead", "Memory", text, (panel,))
-
-
-def _axis_of(title: str, series: Iterable[Series]) -> Axis:
-    """Fit the upward axis to all points and the bars over their seeds."""
-    marks: list[Any] = [mark for one in series for mark in one.marks]
-    values = [value for mark in marks for value in (mark.y, mark.low, mark.high) if value is not None]
-    return fit_axis(title, values)

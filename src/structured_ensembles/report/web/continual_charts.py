@@ -9,7 +9,8 @@ from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.owning import Capacity
 from structured_ensembles.report.style import STYLE, choose_styles, summarise_seeds
 from structured_ensembles.report.web.axes import Axis, describe_number, fit_axis, round_ticks
-from structured_ensembles.report.web.plots import Bar, Cell, Chart, Mark, Series, plot_bars, plot_grid, plot_lines
+from structured_ensembles.report.web.grids import Bar, Cell, plot_bars, plot_grid
+from structured_ensembles.report.web.plots import Chart, Mark, Series, plot_lines
 
 
 def chart_matrix(matrix: AccuracyMatrix, label: str) -> Chart:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from structured_ensembles.report.style import Style
-from structured_ensembles.report.web.axes import Axis
+from structured_ensembles.report.web.axes import Axis, fit_axis
 from structured_ensembles.report.web.svg import colour_class, dashes, element, marker
 
 WIDTH, HEIGHT = 360.0, 250.0  # of a panel, which a phone shows at its full width
@@ -106,7 +106,7 @@ def plot_lines(
         )
 
     shapes = [_frame(across, up)]
-    shapes += [_line([place(*guide.start), place(*guide.end)], class_="guide") for guide in guides]
+    shapes += [draw_line([place(*guide.start), place(*guide.end)], class_="guide") for guide in guides]
     room = _Room()
     labels = []
     for one in series:
@@ -119,8 +119,15 @@ def plot_lines(
     for one in series:
         for mark in one.marks:
             labels += _label(mark.label, *place(mark.x, mark.y), room)
-    svg = _svg(HEIGHT, summary or title, *shapes, *labels)
+    svg = draw_svg(HEIGHT, summary or title, *shapes, *labels)
     return Panel(title, svg)
+
+
+def fit_upward_axis(title: str, series: Sequence[Series]) -> Axis:
+    """Fit the upward axis to all points and the bars over their seeds."""
+    marks: list[Mark] = [mark for one in series for mark in one.marks]
+    values = [value for mark in marks for value in (mark.y, mark.low, mark.high) if value is not None]
+    return fit_axis(title, values)
 
 
 def thin_marks(marks: Sequence[Mark], number: int = MAX_MARKS) -> list[Mark]:
@@ -131,142 +138,10 @@ def thin_marks(marks: Sequence[Mark], number: int = MAX_MARKS) -> list[Mark]:
     return [mark if index in pointed else replace(mark, tip="") for index, mark in enumerate(marks)]
 
 
-@dataclass(frozen=True)
-class Bar:
-    """Stretch of a horizontal bar, in data coordinates. colour: a style's, or None for the free rest."""
-
-    start: float
-    end: float
-    tip: str
-    style: Style | None = None
-    shade: float | None = None  # instead of a colour: 0 is pale, 1 dark
-
-
-def plot_bars(
-    title: str, rows: Sequence[tuple[str, Sequence[Bar]]], across: Axis, guides: Sequence[float] = ()
-) -> Panel:
-    """Plot a row of stretches for each name, the name above its row so that no length of it is cut."""
-    left, step, thickness = 8.0, 34.0, 13.0
-    height = TOP + step * len(rows) + BOTTOM
-
-    def place(value: float) -> float:
-        return left + (WIDTH - left - RIGHT) * min(1.0, max(0.0, across.share(value)))
-
-    shapes = [
-        element("line", x1=place(value), x2=place(value), y1=TOP, y2=height - BOTTOM + 4, class_="grid")
-        for value, _ in across.ticks
-    ]
-    for row, (name, bars) in enumerate(rows):
-        top = TOP + step * row
-        shapes.append(element("text", shorten(name, 52), x=left, y=top + 11, class_="row"))
-        for bar in bars:
-            shown = {"class_": "bar free"} if bar.style is None and bar.shade is None else {"class_": "bar"}
-            if bar.style is not None:
-                shown = {"class_": f"bar {colour_class(bar.style)}", "fill": "currentColor"}
-            if bar.shade is not None:
-                shown = {"class_": "bar shade", "style": f"--share:{100 * bar.shade:.0f}%"}
-            width = max(place(bar.end) - place(bar.start), 0.75)
-            shapes.append(
-                element(
-                    "rect", x=place(bar.start), y=top + 16, width=width, height=thickness, data_tip=bar.tip, **shown
-                )
-            )
-    shapes += [_line([(place(guide), TOP), (place(guide), height - BOTTOM)], class_="guide") for guide in guides]
-    shapes += _ticks_below(across, [(place(value), label) for value, label in across.ticks], height)
-    return Panel(title, _svg(height, title, *shapes))
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Cell of a grid: its text, its shade from 0 (pale) to 1 (dark), and what is said of it."""
-
-    text: str
-    shade: float
-    tip: str
-
-
-def plot_grid(title: str, rows: Sequence[Sequence[Cell | None]], across: str, down: str, names: Sequence[str]) -> Panel:
-    """Plot a square of cells; `names` of rows and columns alike. Texts are left out where they do not fit."""
-    number = max(1, len(names))
-    left, top = 30.0, 34.0
-    size = min((WIDTH - left - 6) / number, 46.0)
-    height = top + size * number + 8
-    shapes = [
-        element("text", across, x=left + size * number / 2, y=12, class_="axis", text_anchor="middle"),
-        element(
-            "text",
-            down,
-            x=10,
-            y=top + size * number / 2,
-            class_="axis",
-            text_anchor="middle",
-            transform=f"rotate(-90 10 {top + size * number / 2:.1f})",
-        ),
-    ]
-    every = max(1, math.ceil(14 / size))
-    for index, name in list(enumerate(names))[::every]:
-        middle = size * (index + 0.5)
-        shapes.append(element("text", name, x=left + middle, y=top - 6, class_="tick", text_anchor="middle"))
-        shapes.append(element("text", name, x=left - 4, y=top + middle + 4, class_="tick", text_anchor="end"))
-    for row, cells in enumerate(rows):
-        for column, cell in enumerate(cells):
-            if cell is None:
-                continue
-            x, y = left + size * column, top + size * row
-            shade = min(1.0, max(0.0, cell.shade))
-            shapes.append(
-                element(
-                    "rect", x=x + 0.5, y=y + 0.5, width=size - 1, height=size - 1, class_="shade",
-                    style=f"--share:{100 * shade:.0f}%", data_tip=cell.tip,
-                )
-            )  # fmt: skip
-            if len(cell.text) * LETTER <= size:
-                ground = "on-dark" if shade > DARK else "on-pale"
-                shapes.append(
-                    element("text", cell.text, x=x + size / 2, y=y + size / 2 + 4, class_=ground, text_anchor="middle")
-                )
-    return Panel(title, _svg(height, title, *shapes))
-
-
-DARK = 0.65  # shade from which a text on it is of the other colour; tests compute the contrast in both themes
-
-
-def plot_strips(title: str, rows: Sequence[tuple[Sequence[int], str]], size: int) -> Panel:
-    """Plot a strip of `size` cells for each row, dark at the listed ones; each row with its text."""
-    height = 13.0 * len(rows) + 2
-    width = (WIDTH - 4) / size
-    gap = 0.6 if width > 3 else 0.0
-    shapes = []
-    for row, (kept, tip) in enumerate(rows):
-        top = 1 + 13 * row
-        stretches = _list_single(kept) if gap else _list_stretches(kept)
-        lengths = [(first, width * (last - first + 1) - gap) for first, last in stretches]
-        outline = "".join(f"M{2 + width * first:.2f} {top}h{length:.2f}v11h-{length:.2f}z" for first, length in lengths)
-        shapes.append(element("rect", x=2, y=top, width=WIDTH - 4, height=11, class_="shade", style="--share:0%"))
-        shapes.append(element("path", d=outline, class_="shade", style="--share:100%"))
-        shapes.append(element("rect", x=2, y=top, width=WIDTH - 4, height=11, class_="cover", data_tip=tip))
-    return Panel(title, _svg(height, title, *shapes))
-
-
-def _list_single(kept: Sequence[int]) -> list[tuple[int, int]]:
-    return [(channel, channel) for channel in kept]
-
-
-def _list_stretches(kept: Sequence[int]) -> list[tuple[int, int]]:
-    """Join neighbours to (first, last), so that a wide layer needs few shapes."""
-    stretches: list[tuple[int, int]] = []
-    for channel in sorted(kept):
-        if stretches and stretches[-1][1] == channel - 1:
-            stretches[-1] = (stretches[-1][0], channel)
-        else:
-            stretches.append((channel, channel))
-    return stretches
-
-
 def draw_key(style: Style) -> Markup:
     """Draw the key of a legend: a piece of the line with its marker."""
     shapes = [
-        _line([(1, 7), (27, 7)], stroke="currentColor", stroke_width=1.6, stroke_dasharray=dashes(style)),
+        draw_line([(1, 7), (27, 7)], stroke="currentColor", stroke_width=1.6, stroke_dasharray=dashes(style)),
         *([marker(style[1], 14, 7, fill="currentColor")] if style[1] else []),
     ]
     return element(
@@ -274,13 +149,8 @@ def draw_key(style: Style) -> Markup:
     )
 
 
-def shorten(text: str, letters: int) -> str:
-    """Cut a text in the middle, as layers' names differ at both ends."""
-    half = letters // 2
-    return text if len(text) <= letters else f"{text[:half]}…{text[-half + 1 :]}"
-
-
-def _svg(height: float, summary: str, *shapes: Markup) -> Markup:
+def draw_svg(height: float, summary: str, *shapes: Markup) -> Markup:
+    """Draw a plot of the panel's width; it can be focused, so that arrow keys go through its marks."""
     return element(
         "svg", *shapes, viewBox=f"0 0 {WIDTH:g} {height:g}", role="img", aria_label=summary, tabindex=0, class_="plot"
     )
@@ -297,12 +167,12 @@ def _frame(across: Axis, up: Axis) -> Markup:
             shapes.append(element("text", label, x=LEFT - 5, y=y + 4, class_="tick", text_anchor="end"))
     places = [(LEFT + (right - LEFT) * across.share(value), label) for value, label in across.ticks]
     places = [(x, label) for x, label in places if LEFT - 1 <= x <= right + 1]
-    shapes += _ticks_below(across, places, HEIGHT)
-    shapes.append(_line([(LEFT, TOP), (LEFT, bottom), (right, bottom)], class_="frame"))
+    shapes += ticks_below(across, places, HEIGHT)
+    shapes.append(draw_line([(LEFT, TOP), (LEFT, bottom), (right, bottom)], class_="frame"))
     return element("g", *shapes)
 
 
-def _ticks_below(axis: Axis, places: Sequence[tuple[float, str]], height: float) -> list[Markup]:
+def ticks_below(axis: Axis, places: Sequence[tuple[float, str]], height: float) -> list[Markup]:
     """Draw the labels of ticks below a plot, without those that would touch the one before; and the title."""
     shapes, end = [], -math.inf
     for x, label in places:
@@ -321,10 +191,10 @@ def _series(series: Series, points: Sequence[Point], ends: Sequence[tuple[Point,
     if series.filled and points:
         floor = HEIGHT - BOTTOM
         outline = [(points[0][0], floor), *points, (points[-1][0], floor)]
-        shapes.append(_line(outline, fill="currentColor", fill_opacity=0.14, stroke="none"))
+        shapes.append(draw_line(outline, fill="currentColor", fill_opacity=0.14, stroke="none"))
     if series.joined and len(points) > 1:
-        shapes.append(_line(points, stroke="currentColor", stroke_dasharray=dashes(series.style), class_="line"))
-    shapes += [_line(list(bar), stroke="currentColor", class_="whisker") for bar in ends if bar]
+        shapes.append(draw_line(points, stroke="currentColor", stroke_dasharray=dashes(series.style), class_="line"))
+    shapes += [draw_line(list(bar), stroke="currentColor", class_="whisker") for bar in ends if bar]
     lonely = len(points) == 1
     for (x, y), mark in zip(points, series.marks, strict=True):
         if mark.tip:
@@ -361,6 +231,7 @@ def _along(points: Sequence[Point], step: float = 5.0) -> list[Point]:
     return along
 
 
-def _line(points: Sequence[Point], **attributes: object) -> Markup:
+def draw_line(points: Sequence[Point], **attributes: object) -> Markup:
+    """Draw a line through points."""
     outline = "M" + "L".join(f"{x:.2f} {y:.2f}" for x, y in points)
     return element("path", d=outline, **{"fill": "none", **attributes})

@@ -10,9 +10,6 @@ from structured_ensembles.report.reliability import bin_confidence
 from structured_ensembles.report.web.charts import (
     chart_corruptions,
     chart_coverage,
-    chart_disagreement,
-    chart_discarding,
-    chart_entropies,
     chart_front,
     chart_kept,
     chart_learning,
@@ -24,6 +21,7 @@ from structured_ensembles.report.web.page import Section, sample_section
 from structured_ensembles.report.web.plots import Chart
 from structured_ensembles.report.web.sample_details import SampleDetails, read_details
 from structured_ensembles.report.web.summary import choose_subject, is_continual_run
+from structured_ensembles.report.web.uncertainty_charts import chart_disagreement, chart_discarding, chart_entropies
 from structured_ensembles.runs.finished import Finished
 from structured_ensembles.runs.folder import read_history, read_subnets
 
