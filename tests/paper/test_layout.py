@@ -1,10 +1,8 @@
-"""Tables of ours beside the paper's figures, in Markdown and HTML."""
-
-from html.parser import HTMLParser
+"""Tables of ours beside the paper's figures, in Markdown."""
 
 import pytest
 
-from structured_ensembles.paper import Cell, html_table, markdown_table, published, table_names
+from structured_ensembles.paper import Cell, markdown_table, published, table_names
 
 ROWS = ("single", "deep", "structured")
 COLUMNS = ("cifar10/resnet20", "svhn/vgg11")
@@ -40,54 +38,6 @@ def test_markdown_table_equals_a_hand_written_one() -> None:
     )
 
 
-class Cells(HTMLParser):
-    """Collect the text of every cell and the open tags."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.open: list[str] = []
-        self.strong: list[str] = []
-        self.notes: list[str] = []
-        self.feed(text)
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list) -> None:
-        self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-        elif tag == "p":
-            self.notes.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "td" in self.open or "th" in self.open:
-            self.rows[-1][-1] += data
-            if "strong" in self.open:
-                self.strong.append(data)
-        elif "p" in self.open:
-            self.notes[-1] += data
-
-
-def test_html_table_has_the_cells_of_the_markdown_table() -> None:
-    text = html_table(ROWS, COLUMNS, METRICS, OURS, PAPER, titles={"svhn/vgg11": "SVHN & <VGG>"})
-    cells = Cells(text)
-    assert cells.rows == [
-        ["accuracy (%)", "cifar10/resnet20", "SVHN & <VGG>"],
-        ["single", "89.00 ± 1.00 (88.67)", "95.00 (94.261)"],  # the last 1 is a <sup>
-        ["deep", "92.00", "– (95.802)"],
-        ["structured", "92.00 ± 1.41", "– (95.741)"],
-    ]
-    assert cells.strong == ["92.00", "92.00 ± 1.41"]
-    assert cells.notes == ["1 suspicious: a | repeat", "2 suspicious: another <doubt>"]
-    assert '<span class="paper suspicious">(94.26<sup>1</sup>)</span>' in text
-    assert '<span class="paper">(88.67)</span>' in text
-
-
 def test_bold_needs_all_rows_a_direction_and_finite_figures() -> None:
     columns = ("cal/ece", "div/wc", "size/overhead")
     metrics = {column: column for column in columns}
@@ -112,7 +62,6 @@ def test_blank_cells_stay_empty() -> None:
     blank = [("structured", "cifar10/resnet20")]
     lines = markdown_table(ROWS, COLUMNS, METRICS, ours, blank=blank).splitlines()
     assert lines[2:] == ["| single | 80.00 | – |", "| deep | **90.00** | 95.00 |", "| structured |  | – |"]
-    assert Cells(html_table(ROWS, COLUMNS, METRICS, ours, blank=blank)).rows[3] == ["structured", "", "–"]
 
 
 def test_titles_and_pipes_are_escaped() -> None:
@@ -148,6 +97,6 @@ def test_invalid_arguments_are_errors() -> None:
     ):
         markdown_table(ROWS, COLUMNS, METRICS, {("deep", "mnist"): [0.9]})
     with pytest.raises(ValueError, match="has none for svhn/vgg11"):
-        html_table(ROWS, COLUMNS, {"cifar10/resnet20": "cls/accuracy"}, {})
+        markdown_table(ROWS, COLUMNS, {"cifar10/resnet20": "cls/accuracy"}, {})
     with pytest.raises(ValueError, match=r"metric must be one of cls/accuracy, .*not 'cls/top5'"):
-        html_table(ROWS, COLUMNS[:1], {"cifar10/resnet20": "cls/top5"}, {})
+        markdown_table(ROWS, COLUMNS[:1], {"cifar10/resnet20": "cls/top5"}, {})

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -81,21 +82,28 @@ def test_table_shows_nan_and_inf(values: list[float]) -> None:
 
 
 class Page(HTMLParser):
-    """Collect the tags, attributes and texts of a page, outside of figures."""
+    """Collect the tags, attributes and scripts of a page, and its texts outside of figures."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: set[str] = set()
         self.attributes: set[str] = set()
         self.texts: list[str] = []
+        self.scripts: list[str] = []
+        self.inside: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
+        self.inside += [tag] if tag in ("script", "svg") else []
         self.attributes |= {name for name, _ in attrs}
 
+    def handle_endtag(self, tag: str) -> None:
+        if self.inside and self.inside[-1] == tag:
+            self.inside.pop()
+
     def handle_data(self, data: str) -> None:
-        self.texts.append(data)
+        (self.scripts if "script" in self.inside else [] if "svg" in self.inside else self.texts).append(data)
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +146,12 @@ def test_report_escapes_names_from_files(
     new = set(tmp_path.rglob("*")) - outside
     assert all(out in (path, *path.parents) for path in new)
     plain = Page((out / "report.html").read_text(encoding="utf-8"))
-    assert not plain.tags & {"script", "img", "a", "iframe", "b"}
+    assert not plain.tags & {"img", "a", "iframe", "b"}
+    assert plain.scripts == [files("structured_ensembles.report.web").joinpath("page.js").read_text(encoding="utf-8")]
     assert not {name for name in plain.attributes if name.startswith("on")} | ({"src"} & plain.attributes)
     assert any("<script>alert(1)</script>" in text for text in plain.texts)
     assert not any(text.strip() == "49" for text in plain.texts)  # nothing is computed in the page
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", "".join(plain.texts))  # no text is hidden or turned round
     markdown = (out / "report.md").read_text(encoding="utf-8")
     for link in re.findall(r"(?<!\\)\]\(([^)]*)\)", markdown):
         assert re.fullmatch(r"figures/[A-Za-z0-9._=+,-]+\.svg", link)

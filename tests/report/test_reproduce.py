@@ -17,6 +17,7 @@ from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.studies import StudyOptions, figure_of
 from structured_ensembles.report.page import group_runs
 from structured_ensembles.report.pictures import _draw_all, draw_pictures, list_front_points
+from structured_ensembles.report.reproduce import name_members
 from structured_ensembles.runs.evaluations import read_figures
 from structured_ensembles.runs.experiment import Experiment, Request, measure_experiment
 from structured_ensembles.runs.finished import Finished, read_run
@@ -191,6 +192,14 @@ def test_study_writes_tables_and_figures(reproduced: Path) -> None:
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=.http", page)  # self-contained
     names = {path.stem.removeprefix("digits-lenet5-") for path in (folder / "figures").glob("*.png")}
     assert {"overhead", "front-parameters", "corruptions", "reliability", "discarding", "entropy", "kept"} <= names
+
+
+def test_title_has_the_members_of_its_runs() -> None:
+    titles = [
+        name_members(study("table-accuracy", StudyOptions(methods=("structured",), seeds=(0,), smoke=smoke)))
+        for smoke in (False, True)
+    ]
+    assert titles == ["Accuracy of ensembles of five", "Accuracy of ensembles of 3"]
 
 
 def test_table_numbers_equal_the_runs_figures(reproduced: Path) -> None:

@@ -6,19 +6,18 @@ import random
 import shutil
 import time
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from jinja2 import Environment
 from safetensors.torch import save_file
 
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.continual.results import read_continual_result
+from structured_ensembles.report.page import compose_page, group_runs, tabulate_runs
 from structured_ensembles.report.pictures import list_front_points
 from structured_ensembles.runs.evaluations import evaluation_path, merge_figures, read_figures
 from structured_ensembles.runs.experiment import Request, measure_experiment
@@ -107,8 +106,6 @@ WRONG_VALUES = [None, True, "x", [], {}, [1], -1, 0, 1e999, float("nan"), 10**40
 @pytest.mark.parametrize("name", ["result.json", "evaluation-test-mean.json"])
 def test_forged_values_are_refused_or_shown(run: Path, name: str) -> None:
     """Wrong types with a valid checksum give the right kind of error or a usable run."""
-    template = files("structured_ensembles.report").joinpath("page.html").read_text(encoding="utf-8")
-    page = Environment(autoescape=True).from_string(template)
     original = read_json(run / name, "")
     key_paths = [(key,) for key in original] + [("figures", key) for key in original["figures"] if "size" in key]
     for key_path in key_paths:
@@ -126,7 +123,7 @@ def test_forged_values_are_refused_or_shown(run: Path, name: str) -> None:
             else:
                 assert all(isinstance(value, float) for value in finished.figures.values())
                 outcome(lambda result: list_front_points({"a": [result]}, "parameters"), finished)
-                page.render(title="", intro=[], tables=[], setups={}, runs=[finished])
+                outcome(lambda run: compose_page("", [], tabulate_runs(group_runs([run])), [run]), finished)
             forge(run / name, lambda content: content.update(original))
 
 

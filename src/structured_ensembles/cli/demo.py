@@ -14,7 +14,7 @@ from structured_ensembles.data.digits import read_digits
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.methods import METHODS
-from structured_ensembles.report.demo_page import Outcome, write_page
+from structured_ensembles.report.demo_page import Outcome, write_demo_page
 from structured_ensembles.training import Recipe
 
 EPOCHS = 20
@@ -60,7 +60,7 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0, epochs: int = EPOCHS) -> 
         f"T: after a temperature fitted to {len(data.split('validation'))} held-out images; "
         f"coverage: of conformal sets that promise {100 * COVERAGE:g} %"
     )
-    page = write_page(out / "report.html", data, graph, outcomes)
+    page = write_demo_page(out / "report.html", data, graph, outcomes)
     print(f"\nDone in {time.perf_counter() - start:.0f} s. Look at {page}")
     print("Next, for your own network and data:\n  sens train --help\n  sens models\n  sens datasets")
     return 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from structured_ensembles.common.tables import escape_control_characters
 from structured_ensembles.continual.results import is_continual
 from structured_ensembles.paper.queue import QUEUE
 from structured_ensembles.report.docs import write_docs
 from structured_ensembles.report.page import report_runs
+from structured_ensembles.report.web.sample_details import measure_run_details
 from structured_ensembles.runs.experiment import Request, measure_experiment
 
 
@@ -23,9 +25,9 @@ def report(
     """Compare any runs: Markdown, figures, and one self-contained HTML page.
 
     Args:
-        runs: run folders of sens train, or of sens continual; with --docs the folder results
+        runs: run folders of sens train and of sens continual; with --docs the folder results
         out: the folder of the report
-        measure: evaluate runs that lack figures
+        measure: evaluate runs that lack figures, and the samples that the page shows
         root: where data sets are kept
         device: auto, cpu, cuda, …
         trust_code: let the folders import the functions that build their networks and data
@@ -42,7 +44,13 @@ def report(
             print(f"wrote {path}")
         return 0
     for run in [folder for folder in runs if measure and not is_continual(folder)]:
+        if not (run / "ensemble.safetensors").exists():
+            print(
+                f"{escape_control_characters(str(run))} has no ensemble.safetensors: its page shows what was recorded"
+            )
+            continue
         measure_experiment(run, Request(), root=root, device=device, trust_code=trust_code)
+        measure_run_details(run, root=root, device=device, trust_code=trust_code)
     page = report_runs(runs, out)
     print((out / "report.md").read_text(encoding="utf-8").rstrip())
     print(f"\nsee {page}")

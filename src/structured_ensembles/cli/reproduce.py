@@ -12,7 +12,7 @@ from structured_ensembles.paper.catalogue import study_names
 from structured_ensembles.paper.queue import QUEUE, run_queue, write_queue
 from structured_ensembles.paper.sections import plan_runs
 from structured_ensembles.paper.studies import SEEDS, StudyOptions
-from structured_ensembles.report.page import FIGURES
+from structured_ensembles.report.page import FIGURES, count_runs
 from structured_ensembles.report.reproduce import reproduce as carry_out
 from structured_ensembles.runs.grid import Outcome
 from structured_ensembles.runs.workers import Backend
@@ -87,7 +87,7 @@ def reproduce(
             study_name, folder, options, root=root, device=device, backend=backend, workers=workers, quiet=quiet
         )
         failures += len(reproduced.failed)
-        news = f"{reproduced.new} runs trained or measured, {reproduced.known} known"
+        news = f"{count_runs(reproduced.new)} trained or measured, {reproduced.known} known"
         news = news if reproduced.new or reproduced.failed else "nothing new to run"
         print((reproduced.page.parent / "report.md").read_text(encoding="utf-8").partition(f"\n{FIGURES}")[0].rstrip())
         print(f"\n{study_name}: {news}; see {reproduced.page}\n")
@@ -141,5 +141,5 @@ def _run_queue(
         print(f"sens: {run} failed: {error}", file=sys.stderr)
     for name, reason in progress.without.items():
         print(f"sens: runs on {name} are left, since it cannot be had: {reason}", file=sys.stderr)
-    print(f"{len(progress.new)} runs finished, {len(progress.left)} left; see {out / QUEUE}")
+    print(f"{count_runs(len(progress.new))} finished, {len(progress.left)} left; see {out / QUEUE}")
     return 1 if progress.failed else 0

@@ -1,11 +1,10 @@
-"""Tables of our figures beside the paper's, as Markdown and as HTML: `ours ± deviation (paper)`."""
+"""Tables of our figures beside the paper's, as Markdown: `ours ± deviation (paper)`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from statistics import fmean, stdev
 
 from structured_ensembles.common.markdown import escape_markdown
@@ -91,29 +90,6 @@ def markdown_table(
     return "\n\n".join([table, *notes]) + "\n"
 
 
-def html_table(
-    rows: Sequence[str],
-    columns: Sequence[str],
-    metrics: Mapping[str, str],
-    ours: Mapping[Key, Sequence[float]],
-    paper: Mapping[Key, Cell] | None = None,
-    titles: Mapping[str, str] | None = None,
-    blank: Collection[Key] = (),
-) -> str:
-    """Write an HTML `<table>` with footnotes; the paper's numbers have the class `paper`, or also `suspicious`."""
-    layout = _lay_out(rows, columns, metrics, ours, paper or {}, titles or {}, blank)
-    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in layout.header)
-    body = "\n".join(
-        f'<tr><th scope="row">{escape(title)}</th>{"".join(f"<td>{_html_cell(cell)}</td>" for cell in cells)}</tr>'
-        for title, cells in layout.lines
-    )
-    notes = "".join(
-        f'\n<p class="note"><sup>{number}</sup> suspicious: {escape(reason)}</p>'
-        for number, reason in enumerate(layout.notes, start=1)
-    )
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>{notes}\n"
-
-
 def _lay_out(
     rows: Sequence[str],
     columns: Sequence[str],
@@ -127,7 +103,7 @@ def _lay_out(
     _check(rows, columns, metrics, ours)
     column_metrics = {column: metric_of(metrics[column]) for column in columns}
     rivals = {column: [row for row in rows if (row, column) not in blank] for column in columns}
-    best = {key for column in columns for key in _find_best(rivals[column], column, column_metrics[column], ours)}
+    best = {key for column in columns for key in find_best(rivals[column], column, column_metrics[column], ours)}
     notes: list[str] = []
     lines = []
     for row in rows:
@@ -148,7 +124,7 @@ def _lay_out(
                 )
             )
         lines.append((titles.get(row, row), tuple(cells)))
-    return _Layout(_header(columns, metrics, titles), tuple(lines), tuple(notes))
+    return _Layout(header_of(columns, metrics, titles), tuple(lines), tuple(notes))
 
 
 def _check(
@@ -161,7 +137,7 @@ def _check(
         raise ValueError(f"ours must have figures of rows and columns of this table, not of {strays}")
 
 
-def _header(columns: Sequence[str], metrics: Mapping[str, str], titles: Mapping[str, str]) -> tuple[str, ...]:
+def header_of(columns: Sequence[str], metrics: Mapping[str, str], titles: Mapping[str, str]) -> tuple[str, ...]:
     """Return the header; its corner has the metric of the columns, if none names it and all have the same."""
     column_titles = []
     for column in columns:
@@ -187,7 +163,7 @@ def _format_ours(values: Sequence[float] | None, metric: Metric, missing: str) -
     return f"{mean} ± {metric.shown(stdev(values))}"
 
 
-def _find_best(rows: Sequence[str], column: str, metric: Metric, ours: Mapping[Key, Sequence[float]]) -> list[Key]:
+def find_best(rows: Sequence[str], column: str, metric: Metric, ours: Mapping[Key, Sequence[float]]) -> list[Key]:
     """Return the cells whose mean is best as shown; none if a row is missing or is not finite."""
     means = {(row, column): fmean(values) for row in rows if (values := ours.get((row, column)))}
     if metric.better is None or len(rows) < 2 or len(means) < len(rows) or not all(map(math.isfinite, means.values())):
@@ -201,14 +177,6 @@ def _markdown_cell(cell: _Shown) -> str:
     if cell.paper is None:
         return ours
     return f"{ours} ({cell.paper}{'' if cell.note is None else _superscript(cell.note)})"
-
-
-def _html_cell(cell: _Shown) -> str:
-    ours = f"<strong>{cell.ours}</strong>" if cell.best else cell.ours
-    if cell.paper is None:
-        return ours
-    paper = f"({escape(cell.paper)}{'' if cell.note is None else f'<sup>{cell.note}</sup>'})"
-    return f'{ours} <span class="{"paper" if cell.note is None else "paper suspicious"}">{paper}</span>'
 
 
 def _format_seeds(counts: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -39,7 +40,8 @@ def _shared_settings(runs: Sequence[Finished]) -> dict[str, Any]:
 
 def _mean_nlls(runs: Sequence[Finished]) -> list[float]:
     """Average over seeds the NLL after temperature of the first 1, 2, … members; empty if not measured."""
-    members = int(runs[0].figures.get("size/members", 0))
+    known_members = runs[0].figures.get("size/members", 0.0)
+    members = int(known_members) if math.isfinite(known_members) else 0
     names = [f"first/{number}/nll_t" for number in range(1, members + 1)]
     known = [run.figures for run in runs if all(name in run.figures for name in names)]
     return [fmean(figures[name] for figures in known) for name in names] if known else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 
 import matplotlib as mpl
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from structured_ensembles.common.colours import BLUE, GREY, PALE
+from structured_ensembles.report.reliability import bin_confidence
 from structured_ensembles.report.run_figures import draw_entropy_histograms
 from structured_ensembles.report.style import add_legend_below, choose_styles, require, tidy_axis, wrap_name
 from structured_ensembles.selection import Subnet
@@ -66,12 +68,7 @@ def draw_reliability_of_confidence(curves: Sequence[tuple[str, Tensor, Tensor]],
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="perfect")
     style = choose_styles(name for name, _, _ in curves)
     for name, confidence, correct in curves:
-        index = (confidence.double() * bins).ceil().clamp(1, bins).long() - 1
-        points = [
-            (float(confidence[index == number].double().mean()), float(correct[index == number].double().mean()))
-            for number in range(bins)
-            if int((index == number).sum()) >= 5  # fewer are only noise
-        ]
+        points = [(one.confidence, one.accuracy) for one in bin_confidence(confidence, correct, bins)]
         colour, marker = style[name]
         across, up = zip(*points, strict=True) if points else ((), ())
         label = wrap_name(name if points else f"{name} (too few samples)")
@@ -103,5 +100,6 @@ def as_png(figure: Figure, dpi: int = 150) -> bytes:
 
 
 def _short(name: str) -> str:
-    """Shorten the name of a layer for matplotlib, to which a dollar sign would begin a formula."""
-    return name.replace("$", r"\$").removeprefix("backbone.").removeprefix("layer").replace(".conv1", "")
+    """Shorten the name of a layer, `layer1.0.conv1` to `1.0`; to matplotlib, a dollar sign would begin a formula."""
+    short = re.sub(r"^layer(?=\d)", "", name.removeprefix("backbone.")).removesuffix(".conv1")
+    return short.replace("$", r"\$")

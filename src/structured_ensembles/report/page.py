@@ -1,4 +1,4 @@
-"""Reports of finished runs: a Markdown file, figures as SVG and PNG, and one self-contained HTML page."""
+"""Reports of finished runs: a Markdown file with figures as SVG and PNG, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
 from matplotlib.figure import Figure
 
 from structured_ensembles.common.markdown import escape_markdown
 from structured_ensembles.continual.results import is_continual, read_continual_run
-from structured_ensembles.paper.layout import TableData, html_table, markdown_table
+from structured_ensembles.paper.layout import TableData, markdown_table
 from structured_ensembles.report.continual_pictures import draw_continual_pictures
 from structured_ensembles.report.deep_equivalents import EXPLANATION, compute_deep_equivalents
 from structured_ensembles.report.figures import as_svg
 from structured_ensembles.report.pictures import Picture, draw_pictures
+from structured_ensembles.report.web.page import Page, Section, write_page
+from structured_ensembles.report.web.run_sections import list_sections
+from structured_ensembles.report.web.summary import choose_subject, is_continual_run, summarise
+from structured_ensembles.report.web.tables import Table, plain_table, split_columns, table_of_figures
 from structured_ensembles.runs.finished import Finished, read_run
 from structured_ensembles.storage.files import write_atomically, write_text
 
 Draw = Callable[[Mapping[str, Sequence[Finished]]], list[Picture]]
 FIGURES = "## Figures:"  # a heading, with the data set and network
 LONGEST_NAME = 150  # characters of a figure's file
-BROAD = 6.5  # inches from which a figure gets the full width of the page
+SENTENCES = 3  # at the top of a page
 SUMMARY = (
     "cls/accuracy", "cal/nll", "cal/ece", "cal/nll_t", "cal/ece_t", "cal/deep_equivalent", "conf/coverage",
     "conf/size", "conf/width",
@@ -35,7 +37,27 @@ SUMMARY = (
     "unc/aurc", "unc/coverage_at_5_risk", "unc/filtered_accuracy", "unc/discarded", "reg/rmse", "reg/member_rmse",
     "reg/spread", "reg/nll", "reg/coverage_at_90", "size/overhead", "size/file_bytes",
 )  # fmt: skip
+# Tables of a page with so many figures; what is in none of them comes last.
+GROUPS = (
+    (
+        "accuracy, calibration and memory",
+        ("cls/accuracy", "cal/nll", "cal/ece", "cal/nll_t", "cal/ece_t", "cls/brier", "cal/deep_equivalent",
+         "size/overhead", "size/file_bytes"),
+    ),
+    (
+        "prediction sets and discarding",
+        ("conf/coverage", "conf/size", "conf/width", "unc/kept", "unc/kept_accuracy", "unc/auroc", "unc/aurc",
+         "unc/coverage_at_5_risk", "unc/filtered_accuracy", "unc/discarded"),
+    ),
+    ("diversity", ("div/cc", "div/wc", "div/disagreement")),
+)  # fmt: skip
 CONTINUAL_SUMMARY = ("cl/accuracy", "cl/final_accuracy", "cl/forgetting", "cl/accuracy_without_identity")
+
+
+def draw_any_pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
+    """Draw the runs on one data set and network, by label: of `sens train` or of `sens continual`."""
+    is_continual_setup = is_continual_run(next(iter(runs.values()))[0])
+    return draw_continual_pictures(runs) if is_continual_setup else draw_pictures(runs)
 
 
 def write_report(
@@ -44,59 +66,81 @@ def write_report(
     intro: Sequence[str],
     tables: Sequence[TableData],
     runs: Sequence[Finished],
-    draw: Draw = draw_pictures,
+    draw: Draw = draw_any_pictures,
 ) -> Path:
-    """Write `report.md`, `figures/` and `report.html`; return the path of the page.
+    """Write `report.md`, its `figures/`, and `report.html`; return the path of the page.
 
-    draw: draws the runs on one data set and network, by label.
+    draw: draws the runs on one data set and network, by label, for the Markdown file.
     """
     intro = [*intro, *describe_precisions(runs)]
-    by_setup = {setup: _draw_escaped(draw, labelled) for setup, labelled in group_runs(runs).items()}
-    written: dict[str, list[dict[str, Any]]] = {}
+    grouped = group_runs(runs)
+    by_setup = {setup: _draw_escaped(draw, labelled) for setup, labelled in grouped.items()}
     for setup, setup_pictures in by_setup.items():
         for picture in setup_pictures:
-            svg = _write_figure(folder / "figures" / _file_name(setup, picture), picture)
-            broad = picture.figure.get_figwidth() > BROAD
-            written.setdefault(setup, []).append({"svg": svg, "caption": picture.caption, "broad": broad})
+            _write_figure(folder / "figures" / _file_name(setup, picture), picture)
     write_text(folder / "report.md", _markdown(title, intro, tables, by_setup))
-    template = Environment(autoescape=True).from_string(
-        files("structured_ensembles.report").joinpath("page.html").read_text(encoding="utf-8")
-    )
-    html = [{"title": table_data.title, "html": html_table(*_cells(table_data))} for table_data in tables]
-    path = folder / "report.html"
-    write_text(path, template.render(title=title, intro=intro, tables=html, setups=written, runs=list(map(_row, runs))))
-    return path
+    return write_page(folder / "report.html", compose_page(title, intro, tables, runs))
+
+
+def compose_page(
+    title: str,
+    intro: Sequence[str],
+    tables: Sequence[TableData],
+    runs: Sequence[Finished],
+) -> Page:
+    """Compose the page: what it means, tables, charts of each setup, the runs behind them."""
+    grouped = group_runs(runs)
+    sentences = {setup: summarise(setup, labelled) for setup, labelled in grouped.items()}
+    lead = next(iter(sentences.values()), [])
+    if len(sentences) > 1:  # one for each, and the others at the charts
+        lead = [lines[0] for lines in sentences.values() if lines][:SENTENCES]
+    subjects = {choose_subject(labelled) for labelled in grouped.values()}
+    pieces = [piece for data in tables for piece in split_columns(data, GROUPS)]
+    sections = [Section("Figures in numbers", tables=[table_of_figures(piece, subjects) for piece in pieces])]
+    for setup, labelled in grouped.items():
+        setup_sections = list_sections(setup, labelled)
+        if len(grouped) > 1 and setup_sections:
+            setup_sections[0] = replace(setup_sections[0], text=sentences[setup])
+        sections += setup_sections
+    sections.append(Section(count_runs(len(runs)), tables=[_table_of_runs(runs)], folded=True))
+    notes = [*intro, "Bold: the best of a column. Shaded: what the sentences above are about."]
+    return Page(title, lead, notes, sections)
 
 
 def report_runs(folders: Sequence[Path], out: Path) -> Path:
     """Write a report of run folders: one table for each data set and network, and every chart that they allow."""
-    are_continual = {is_continual(folder) for folder in folders}
-    if len(are_continual) != 1:
-        raise ValueError("runs must be all of sens train or all of sens continual, not of both: report them apart")
-    summary, read, draw = (
-        (CONTINUAL_SUMMARY, read_continual_run, draw_continual_pictures)
-        if are_continual.pop()
-        else (SUMMARY, read_run, draw_pictures)
-    )
-    runs = [read(folder) for folder in folders]
-    tables, number, explained = [], 0, False
-    for setup, labelled in group_runs(runs).items():
-        number += sum(map(len, labelled.values()))
+    runs = [(read_continual_run if is_continual(folder) else read_run)(folder) for folder in folders]
+    grouped = group_runs(runs)
+    number = sum(len(seed_runs) for labelled in grouped.values() for seed_runs in labelled.values())
+    tables = tabulate_runs(grouped)
+    explained = any("cal/deep_equivalent" in data.columns for data in tables)
+    intro = [f"{count_runs(number)}, mean ± deviation over seeds.", *[EXPLANATION] * explained]
+    if not all(map(is_continual_run, runs)):
+        intro.append("Predictions of the members are combined by the mean of their probabilities.")
+    return write_report(out, "Comparison of runs" if number > 1 else "Report of a run", intro, tables, runs)
+
+
+def tabulate_runs(grouped: Mapping[str, Mapping[str, Sequence[Finished]]]) -> list[TableData]:
+    """Tabulate the figures of runs: a table for each data set and network, a row for each label."""
+    tables = []
+    for setup, labelled in grouped.items():
+        summary = CONTINUAL_SUMMARY if is_continual_run(next(iter(labelled.values()))[0]) else SUMMARY
         ours = {
             (label, name): [run.figures[name] for run in seed_runs if name in run.figures]
             for label, seed_runs in labelled.items()
             for name in summary
         }
-        if equivalents := compute_deep_equivalents(labelled):
-            ours |= {(label, "cal/deep_equivalent"): [value] for label, value in equivalents.items()}
-            explained = True
+        equivalents = compute_deep_equivalents(labelled)
+        ours |= {(label, "cal/deep_equivalent"): [value] for label, value in equivalents.items()}
         columns = [name for name in summary if any(ours[label, name] for label in labelled)]
         known = {key: values for key, values in ours.items() if values and key[1] in columns}
         tables.append(TableData(setup, list(labelled), columns, dict(zip(columns, columns, strict=True)), known, {}))
-    intro = [f"{number} run{'s' * (number > 1)}, mean ± deviation over seeds.", *[EXPLANATION] * explained]
-    if summary is SUMMARY:
-        intro.append("Predictions of the members are combined by the mean of their probabilities.")
-    return write_report(out, "Comparison of runs", intro, tables, runs, draw)
+    return tables
+
+
+def count_runs(number: int) -> str:
+    """Write a number of runs: "1 run", "2 runs"."""
+    return f"{number} run{'s' * (number != 1)}"
 
 
 def describe_precisions(runs: Sequence[Finished]) -> list[str]:
@@ -104,15 +148,17 @@ def describe_precisions(runs: Sequence[Finished]) -> list[str]:
     counts = Counter(run.precision for run in runs)
     if len(counts) <= 1:
         return [f"Trained in {precision}." for precision in counts]
-    shown = [f"{precision} ({number} run{'s' * (number > 1)})" for precision, number in sorted(counts.items())]
+    shown = [f"{precision} ({count_runs(number)})" for precision, number in sorted(counts.items())]
     return [f"Trained in {', '.join(shown)}."]
 
 
 def group_runs(runs: Sequence[Finished]) -> dict[str, dict[str, list[Finished]]]:
     """Group runs by data set and network, then by label; one run per seed."""
     groups: dict[str, dict[str, list[Finished]]] = {}
+    are_mixed = len({is_continual_run(run) for run in runs}) > 1
     for run in runs:
-        groups.setdefault(run.setup, {}).setdefault(run.label, []).append(run)
+        setup = run.setup + (", task after task" if are_mixed and is_continual_run(run) else "")
+        groups.setdefault(setup, {}).setdefault(run.label, []).append(run)
     return {setup: _distinguish_labels(labelled) for setup, labelled in groups.items()}
 
 
@@ -141,7 +187,7 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _cells(data: TableData) -> tuple[Any, ...]:
-    """Return the arguments of `markdown_table` and `html_table`."""
+    """Return the arguments of `markdown_table`."""
     return data.rows, data.columns, data.metrics, data.ours, data.paper, data.titles, data.blank
 
 
@@ -178,29 +224,22 @@ def _file_name(setup: str, picture: Picture) -> str:
     return name if name == plain else f"{name}-{hashlib.sha256(plain.encode('utf-8', 'replace')).hexdigest()[:8]}"
 
 
-def _row(run: Finished) -> dict[str, str]:
-    """Format what a page says of one run; a dash for missing entries."""
-    result = run.result
-    versions = result.get("versions", {})
-    known = {
-        "folder": run.folder.name,
-        "seed": run.config.get("seed"),
-        "epochs": result.get("epochs"),
-        "seconds": f"{result['seconds']:.0f}" if "seconds" in result else None,
-        "precision": result.get("precision"),
-        "device": result.get("device"),
-        "torch": versions.get("torch"),
-        "date": str(result.get("date") or "")[:10] or None,
-    }
-    return {name: "–" if value is None else str(value) for name, value in known.items()}
+def _table_of_runs(runs: Sequence[Finished]) -> Table:
+    """List the runs behind a page; a dash for missing entries."""
+    rows = []
+    for run in runs:
+        result = run.result
+        date = str(result.get("date") or "")[:10] or None
+        torch_version = result.get("versions", {}).get("torch")
+        known = (result.get("epochs"), result.get("seconds"), result.get("precision"), result.get("device"))
+        rows.append([run.folder.name, run.config.get("seed"), *known, torch_version, date])
+    return plain_table("", ("run", "seed", "epochs", "seconds", "precision", "device", "torch", "date"), rows)
 
 
-def _write_figure(path: Path, picture: Picture) -> str:
-    """Write a figure as SVG and PNG; return the SVG text."""
-    svg = as_svg(picture.figure)
-    write_text(path.with_name(path.name + ".svg"), svg)
+def _write_figure(path: Path, picture: Picture) -> None:
+    """Write a figure as SVG and PNG."""
+    write_text(path.with_name(path.name + ".svg"), as_svg(picture.figure))
     write_atomically(path.with_name(path.name + ".png"), lambda temporary: _png(picture.figure, temporary))
-    return svg
 
 
 def _png(figure: Figure, path: Path) -> None:

@@ -47,7 +47,7 @@ def draw_pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
 def _draw_all(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
     """Draw memory, the front and corruptions of all runs."""
     drawn = []
-    overheads = {label: _values(seed_runs, "size/overhead") for label, seed_runs in runs.items()}
+    overheads = {label: figures_of(seed_runs, "size/overhead") for label, seed_runs in runs.items()}
     if known := {label: values for label, values in overheads.items() if values}:
         drawn.append(
             Picture("overhead", draw_overheads(known), "Parameters of the whole ensemble over those of one network.")
@@ -56,13 +56,10 @@ def _draw_all(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
         if points := list_front_points(runs, memory):
             text = f"Quality against memory ({caption}, one network is 1): the first 1, 2, … members of every ensemble."
             drawn.append(Picture(f"front-{memory}", draw_front(points, memory), text))
-    all_figures = [run.figures for seed_runs in runs.values() for run in seed_runs]
-    family = "official" if any(best_source(all_figures, severity) == "official" for severity in SEVERITIES) else "cor"
-    curves = {label: _accuracies_by_severity(seed_runs, family) for label, seed_runs in runs.items()}
-    if known_curves := {label: curve for label, curve in curves.items() if len(curve) > 1}:
-        origin = "The official corrupted images." if family == "official" else ORIGIN
+    curves, origin = collect_corruptions(runs)
+    if curves:
         text = f"Mean accuracy over the 15 standard corruptions; 0 is clean. {origin}"
-        drawn.append(Picture("corruptions", draw_corruption_curves(known_curves), text))
+        drawn.append(Picture("corruptions", draw_corruption_curves(curves), text))
     return drawn
 
 
@@ -89,7 +86,8 @@ def _draw_one(run: Finished) -> list[Picture]:
         entropies = {"right": samples["entropy"][right], "wrong": samples["entropy"][~right]}
         entropies |= {"corrupted": samples["noisy"]} if "noisy" in samples else {}
         shown = {name: values for name, values in entropies.items() if len(values)}
-        text = "Entropy of predictions; corrupted: under strong Gaussian noise (severity 5)."
+        text = "Entropy of predictions."
+        text += " Corrupted: under strong Gaussian noise (severity 5)." if "noisy" in samples else ""
         drawn.append(Picture("entropy", draw_entropy_histograms(shown, None), text))
         if len(samples["disagreement"]) > 1:
             drawn.append(
@@ -128,7 +126,7 @@ def list_front_points(runs: Mapping[str, Sequence[Finished]], memory: str) -> li
             for number in _list_member_numbers(figures)
             if number == members or (number < members and not is_shared)
         ]:
-            quality = {name: _values(seed_runs, f"first/{number}/{name}") for name in ("accuracy", "nll", "ece")}
+            quality = {name: figures_of(seed_runs, f"first/{number}/{name}") for name in ("accuracy", "nll", "ece")}
             if all(quality.values()):
                 share = 1.0 if is_shared else number / members
                 points.append(FrontPoint(label, f"N={number}", overhead * share, **quality))
@@ -141,16 +139,25 @@ def _list_member_numbers(figures: Mapping[str, float]) -> list[int]:
     return sorted(int(words[1]) for words in names if words[1].isdecimal() and int(words[1]) > 0)
 
 
+def collect_corruptions(runs: Mapping[str, Sequence[Finished]]) -> tuple[dict[str, dict[int, list[float]]], str]:
+    """Collect the accuracies under corruptions by label and severity, and say where the images are from."""
+    all_figures = [run.figures for seed_runs in runs.values() for run in seed_runs]
+    family = "official" if any(best_source(all_figures, severity) == "official" for severity in SEVERITIES) else "cor"
+    curves = {label: _accuracies_by_severity(seed_runs, family) for label, seed_runs in runs.items()}
+    origin = "The official corrupted images." if family == "official" else ORIGIN
+    return {label: curve for label, curve in curves.items() if len(curve) > 1}, origin
+
+
 def _accuracies_by_severity(runs: Sequence[Finished], family: str) -> dict[int, list[float]]:
     """Collect the mean accuracies at each severity; family: "cor", computed by our code, or "official"."""
-    by_severity = {0: _values(runs, "cls/accuracy")}
+    by_severity = {0: figures_of(runs, "cls/accuracy")}
     for severity in SEVERITIES:
         complete = [run for run in runs if is_over_all(run.figures, severity, family)]
-        if values := _values(complete, f"{family}/mean@{severity}"):
+        if values := figures_of(complete, f"{family}/mean@{severity}"):
             by_severity[severity] = values
     return by_severity
 
 
-def _values(runs: Sequence[Finished], name: str) -> list[float]:
+def figures_of(runs: Sequence[Finished], name: str) -> list[float]:
     """Collect a figure of those runs that have it."""
     return [run.figures[name] for run in runs if name in run.figures]

@@ -10,7 +10,7 @@ from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.continual.results import read_continual_run
 from structured_ensembles.paper.carry_out import carry_out, check_names, is_complete
 from structured_ensembles.paper.catalogue import study
-from structured_ensembles.paper.studies import StudyOptions
+from structured_ensembles.paper.studies import Study, StudyOptions
 from structured_ensembles.paper.tables import fill_study_table, write_corruption_notes, write_study_notes
 from structured_ensembles.report.continual_pictures import draw_continual_pictures
 from structured_ensembles.report.page import write_report
@@ -66,8 +66,16 @@ def reproduce(
     draw = draw_continual_pictures if "continual" in name else draw_pictures
     lines = [fill_study_table(wanted, done, rule) for rule in wanted.rules]
     intro = write_study_notes(wanted, options) + write_corruption_notes(wanted, done)
-    page = write_report(report_folder, wanted.title, intro, lines, list(done.values()), draw)
+    page = write_report(report_folder, name_members(wanted), intro, lines, list(done.values()), draw)
     return Reproduced(page, len(wanted.experiments) - len(jobs), len(jobs) - len(failed), failed)
+
+
+def name_members(wanted: Study) -> str:
+    """Return the title of a study with the number of members that its runs have: the paper's ensembles are of five."""
+    members = {run.members for run in wanted.experiments if isinstance(run, Experiment)}
+    if len(members) != 1 or members == {5}:
+        return wanted.title
+    return wanted.title.replace("of five", f"of {members.pop()}")
 
 
 def _reader(experiment: Experiment | ContinualExperiment) -> Callable[[Path], Finished]:

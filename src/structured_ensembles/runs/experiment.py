@@ -277,7 +277,7 @@ def measure_experiment(
     )
     if data.task == "classification":
         logits, targets = gather_predictions(ensemble, data.split("test"))
-        figures |= _figures_of_first_members(logits, targets)
+        figures |= figures_of_first_members(logits, targets)
         if data.validation is not None:
             nlls = compute_calibrated_nlls(gather_predictions(ensemble, data.validation), (logits, targets))
             figures |= {f"first/{number}/nll_t": nll for number, nll in enumerate(nlls, start=1)}
@@ -313,7 +313,7 @@ def find_missing(folder: Path, request: Request, official: bool = False) -> Requ
     return missing if request.corruptions and "noisy" not in samples else None
 
 
-def _figures_of_first_members(logits: Tensor, targets: Tensor) -> dict[str, float]:
+def figures_of_first_members(logits: Tensor, targets: Tensor) -> dict[str, float]:
     """Compute figures of the first 1, 2, … members: an ensemble of five tells about smaller ones too."""
     figures: dict[str, float] = {}
     for number in range(1, len(logits) + 1):
