@@ -138,6 +138,7 @@ class Logger:
 
     def __init__(self, logged: list[tuple[str, float, int]]) -> None:
         self.logged = logged
+        self.summary: dict[str, float] = {}  # figures of the whole run
 
     def __enter__(self) -> "Logger":
         return self
@@ -148,8 +149,14 @@ class Logger:
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:  # as SummaryWriter has it
         self.logged.append((tag, scalar_value, global_step))
 
-    def log(self, data: dict[str, float], step: int) -> None:  # as wandb's Run has it
-        self.logged += [(name, value, step) for name, value in data.items()]
+    def add_hparams(self, hparam_dict: dict[str, float], metric_dict: dict[str, float]) -> None:
+        self.summary |= metric_dict
+
+    def log(self, data: dict[str, float], step: int | None = None) -> None:  # as wandb's Run and MLflow have it
+        if step is None:
+            self.summary |= data
+        else:
+            self.logged += [(name, value, step) for name, value in data.items()]
 
 
 def tensorboard(logger: Logger) -> dict[str, Any]:
@@ -157,7 +164,12 @@ def tensorboard(logger: Logger) -> dict[str, Any]:
 
 
 def mlflow(logger: Logger) -> dict[str, Any]:
-    return {"start_run": lambda: logger, "log_params": lambda params: None, "log_metrics": logger.log}
+    return {
+        "start_run": lambda: logger,
+        "log_params": lambda params: None,
+        "log_metrics": logger.log,
+        "log_artifact": se.Ensemble.load,
+    }
 
 
 def wandb(logger: Logger) -> dict[str, Any]:
@@ -173,21 +185,25 @@ def wandb(logger: Logger) -> dict[str, Any]:
     ],
 )
 def test_how_to_code_logs_every_figure(
-    title: str, module: str, fake: Callable[[Logger], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    title: str, module: str, fake: Callable[[Logger], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # the code writes files
     text = HOW_TO.read_text(encoding="utf-8")
     first, code = (
-        re.search(r"```python\n(.*?)```", section, re.DOTALL) for section in (text, text.partition(f"## {title}")[2])
+        re.search(r"```python[^\n]*\n(.*?)```", section, re.DOTALL)
+        for section in (text, text.partition(f"## {title}")[2])
     )
     assert first is not None
     assert code is not None
     logged: list[tuple[str, float, int]] = []
     stand_in = ModuleType(module)
-    vars(stand_in).update(fake(Logger(logged)))
+    logger = Logger(logged)
+    vars(stand_in).update(fake(logger))
     monkeypatch.setitem(sys.modules, module, stand_in)
     names: dict[str, Any] = {}
-    exec(first[1].rpartition("\n\n")[0], names)
+    exec(first[1], names)
     exec(code[1], names)
+    assert logger.summary["cls/accuracy"] == se.evaluate(names["ensemble"], names["data"])["cls/accuracy"]
     figures = {"rate", "seconds"}
     figures |= {f"{figure}/{n}" for figure in ("loss", "validation_loss", "validation_accuracy") for n in (0, 1)}
     assert {(name, step) for name, _, step in logged} == {(name, step) for name in figures for step in range(3)}
