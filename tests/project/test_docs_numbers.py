@@ -6,6 +6,8 @@ import statistics
 import tomllib
 from typing import Any
 
+import pytest
+
 from tests.support.paths import ROOT
 
 
@@ -35,6 +37,22 @@ def test_training_step_table_is_recorded() -> None:
         shown = [f"**{cell}**" for cell in cells] if "ours" in name else cells
         assert f"| {title} | {' | '.join(shown)} |" in SPEED
     assert f"on a machine starts {rows['ours, graph']['start']:.0f} s later" in SPEED
+
+
+def test_promised_speeds_are_recorded_or_said_to_be_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import speed
+
+    rows = {row["name"]: row for row in recorded("speed-h200")}
+    for line in (line for row in speed.ROWS for line in row.lines):
+        numbers = ["–" if value is None else f"{value:.2f} {line.unit}" for value in (line.before, line.aim)]
+        measured = rows[line.name]["measured"] if line.name in rows else None
+        verdict = "" if line.aim is None or measured is None else "reached" if measured <= line.aim else "missed"
+        shown = "not measured" if measured is None else f"{measured:.2f} {line.unit}"
+        assert f"| {line.name} | {' | '.join(numbers)} | {shown} | {verdict} |".replace("  ", " ") in SPEED
+    for name, text in (("BatchEnsemble", "a step of BatchEnsemble takes"), ("MC-Dropout", "one of MC-Dropout")):
+        (eager,) = rows[f"{name}, a step"]["ways"]
+        assert f"{text} {eager['ms']:.1f} ms" in SPEED
 
 
 def test_continual_table_is_recorded() -> None:
