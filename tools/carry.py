@@ -266,13 +266,13 @@ def pack_finished(runs: list[Path], results: Path, back: Path) -> None:
     from structured_ensembles.paper.queue import KEPT
 
     archive_path = back / "results.tar.gz"
-    part = archive_path.with_suffix(".part")
-    with tarfile.open(part, "w:gz") as archive:
+    unfinished = archive_path.with_suffix(".part")
+    with tarfile.open(unfinished, "w:gz") as archive:
         for run in runs:
             for name in KEPT:
                 if (run / name).exists():
                     archive.add(run / name, (run / name).relative_to(results).as_posix())
-    part.replace(archive_path)
+    unfinished.replace(archive_path)
 
 
 def pack_back(results: Path, back: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from structured_ensembles.common.inputs import Inputs, call
 from structured_ensembles.networks.copying import clear_hooks, clone_model
@@ -46,3 +46,12 @@ def _runs_channels_last(network: nn.Module, example: Inputs, tell: Callable[[str
         tell(f"weights of convolutions stay channels first, slower: {reason}")
         return False
     return True
+
+
+def stored_channels_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return images stored channels last, without gaps, in a type; other tensors as they are."""
+    if x.dim() != 4:
+        return x
+    # The first copies once, if at all; the second what is stored in that order but with gaps.
+    cast = x.to(x.dtype if dtype is None else dtype, memory_format=torch.channels_last)
+    return cast.contiguous(memory_format=torch.channels_last)

@@ -186,6 +186,18 @@ def _arguments(node: Node, names: Mapping[str, str]) -> str:
     return ", ".join(texts + [f"{key}={format_value(value)}" for key, value in options.items()])
 
 
+def last_uses(program: Program) -> dict[Node, list[Node]]:
+    """Return for each node the values that no later node reads."""
+    last: dict[Node, Node] = {}
+    for node in program.nodes:
+        for argument in node.all_input_nodes:
+            last[argument] = node
+    uses: dict[Node, list[Node]] = {}
+    for argument, node in last.items():
+        uses.setdefault(node, []).append(argument)
+    return uses
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence torch.export, which logs tracebacks and prints graphs to stderr where it fails, here without harm."""

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from structured_ensembles.cuda import batch_norm, convolution, rank_one, subsampling
 from structured_ensembles.cuda.batch_norm import Norm
+from structured_ensembles.cuda.channels_last import stored_channels_last
 from structured_ensembles.cuda.convolution import (
     BY_INPUT,
     BY_OUTPUT,
@@ -37,7 +38,7 @@ from structured_ensembles.cuda.operations import (
     rank_one_weights,
     subsample,
 )
-from structured_ensembles.cuda.program import Node, Program
+from structured_ensembles.cuda.program import Node, Program, last_uses
 
 MAX_BESIDE = 2  # layers whose weights' gradients are computed on the side stream at a time
 Gradients = dict[str, Tensor]  # of weights, by the placeholders' names, (members, …)
@@ -73,7 +74,7 @@ class Run:
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """Compute the output; inputs: the tensors of the network's inputs, (members × samples, …)."""
         by_placeholder = dict(zip(self.program.inputs, inputs, strict=True))
-        last_use = _last_uses(self.program)
+        last_use = last_uses(self.program)
         result: Tensor | None = None
         for node in self.program.nodes:
             if node.op == "placeholder":
@@ -118,7 +119,7 @@ class Run:
         if node.target is member_dropout and self.generators is not None:
             return self._dropout(node, self.generators)
         if node.target is subsample:
-            x = _channels_last(self.values[node.args[0]])
+            x = stored_channels_last(self.values[node.args[0]])
             if batch_norm.fits(x, members=1):
                 return self._subsample(node, x)
         return self._plain(node)
@@ -130,7 +131,7 @@ class Run:
         if node.target is member_conv and node.args[2:] not in ((), (None,)):
             return None  # a bias, for which there is no kernel in training
         weight = self._weight(node.args[1])
-        x = _channels_last(self.values[node.args[0]], weight.dtype)
+        x = stored_channels_last(self.values[node.args[0]], weight.dtype)
         if node.target is predict_conv:
             return None if self.learned or not convolution.fits_prediction(x, weight) else self._predict_conv(node, x)
         if not convolution.fits(x, weight):
@@ -153,7 +154,7 @@ class Run:
             scale = torch.ones_like(mean) if scale is None else scale
             shift = torch.zeros_like(mean) if shift is None else shift
             norm = RunningNorm(scale, shift, mean, variance, node.kwargs["eps"])
-        add = _channels_last(self.values[node.args[7]], x.dtype) if len(node.args) > 7 else None
+        add = stored_channels_last(self.values[node.args[7]], x.dtype) if len(node.args) > 7 else None
         window = Window(node.kwargs["stride"], node.kwargs["padding"])
         relu, shared = node.kwargs["relu"], node.kwargs.get("shared", False)
         return convolution.predict(x, weight, window, bias, norm, add, relu=relu, shared=shared)
@@ -164,7 +165,7 @@ class Run:
         y, _ = convolution.forward(x, weight, window)
         if self._needed(node):
             self.records[node] = lambda dy: self._conv_backward(
-                node, _channels_last(dy, weight.dtype), x, weight, window
+                node, stored_channels_last(dy, weight.dtype), x, weight, window
             )
         return y
 
@@ -183,7 +184,7 @@ class Run:
         alike = len(weight) == self.program.members  # not of members that are normalised together
         norm = self.norms.get(source) if is_first_reader and alike else None
         other = self.gradients.pop(source, None)
-        add = None if other is None else _channels_last(other, dy.dtype)
+        add = None if other is None else stored_channels_last(other, dy.dtype)
         dx, sums = convolution.input_gradient(dy, weight, window, x.shape, add, norm)
         if sums is not None:
             self.ready[source] = dx, sums
@@ -212,7 +213,7 @@ class Run:
         source, stride, channels = node.args
         if self._needed(node):
             self.records[node] = lambda dy: self._add_gradient(
-                source, subsampling.subsample_gradient(_channels_last(dy), stride, x.shape)
+                source, subsampling.subsample_gradient(stored_channels_last(dy), stride, x.shape)
             )
         return subsampling.subsample(x, stride, channels)
 
@@ -242,7 +243,7 @@ class Run:
         weight, bias, mean, var = (self.weights[name] for name in names)
         norm = Norm(weight, bias, mean, var, node.kwargs["momentum"], node.kwargs["eps"])
         relu = node.kwargs["relu"]
-        add = None if other is None else _channels_last(self.values[other], x.dtype)
+        add = None if other is None else stored_channels_last(self.values[other], x.dtype)
         y, saved = batch_norm.normalize(x, sums, norm, add, relu)
         mask = (BY_INPUT if other is None else BY_OUTPUT) if relu else NO_RELU
         if self._needed(node):
@@ -255,7 +256,7 @@ class Run:
             else:
                 assert dy is not None
                 masked, dy_sums = batch_norm.gradient_sums(
-                    _channels_last(dy, x.dtype), x, y if mask == BY_OUTPUT else x, saved, norm, mask
+                    stored_channels_last(dy, x.dtype), x, y if mask == BY_OUTPUT else x, saved, norm, mask
                 )
             if other is not None:
                 self._add_gradient(other, masked)
@@ -436,24 +437,3 @@ def _product_in_float32(one: Tensor, other: Tensor) -> Tensor:
 def _identity(x: Tensor) -> Tensor:
     """Copy x, in place of dropout."""
     return x.clone()
-
-
-def _channels_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return images stored channels last, without gaps, in a type; other tensors as they are."""
-    if x.dim() != 4:
-        return x
-    # The first copies once, if at all; the second what is stored in that order but with gaps.
-    cast = x.to(x.dtype if dtype is None else dtype, memory_format=torch.channels_last)
-    return cast.contiguous(memory_format=torch.channels_last)
-
-
-def _last_uses(program: Program) -> dict[Node, list[Node]]:
-    """Return for each node the values that no later node reads."""
-    last: dict[Node, Node] = {}
-    for node in program.nodes:
-        for argument in node.all_input_nodes:
-            last[argument] = node
-    uses: dict[Node, list[Node]] = {}
-    for argument, node in last.items():
-        uses.setdefault(node, []).append(argument)
-    return uses
