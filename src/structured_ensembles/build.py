@@ -168,7 +168,6 @@ def structured_ensemble(
         for number, subnet in enumerate(subnets)
     ]
     ensemble = Ensemble(networks, subnets=subnets)
-    ensemble.base_parameters = sum(parameter.numel() for parameter in model.parameters())
     say(explain_small_savings(ensemble, graph), quiet)
     if trained:
         recalibrate_members(ensemble, data, device)

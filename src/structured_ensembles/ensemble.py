@@ -34,6 +34,7 @@ from structured_ensembles.examination.embedding_ids import embedding_size
 from structured_ensembles.hub.folder import save_folder
 from structured_ensembles.hub.repository import find_pretrained, push
 from structured_ensembles.networks.copying import dtype_of
+from structured_ensembles.networks.provenance import count_base_parameters
 from structured_ensembles.prediction.calibration_fit import (
     fit_calibration,
     fit_conformal,
@@ -114,7 +115,6 @@ class Ensemble(nn.Module):
         self.id_limit: Any = None  # ids must be below it; of several inputs, a limit or None for each
         self.target_shape: tuple[int, ...] | None = None  # of one target of a regression
         self.history: History | None = None  # of its training
-        self.base_parameters: int | None = None  # of the network that members were cut from, where it is known
         self.replays = Replays()
 
     def __len__(self) -> int:
@@ -375,6 +375,11 @@ class Ensemble(nn.Module):
     def num_parameters(self) -> int:
         """Return the number of parameters of all members."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+    @property
+    def base_parameters(self) -> int | None:
+        """Return the number of parameters of the network that the members were cut out of, None if they were not."""
+        return count_base_parameters(list(self.members))
 
     def overhead(self, base: nn.Module) -> float:
         """Return the ratio of trainable parameters to those of one base network."""

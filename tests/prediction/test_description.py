@@ -12,20 +12,23 @@ def test_an_ensemble_prints_members_parameters_task_and_calibration() -> None:
     assert repr(ensemble) == (
         "Ensemble(2 (2 × Linear), 30 parameters, classification of 3 classes, calibration: none yet)"
     )
-    ensemble.base_parameters = 60
+    wide = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))  # 67 parameters
+    graph = se.trace(wide, torch.randn(2, 4))
+    halves = se.select(graph, prune=0.5, selection="random", members=2)  # 35 each
+    ensemble = se.Ensemble([se.extract(wide, graph, half) for half in halves], classes=("a", "b", "c"))
     ensemble.input_shape = (4,)
     x, y = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
     ensemble.conformal((x, y), coverage=0.8)
     ensemble.threshold = 0.5
     assert str(ensemble).splitlines() == [
         "Ensemble",
-        "  members     2 (2 × Linear)",
-        "  parameters  30, 0.50 × those of the network that they were cut from",
+        "  members     2 (2 × Sequential)",
+        "  parameters  70, 1.04 × those of the network that they were cut from",
         "  task        classification of 3 classes",
         "  inputs      of shape (4,)",
         "  calibration discards above an entropy of 0.5, sets of 80 %",
     ]
-    assert "30 parameters (0.50 × the base)" in repr(ensemble)
+    assert "70 parameters (1.04 × the base)" in repr(ensemble)
 
 
 def test_a_regression_names_its_intervals() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,16 @@ def distinct_bases(networks: Iterable[nn.Module]) -> list[Shapes]:
         shapes = base_shapes(network)
         bases += [] if shapes in bases else [shapes]
     return bases
+
+
+def count_base_parameters(networks: Sequence[nn.Module]) -> int | None:
+    """Count the parameters of the network that all of these were cut out of; None if there is no such network."""
+    bases = distinct_bases(networks)
+    if len(bases) != 1:
+        return None
+    sizes = [(math.prod(bases[0][name]), parameter.numel()) for name, parameter in networks[0].named_parameters()]
+    base, member = map(sum, zip(*sizes, strict=True)) if sizes else (0, 0)
+    return base if base > member else None
 
 
 def read_bases(value: Any) -> list[Shapes]:

@@ -19,8 +19,9 @@ def describe_ensemble(ensemble: Any) -> dict[str, str]:
     kinds = Counter(type(member).__name__ for member in ensemble.members)
     names = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in kinds.items())
     parameters = f"{ensemble.num_parameters:,}"
-    if ensemble.base_parameters:
-        ratio = ensemble.num_parameters / ensemble.base_parameters
+    base = ensemble.base_parameters
+    if base:
+        ratio = ensemble.num_parameters / base
         parameters += f", {ratio:.2f} × those of the network that they were cut from"
     task = ensemble.task
     if ensemble.task == "classification" and ensemble.classes:
