@@ -42,8 +42,7 @@ def test_half_vgg11_trains_in_cuda_graphs(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", LEARNERS)
-def test_gpu_learner_matches_the_cpu_learner(method: str, tmp_path: Path) -> None:
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+def test_gpu_learner_matches_the_cpu_learner(method: str, tmp_path: Path, without_tf32: None) -> None:
     settings = {**SHORT, "optimizer": "sgd", "rate": 0.01} | ({"selection": "random"} if method == "structured" else {})
     on_gpu, on_cpu = (LEARNERS[method](make_backbone(), device=device, **settings) for device in ("cuda", "cpu"))
     for learner in (on_gpu, on_cpu):

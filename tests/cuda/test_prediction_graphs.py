@@ -1,13 +1,18 @@
 """Shapes that come very often are predicted by programs: run here on a CPU, where a graph is the step itself."""
 
+import gc
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda import prediction_graphs
-from structured_ensembles.cuda.capture import logger
+from structured_ensembles.cuda.capture import Step, logger
 from structured_ensembles.cuda.prediction import MemberPredictions
+from structured_ensembles.cuda.stacking import Stack
 from tests.support.programs import Model, conv, images, norm
 
 
@@ -68,6 +73,30 @@ def test_weights_that_change_in_place_or_move_are_seen(programs: list[tuple[int,
     ensemble.members[1][0].weight.data = torch.randn(8, 3, 3, 3)  # type: ignore[index,union-attr]
     assert ensemble.replays.replay(ensemble, images(5)) is None  # all graphs are dropped
     assert ensemble.replays.graphs == {}
+
+
+def test_a_graph_keeps_the_weights_that_its_kernels_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacks: list[weakref.ref[Stack]] = []
+    init = MemberPredictions.__init__
+
+    def note(self: MemberPredictions, *arguments: Any) -> None:
+        init(self, *arguments)
+        stacks.append(weakref.ref(self.stack))
+
+    def without_the_step(step: Step, *_: object, **__: object) -> Step:
+        step()
+        return int  # as a CUDA graph does, it has no reference to what was captured
+
+    monkeypatch.setattr(MemberPredictions, "__init__", note)
+    monkeypatch.setattr(prediction_graphs, "captured", without_the_step)
+    ensemble, x = ensemble_of(), images(5)
+    for _ in range(8):
+        ensemble.replays.replay(ensemble, x)
+    gc.collect()
+    (stack,) = stacks
+    assert stack() is not None
+    ensemble.replays.clear()
+    assert stack() is None  # at once, without a garbage collection
 
 
 def test_members_without_a_program_run_beside_it(

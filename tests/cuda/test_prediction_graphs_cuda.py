@@ -92,8 +92,7 @@ def test_replayed_predictions_follow_changed_weights_and_modes() -> None:
 
 @pytest.mark.parametrize("kind", ["tile", "split", "dropout"])
 @pytest.mark.parametrize("training", [False, True])
-def test_batch_ensemble_and_dropout_networks_can_be_captured(kind: str, training: bool) -> None:
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+def test_batch_ensemble_and_dropout_networks_can_be_captured(kind: str, training: bool, without_tf32: None) -> None:
     torch.manual_seed(0)
     model, example = se.zoo.lenet5(in_channels=1), torch.randn(13, 1, 28, 28)
     layers = find_called_layers(model, example)
@@ -170,6 +169,19 @@ def test_compiled_predictions_are_as_exact_as_those_of_the_networks(
         assert (ensemble(x).double() - exact).abs().max() <= 0.01 * exact.abs().max()
 
 
+def test_compiled_predictions_stay_right_while_memory_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction_graphs, "COMPILE_AFTER", 6)
+    ensemble = members_with_statistics(3)
+    x = torch.randn(40, 3, 32, 32, device="cuda")
+    with torch.no_grad():
+        for _ in range(7):
+            expected = ensemble(x)
+        # Tensors of all sizes, which the allocator would place where freed weights and tables were.
+        garbage = [torch.full((size,), -1, device="cuda") for size in 2 ** torch.arange(4, 19) for _ in range(60)]
+        torch.testing.assert_close(ensemble(x), expected, rtol=0, atol=0)
+    del garbage
+
+
 def test_compiled_predictions_under_autocast_are_near_those_of_the_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prediction_graphs, "COMPILE_AFTER", 6)
     ensemble = members_with_statistics(3)
@@ -199,7 +211,7 @@ def test_float32_without_tf32_is_not_compiled(without_tf32: None, monkeypatch: p
 
 
 @pytest.mark.parametrize("kind", ["tile", "dropout"])
-def test_networks_of_several_members_are_replayed(kind: str) -> None:
+def test_networks_of_several_members_are_replayed(kind: str, without_tf32: None) -> None:
     torch.manual_seed(0)
     model, x = se.zoo.resnet20(), torch.randn(100, 3, 32, 32)
     layers = find_called_layers(model, x[:2])

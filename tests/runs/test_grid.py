@@ -18,6 +18,7 @@ import torch
 from structured_ensembles.runs.grid import Job, Outcome, _format_time_left, run_grid
 from structured_ensembles.runs.workers import Backend, _submit_one_each, worker_environment
 from tests.support.grid_jobs import (
+    break_gpu,
     die,
     fail,
     leave,
@@ -124,6 +125,12 @@ def test_dying_worker_fails_only_its_own_job(grid: Grid) -> None:
         error = grid["dies"].error
         assert error.startswith("its worker died:")
         assert {"loky": "EXIT(3)", "dask": "KilledWorker"}[grid.backend] in error
+
+
+def test_worker_whose_gpu_fails_is_replaced() -> None:
+    jobs = [Job("breaks", break_gpu), Job("one", os.getpid), Job("two", os.getpid)]
+    broken, one, two = (outcome.result for outcome in run_grid(jobs, "loky", workers=1, quiet=True))
+    assert broken != one == two
 
 
 @pytest.mark.parametrize("backend", PROCESSES)

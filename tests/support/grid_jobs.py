@@ -64,3 +64,14 @@ def short_and_long_jobs(folder: Path, seconds: float) -> list[Job]:
     jobs = [Job("short", work, {"folder": folder, "name": "short", "seconds": 0})]
     jobs += [Job(f"long{n}", work, {"folder": folder, "name": f"long{n}", "seconds": seconds}) for n in range(3)]
     return jobs
+
+
+def break_gpu() -> int:
+    """Leave CUDA as an illegal memory access does: every further call fails. Returns the number of this process."""
+
+    def synchronize() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    torch.cuda.is_initialized = lambda: True
+    torch.cuda.synchronize = synchronize
+    return os.getpid()

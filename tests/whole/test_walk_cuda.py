@@ -30,8 +30,7 @@ from tests.support.user_models import (
 pytestmark = pytest.mark.cuda
 
 
-def test_search_and_saliency_are_equal_on_a_gpu() -> None:
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+def test_search_and_saliency_are_equal_on_a_gpu(without_tf32: None) -> None:
     data = se.load_data("digits")
     torch.manual_seed(0)
     model = se.zoo.resnet20(in_channels=1)

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
@@ -39,7 +40,18 @@ COMPILE_AFTER = 256  # predictions of a shape: a compilation takes as long as so
 CLOSE = {torch.float32: 0.02, torch.bfloat16: 0.1}  # how far outputs of programs may be, as a share of the largest
 
 
-Graph = tuple[Inputs, list[Tensor], Step]  # tensors for inputs, outputs of each network, computes these from those
+@dataclass(frozen=True)
+class Graph:
+    """A captured forward pass: copy a batch to `inputs`, call `replay`, read `outputs`, (members, batch, …) each.
+
+    programs: owners of the stacked weights and the tables of addresses that the kernels read. A CUDA graph has
+    addresses only: it does not keep this memory from being freed and used by others.
+    """
+
+    inputs: Inputs
+    outputs: list[Tensor]
+    replay: Step
+    programs: Sequence[MemberPredictions]
 
 
 class Replays:
@@ -152,17 +164,13 @@ class Fingerprint:
 
 def predict_by(graph: Graph, x: Inputs) -> Tensor:
     """Replay a graph on inputs; returns outputs (members, batch, classes)."""
-    inputs, results, replay = graph
-    map_inputs(Tensor.copy_, inputs, x)
-    replay()
-    return torch.cat(results)
+    map_inputs(Tensor.copy_, graph.inputs, x)
+    graph.replay()
+    return torch.cat(graph.outputs)
 
 
 def capture_prediction(ensemble: Any, x: Inputs, programs: Sequence[MemberPredictions] = ()) -> Graph:
-    """Capture the forward pass of all members on inputs like x: some by programs, the others as they are.
-
-    Returns tensors for the inputs, the outputs of each network, and a function that computes these from those.
-    """
+    """Capture the forward pass of all members on inputs like x: some by programs, the others as they are."""
     # Tensors made in inference mode could not be written to outside of it.
     with torch.inference_mode(False), torch.no_grad():
         inputs, results = map_inputs(Tensor.clone, x), [torch.empty(0)] * len(ensemble.members)
@@ -186,7 +194,8 @@ def capture_prediction(ensemble: Any, x: Inputs, programs: Sequence[MemberPredic
             members = [partial(run, number, member, prepared) for number, member in rest.items()]
             side_by_side([partial(run_program, program, prepared) for program in programs] + members, streams)
 
-        return inputs, results, captured(step, device, tensors_of, modules=list(ensemble.members))
+        replay = captured(step, device, tensors_of, modules=list(ensemble.members))
+        return Graph(inputs, results, replay, programs)
 
 
 def compiled_prediction(ensemble: Any, x: Inputs, graph: Graph) -> Graph:

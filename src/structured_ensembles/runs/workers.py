@@ -102,15 +102,22 @@ class _Worker:
         self.pool = self._new_pool()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function in the process; replace the process if it dies."""
+        """Call a function in the process; replace the process if it dies, or if its GPU no longer works."""
         try:
-            return self.pool.submit(function, *arguments).result()
+            result, usable = self.pool.submit(_call_and_check, function, *arguments).result()
         except BrokenProcessPool:
-            with self.lock:
-                if not self.closed:
-                    self.pool.shutdown(wait=True, kill_workers=True)
-                    self.pool = self._new_pool()
+            self._replace()
             raise
+        if not usable:
+            self._replace()
+        return result
+
+    def _replace(self) -> None:
+        """Stop the process and start another with the next call."""
+        with self.lock:
+            if not self.closed:
+                self.pool.shutdown(wait=True, kill_workers=True)
+                self.pool = self._new_pool()
 
     def close(self, kill: bool) -> None:
         """Stop the process, after its call or at once."""
@@ -121,6 +128,22 @@ class _Worker:
     def _new_pool(self) -> ProcessPoolExecutor:
         # The process starts with the first call, and with these variables before any import.
         return ProcessPoolExecutor(1, initializer=_ignore_interrupts, env=self.variables)
+
+
+def _call_and_check(function: Callable[..., Any], *arguments: Any) -> tuple[Any, bool]:
+    """Call a function; returns its result, and whether the process can use its GPU for the next call."""
+    return function(*arguments), _gpu_works()
+
+
+def _gpu_works() -> bool:
+    """Tell whether CUDA still works in this process: after an illegal memory access every further call fails."""
+    if not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _ignore_interrupts() -> None:
