@@ -1,7 +1,7 @@
 """Measure every speed that we promise: one command, one table of before, aim and measured, one record.
 
     python benchmarks/speed.py --json benchmarks/results/speed-h200.json        about five minutes on an H200
-    python benchmarks/speed.py --rows resnet20-5 predict --json FILE            some rows; those in FILE stay
+    python benchmarks/speed.py --rows resnet20-5 predict --json FILE            some rows; others in FILE stay
     python benchmarks/speed.py --device cpu --tiny                              a trial: small batches, few members
 
 Training steps are at batch 128 in bfloat16, every member on its own batches. Rows of training have all rivals of
@@ -31,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cache, partial
 
 import torch
@@ -46,7 +47,7 @@ from structured_ensembles.common.tables import text_table
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
-from structured_ensembles.runs.folder import describe_machine
+from structured_ensembles.runs.folder import describe_machine, source_digest
 
 CIFAR10_SAMPLES = 50_000
 PREDICTION_BATCH = 512
@@ -102,21 +103,35 @@ def run_rows(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
         seconds = time.perf_counter() - begin
         for line, figures in zip(row.lines, measured, strict=True):
             reached = has_reached(line, figures.get("measured"), arguments)
-            common = {"row": row.key, **vars(line), "row_seconds": seconds, "reached": reached, "measured": None}
+            common = {
+                "row": row.key, **vars(line), "row_seconds": seconds, "reached": reached, "measured": None,
+                "source": source_digest(), "date": date.today().isoformat(),
+            }  # fmt: skip
             results[line.name] = {**common, **figures}
         record(arguments, list(results.values()))
         print(text_table(HEADER, [format_line(results[line.name]) for line in row.lines]), flush=True)
     print(f"\n{text_table(HEADER, [format_line(result) for result in results.values()])}")
 
 
+def machine_of(description: dict) -> tuple[str, str, str]:
+    """Return the device and the versions of PyTorch and Python that figures depend on."""
+    versions = description["versions"]
+    return description["device"], versions["torch"], versions["python"]
+
+
 def earlier_results(arguments: argparse.Namespace) -> dict[str, dict]:
-    """Return the lines of an earlier run in the same file by name; end if it was on another machine or version."""
+    """Return the lines of an earlier run in the same file by name; end if it was on another machine or PyTorch.
+
+    They may be of other code of ours: every line names the source that it was measured with.
+    """
     if arguments.json is None or not arguments.json.exists():
         return {}
     earlier = json.loads(arguments.json.read_text())
-    machine = describe_machine()
-    if {key: earlier.get(key) for key in machine} != machine or earlier["settings"]["tiny"] != arguments.tiny:
+    if machine_of(earlier) != machine_of(describe_machine()) or earlier["settings"]["tiny"] != arguments.tiny:
         sys.exit(f"{arguments.json} has rows of another device, version or size: give another file, or delete it")
+    source = earlier["versions"]["source"]
+    for result in earlier["rows"]:
+        result.setdefault("source", source)
     return {result["name"]: result for result in earlier["rows"]}
 
 
