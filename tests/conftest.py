@@ -23,6 +23,7 @@ except (OSError, StopIteration):
 
 import structured_ensembles as se  # noqa: E402 - after what it needs
 from structured_ensembles.cuda import capture  # noqa: E402
+from tests.support.fork_server import ForkServer, fork_server  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -67,6 +68,13 @@ def trained() -> tuple[se.Ensemble, se.Data]:
     ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(3)])
     se.train(ensemble, data, se.Recipe(epochs=3), quiet=True)
     return ensemble, data
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[ForkServer]:
+    """Start Python programs without the seconds that importing torch takes."""
+    with fork_server() as server:
+        yield server
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

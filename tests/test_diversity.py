@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import poisson
 from torch import Tensor
 
 import structured_ensembles as se
@@ -71,6 +72,12 @@ def test_mmd_penalty_equals_the_papers_sum_and_gradient() -> None:
             moved["a"][member, entry] += sign * step
             values.append(penalty_by_loops(moved))
         assert float(leaf.grad[member, entry]) == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 3, 64, 512])
+def test_number_of_features_is_scipys_poisson_quantile(size: int) -> None:
+    for bound in (0.0, 1e-8, 0.3, 1.0, 2.5, 6.0, 17.0, 40.0, 123.4):
+        assert terms_for(bound, size) == int(poisson.isf(1e-16, 2 * bound**2 / size)) + 2
 
 
 def test_mmd_penalty_is_finite_for_equal_members() -> None:

@@ -10,10 +10,12 @@ negative, without the cancellation that ruins the textbook formula for wide laye
 quadratic. The squares φ_k(a)² are Poisson probabilities with mean 2a²/n, which tells how many features are enough.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from scipy import special
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -77,9 +79,11 @@ class _Features(torch.autograd.Function):
 
 def terms_for(bound: float, size: int) -> int:
     """Return how many features describe vectors of length `size` with entries up to `bound`, to float64 precision."""
-    from scipy.stats import poisson  # slow to import
-
-    return int(poisson.isf(1e-16, 2 * bound * bound / size)) + 2
+    mean, level = 2 * bound * bound / size, 1 - 1e-16
+    last = math.ceil(special.pdtrik(level, mean))  # the quantile of a Poisson distribution, up to rounding
+    if special.pdtr(max(last - 1, 0), mean) >= level:
+        last = max(last - 1, 0)
+    return last + 2
 
 
 def overlap_penalty(saliencies: Sequence[Tensor]) -> Tensor:

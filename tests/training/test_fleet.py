@@ -1,9 +1,5 @@
 """train(): members equal networks trained alone, runs resume, and a diverging member stops alone."""
 
-import os
-import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -20,6 +16,7 @@ from structured_ensembles.data.augmentation import augment, draw_crops, resolve_
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.training import optimizers
 from structured_ensembles.training.optimizers import optimizer_for
+from tests.support.fork_server import ForkServer, Program
 from tests.support.networks import Sparse, network
 from tests.support.paths import ROOT
 from tests.support.real_data import few_digits
@@ -195,14 +192,17 @@ CHILD = """
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_killed_run_resumes_to_the_same_weights(tmp_path: Path, optimizer: str) -> None:
-    def start(folder: Path) -> subprocess.Popen[bytes]:
+def test_killed_run_resumes_to_the_same_weights(tmp_path: Path, programs: ForkServer, optimizer: str) -> None:
+    script = tmp_path / "child.py"
+    script.write_text(textwrap.dedent(CHILD))
+
+    def start(folder: Path) -> Program:
         folder.mkdir(exist_ok=True)
-        code = [sys.executable, "-c", textwrap.dedent(CHILD), str(folder), str(ROOT), optimizer]
-        return subprocess.Popen(code, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return programs.start(script, str(folder), str(ROOT), optimizer)
 
     uninterrupted, broken = tmp_path / "whole", tmp_path / "broken"
-    assert start(uninterrupted).wait(timeout=120) == 0
+    first = start(uninterrupted)
+    assert first.wait() == 0, first.stderr.read_text()
     kills = 0
     for wait in (0.05, 0.21, 0.4):
         child = start(broken)
@@ -212,11 +212,12 @@ def test_killed_run_resumes_to_the_same_weights(tmp_path: Path, optimizer: str) 
             time.sleep(0.01)
         time.sleep(wait)  # somewhere in a later epoch
         if child.poll() is None:
-            child.send_signal(signal.SIGKILL)
+            child.kill()
             kills += 1
         child.wait()
     assert kills >= 2
-    assert start(broken).wait(timeout=120) == 0
+    last = start(broken)
+    assert last.wait() == 0, last.stderr.read_text()
     assert equal(load_file(uninterrupted / "final.safetensors"), load_file(broken / "final.safetensors"))
     assert not list(broken.glob("*.part"))
 

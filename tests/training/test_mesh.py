@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.training.mesh import Mesh
-from tests.support.mesh_work import (
-    members,
-    some_values,
-    work,
-)
+from tests.support.fork_server import ForkServer
+from tests.support.mesh_work import members, some_values, work
 from tests.support.paths import ROOT
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]  # at a port that is free
@@ -48,22 +46,43 @@ AGAIN = """
 """
 
 
-def run(processes: int, folder: Path, *arguments: str, code: str = WORK) -> subprocess.CompletedProcess[str]:
+def write_script(folder: Path, code: str) -> Path:
     folder.mkdir(exist_ok=True)
     script = folder / "work.py"
     script.write_text(textwrap.dedent(code.format(root=str(ROOT))))
+    return script
+
+
+def run(processes: int, folder: Path, *arguments: str, code: str = WORK) -> subprocess.CompletedProcess[str]:
+    """Run the code by `torchrun`, or in a new interpreter."""
     command = [sys.executable]
     if processes > 1:
         command += [*TORCHRUN, "--nproc-per-node", str(processes)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*command, str(script), str(folder), *arguments],
+        [*command, str(write_script(folder, code)), str(folder), *arguments],
         env=environment,
         timeout=120,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def run_forked(server: ForkServer, processes: int, folder: Path, *arguments: str, code: str = WORK) -> None:
+    """Run the code in processes with the environment and the store that `torchrun` gives them; all must end well."""
+    script = write_script(folder, code)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # at a port that is free
+    group = {
+        "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+    }  # fmt: skip
+    programs = [
+        server.start(script, str(folder), *arguments, environment={**group, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(processes)
+    ]
+    for program in programs:
+        assert program.wait() == 0, program.stderr.read_text()
 
 
 def run_alone(folder: Path, what: str, count: str = "2") -> None:
@@ -73,20 +92,20 @@ def run_alone(folder: Path, what: str, count: str = "2") -> None:
 
 
 @pytest.mark.parametrize(("processes", "count"), [(2, 3), (4, 4)])
-def test_members_spread_over_processes_are_bit_identical(tmp_path: Path, processes: int, count: int) -> None:
+def test_members_spread_over_processes_are_bit_identical(
+    tmp_path: Path, programs: ForkServer, processes: int, count: int
+) -> None:
     run_alone(tmp_path / "one", "train", str(count))
-    done = run(processes, tmp_path / "many", "train", str(count))
-    assert done.returncode == 0, done.stderr
+    run_forked(programs, processes, tmp_path / "many", "train", str(count))
     expected = load_file(tmp_path / "one" / "train-0.safetensors")
     for number in range(processes):
         tensors = load_file(tmp_path / "many" / f"train-{number}.safetensors")
         assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
 
 
-def test_more_processes_than_members_share_the_batches(tmp_path: Path) -> None:
+def test_more_processes_than_members_share_the_batches(tmp_path: Path, programs: ForkServer) -> None:
     run_alone(tmp_path / "one", "train")
-    done = run(4, tmp_path / "many", "train", "2")
-    assert done.returncode == 0, done.stderr
+    run_forked(programs, 4, tmp_path / "many", "train", "2")
     states = [load_file(tmp_path / "many" / f"train-{number}.safetensors") for number in range(4)]
     expected = load_file(tmp_path / "one" / "train-0.safetensors")
     for name, tensor in expected.items():
@@ -101,9 +120,8 @@ def test_more_processes_than_members_share_the_batches(tmp_path: Path) -> None:
         assert se.evaluate(ensemble, data)["cls/accuracy"] > 0.6
 
 
-def test_processes_agree_on_target_scaling(tmp_path: Path) -> None:
-    done = run(2, tmp_path, "regression")
-    assert done.returncode == 0, done.stderr
+def test_processes_agree_on_target_scaling(tmp_path: Path, programs: ForkServer) -> None:
+    run_forked(programs, 2, tmp_path, "regression")
     states = [load_file(tmp_path / f"regression-{number}.safetensors") for number in range(2)]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -114,11 +132,10 @@ def test_processes_agree_on_target_scaling(tmp_path: Path) -> None:
     assert (errors < 0.3).all()
 
 
-def test_search_and_saliency_give_every_process_equal_subnets(tmp_path: Path) -> None:
+def test_search_and_saliency_give_every_process_equal_subnets(tmp_path: Path, programs: ForkServer) -> None:
     whats = ("saliency", "search", "none")
     run_alone(tmp_path / "one", " ".join(whats))
-    done = run(2, tmp_path / "many", " ".join(whats))
-    assert done.returncode == 0, done.stderr
+    run_forked(programs, 2, tmp_path / "many", " ".join(whats))
     for what in whats:
         expected = load_file(tmp_path / "one" / f"{what}-0.safetensors")
         first, second = (load_file(tmp_path / "many" / f"{what}-{number}.safetensors") for number in range(2))
@@ -129,22 +146,20 @@ def test_search_and_saliency_give_every_process_equal_subnets(tmp_path: Path) ->
                 torch.testing.assert_close(first[name], tensor, rtol=close, atol=close)
 
 
-def test_dying_process_ends_the_others_and_the_run_resumes(tmp_path: Path) -> None:
+def test_dying_process_ends_the_others_and_the_run_resumes(tmp_path: Path, programs: ForkServer) -> None:
     failed = run(2, tmp_path / "many", "die", "2")
     assert failed.returncode != 0
     assert "the disk of process 1 is full" in failed.stderr
     assert (tmp_path / "many" / "checkpoint.safetensors").exists()
-    again = run(2, tmp_path / "many", "die", "2")
-    assert again.returncode == 0, again.stderr
+    run_forked(programs, 2, tmp_path / "many", "die", "2")
     run_alone(tmp_path / "one", "die")
     expected = load_file(tmp_path / "one" / "die-0.safetensors")
     tensors = load_file(tmp_path / "many" / "die-1.safetensors")
     assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
 
 
-def test_user_process_groups_end_without_threads_and_can_be_reopened(tmp_path: Path) -> None:
-    done = run(2, tmp_path, code=AGAIN)
-    assert done.returncode == 0, done.stderr
+def test_user_process_groups_end_without_threads_and_can_be_reopened(tmp_path: Path, programs: ForkServer) -> None:
+    run_forked(programs, 2, tmp_path, code=AGAIN)
 
 
 def test_import_inside_a_process_group_keeps_no_thread(tmp_path: Path) -> None:

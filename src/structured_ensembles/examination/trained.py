@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from scipy import stats
+from scipy import special
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import Device, pick_device
@@ -124,11 +124,11 @@ def _reason_against(outputs: Tensor, targets: Tensor) -> str | None:
         return "its outputs are not finite"
     if targets.is_floating_point():
         statistic = score * (count - 2) / (1 - score) if score < 1 else math.inf
-        significant = score >= MIN_R2 and stats.f.sf(statistic, 1, max(count - 2, 1)) < LEVEL
+        significant = score >= MIN_R2 and special.fdtrc(1, max(count - 2, 1), statistic) < LEVEL
         return None if significant else f"an R² below {MIN_R2}, or of too few samples"
     shares = targets.bincount().double() / count
     chance = float(shares.max())
-    if stats.binom.sf(round(score * count) - 1, count, chance) >= LEVEL:
+    if special.bdtrc(round(score * count) - 1, count, chance) >= LEVEL:
         return f"not clearly above chance ({chance:.1%})"
     surprise = float(F.cross_entropy(outputs.double(), targets)) / -float(torch.special.xlogy(shares, shares).sum())
     return None if surprise < MAX_SURPRISE else "its probabilities are no better than the class frequencies"
