@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -287,6 +288,22 @@ def test_checkpoint_of_another_search_is_refused(walk, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(se.ArtifactError, match="do not match its checksum"):
         se.learn_scales(model, graph, data, checkpoint=RunFile(path, {"seed": 1}), **settings)
+
+
+def test_checkpoint_may_be_a_path_and_knows_its_search(walk, tmp_path: Path) -> None:
+    model, graph, data = walk
+    path = tmp_path / "search.safetensors"
+    settings = {"members": 2, "epochs": 1, "quiet": True}
+    first = se.learn_scales(model, graph, data, checkpoint=str(path), strength=np.float32(0.5), **settings)
+    written = path.read_bytes()
+    again = se.learn_scales(model, graph, data, checkpoint=path, strength=0.5, **settings)
+    assert path.read_bytes() == written  # no epoch was left to learn
+    assert all(map(torch.equal, tensors_of_scales(again), tensors_of_scales(first)))
+    for name, value in {"seed": 1, "strength": 0.2, "placement": "norm", "rate": 0.01}.items():
+        with pytest.raises(ValueError, match=f"of another run, which differs in .*{name}"):
+            se.learn_scales(model, graph, data, checkpoint=path, **{"strength": 0.5, **settings, name: value})
+    with pytest.raises(ValueError, match="differs in loss"):
+        se.learn_scales(model, graph, data, checkpoint=path, strength=0.5, loss=F.cross_entropy, **settings)
 
 
 def test_folder_keeps_an_interrupted_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -31,6 +32,7 @@ from structured_ensembles.resuming.identity import RunFile
 from structured_ensembles.resuming.search_checkpoint import (
     SearchState,
     gather_random_states,
+    identify_search,
     load_search,
     save_search,
     set_random_state,
@@ -55,7 +57,7 @@ def learn_scales(
     rate: float = 1e-3,
     loss: Loss | None = None,
     device: Device = "auto",
-    checkpoint: RunFile | None = None,
+    checkpoint: str | Path | RunFile | None = None,
     quiet: bool = False,
 ) -> Scales:
     """Learn the members' scaling vectors; the model itself is not changed.
@@ -81,6 +83,16 @@ def learn_scales(
     for name, setting in (("strength", strength), ("rate", rate)):
         check_number(name, setting)
     check_task(graph, data)
+    settings: dict[str, Any] = {
+        "members": members,
+        "strength": strength,
+        "diversity": diversity,
+        "epochs": epochs,
+        "seed": seed,
+    }
+    settings |= {"initial": initial, "placement": placement, "batch_size": batch_size, "rate": rate}
+    groups = {group.name: [group.size, group.prunable] for group in graph.groups}
+    checkpoint = identify_search(checkpoint, model, data, loss, groups=groups, **settings)
 
     device = pick_device(device, model)
     frozen = copy_frozen(model).to(device)

@@ -17,7 +17,7 @@ from structured_ensembles import zoo
 from structured_ensembles.cli.main import main
 from structured_ensembles.evaluation.corruptions import STANDARD
 from structured_ensembles.paper.catalogue import study, study_names
-from structured_ensembles.paper.queue import KEPT, is_finished, run_queue, write_queue
+from structured_ensembles.paper.queue import KEPT, Progress, is_finished, run_queue, write_queue
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK, plan_runs
 from structured_ensembles.paper.studies import EVERYTHING, StudyOptions
 from structured_ensembles.runs.evaluations import evaluation_path
@@ -230,3 +230,18 @@ def test_wide_resnet_has_the_published_number_of_parameters() -> None:
     assert sum(parameter.numel() for parameter in network.parameters()) == 36_479_194
     small = zoo.wrn28_10(num_classes=7, width=1)
     assert small(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+
+
+def test_restricted_passes_do_not_shorten_the_queue_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "structured_ensembles.cli.reproduce.run_queue", lambda planned, out, **_: Progress([], [], {}, {})
+    )
+    assert main(["reproduce", "queue", "--seeds", "0", "--method", "single"]) == 0
+    listed = yaml.safe_load(Path("results/queue.yaml").read_text(encoding="utf-8"))["runs"]
+    assert len(listed) == len(plan_runs())
+    assert main(["reproduce", "queue", "--smoke"]) == 0
+    assert yaml.safe_load(Path("results/queue.yaml").read_text(encoding="utf-8"))["runs"] == listed
+    assert "see runs/reproduce/smoke/queue.yaml" in capsys.readouterr().out

@@ -18,9 +18,10 @@ from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK, Planned, plan_runs
 from structured_ensembles.paper.studies import StudyOptions
 from structured_ensembles.paper.wide_studies import tuned_study
+from structured_ensembles.report.docs.choice import choice_table, list_comparisons
 from structured_ensembles.report.docs.differences import list_runs_of_row, subtract_rows
 from structured_ensembles.report.docs.pictures import draw_front_of_study, draw_pruning
-from structured_ensembles.report.docs.records import Records, format_provenance
+from structured_ensembles.report.docs.records import Records, format_provenance, read_records
 from structured_ensembles.report.docs.targets import Target, list_targets, targets_summary, targets_table
 from structured_ensembles.report.docs.topics import list_topics, render_topic
 from structured_ensembles.report.docs.wall_time import (
@@ -81,7 +82,7 @@ def test_generated_docs_equal_the_recorded_runs() -> None:
 def test_every_readme_table_is_generated() -> None:
     text = (ROOT / README).read_text(encoding="utf-8")
     assert not re.findall(r"^\|[ -]*---", BLOCK.sub("", text), re.MULTILINE)
-    assert {match["name"] for match in BLOCK.finditer(text)} == {"progress", "table-accuracy", "targets", "front"}
+    assert {match["name"] for match in BLOCK.finditer(text)} == {"choice", "table-accuracy", "targets", "front"}
 
 
 def test_results_page_has_every_planned_run() -> None:
@@ -391,3 +392,39 @@ def test_report_docs_needs_the_results_folder_of_a_checkout(tmp_path: Path, caps
     assert main(["report", str(tmp_path / "results"), "--docs"]) != 0
     assert "has no README.md" in capsys.readouterr().err
     assert not (tmp_path / "docs").exists()
+
+
+def test_choice_shows_memory_differences_and_seeds() -> None:
+    runs = list_runs_of_row(tuned_study(), "random ×2, 40 epochs")[:2]
+    alone = list_runs_of_row(tuned_study(), "single, 40 epochs")[:2]
+    records = records_of(
+        *((run, {"cls__accuracy": 0.94 + 0.01 * run.seed, "size__overhead": 1.04}) for run in runs),
+        *((run, {"cls__accuracy": 0.93, "size__overhead": 1.0}) for run in alone),
+    )
+    line = choice_table(records).splitlines()[2]
+    # Differences of 1 and 2 points: their mean is 1.5, its standard error is 0.5.
+    expected = "1.0 against 1.0 | +1.50 ± 0.50 | not run | not run | 2 |"
+    assert line == f"| wide network: two halves − the network | {expected}"
+    assert choice_table(records_of()).splitlines()[2].endswith("| not run | not run | not run | not run | 0 |")
+
+
+# Pairs that the README and docs/results.md speak of, with the sign of (accuracy, NLL, ECE) that their words say.
+CLAIMS = {
+    "wide network: two halves − the network": (+1, -1, -1),
+    "wide network: four halves − the network": (+1, -1, -1),
+    "trained wide network: four halves of it, tuned − the network": (+1, -1, -1),
+    "trained wide network: four halves of it, tuned − four from scratch": (-1, +1, None),
+    "ResNet20: five halves − the network": (+1, -1, -1),
+    "ResNet20: five halves − five full networks": (-1, +1, None),
+}
+
+
+@pytest.mark.parametrize("text", CLAIMS)
+def test_words_on_when_to_use_it_follow_from_the_recorded_runs(text: str) -> None:
+    """Where this fails, the bullets below the table of choice must change, in README.md and results.md.jinja."""
+    records = read_records(ROOT / "results", PLANNED)
+    (wanted,) = (comparison for comparison in list_comparisons() if comparison.text == text)
+    for figure, sign in zip(("cls/accuracy", "cal/nll", "cal/ece15"), CLAIMS[text], strict=True):
+        difference = subtract_rows(records, wanted.study, wanted.pair, figure, "mean")
+        assert difference is not None
+        assert sign is None or sign * difference.mean > 2 * (difference.error or 0.0)

@@ -172,3 +172,9 @@ def test_system_without_file_locks_warns(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.warns(UserWarning, match="cannot be locked on this system"):
         begin(tmp_path / "run")
     assert read_config(tmp_path / "run") == CONFIG
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc, where folders cannot be created")
+def test_folder_that_cannot_be_created_fails_and_is_not_retried_for_ever() -> None:
+    with pytest.raises(FileNotFoundError, match="/proc/run"), run_lock(Path("/proc/run")):
+        pass

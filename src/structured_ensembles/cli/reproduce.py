@@ -53,7 +53,7 @@ def reproduce(
         limit: the largest number of training samples
         recipe: how to train; by default paper, and modern for the front
         smoke: a trial of everything, on digits, in minutes on a CPU
-        out: the folder of all runs and reports; by default runs/reproduce, and results for the queue
+        out: the folder of all runs and reports; by default runs/reproduce, and results for the queue without --smoke
         root: where data sets are kept
         device: auto, cpu, cuda, …
         backend: processes of this machine (loky), or a cluster
@@ -75,7 +75,8 @@ def reproduce(
         smoke=smoke,
     )
     if name == "queue":
-        return _run_queue(options, section, out or Path("results"), minutes, root, device, backend, workers, quiet)
+        folder = out or Path("runs/reproduce/smoke" if smoke else "results")  # a trial must not replace the queue
+        return _run_queue(options, section, folder, minutes, root, device, backend, workers, quiet)
     if minutes is not None:
         raise ValueError("--minutes is for the queue: sens reproduce queue --minutes 25")
     if section is not None:
@@ -128,7 +129,7 @@ def _run_queue(
         news = (
             f"{outcome.seconds:.0f} s"
             if outcome.state == "done"
-            else f"failed: {(outcome.error or '').splitlines()[-1]}"
+            else f"failed: {(outcome.error or 'no reason known').splitlines()[-1]}"
         )
         print(f"{(time.monotonic() - start) / 60:5.1f} min  {outcome.name}: {news}", flush=True)
 
@@ -136,7 +137,8 @@ def _run_queue(
         chosen, out, minutes=minutes, workers=workers, root=root, device=device, backend=backend, quiet=quiet,
         on_outcome=print_outcome,
     )  # fmt: skip
-    write_queue(planned, out)
+    # The file lists all runs, whichever seeds this call was restricted to.
+    write_queue(plan_runs(tuple(sorted({*SEEDS, *options.seeds}))) if not options.smoke else planned, out)
     for run, error in progress.failed.items():
         print(f"sens: {run} failed: {error}", file=sys.stderr)
     for name, reason in progress.without.items():

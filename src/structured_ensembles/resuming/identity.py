@@ -194,7 +194,12 @@ def compute_identity(
     settings = {f"recipe.{name}": value for name, value in recipe.to_dict().items()}
     settings |= {f"execution.{name}": value for name, value in execution.identity().items()}
     loss_identity = identify_loss(loss, loss_name, argument)
-    return {**_to_json({**arguments, **settings}), "loss": loss_identity, **digest_module(model), **digest_data(data)}
+    return {
+        **to_plain_json({**arguments, **settings}),
+        "loss": loss_identity,
+        **digest_module(model),
+        **digest_data(data),
+    }
 
 
 def digest_data(data: Data) -> dict[str, Any]:
@@ -232,7 +237,7 @@ def identify_loss(loss: Any, name: str | None, argument: str) -> Any:
         ) from error
 
 
-def _to_json(values: Mapping[str, Any]) -> dict[str, Any]:
+def to_plain_json(values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert arguments to what JSON reads back; numbers of NumPy and torch become Python's."""
     plain = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
     return dict(json.loads(json.dumps(plain)))

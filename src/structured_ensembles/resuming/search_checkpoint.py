@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from structured_ensembles.common.processes import decide_in_first_process, gather, rank
-from structured_ensembles.resuming.identity import RunFile, check_same
+from structured_ensembles.data import Data
+from structured_ensembles.resuming.identity import RunFile, check_same, digest_data, identify_loss, to_plain_json
 from structured_ensembles.storage.container import ArtifactError, read_container, write_container
+from structured_ensembles.storage.fingerprints import digest_module
 
 FILE = "checkpoint-search.safetensors"  # one of `identity.CHECKPOINTS`
 FORM = "structured-ensembles-search"
@@ -31,6 +35,18 @@ class SearchState:
     best: float
     random: Sequence[Tensor]
     history: Sequence[Mapping[str, float]]
+
+
+def identify_search(
+    checkpoint: str | Path | RunFile | None, model: nn.Module, data: Data, loss: Any, **settings: Any
+) -> RunFile | None:
+    """Return the checkpoint with the identity of its search, computed here unless a method gave it."""
+    if checkpoint is None or isinstance(checkpoint, RunFile):
+        return checkpoint
+    described = {"loss": identify_loss(loss, None, "checkpoint="), **digest_module(model), **digest_data(data)}
+    # Processes may have drawn different weights: the identity of the first one counts.
+    identity = gather({"method": "learn_scales", **to_plain_json(settings), **described})[0]
+    return RunFile(Path(checkpoint), identity)
 
 
 def save_search(file: RunFile, state: SearchState) -> None:

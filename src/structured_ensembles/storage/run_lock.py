@@ -27,6 +27,7 @@ except ImportError:  # Windows
 
 LOCK = "run.lock"
 LOCKED_ERRORS = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+ATTEMPTS = 100  # other processes may remove the folder just before it is used, but hardly so often in a row
 
 
 @contextmanager
@@ -47,11 +48,13 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 def _open_locked(path: Path) -> int:
     """Open and lock the lock file; return its descriptor."""
-    while True:
+    missing: FileNotFoundError | None = None
+    for _ in range(ATTEMPTS):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o644)
-        except FileNotFoundError:  # its last holder removed the folder between the two calls
+        except FileNotFoundError as error:  # removed by its last holder, or impossible, as in /proc
+            missing = error
             continue
         except FileExistsError:  # its last holder removed the folder while mkdir checked that it is one
             with suppress(FileNotFoundError):
@@ -69,6 +72,7 @@ def _open_locked(path: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)  # its last holder removed the file after it was opened: this lock is of no use
+    raise missing or OSError(f"{path.parent} is created and removed by other processes all the time")
 
 
 def _lock(path: Path, descriptor: int) -> None:

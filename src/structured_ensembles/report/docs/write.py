@@ -12,6 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from structured_ensembles.paper.sections import Planned, plan_runs
+from structured_ensembles.report.docs.choice import choice_table
 from structured_ensembles.report.docs.records import (
     Records,
     estimate_hours,
@@ -86,15 +87,17 @@ def render_docs(results: Path, root: Path, planned: Sequence[Planned] | None = N
         planned=len(records.planned),
         hours_left=estimate_hours(waiting),
         targets=targets_table(goals),
+        choice=choice_table(records),
         progress=write_progress_table(records),
         batch=BATCH,
         wall_time=wall_time_table(records, read_steps(root / "benchmarks" / "results")),
     )
     blocks = {
-        "progress": f"{len(records.done)} of {len(records.planned)} planned runs are done.",
+        "choice": choice_table(records),
         "table-accuracy": write_compact_table(known, records),
         "targets": targets_summary(goals),
-        "front": write_readme_front(known["front-cifar10"], records, images),
+        "front": f"{write_readme_front(known['front-cifar10'], records, images)}\n\n"
+        f"{len(records.done)} of {len(records.planned)} planned runs are done.",
     }
     return Docs(page.lstrip(), fill_blocks(_read(root / README), blocks), images)
 
