@@ -134,8 +134,8 @@ def mix(inputs: Tensor, targets: Tensor, shares: Tensor, members: int, classes: 
     size = len(targets) // members
     numbers = torch.arange(len(targets), device=targets.device)
     partners = numbers // size * size + (numbers + 1) % size
-    own = shares.to(inputs.dtype).view(-1, *[1] * (inputs.dim() - 1))
-    mixed = inputs.mul(own).add_(inputs[partners].mul_(1 - own))
+    factors = shares.to(inputs.dtype).view(-1, *[1] * (inputs.dim() - 1))
+    mixed = inputs.mul(factors).add_(inputs[partners].mul_(1 - factors))
     dtype = torch.promote_types(inputs.dtype, torch.float32)
     probabilities = (targets[:, None] == torch.arange(classes, device=targets.device)).to(dtype)
     weights = shares.to(dtype)[:, None]
