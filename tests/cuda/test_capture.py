@@ -74,6 +74,13 @@ def test_training_steps_never_wait_for_the_device(precision: Any, optimizer: str
     se.train(se.Ensemble(members), few_digits(), recipe, "cpu", execution=execution, quiet=True)
 
 
+@pytest.mark.usefixtures("watched")
+def test_steps_that_cut_blend_and_average_never_wait_for_the_device() -> None:
+    members = [network(0, dropout=0.0), Viewing(1)]
+    recipe = se.Recipe(epochs=2, batch_size=96, rate=0.02, averaging=0.5, mixup=0.3, augmentation="crop+flip+cutout")
+    se.train(se.Ensemble(members), few_digits(), recipe, "cpu", quiet=True)
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e5])  # as it is, and in units of its own
 @pytest.mark.usefixtures("watched")
 def test_regression_steps_never_wait_for_the_device(scale: float) -> None:

@@ -356,6 +356,10 @@ def test_named_recipes_have_their_rates() -> None:
         ({"schedule": "linear"}, "schedule must be one of"),
         ({"label_smoothing": 1.0}, "label_smoothing must be"),
         ({"patience": 0}, "patience must be"),
+        ({"mixup": -0.1}, "mixup must be"),
+        ({"averaging": 1.5}, "averaging must be a share of the epochs, from 0 to 1, not 1.5"),
+        ({"averaging": 0.5, "patience": 3}, "patience must be None with averaging, not 3"),
+        ({"augmentation": "cutout"}, "augmentation must be one of"),
     ],
 )
 def test_invalid_recipes_are_errors(changes: dict, message: str) -> None:

@@ -61,7 +61,8 @@ def train(
         seed: of all random numbers
         recipe: how to train; auto is modern, or regression if the targets of the data are numbers; tune,
             tune-adamw and tune-regression are for a model that is already trained
-        changes: fields of the recipe to change, such as {rate: 0.01}
+        changes: fields of the recipe to change, such as {rate: 0.01} or {averaging: 0.25, mixup: 0.2, augmentation:
+            crop+flip+cutout}
         epochs: how long to train; short for changes.epochs
         execution: how training is computed
         model_arguments: what the model function is called with, besides the classes and channels of the data

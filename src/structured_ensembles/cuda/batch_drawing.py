@@ -17,6 +17,7 @@ from structured_ensembles.common.devices import make_constant
 from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import ceil_div
 from structured_ensembles.data.augmentation import padding
+from structured_ensembles.data.batch_changes import stack_changes
 from structured_ensembles.data.feeds import MemberFeed, TableFeed
 from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.data.splits import Batch
@@ -58,13 +59,18 @@ class BatchDrawer:
         self.order = torch.stack([feed.order for feed in feeds])
         self.crops = None if self.feed.crops is None else torch.stack([feed.crops for feed in feeds])  # type: ignore[misc]
         self.channels_last = channels_last
+        changes = [feed.changes for feed in feeds if feed.changes is not None]
+        self.changes = stack_changes(changes) if changes else None
         for number, feed in enumerate(feeds):
             feed.order = self.order[number]
             if self.crops is not None:
                 feed.crops = self.crops[number]
 
     def batch(self, size: int) -> Batch:
-        """Return images (members × size, channels, height, width) and labels (members × size,), member by member."""
+        """Return images (members × size, channels, height, width) and labels (members × size,), member by member.
+
+        With mixup, labels are probabilities (members × size, classes).
+        """
         from structured_ensembles.cuda.kernels.batch import draw_images
 
         feed = self.feed
@@ -87,4 +93,8 @@ class BatchDrawer:
             images, labels, size, self.order.shape[1], channels, height, width, padding(height),
             CROPS=self.crops is not None, CHANNELS_LAST=self.channels_last, BLOCK=BLOCK,
         )  # fmt: skip
-        return images, labels
+        return (
+            (images, labels)
+            if self.changes is None
+            else self.changes.apply(images, labels, feed.starts[feed.step], feed.step)
+        )

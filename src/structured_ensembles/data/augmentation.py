@@ -1,4 +1,4 @@
-"""Augmentation: random crops and flips, for a whole batch at once."""
+"""Augmentation: random crops and flips, for a whole batch at once; `batch_changes.py` has cutout and mixup."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from structured_ensembles.common.inputs import is_several
 from structured_ensembles.data.drawing import Seed, draw
 
-Augmentation = Literal["auto", "crop", "crop+flip", "none"]
+Augmentation = Literal["auto", "crop", "crop+flip", "crop+flip+cutout", "none"]
 
 
 def resolve_augmentation(augmentation: Augmentation, shape: Any, task: str = "classification") -> Augmentation:
@@ -43,7 +43,7 @@ def draw_crops(
         )
     offsets = 2 * padding(shape[-2]) + 1
     down, right, flip = draw(seed, 3 * samples, device).view(3, samples)
-    return torch.stack([down % offsets, right % offsets, flip % 2 * (augmentation == "crop+flip")], dim=1)
+    return torch.stack([down % offsets, right % offsets, flip % 2 * ("flip" in augmentation)], dim=1)
 
 
 def padding(height: int) -> int:

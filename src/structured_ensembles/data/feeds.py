@@ -12,6 +12,7 @@ from torch import Tensor
 
 from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, select_rows, tensors_in
 from structured_ensembles.data.augmentation import Augmentation, augment, draw_crops
+from structured_ensembles.data.batch_changes import changes_for
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.drawing import Seed, shuffle
 from structured_ensembles.data.picture_files import PictureSplit
@@ -63,15 +64,17 @@ class TableFeed:
         dtype: torch.dtype,
         even: bool = False,
         step: Tensor | None = None,
+        mixup: float = 0.0,
     ) -> None:
         self.split, self.data, self.size, self.augmentation = split, data, size, augmentation
-        self.dtype, self.even = dtype, even
+        self.dtype, self.even, self.mixup = dtype, even, mixup
         self.batches = plan_batches(len(split), size, even)
         self.starts = torch.tensor([0, *accumulate(self.batches)], device=split.index.device)
         self.sizes: tuple[int, ...] = tuple(size for size, _ in Counter(self.batches).most_common())
         self.step = torch.zeros(1, dtype=torch.int64, device=split.index.device) if step is None else step
         self.order = split.index.clone()
         self.crops = self._crops(0)
+        self.changes = changes_for(augmentation, mixup, data, len(split), len(self.batches), self.step.device)
 
     def epoch(self, seed: Seed | None) -> Iterator[int]:
         self.step.zero_()
@@ -80,16 +83,20 @@ class TableFeed:
         yield from self.batches
 
     def shuffle(self, order: Seed, crops: Seed) -> None:
-        """Draw the order of an epoch and its crops, each from a seed."""
+        """Draw the order of an epoch from a seed; from another its crops, and its holes and shares derived from it."""
         self.order.copy_(shuffle(self.split.index, order))
         if self.crops is not None:
             drawn = self._crops(crops)
             assert drawn is not None
             self.crops.copy_(drawn)
+        if self.changes is not None:
+            self.changes.shuffle(crops)
 
     def for_member(self) -> TableFeed:
         """Return a feed of the same split, on the same counter, for one member's own order and crops."""
-        return TableFeed(self.split, self.data, self.size, self.augmentation, self.dtype, self.even, self.step)
+        return TableFeed(
+            self.split, self.data, self.size, self.augmentation, self.dtype, self.even, self.step, self.mixup
+        )
 
     def batch(self, size: int) -> Batch:
         positions = self.starts[self.step] + torch.arange(size, device=self.step.device)
@@ -97,7 +104,8 @@ class TableFeed:
         inputs = select_rows(self.split.inputs, rows)
         if self.crops is not None:
             inputs = augment(inputs, self.crops[positions])
-        return _prepare(self.data, inputs, self.split.targets[rows], self.dtype)
+        batch = _prepare(self.data, inputs, self.split.targets[rows], self.dtype)
+        return batch if self.changes is None else self.changes.apply(*batch, self.starts[self.step], self.step)
 
     def _crops(self, seed: Seed) -> Tensor | None:
         shape = map_inputs(lambda tensor: tuple(tensor.shape[1:]), self.split.inputs)
@@ -122,14 +130,16 @@ class PictureFeed:
         dtype: torch.dtype,
         even: bool = False,
         step: Tensor | None = None,
+        mixup: float = 0.0,
     ) -> None:
         self.split, self.data, self.size, self.augmentation = split, data, size, augmentation
-        self.device, self.dtype, self.even = device, dtype, even
+        self.device, self.dtype, self.even, self.mixup = device, dtype, even, mixup
         self.batches = plan_batches(len(split), size, even)
         self.starts = torch.tensor([0, *accumulate(self.batches)], device=device)
         self.sizes: tuple[int, ...] = tuple(size for size, _ in Counter(self.batches).most_common())
         self.step = torch.zeros(1, dtype=torch.int64, device=device) if step is None else step
         self.crops = self._crops(0)
+        self.changes = changes_for(augmentation, mixup, data, len(split), len(self.batches), device)
         self.order = split.index
         self.images = torch.zeros((max(self.batches), *split.inputs.shape), dtype=torch.uint8, device=device)
         self.labels = torch.zeros(max(self.batches), dtype=split.targets.dtype, device=device)
@@ -139,7 +149,15 @@ class PictureFeed:
     def for_member(self) -> PictureFeed:
         """Return a feed of the same split, on the same counter; this feed's epochs then load its batches."""
         member = PictureFeed(
-            self.split, self.data, self.size, self.augmentation, self.device, self.dtype, self.even, self.step
+            self.split,
+            self.data,
+            self.size,
+            self.augmentation,
+            self.device,
+            self.dtype,
+            self.even,
+            self.step,
+            self.mixup,
         )
         self.members.append(member)
         return member
@@ -161,13 +179,15 @@ class PictureFeed:
                 feed.decoded = None
 
     def shuffle(self, order: Seed, crops: Seed) -> None:
-        """Draw the order of an epoch and its crops, each from a seed."""
+        """Draw the order of an epoch from a seed; from another its crops, and its holes and shares derived from it."""
         self.order = shuffle(self.split.index, order)
         self._decode()
         if self.crops is not None:
             drawn = self._crops(crops)
             assert drawn is not None
             self.crops.copy_(drawn)
+        if self.changes is not None:
+            self.changes.shuffle(crops)
 
     def load(self) -> None:
         """Copy the next batch to where the step reads it; nothing for a member that has stopped."""
@@ -182,7 +202,8 @@ class PictureFeed:
         if self.crops is not None:
             positions = self.starts[self.step] + torch.arange(size, device=self.step.device)
             images = augment(images, self.crops[positions])
-        return _prepare(self.data, images, self.labels[:size], self.dtype)
+        batch = _prepare(self.data, images, self.labels[:size], self.dtype)
+        return batch if self.changes is None else self.changes.apply(*batch, self.starts[self.step], self.step)
 
     def _decode(self) -> None:
         """Let the threads decode the batches of an epoch, from the first `load` on."""
@@ -252,12 +273,13 @@ def feed_for(
     augmentation: Augmentation = "none",
     dtype: torch.dtype = torch.float32,
     even: bool = False,
+    mixup: float = 0.0,
 ) -> Feed:
     """Return a feed of a split of `data`: on the device if it is in memory, else streamed. even: see `plan_batches`."""
     if isinstance(split, TensorSplit):
-        return TableFeed(split.to(device), data, size, augmentation, dtype, even)
+        return TableFeed(split.to(device), data, size, augmentation, dtype, even, mixup=mixup)
     if isinstance(split, PictureSplit):
-        return PictureFeed(split, data, size, augmentation, device, dtype, even)
+        return PictureFeed(split, data, size, augmentation, device, dtype, even, mixup=mixup)
     return StreamFeed(split, data, size, device, dtype)
 
 

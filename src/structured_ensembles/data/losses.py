@@ -30,6 +30,16 @@ def loss_for(data: Data, loss: Loss | None, units: Units | None = None) -> Loss:
     return loss if data.task == "classification" else LikeTargets(loss, units)
 
 
+def smoothed_cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Compute the cross-entropy with label smoothing; outputs: (batch, classes).
+
+    targets: labels (batch,), or probabilities (batch, classes) of blended samples; a network may have more outputs.
+    """
+    if targets.is_floating_point():
+        targets = F.pad(targets, (0, outputs.shape[1] - targets.shape[1]))
+    return F.cross_entropy(outputs, targets, label_smoothing=smoothing)
+
+
 def choose_units(networks: Sequence[nn.Module], data: Data, loss: Loss | None) -> Units | None:
     """Choose the units in which networks learn the targets; None to learn them as they are, as with a user's loss."""
     is_default = loss is None or loss is gaussian_nll

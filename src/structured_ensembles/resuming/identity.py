@@ -30,6 +30,8 @@ FILE = "identity.json"
 CHECKPOINTS = "checkpoint*.safetensors"  # deleted when a run is finished
 REMEDY = "delete the folder, or choose another"
 RENAMED = {"recipe.precision": "execution.precision"}  # entries that earlier versions named otherwise
+# Settings that earlier versions did not have, and what they meant.
+ADDED = {"recipe.mixup": 0.0, "recipe.averaging": 0.0}
 HINTS = {
     "weights": "a network with other weights is another run: call torch.manual_seed before it is made",
     "architecture": "the network has other layers, or layers with other settings or other code",
@@ -167,8 +169,9 @@ def check_same(known: Any, identity: Identity, where: str) -> None:
 
 
 def rename_old_entries(identity: Identity) -> dict[str, Any]:
-    """Return an identity of any version with the current names of its entries."""
-    return {RENAMED.get(name, name): value for name, value in identity.items()}
+    """Return an identity of any version with the current entries and their names."""
+    added = ADDED if "recipe.epochs" in identity else {}
+    return {**added, **{RENAMED.get(name, name): value for name, value in identity.items()}}
 
 
 def _difference(name: str, known: Any, current: Any) -> str:

@@ -61,7 +61,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | No
 def is_member_tensor(name: str, members: int) -> bool:
     """Tell whether a checkpoint of `members` networks may have a tensor of this name, such as "0.best.fc.weight"."""
     number, role, *_ = [*name.split(".", 2), ""]
-    return number.isdecimal() and int(number) < members and role in ("now", "best", "optimizer")
+    return number.isdecimal() and int(number) < members and role in ("now", "best", "optimizer", "average")
 
 
 def check_complete(network: nn.Module, tensors: Mapping[str, Tensor], earlier_version: bool) -> None:

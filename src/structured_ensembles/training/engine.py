@@ -89,6 +89,7 @@ class Member:
     number: int  # with the run's seed it determines the order of batches, the crops and the dropout
     best: dict[str, Tensor]  # a copy of the weights of the best epoch
     optimizer_state: OptimizerState = field(default_factory=OptimizerState)
+    average: dict[str, Tensor] = field(default_factory=dict)  # of its trained parameters, where the recipe averages
     best_score: float = -math.inf
     best_epoch: int = -1  # the last epoch with that score
     last_improvement: int = -1  # the last epoch with a better score than all before

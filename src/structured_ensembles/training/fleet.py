@@ -13,11 +13,11 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from structured_ensembles.common.checks import check_list, check_seed, check_whole
@@ -27,12 +27,14 @@ from structured_ensembles.cuda.capture import CaptureError, ask_for_small_worksp
 from structured_ensembles.cuda.channels_last import channels_last
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolve_augmentation
-from structured_ensembles.data.losses import Loss, choose_units, loss_for
+from structured_ensembles.data.batch_changes import check_mixup
+from structured_ensembles.data.losses import Loss, choose_units, loss_for, smoothed_cross_entropy
 from structured_ensembles.data.splits import IndexedSplit
 from structured_ensembles.data.target_scaling import Units
 from structured_ensembles.networks.copying import dtype_of, without_nested_tensors
 from structured_ensembles.resuming.identity import Identity, RunFile, compute_identity
 from structured_ensembles.storage.container import check_leaves, raise_as_artifact_error
+from structured_ensembles.training.averaging import finish_average, start_average
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.engine import Engine, Member, Plan, Result
 from structured_ensembles.training.execution import Execution
@@ -101,6 +103,7 @@ def prepare_training(
     units, gaussian: those of the ensemble before this run.
     """
     seed = check_seed(seed)
+    check_mixup(recipe.mixup, data, loss is not None)
     numbers = _check_numbers(numbers, len(members))
     run_device = pick_device(device, members)
     mesh = mesh_for(len(members), run_device)
@@ -151,7 +154,8 @@ def train_fleet(
         Display(len(members), recipe.epochs, plan.steps, data.task, quiet or rank() > 0) as display,
     ):
         fleet = [
-            Member(network, number, copy_state(network)) for network, number in zip(members, run.numbers, strict=True)
+            Member(network, number, copy_state(network), average=start_average(network) if recipe.averaging else {})
+            for network, number in zip(members, run.numbers, strict=True)
         ]
         history, first = resume_fleet(run.earlier, fleet, run.path)
         run_state = {"identity": run.identity, "units": None if units is None else units.to_json()}
@@ -179,6 +183,8 @@ def train_fleet(
                 save_fleet(run.path, fleet, history, epoch + 1, run_state, run.mesh)
             _call_on_epoch(on_epoch, history, epoch)
         for number, member in enumerate(fleet):
+            if recipe.averaging and recipe.epochs and member.stopped is None and run.mesh.trains(number):
+                finish_average(member, plan.data)
             broadcast_tensors(list(member.best.values()), run.mesh.source(number))
             restore_state(member.network, member.best)
             member.network.eval()
@@ -305,8 +311,8 @@ def _judge_epoch(member: Member, number: int, row: Row, recipe: Recipe) -> None:
 
 def _choose_loss(data: Data, recipe: Recipe, loss: Loss | None, units: Units | None) -> Loss:
     """Return the loss of the run; cross-entropy with the recipe's label smoothing where it applies."""
-    if loss is None and data.task == "classification" and recipe.label_smoothing:
-        return lambda outputs, targets: F.cross_entropy(outputs, targets, label_smoothing=recipe.label_smoothing)
+    if loss is None and data.task == "classification" and (recipe.label_smoothing or recipe.mixup):
+        return partial(smoothed_cross_entropy, smoothing=recipe.label_smoothing)
     return loss_for(data, loss, units)
 
 

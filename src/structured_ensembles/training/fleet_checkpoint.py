@@ -12,6 +12,7 @@ from torch import Tensor
 from structured_ensembles.common.processes import rank
 from structured_ensembles.resuming.identity import Identity, check_same
 from structured_ensembles.storage.container import check_field, check_list_field, raise_as_artifact_error
+from structured_ensembles.training.averaging import restore_average
 from structured_ensembles.training.checkpoint import (
     check_complete,
     is_member_tensor,
@@ -37,6 +38,7 @@ def save_fleet(
             continue
         tensors |= {f"{number}.now.{name}": tensor for name, tensor in copy_state(member.network).items()}
         tensors |= {f"{number}.best.{name}": tensor for name, tensor in member.best.items()}
+        tensors |= {f"{number}.average.{name}": tensor for name, tensor in member.average.items()}
         state = member.optimizer_state.tensors()
         tensors |= {f"{number}.optimizer.{name}": tensor for name, tensor in state.items()}
     all_members = gather_tensors(tensors)
@@ -77,6 +79,7 @@ def resume_fleet(checkpoint: Checkpoint | None, fleet: Sequence[Member], path: P
                 check_complete(member.network, state_copy, bool(state.get("earlier_version")))
             restore_state(member.network, now)
             member.best = best
+            restore_average(member.average, _select(tensors, f"{number}.average.", device))
             member.optimizer_state = OptimizerState(_select(tensors, f"{number}.optimizer.", device))
             set_standing(member, standing)
             if member.stopped:

@@ -28,6 +28,7 @@ from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.feeds import Feed, MemberFeed, StreamFeed, feed_for
 from structured_ensembles.data.splits import Batch
+from structured_ensembles.training.averaging import update_average
 from structured_ensembles.training.engine import Member, Plan, Result
 from structured_ensembles.training.optimizers import optimizer_for, rate_factors
 from structured_ensembles.training.runners import ModuleRunner, ProgramRunner, Runner
@@ -42,9 +43,19 @@ class GraphEngine:
         self.plan = plan
         self.rate_tables = {factor: torch.zeros(plan.steps, device=plan.device) for factor in rate_factors(plan.recipe)}
         self.rates = {factor: torch.zeros((), device=plan.device) for factor in self.rate_tables}
+        self.averaging_table = torch.zeros(plan.steps, device=plan.device)
+        self.averaging_weight = torch.zeros((), device=plan.device)
         data, size = plan.data, plan.recipe.batch_size
         # Counts the steps. Of a loader it gives the batches, too, the same to all members.
-        self.training = feed_for(data.train, data, size, plan.device, augmentation=plan.augmentation, dtype=plan.dtype)
+        self.training = feed_for(
+            data.train,
+            data,
+            size,
+            plan.device,
+            augmentation=plan.augmentation,
+            dtype=plan.dtype,
+            mixup=plan.recipe.mixup,
+        )
         self.feeds: dict[Member, MemberFeed] = {}
         self.optimizers: dict[Member, torch.optim.Optimizer] = {}
         self.validation: Feed | None = None
@@ -65,6 +76,8 @@ class GraphEngine:
         rates = [plan.recipe.rate_at(epoch * plan.steps + step, plan.steps) for step in range(plan.steps)]
         for factor, table in self.rate_tables.items():
             table.copy_(torch.tensor(rates) * factor)
+        weights = [plan.recipe.averaging_weight(epoch * plan.steps + step, plan.steps) for step in range(plan.steps)]
+        self.averaging_table.copy_(torch.tensor(weights))
         for runner in self.runners:
             runner.begin(epoch)
         for size in self.training.epoch(derive_seed(plan.seed, "order", epoch) if self._streamed else None):
@@ -100,6 +113,11 @@ class GraphEngine:
             for runner, of_members in values.items()
             for member, value in zip(runner.members, of_members, strict=True)
         }
+
+    @property
+    def _members(self) -> list[Member]:
+        """List the members of all runners."""
+        return [member for runner in self.runners for member in runner.members]
 
     @property
     def _streamed(self) -> bool:
@@ -243,7 +261,9 @@ class GraphEngine:
     def _state(self) -> Iterator[Tensor]:
         """Yield all tensors that steps change."""
         steps = [feed.step for feed in (self.training, self.validation) if feed is not None]
-        return tensors_of(self.rates, steps, self._loss_modules, [runner.state() for runner in self.runners])
+        averages = [member.average for member in self._members]
+        runner_states = [runner.state() for runner in self.runners]
+        return tensors_of(self.rates, self.averaging_weight, averages, steps, self._loss_modules, runner_states)
 
     def _train_step(self, size: int) -> None:
         """Take a training step of all members on batches of `size` samples."""
@@ -253,6 +273,9 @@ class GraphEngine:
         for factor, table in self.rate_tables.items():
             self.rates[factor].copy_(table[step].squeeze(0))
         self._run([(runner, partial(self._train, runner, size, batch)) for runner in self.runners])
+        if self.plan.recipe.averaging:
+            self.averaging_weight.copy_(self.averaging_table[step].squeeze(0))
+            update_average(self._members, self.averaging_weight)
         self.training.step.add_(1)
 
     def _train(self, runner: Runner, size: int, batch: Batch | None, streams: Sequence[torch.cuda.Stream]) -> None:

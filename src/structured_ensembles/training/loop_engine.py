@@ -11,10 +11,12 @@ from structured_ensembles.common.devices import seed_generators
 from structured_ensembles.common.inputs import Inputs, clone_inputs, select_rows
 from structured_ensembles.common.processes import average_buffers, sum_over_processes
 from structured_ensembles.data.augmentation import augment, draw_crops
+from structured_ensembles.data.batch_changes import changes_for
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import mean_loss
 from structured_ensembles.data.splits import Batch, IndexedSplit
 from structured_ensembles.prediction.combination import combine_logits, member_outputs
+from structured_ensembles.training.averaging import update_average
 from structured_ensembles.training.engine import Member, Plan, Result
 from structured_ensembles.training.optimizers import optimizer_for, set_rate
 
@@ -42,6 +44,7 @@ class LoopEngine:
             member.network.train()
         for step, batches in enumerate(self._batches(active, epoch)):
             rate = plan.recipe.rate_at(epoch * plan.steps + step, plan.steps)
+            weight = plan.recipe.averaging_weight(epoch * plan.steps + step, plan.steps)
             for index, (member, batch) in enumerate(zip(active, batches, strict=True)):
                 optimizer = self.optimizers[member]
                 inputs, targets, share = self._process_share(*batch)
@@ -57,6 +60,8 @@ class LoopEngine:
                 if plan.mesh.data_size > 1:
                     sum_over_processes(_gradients(member.network), plan.mesh.group)
                 optimizer.step()
+                if weight:
+                    update_average([member], weight)
             advance()
         if plan.mesh.data_size > 1:
             sum_over_processes([losses], plan.mesh.group)
@@ -83,12 +88,16 @@ class LoopEngine:
         plan = self.plan
         seed = plan.member_seed("crops", member, epoch)
         crops = draw_crops(plan.augmentation, plan.shape, len(split), seed, plan.device)
+        changes = changes_for(plan.augmentation, plan.recipe.mixup, plan.data, len(split), plan.steps, plan.device)
+        if changes is not None:
+            changes.shuffle(seed)
         first, order = 0, plan.member_seed("order", member, epoch)
-        for stored, targets in split.batches(plan.recipe.batch_size, order, plan.device):
+        for step, (stored, targets) in enumerate(split.batches(plan.recipe.batch_size, order, plan.device)):
             if crops is not None:
                 assert isinstance(stored, Tensor), "only images are cropped"
                 stored = augment(stored, crops[first : first + len(targets)])  # noqa: PLW2901
-            yield plan.data.prepare(stored, plan.dtype), targets
+            batch = plan.data.prepare(stored, plan.dtype), targets
+            yield batch if changes is None else changes.apply(*batch, first, step)
             first += len(targets)
 
     def _cast_targets(self, targets: Tensor) -> Tensor:

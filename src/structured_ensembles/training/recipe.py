@@ -72,8 +72,14 @@ class Recipe:
     schedule: "constant"; "step" multiplies the rate with `factor` at each of the epochs `milestones`; "cosine" lowers
         it to zero, step by step. Before that, `warmup` epochs raise it linearly.
     patience: stop a member after so many epochs without a better validation result; None trains all epochs.
-    augmentation: "crop+flip", "crop", "none"; "auto" crops and flips colour images.
+    augmentation: "crop+flip", "crop", "none"; "auto" crops and flips colour images. "crop+flip+cutout" also sets a
+        square of half the image's side to the mean colour.
+    mixup: blend every sample with another of its batch, labels too; the share is drawn from the Beta distribution with
+        both parameters this number, such as 0.2. 0: no blending.
     keep: the weights that a member ends with: those of its "best" validation epoch, or of its "last".
+    averaging: the share of the epochs, at the end, over whose steps the weights are averaged, all alike, such as 0.25.
+        A member ends with that average, whatever `keep` says, and batch norm's statistics are measured anew for it.
+        Validation results of single epochs are those of the weights before averaging. 0: no averaging.
     rules: another learning rate or weight decay for some parameters, by a pattern of their names; the last that fits
         counts. `rules=(ParameterRule("*.bias", weight_decay=0.0),)` trains biases without weight decay.
     """
@@ -93,6 +99,8 @@ class Recipe:
     keep: Keep = "best"
     augmentation: Augmentation = "auto"
     label_smoothing: float = 0.0
+    mixup: float = 0.0
+    averaging: float = 0.0
     rules: tuple[ParameterRule, ...] = ()
 
     def __post_init__(self) -> None:
@@ -100,10 +108,17 @@ class Recipe:
             object.__setattr__(self, name, to_python_number(value))
         for name, least in (("epochs", 0), ("batch_size", 1)):
             check_whole(name, getattr(self, name), least)
-        for name in ("rate", "momentum", "weight_decay", "factor", "warmup"):
+        for name in ("rate", "momentum", "weight_decay", "factor", "warmup", "mixup", "averaging"):
             check_number(name, getattr(self, name))
         check_share("label_smoothing", self.label_smoothing)
         check_whole("patience", self.patience, or_none=True)
+        if self.averaging > 1:
+            raise ValueError(f"averaging must be a share of the epochs, from 0 to 1, not {self.averaging!r}")
+        if self.averaging and self.patience is not None:
+            raise ValueError(
+                f"patience must be None with averaging, not {self.patience!r}: a member that stops early does not "
+                "reach the epochs that are averaged"
+            )
         choices = {
             "optimizer": Optimizer,
             "schedule": Schedule,
@@ -139,6 +154,12 @@ class Recipe:
             done = (epoch - self.warmup) / max(self.epochs - self.warmup, 1e-9)
             return self.rate * (1 + math.cos(math.pi * min(done, 1.0))) / 2
         return self.rate
+
+    def averaging_weight(self, step: int, steps: int) -> float:
+        """Return the weight of step number `step` in the running average of weights: 1, 1/2, 1/3, …; 0 before."""
+        averaged = max(1, round(self.averaging * self.epochs)) if self.averaging else 0
+        first = (self.epochs - averaged) * steps
+        return 1 / (step - first + 1) if averaged and step >= first else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, by name, as JSON and YAML hold them."""
