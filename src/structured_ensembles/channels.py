@@ -21,6 +21,7 @@ from structured_ensembles.common.checks import check_choice, check_type
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.networks.copying import check_copyable
 from structured_ensembles.networks.resizing import Attributes, Axis, channel_indices, groups_along, kept_size
+from structured_ensembles.tracing.code_trial import CodeTrial
 from structured_ensembles.tracing.fake_model import FakeModel
 from structured_ensembles.tracing.grouping import NamedSet, axis_of
 from structured_ensembles.tracing.layout import ChannelSet, Layout, channel_sets
@@ -92,6 +93,7 @@ class ChannelGraph:
     attributes: sizes that layers keep as numbers which their tensors do not tell, such as the groups of a convolution.
     origin: the example's shapes and dtypes and the options of `trace`, as JSON values.
     templates: the network's graphs in evaluation mode (False) and training mode (True), if some group is cut in them.
+    trial: tries the network's code with any numbers of channels, if it is the code that is cut.
     """
 
     groups: tuple[ChannelGroup, ...]
@@ -104,6 +106,7 @@ class ChannelGraph:
     attributes: Attributes = field(default_factory=dict, repr=False)
     origin: Mapping[str, Any] = field(default_factory=dict, repr=False)
     templates: Mapping[bool, Template] = field(default_factory=dict, repr=False, compare=False)
+    trial: CodeTrial | None = field(default=None, repr=False, compare=False)
 
     @property
     def prunable(self) -> dict[str, int]:
@@ -227,6 +230,7 @@ def _build_graph(model: nn.Module, offers: Offers, origin: Mapping[str, Any]) ->
         attributes={key: axis_of(layout, offered) for key, layout in walk.attributes.items()},
         origin=origin,
         templates=offers.templates,
+        trial=offers.trial,
     )
 
 

@@ -34,7 +34,8 @@ def extract(
 
     Its outputs are those of `model` with the outgoing weights of every other channel set to zero, unless `rescale`. The
     model is not changed. If the subnet lacks channels that the model's code relies on, the result runs the model's
-    exported graph instead of its code, see networks/graph_network.py.
+    exported graph instead of its code, see networks/graph_network.py. A ValueError is raised if the code branches on a
+    size, so that it does something else with as many channels as the subnet keeps.
 
     reinit: draw new weights instead of inheriting the model's: by its own `reset_parameters()` if it has one, else by
         that of each layer; with `seed`.
@@ -59,6 +60,7 @@ def extract(
         expected = [sum(span.size * span.block for span in axis) for axis in graph.axes.get(name, ())]
         if list(parameter.shape) != expected:
             raise ValueError(f"graph was traced from another model: {name} has shape {tuple(parameter.shape)} here")
+    _check_code(graph, subnet)
     small = shrink(model, graph.axes, subnet.kept, graph.attributes)
     if reinit:
         draw_weights(small, seed)
@@ -67,6 +69,17 @@ def extract(
             for name, share in kept_fan_in(model, graph, subnet.counts).items():
                 small.get_submodule(name).weight.mul_(share**-0.5)  # type: ignore[operator, union-attr]
     return make_graph_network(model, graph, subnet, small) if is_cut_in_graph(graph, subnet) else small
+
+
+def _check_code(graph: ChannelGraph, subnet: Subnet) -> None:
+    """Raise a ValueError if the network's code does something else with as many channels as the subnet keeps."""
+    cut = {name: len(kept) for name, size, kept in subnet.groups if len(kept) < size}
+    failure = graph.trial.failure(cut) if graph.trial is not None and cut else None
+    if failure is not None:
+        raise ValueError(
+            "the model's code does something else with as many channels as subnet keeps, so that the extracted network "
+            f"would not be a part of the model: {failure}. Another share of channels (prune) may be possible"
+        )
 
 
 def is_cut_in_graph(graph: ChannelGraph, subnet: Subnet) -> bool:

@@ -15,6 +15,7 @@ from structured_ensembles.common.inputs import call_arguments
 from structured_ensembles.networks.copying import dtype_of
 from structured_ensembles.networks.graph_network import bind_inputs
 from structured_ensembles.networks.resizing import resize
+from structured_ensembles.tracing.code_trial import CodeTrial
 from structured_ensembles.tracing.fake_model import FakeModel, first_line, reads_training_flag
 from structured_ensembles.tracing.grouping import NamedSet, axis_of, name_sets
 from structured_ensembles.tracing.layout import ChannelSet, fix
@@ -83,6 +84,14 @@ class Offers:
     sets: Sequence[NamedSet]
     templates: Mapping[bool, Template]
     doubled: bool = False  # whether the model was followed on the example twice
+    code: Followed | None = None  # how the model was followed, if its code is cut
+
+    @property
+    def trial(self) -> CodeTrial | None:
+        """Return the trial of the model's code with any numbers of channels, if the code is cut."""
+        if self.code is None:
+            return None
+        return CodeTrial(self.code.fake, self.walk, self.code.steps, self.names)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -106,7 +115,7 @@ def find_offers(fake: FakeModel, coupled: bool, approximate: bool, nested: bool,
     while True:
         offers = Offers(followed.walk, name_sets(followed.walk, coupled, approximate, nested), {}, fake.doubled)
         if _code_holds(followed, offers.names, graphs):
-            return offers
+            return replace(offers, code=followed)
         if graphs:
             if True not in followed.steps:  # this may merge or fix sets
                 _follow_training(followed)
