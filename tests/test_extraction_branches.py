@@ -42,6 +42,25 @@ def test_numbers_of_channels_with_which_the_code_takes_another_branch_are_refuse
     assert se.extract(model, graph, _subnet(graph, 32)).second.out_features == 32
 
 
+class Copying(nn.Module):
+    """A linear layer over the channels, moved back to where they were and copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear, self.last = nn.Conv2d(3, 5, 1), nn.Linear(5, 6), nn.Linear(6 * 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.linear(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2).contiguous().flatten(1))
+
+
+def test_a_copy_that_a_single_channel_does_not_need_is_no_other_branch() -> None:
+    model, x = Copying().double().eval(), torch.randn(4, 3, 4, 4).double()
+    graph = se.trace(model, x)
+    subnet = _subnet(graph, 1)
+    assert {"conv", "linear"} <= set(graph.prunable)
+    assert se.extract(model, graph, subnet)(x).shape == (4, 3)
+
+
 def test_code_that_fails_with_some_number_is_refused_with_its_error() -> None:
     model = Branching("error")
     graph = se.trace(model, torch.randn(4, 8))

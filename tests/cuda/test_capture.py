@@ -117,12 +117,13 @@ def test_captured_prediction_never_waits_and_equals_the_plain_pass(
 ) -> None:
     ensemble = se.Ensemble([kind(10) if kind is se.zoo.resnet20 else kind(3) for _ in range(2)]).eval()
     x = torch.rand(images, 3, 8, 8)
-    inputs, results, replay = capture_prediction(ensemble, x)
-    replay()
-    inputs.copy_(x.flip(0))
+    captured = capture_prediction(ensemble, x)
+    captured.replay()
+    assert isinstance(captured.inputs, Tensor)
+    captured.inputs.copy_(x.flip(0))
     with torch.no_grad():
-        replay()
-        torch.testing.assert_close(torch.cat(results), ensemble(x.flip(0)), rtol=1e-4, atol=1e-4)
+        captured.replay()
+        torch.testing.assert_close(torch.cat(captured.outputs), ensemble(x.flip(0)), rtol=1e-4, atol=1e-4)
     assert len(watched) == 1
 
 

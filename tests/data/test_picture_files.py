@@ -23,7 +23,8 @@ from tests.support.paths import ROOT
 from tests.support.picture_folder import write_shapes
 
 INTERRUPTED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in children of background jobs
 import structured_ensembles as se
 split = se.Data.from_folder(sys.argv[1], cache_bytes=0, workers=2).train
 while True:

@@ -110,7 +110,8 @@ def test_rows_of_another_machine_are_not_mixed(
     speed: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "speed.json"
-    path.write_text(json.dumps({"device": "another", "versions": {}, "settings": {"tiny": True}, "rows": []}))
+    description = {"device": "another", "versions": {"torch": "1", "python": "3"}, "settings": {"tiny": True}}
+    path.write_text(json.dumps(description | {"rows": []}))
     with pytest.raises(SystemExit, match="has rows of another device, version or size"):
         run(speed, monkeypatch, path, "predict")
     with pytest.raises(SystemExit, match=r"--rows must be among resnet20-5, .*, not nonsense"):

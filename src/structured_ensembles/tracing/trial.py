@@ -26,6 +26,7 @@ HANDLES_SIZES = frozenset(
         *("pad", "constant_pad_nd", "zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"),
     ]
 )
+COPIES = frozenset(["contiguous"])  # exported only where memory must move, which depends on sizes; values stay the same
 Counts = dict[ChannelSet, int]
 Size = Callable[[Layout], int]
 
@@ -74,6 +75,7 @@ def same_operations(steps: Sequence[Step], others: Sequence[Step]) -> bool:
 
 def differences(steps: Sequence[Step], trial: Sequence[Step], counts: Counts) -> list[Step]:
     """List the operations that differ from the prediction although their inputs are as predicted."""
+    steps, trial = ([step for step in taken if step.name not in COPIES] for taken in (steps, trial))
     sizes: dict[int, int] = {}  # by id of the layout: values share layouts, and some are long
 
     def size(layout: Layout) -> int:
