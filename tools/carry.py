@@ -94,12 +94,13 @@ def pack_all(arguments: argparse.Namespace) -> None:
 
 
 def unfinished_runs(results: Path) -> list[list[Path]]:
-    """List the files that each unfinished run resumes from."""
+    """List the files that each unfinished run resumes from: its checkpoint, or its weights if it must be measured."""
     runs = [path.parent for path in sorted(results.glob("*/*/config.yaml"))]
+    finished = finished_runs(results)
     return [
-        [path for path in sorted(run.iterdir()) if path.suffix in (".safetensors", ".json", ".yaml")]
+        [path for path in sorted(run.iterdir()) if path.suffix in (".safetensors", ".json", ".yaml", ".csv")]
         for run in runs
-        if not (run / "result.json").exists()
+        if run not in finished
     ]
 
 
@@ -161,8 +162,8 @@ def unpack_back(arguments: argparse.Namespace) -> None:
         with tarfile.open(path) as archive:
             archive.extractall(ROOT / "results", filter="data")
             print(*(name for name in archive.getnames() if name.endswith(("result.json", "safetensors"))), sep="\n")
-    for result in (ROOT / "results").glob("*/*/result.json"):
-        for checkpoint in result.parent.glob("checkpoint*.safetensors"):  # the run is finished now
+    for run in finished_runs(ROOT / "results"):
+        for checkpoint in run.glob("checkpoint*.safetensors"):  # from when it came back unfinished
             checkpoint.unlink()
     write_queue(plan_runs(), ROOT / "results")
     print("see results/queue.yaml; then: sens report results/ --docs, and commit")
@@ -257,8 +258,13 @@ def unpack_data(name: str, folder: Path, out: Path) -> None:
 
 
 def finished_runs(results: Path) -> list[Path]:
-    """List the folders of finished runs."""
-    return [path.parent for path in sorted(results.glob("*/*/result.json")) if (path.parent / "config.yaml").exists()]
+    """List the folders of finished runs: trained, and measured as far as the queue asks for it."""
+    from structured_ensembles.paper.queue import is_finished
+    from structured_ensembles.paper.sections import plan_runs
+
+    trained = [path.parent for path in sorted(results.glob("*/*/result.json")) if (path.parent / "config.yaml").exists()]
+    planned = {results / run.name: run for run in plan_runs()}
+    return [run for run in trained if run not in planned or is_finished(planned[run], results)]
 
 
 def pack_finished(runs: list[Path], results: Path, back: Path) -> None:

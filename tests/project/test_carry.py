@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from structured_ensembles.paper.sections import plan_runs
 from tests.support.paths import ROOT
 
 # Whatever a run goes on from: of a method, of a search, of a continual learner
@@ -109,6 +110,21 @@ def test_finished_runs_and_small_checkpoints_are_returned(checkout: Path, tmp_pa
     taken = {path.relative_to(checkout / "results").as_posix() for path in checkout.glob("results/s/*/*")}
     assert taken == done | files_in(other) | {f"s/run/{name}" for name in UNFINISHED}
     assert "runs:" in (checkout / "results" / "queue.yaml").read_text(encoding="utf-8")
+
+
+def test_trained_runs_that_must_be_measured_keep_their_weights(checkout: Path, tmp_path: Path) -> None:
+    results, back = tmp_path / "there", tmp_path / "back"
+    name = next(run.name for run in plan_runs() if run.request.corruptions)
+    files = ("config.yaml", "ensemble.safetensors", "history.csv", "result.json")
+    (results / name).mkdir(parents=True)
+    for file in files:
+        (results / name / file).write_text("{}")
+    carry["pack_back"](results, back)
+    assert files_in(back / "results.tar.gz") == set()
+    assert files_in(back / "unfinished-0.tar.gz") == {f"{name}/{file}" for file in files}
+    carry["unpack_back"](Namespace(back=back))
+    carry["pack_all"](Namespace(out=tmp_path / "carry", packages=[], datasets=[]))
+    assert f"results/{name}/ensemble.safetensors" in files_in(tmp_path / "carry" / "code.tar.gz")
 
 
 def test_finished_runs_are_packed_before_the_queue_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
