@@ -262,7 +262,8 @@ def finished_runs(results: Path) -> list[Path]:
     from structured_ensembles.paper.queue import is_finished
     from structured_ensembles.paper.sections import plan_runs
 
-    trained = [path.parent for path in sorted(results.glob("*/*/result.json")) if (path.parent / "config.yaml").exists()]
+    folders = [path.parent for path in sorted(results.glob("*/*/result.json"))]
+    trained = [folder for folder in folders if (folder / "config.yaml").exists()]
     planned = {results / run.name: run for run in plan_runs()}
     return [run for run in trained if run not in planned or is_finished(planned[run], results)]
 
