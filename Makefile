@@ -8,8 +8,10 @@ READY := .venv/.ready
 demo: $(READY)  ## the whole walk on real digits, ends in runs/demo/report.html
 	$(BIN)/sens demo
 
+# Compiled code is kept (git ignores it): otherwise each worker rewrites every test, and each program that a test starts
+# compiles the whole package.
 test: lint types  ## lint, types and all tests; what CI runs
-	$(BIN)/python -m pytest -n auto
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto
 
 lint: $(READY)
 	$(BIN)/ruff check .
