@@ -40,7 +40,7 @@ def test_controls_build_ensembles_without_a_search(selection: str) -> None:
         ({"prune": 1.5}, "prune must be"),
         ({"scope": "net"}, "scope must be"),
         ({"prune": 0.5, "memory": 1.0}, "prune= or memory="),
-        ({"memory": 1e-4}, "memory"),
+        ({"memory": 1e-4}, "memory=0.0001 is too little for 2 members of this network"),
         ({"round_to": 0}, "round_to must be"),
         ({"recipe": "modern"}, "recipe must be a Recipe"),
     ],
@@ -49,6 +49,7 @@ def test_invalid_arguments_are_errors_before_the_search(
     wrong: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "learn_scales", lambda *_, **__: pytest.fail("it searches"))
+    monkeypatch.setattr(build, "judge_trained", lambda *_, **__: pytest.fail("it measures the network"))
     with pytest.raises((ValueError, TypeError), match=message):
         se.structured_ensemble(se.zoo.mlp(64), se.load_data("digits"), 2, quiet=True, **wrong)  # type: ignore[arg-type]
 

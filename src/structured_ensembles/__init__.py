@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 from structured_ensembles import continual, evaluation, methods, zoo
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.channels import ChannelGraph, ChannelGroup, trace
+from structured_ensembles.checking.model_check import ModelCheck, check_model
 from structured_ensembles.common.gaussian import Gaussians, gaussian_nll
 from structured_ensembles.common.version import VERSION
 from structured_ensembles.data import Data, Normalization, load_corrupted, load_data
 from structured_ensembles.diversity import mmd2
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
-from structured_ensembles.export import export_onnx, export_pt2
+from structured_ensembles.export import export_onnx, export_pt2, quantize_onnx
 from structured_ensembles.extraction import extract
 from structured_ensembles.networks.heads import with_head
 from structured_ensembles.prediction.combination import Uncertainty
+from structured_ensembles.runs.grid import Job, Outcome, run_grid
 from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Scales
 from structured_ensembles.search import learn_scales
@@ -33,6 +35,7 @@ from structured_ensembles.selection import Subnet, select
 from structured_ensembles.storage.container import ArtifactError
 from structured_ensembles.train import train
 from structured_ensembles.training import EpochRow, Execution, History, ParameterRule, Recipe
+from structured_ensembles.training.mesh import join_processes
 from structured_ensembles.training.recalibration import recalibrate_statistics
 from structured_ensembles.zoo.by_name import from_factory
 
@@ -51,7 +54,10 @@ __all__ = [
     "Execution",
     "Gaussians",
     "History",
+    "Job",
+    "ModelCheck",
     "Normalization",
+    "Outcome",
     "ParameterRule",
     "Recipe",
     "Scales",
@@ -60,6 +66,7 @@ __all__ = [
     "StructuredEnsembleRegressor",
     "Subnet",
     "Uncertainty",
+    "check_model",
     "continual",
     "evaluate",
     "evaluation",
@@ -68,12 +75,15 @@ __all__ = [
     "extract",
     "from_factory",
     "gaussian_nll",
+    "join_processes",
     "learn_scales",
     "load_corrupted",
     "load_data",
     "methods",
     "mmd2",
+    "quantize_onnx",
     "recalibrate_statistics",
+    "run_grid",
     "saliency",
     "select",
     "structured_ensemble",

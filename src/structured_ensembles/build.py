@@ -16,6 +16,7 @@ from structured_ensembles.calibration import check_temperature
 from structured_ensembles.channels import ChannelGraph, trace
 from structured_ensembles.common.checks import check_choice, check_seed, check_type
 from structured_ensembles.common.devices import Device, pick_device
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.processes import rank
 from structured_ensembles.common.progress import say
 from structured_ensembles.data import Data
@@ -119,8 +120,6 @@ def structured_ensemble(
     check_on_epoch(on_epoch)
     check_rescale(rescale, reinit)
     data = examine(model, data, device)
-    trained = False if reinit else _decide_trained(trained, model, data, device, quiet)
-    recipe = recipe_for(data.task, recipe, trained)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     choose = partial(
         select, graph, prune=prune, memory=memory, scope=scope, members=members, seed=seed, round_to=round_to
@@ -128,6 +127,8 @@ def structured_ensemble(
     learned = selection == "learned"
     with warnings.catch_warnings(action="ignore"):  # a trial, so that wrong arguments raise before the search
         choose(selection="random" if learned else selection)
+    trained = False if reinit else _decide_trained(trained, model, data, device, quiet)
+    recipe = recipe_for(data.task, recipe, trained)
     search: dict[str, Any] = {
         "search_epochs": search_epochs,
         "strength": strength,
@@ -200,7 +201,7 @@ def explain_small_savings(ensemble: Ensemble, graph: ChannelGraph) -> str:
         return ""
     return (
         f"members keep {kept_channels:.0%} of the channels that can be pruned, but {kept_parameters:.0%} of the "
-        f"network's parameters, as {len(graph.prunable)} of its {len(graph.groups)} groups can be pruned: "
+        f"network's parameters, as {len(graph.prunable)} of its {counted(len(graph.groups), 'group')} can be pruned: "
         "print(trace(model, data.example())) says why the others are fixed"
     )
 

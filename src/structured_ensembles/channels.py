@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from structured_ensembles.common.checks import check_choice, check_type
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.networks.copying import check_copyable
 from structured_ensembles.networks.resizing import Attributes, Axis, channel_indices, groups_along, kept_size
@@ -138,7 +139,8 @@ class ChannelGraph:
             for group in self.groups
         ]
         channels = sum(self.prunable.values())
-        summary = f"{len(self.prunable)} of {len(self.groups)} groups can be pruned: {channels:,} channels"
+        summary = f"{len(self.prunable)} of {counted(len(self.groups), 'group')} can be pruned"
+        summary += f": {counted(channels, 'channel')}"
         if any(group.prunable and group.in_code for group in self.groups):
             summary += "\nmembers run the network's exported graph where a group is cut in it"
         return text_table(("group", "size", "computed by", "read by", "prunable"), rows) + "\n" + summary

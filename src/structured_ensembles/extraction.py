@@ -12,6 +12,7 @@ from torch import nn
 
 from structured_ensembles.channels import ChannelGraph, example_inputs, trace
 from structured_ensembles.common.checks import check_seed, check_type
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.networks.graph_network import GraphNetwork
 from structured_ensembles.networks.initialization import draw_weights
 from structured_ensembles.networks.provenance import copy_origin, record_base_shapes
@@ -52,7 +53,7 @@ def extract(
     for name, size, kept in subnet.groups:
         if graph.prunable.get(name) != size:
             raise ValueError(
-                f"subnet does not belong to this graph: it has no prunable group {name!r} of {size} channels"
+                f"subnet does not belong to this graph: it has no prunable group {name!r} of {counted(size, 'channel')}"
             )
         if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < size:
             raise ValueError(f"subnet keeps channels {kept} of {name!r}: they must be ascending, from 0 to {size - 1}")

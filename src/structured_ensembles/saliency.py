@@ -16,6 +16,7 @@ from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.common.checks import check_type
 from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, split_batch
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.processes import rank, sum_over_processes, world_size
 from structured_ensembles.common.progress import progress
 from structured_ensembles.common.tables import text_table
@@ -37,7 +38,9 @@ class Scores:
     values: Mapping[str, Tensor]
 
     def __repr__(self) -> str:
-        return f"Scores({sum(map(len, self.values.values())):,} neurons in {len(self.values)} groups)"
+        return (
+            f"Scores({counted(sum(map(len, self.values.values())), 'neuron')} in {counted(len(self.values), 'group')})"
+        )
 
     def __str__(self) -> str:
         rows = [

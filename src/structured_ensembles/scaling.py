@@ -26,6 +26,7 @@ from structured_ensembles.common.inputs import (
     split_batch,
     tensors_in,
 )
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.networks.copying import dtype_of
@@ -218,5 +219,5 @@ def check_prunable(graph: ChannelGraph) -> None:
     """Raise a ValueError, with the most common reasons, if the graph has no prunable channels."""
     if not graph.prunable:
         reasons = Counter(group.reason for group in graph.groups)
-        listed = "; ".join(f"{reason} ({number} groups)" for reason, number in reasons.most_common(3))
+        listed = "; ".join(f"{reason} ({counted(number, 'group')})" for reason, number in reasons.most_common(3))
         raise ValueError(f"the network has no prunable channels; print(trace(…)) shows why. Mostly: {listed}")

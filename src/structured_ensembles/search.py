@@ -15,6 +15,7 @@ from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.common.checks import check_choice, check_number, check_seed, check_type, check_whole
 from structured_ensembles.common.devices import Device, pick_device, seed_generators
 from structured_ensembles.common.inputs import Inputs, move_inputs, select_rows
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.processes import average_buffers, rank, sum_over_processes, world_size
 from structured_ensembles.common.progress import progress
 from structured_ensembles.cuda.capture import Step, captured_if_possible
@@ -294,8 +295,9 @@ def check_task(graph: ChannelGraph, data: Data) -> None:
     """Raise a ValueError if the network has fewer outputs than there are classes."""
     if data.task == "classification" and graph.output_shape and data.num_classes > graph.output_shape[-1]:
         raise ValueError(
-            f"data has {data.num_classes} classes, but the model has {graph.output_shape[-1]} outputs: it needs one "
-            "for each class, also for two classes and a loss of your own"
+            f"data has {counted(data.num_classes, 'class')}, but the model has "
+            f"{counted(graph.output_shape[-1], 'output')}: it needs one for each class, "
+            "also for two classes and a loss of your own"
         )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.common.checks import check_choice, check_seed, check_share, check_type, check_whole
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.saliency import Scores
@@ -62,12 +63,12 @@ class Subnet:
 
     def __repr__(self) -> str:
         total, size = sum(self.counts.values()), sum(size for _, size, _ in self.groups)
-        return f"Subnet({total:,} of {size:,} channels kept)"
+        return f"Subnet({total:,} of {counted(size, 'channel')} kept)"
 
     def __str__(self) -> str:
         rows = [(name, f"{len(kept)}/{size}") for name, size, kept in self.groups]
         total, size = sum(self.counts.values()), sum(size for _, size, _ in self.groups)
-        return text_table(("group", "kept"), rows) + f"\n{total:,} of {size:,} channels kept"
+        return text_table(("group", "kept"), rows) + f"\n{total:,} of {counted(size, 'channel')} kept"
 
 
 def _parse_group(row: Any) -> tuple[str, int, tuple[int, ...]]:
@@ -150,7 +151,7 @@ def _rankings(
     """Return one ranking per member; raise a ValueError if scores or members do not fit."""
     if scores is not None:
         if members is not None and members != len(scores):
-            raise ValueError(f"members is {members}, but there are scores for {len(scores)} members")
+            raise ValueError(f"members is {members}, but there are scores for {counted(len(scores), 'member')}")
         if any({name: len(value) for name, value in score.values.items()} != graph.prunable for score in scores):
             raise ValueError("scores do not belong to this graph: its prunable groups are others")
         members = len(scores)
@@ -196,7 +197,7 @@ def _check_mirrored(
 ) -> None:
     """Raise a ValueError if members would keep everything, so that there is nothing to share out."""
     if members > 1 and all(counts[name] == size for name, size in sizes.items()):
-        budget = f"prune={prune:g}" if prune is not None else f"memory={memory:g} for {members} members"
+        budget = f"prune={prune:g}" if prune is not None else f"memory={memory:g} for {counted(members, 'member')}"
         raise ValueError(
             f'selection="mirrored" needs members that keep a part of the neurons, but with {budget} each keeps all: '
             "give a larger prune, or less memory"
@@ -254,8 +255,8 @@ def _find_share(
         return low
     if memory_at(high) > memory:
         raise ValueError(
-            f"memory={memory:g} is too little for {members} members of this network: with one neuron left per layer "
-            f"they still need {memory_at(high):.3f}; take fewer members or a wider network"
+            f"memory={memory:g} is too little for {counted(members, 'member')} of this network: with one neuron "
+            f"left per layer they still need {memory_at(high):.3f}; take fewer members or a wider network"
         )
     while high - low > 1e-7:
         middle = (low + high) / 2

@@ -248,10 +248,18 @@ def test_train_and_report_work_for_a_regression(tmp_path: Path, capsys: pytest.C
 
 def test_invalid_arguments_create_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, start = tmp_path / "run", ["train", "--model", "mlp", "--epochs", "1", "--members", "2", "--quiet"]
-    for wrong in (["--prune", "1.5"], ["--device", "cuda"], ["--dataset", "tests.cli.test_main:no_test"]):
+    wrongs = (
+        ["--prune", "1.5"],
+        ["--memory", "1e-4"],
+        ["--device", "cuda"],
+        ["--dataset", "tests.cli.test_main:no_test"],
+    )
+    for wrong in wrongs:
         assert main([*start, *wrong, "--out", str(out)]) == 2
         assert not out.exists()
-    assert "has no test split" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "memory=0.0001 is too little for 2 members" in shown
+    assert "has no test split" in shown
     assert main([]) == 2
     assert "COMMAND" in capsys.readouterr().err
 

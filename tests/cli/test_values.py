@@ -30,6 +30,12 @@ WRONG = [
     (["train", "--method-arguments", "{members: 3}"], "has no argument 'members'"),
     (["continual", "--method", "naive", "--prune", "0.5"], "method 'naive' has no argument 'prune': it has augment"),
     (["train", "--model", "mlp", "--model-arguments", "{depth: 3}"], "takes the arguments in_features"),
+    (["continual", "--method", "foo"], "batch-ensemble, structured, or package.module:class, not 'foo'"),
+    (
+        ["train", "--dataset", "foo"],
+        "'tiny-imagenet', folder:PATH (a folder of pictures for each class), or package.mod",
+    ),
+    (["reproduce", "foo"], "figure-continual-pruning, all, queue, not 'foo'"),
 ]
 
 

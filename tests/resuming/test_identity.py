@@ -277,6 +277,20 @@ def test_checkpoint_error_of_train_names_the_difference(tmp_path: Path) -> None:
         trained(net(), loss=lambda outputs, targets: 2 * F.cross_entropy(outputs, targets))
 
 
+def test_a_search_offers_no_argument_that_it_lacks(tmp_path: Path) -> None:
+    model, data = se.zoo.mlp(64, hidden=(8,)), se.load_data("digits")
+    graph = se.trace(model, data.example())
+    with pytest.raises(ValueError, match=r"checkpoint= needs a loss .* a lambda.*: leave checkpoint= out, or make it"):
+        se.learn_scales(
+            model,
+            graph,
+            data,
+            members=2,
+            loss=lambda outputs, targets: 2 * F.cross_entropy(outputs, targets),
+            checkpoint=tmp_path / "search.safetensors",
+        )
+
+
 # Losses -------------------------------------------------------------------------------------------------------------
 
 

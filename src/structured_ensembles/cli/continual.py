@@ -8,6 +8,7 @@ from typing import Any, Literal
 from structured_ensembles.cli.hints import suggest_commands
 from structured_ensembles.cli.threads import describe_device, threads_for_work, work_of_batch
 from structured_ensembles.common.checks import check_whole
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.progress import say
 from structured_ensembles.common.tables import escape_control_characters, text_table
 from structured_ensembles.continual.experiment import (
@@ -105,10 +106,10 @@ def describe_sequence(prepared: PreparedSequence, folder: Path, device: str) -> 
     experiment, learner, tasks = prepared.experiment, prepared.learner, prepared.tasks
     samples = sum(len(task.data.train) for task in tasks)
     lines = [
-        f"learning  {len(tasks)} tasks of {experiment.dataset}: {samples:,} samples of shape {tasks[0].data.shape}, "
-        f"{' + '.join(str(task.data.num_classes) for task in tasks)} classes",
+        f"learning  {counted(len(tasks), 'task')} of {experiment.dataset}: {counted(samples, 'sample')} "
+        f"of shape {tasks[0].data.shape}, {' + '.join(str(task.data.num_classes) for task in tasks)} classes",
         f"by        {experiment.method} on {experiment.model}, seed {experiment.seed}",
-        f"for       {learner.recipe.epochs} epochs of each task, batches of {learner.recipe.batch_size}",
+        f"for       {counted(learner.recipe.epochs, 'epoch')} of each task, batches of {learner.recipe.batch_size}",
         f"with      {device}",
         f"into      {folder}",
     ]

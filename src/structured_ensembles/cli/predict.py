@@ -13,6 +13,7 @@ from torch import Tensor
 
 from structured_ensembles.cli.predictions import Prediction, describe_predictions, format_predictions
 from structured_ensembles.common.inputs import is_several
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.tables import escape_control_characters
 from structured_ensembles.data.arrays import convert_image
 from structured_ensembles.data.pictures import SUFFIXES, convert_mode, crop_middle, open_picture
@@ -100,7 +101,7 @@ def read_picture(path: Path, shape: tuple[int, ...]) -> tuple[Tensor, str]:
         picture = crop_middle(picture, width, height, Image.Resampling.LANCZOS)
     pixels = convert_image(picture)
     if pixels.shape[0] != channels:
-        raise OSError(f"the ensemble takes {channels} channels, not {pixels.shape[0]}")
+        raise OSError(f"the ensemble takes {counted(channels, 'channel')}, not {pixels.shape[0]}")
     return pixels.to(torch.uint8), ", ".join(notes)
 
 

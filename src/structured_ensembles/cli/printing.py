@@ -4,7 +4,12 @@ from collections.abc import Mapping
 
 from structured_ensembles.common.tables import escape_control_characters, text_table
 
-PERCENT = ("accuracy", "ece", "disagreement", "discarded", "auroc", "aurc", "fpr95", "kept", "coverage", "@")
+PERCENTAGES = frozenset((
+    "accuracy", "member_accuracy", "ece", "ece15", "adaptive_ece", "classwise_ece", "disagreement", "coverage",
+    "coverage_at_90", "coverage_at_5_risk", "auroc", "aurc", "fpr95", "kept", "kept_accuracy", "kept_right",
+    "discarded", "filtered_accuracy",
+))  # fmt: skip
+ACCURACIES = ("adv", "cor")  # families whose figures are accuracies, such as cor/fog@3, and shares, cor/fog@3/ece
 
 
 def format_figures(columns: Mapping[str, Mapping[str, float]]) -> str:
@@ -21,10 +26,11 @@ def format_figure(name: str, value: float | None) -> str:
     """Format a figure: a percentage, a count or a decimal number, by its name; a dash for None."""
     if value is None:
         return "–"
-    if any(word in name for word in PERCENT):
+    family, *words = name.split("/")
+    if family in ACCURACIES or any(word.removesuffix("_t") in PERCENTAGES for word in words):
         return f"{100 * value:.2f} %"
-    counted = name.startswith("size/") and name != "size/overhead"
-    return f"{value:,.0f}" if counted else f"{value:.4f}"
+    is_count = family == "size" and name != "size/overhead"
+    return f"{value:,.0f}" if is_count else f"{value:.4f}"
 
 
 def printable_lines(text: str) -> str:

@@ -82,6 +82,8 @@ def reproduce(
     if section is not None:
         raise ValueError("--section is for the queue: sens reproduce queue --section front-cifar10")
     folder = (out or Path("runs/reproduce")) / ("smoke" if smoke else "")
+    if name not in (*study_names(), "all"):
+        raise ValueError(f"name must be one of {', '.join((*study_names(), 'all', 'queue'))}, not {name!r}")
     failures = 0
     for study_name in study_names() if name == "all" else (name,):
         reproduced = carry_out(

@@ -11,6 +11,7 @@ from torch import nn
 from structured_ensembles.common.checks import check_whole
 from structured_ensembles.common.devices import pick_device
 from structured_ensembles.common.inputs import Inputs
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.threads import choose_threads, use_threads
 from structured_ensembles.networks.work import estimate_work
 
@@ -30,7 +31,7 @@ def threads_for_work(wanted: int | None, work: float = math.inf) -> Iterator[int
 def describe_device(device: str, network: nn.Module, threads: int) -> str:
     """Describe what a command computes on: a GPU, or threads of the CPU."""
     picked = pick_device(device, network)
-    return str(picked) if picked.type != "cpu" else f"the CPU, {threads} thread{'s' * (threads != 1)}"
+    return str(picked) if picked.type != "cpu" else f"the CPU, {counted(threads, 'thread')}"
 
 
 def work_of_batch(network: nn.Module, example: Inputs, device: str, size: int) -> float:

@@ -10,6 +10,7 @@ from structured_ensembles.cli.hints import suggest_commands
 from structured_ensembles.cli.printing import format_figures
 from structured_ensembles.cli.threads import describe_device, threads_for_work, work_of_batch
 from structured_ensembles.common.checks import check_whole
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.progress import say
 from structured_ensembles.common.tables import escape_control_characters
 from structured_ensembles.data.sources import is_folder
@@ -122,12 +123,12 @@ def describe_training(prepared: Prepared, folder: Path, device: str) -> str:
     held_out = "none" if data.validation is None else f"{len(data.validation):,}"
     steps = recipe.epochs * data.num_batches("train", recipe.batch_size)
     lines = [
-        f"training  {experiment.method} of {experiment.model} ({parameters:,} parameters), "
-        f"{experiment.members} member{'s' * (experiment.members != 1)}, seed {experiment.seed}",
-        f"on        {experiment.dataset}: {len(data.train):,} samples of shape {data.shape}, "
+        f"training  {experiment.method} of {experiment.model} ({counted(parameters, 'parameter')}), "
+        f"{counted(experiment.members, 'member')}, seed {experiment.seed}",
+        f"on        {experiment.dataset}: {counted(len(data.train), 'sample')} of shape {data.shape}, "
         f"{held_out} to validate, {len(data.split('test')):,} to test",
-        f"for       {recipe.epochs} epochs, {steps:,} steps of {recipe.batch_size} samples for each member, "
-        f"by the recipe {experiment.recipe}",
+        f"for       {counted(recipe.epochs, 'epoch')}, {counted(steps, 'step')} of {recipe.batch_size} samples "
+        f"for each member, by the recipe {experiment.recipe}",
         f"with      {device}",
         f"into      {folder}",
     ]

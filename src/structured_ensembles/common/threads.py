@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from structured_ensembles.common.plurals import counted
+
 logger = logging.getLogger(__name__)
 _warned = False
 
@@ -79,12 +81,12 @@ def explain_slowness(threads: int) -> str:
     cores = count_usable_cores()
     advice = "set OMP_NUM_THREADS=1, or --threads 1 of sens, if it is slow"
     if threads > cores:
-        return f"{threads} threads are more than the {cores} cores that this process may use: {advice}"
+        return f"{threads} threads are more than the {counted(cores, 'core')} that this process may use: {advice}"
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if threads > 1 and busy > 0.75 * cores:
         return (
-            f"other programs keep the machine busy (load {busy:.1f} on {cores} cores), and {threads} threads would "
-            f"wait for each other: {advice}"
+            f"other programs keep the machine busy (load {busy:.1f} on {counted(cores, 'core')}), and {threads} "
+            f"threads would wait for each other: {advice}"
         )
     return ""
 

@@ -99,7 +99,7 @@ def prepare_continual(
 ) -> PreparedSequence:
     """Check all arguments of an experiment before any work, read its data and build its learner."""
     config = experiment.config()
-    make = find_function("method", experiment.method, LEARNERS)
+    make = find_function("method", experiment.method, LEARNERS, "class")
     reserved = ("backbone", "seed", "device", "quiet")
     check_arguments(f"method {experiment.method!r}", make, config["method_arguments"], reserved)
     data = read_data(experiment.dataset, root, experiment.seed, experiment.limit)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from structured_ensembles.common.checks import check_choice, check_type
 from structured_ensembles.common.inputs import Inputs, Shape, batch_size, map_inputs, select_rows
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.data.arrays import (
     Check,
     as_inputs,
@@ -78,7 +79,7 @@ class Data:
     examined: bool = False
 
     def __repr__(self) -> str:
-        description = f"{self.num_classes} classes" if self.classes else self.task
+        description = counted(self.num_classes, "class") if self.classes else self.task
         by_name = {name: getattr(self, name) for name in ("train", "validation", "test")}
         splits = ", ".join(f"{name}: {split}" for name, split in by_name.items() if split is not None)
         stored = self.train.inputs if isinstance(self.train, TensorSplit) else None

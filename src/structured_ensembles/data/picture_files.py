@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.data.drawing import Seed, shuffle
 from structured_ensembles.data.pictures import decode_picture, read_content
 from structured_ensembles.data.splits import Batch, batch_sizes
@@ -48,7 +49,7 @@ class PictureFiles:
     workers: int
 
     def __repr__(self) -> str:
-        return f"PictureFiles({len(self.names):,} pictures below {self.root}, uint8 of shape {self.shape})"
+        return f"PictureFiles({counted(len(self.names), 'picture')} below {self.root}, uint8 of shape {self.shape})"
 
     def decode(self, row: int) -> np.ndarray:
         """Decode one picture to uint8 (channels, height, width); raise an OSError that names it if that fails."""
@@ -118,7 +119,8 @@ class PictureSplit:
     index: Tensor
 
     def __repr__(self) -> str:
-        return f"PictureSplit({len(self):,} pictures, uint8 of shape {self.inputs.shape}, decoded when they are used)"
+        pictures = counted(len(self), "picture")
+        return f"PictureSplit({pictures}, uint8 of shape {self.inputs.shape}, decoded when they are used)"
 
     def __len__(self) -> int:
         return len(self.index)

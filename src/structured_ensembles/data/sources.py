@@ -107,7 +107,8 @@ def _share_or_path(value: str) -> float | str:
 def _info(name: str) -> DataInfo:
     """Return the description of a data set; raise a ValueError that lists the names if it is unknown."""
     if name not in DATA_SETS:
-        raise ValueError(f"name must be one of {', '.join(map(repr, DATA_SETS))}, not {name!r}")
+        known = ", ".join(map(repr, DATA_SETS))
+        raise ValueError(f"name must be one of {known}, or {FOLDER}PATH for a folder of pictures, not {name!r}")
     return DATA_SETS[name]
 
 

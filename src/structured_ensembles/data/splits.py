@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from structured_ensembles.common.checks import check_seed
 from structured_ensembles.common.inputs import Inputs, join_batches, map_inputs, move_inputs, select_rows, tensors_in
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.data.arrays import check_labels, split_labels
 from structured_ensembles.data.drawing import Seed, shuffle
 from structured_ensembles.data.random_states import iterate_isolated
@@ -80,7 +81,7 @@ class TensorSplit:
             lambda tensor: f"{tensor.dtype} of shape {tuple(tensor.shape[1:])}".removeprefix("torch."), self.inputs
         )
         lines = [f"{name}: {shape}" for name, shape in shapes.items()] if isinstance(shapes, dict) else shapes
-        return f"TensorSplit({len(self):,} samples, {lines if isinstance(lines, str) else '; '.join(lines)})"
+        return f"TensorSplit({counted(len(self), 'sample')}, {lines if isinstance(lines, str) else '; '.join(lines)})"
 
     def __len__(self) -> int:
         return len(self.index)

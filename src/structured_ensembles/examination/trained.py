@@ -19,6 +19,7 @@ from scipy import special
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import Device, pick_device
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.processes import decide_in_first_process
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import Batch, take_samples
@@ -72,9 +73,8 @@ def _judge(model: nn.Module, data: Data, device: torch.device) -> Judgement:
             targets = targets.cpu()
             outputs = compute_outputs(network, data, inputs)
             if data.task == "classification" and outputs.shape[-1] != data.num_classes:
-                return Judgement(
-                    False, f"it has {outputs.shape[-1]} outputs, the data {data.num_classes} classes (see with_head)"
-                )
+                outputs_found, classes = counted(outputs.shape[-1], "output"), counted(data.num_classes, "class")
+                return Judgement(False, f"it has {outputs_found}, the data {classes} (see with_head)")
             score, reason = _score(outputs, targets), _reason_against(outputs, targets)
             count = len(targets)
             name = f"of {count} {kind} right" if data.task == "classification" else "of the variance explained"

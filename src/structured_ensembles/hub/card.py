@@ -12,6 +12,7 @@ import yaml
 from structured_ensembles.artifact import Contents
 from structured_ensembles.common.inputs import is_several
 from structured_ensembles.common.markdown import escape_markdown
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.version import VERSION
 from structured_ensembles.networks.provenance import distinct_bases, origin_of
 
@@ -110,7 +111,8 @@ def _inputs_section(contents: Contents) -> str:
     if contents.task == "classification" and contents.classes:
         names = [escape_markdown(name) for name in contents.classes[:CLASSES_SHOWN]]
         more = len(contents.classes) - len(names)
-        text += f"\n\n{len(contents.classes)} classes: {', '.join(names)}{f' and {more} more' if more else ''}."
+        text += f"\n\n{counted(len(contents.classes), 'class')}: {', '.join(names)}"
+        text += f" and {more} more." if more else "."
     return f"## Inputs and outputs\n\n{text}\n"
 
 

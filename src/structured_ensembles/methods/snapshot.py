@@ -7,6 +7,7 @@ from torch import nn
 
 from structured_ensembles.common.checks import check_seed, check_whole
 from structured_ensembles.common.devices import Device
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.target_scaling import Units
@@ -54,7 +55,7 @@ def snapshot_ensemble(
     if not isinstance(cycle, int) or cycle < 1:
         raise ValueError(
             f"cycle must be a whole number of epochs, at least 1, not {cycle!r}; by default it is the recipe's "
-            f"{recipe.epochs} epochs divided among {members} members"
+            f"{counted(recipe.epochs, 'epoch')} divided among {counted(members, 'member')}"
         )
     settings = {"members": members, "seed": seed, "cycle": cycle}
     run = open_folder(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from structured_ensembles.calibration import Calibration
 from structured_ensembles.calibration.conformal import ConformalSets
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.tables import text_table
 
 MAX_ROWS = 10  # samples of a table
@@ -25,7 +26,7 @@ def describe_ensemble(ensemble: Any) -> dict[str, str]:
         parameters += f", {ratio:.2f} × those of the network that they were cut from"
     task = ensemble.task
     if ensemble.task == "classification" and ensemble.classes:
-        task += f" of {len(ensemble.classes)} classes"
+        task += f" of {counted(len(ensemble.classes), 'class')}"
     inputs = "any, as they are" if ensemble.input_shape is None else f"of shape {ensemble.input_shape}"
     return {
         "members": f"{len(ensemble)} ({names})",
@@ -58,7 +59,7 @@ def format_ensemble(ensemble: Any) -> str:
 def format_ensemble_line(ensemble: Any) -> str:
     """Write an ensemble in a line."""
     words = describe_ensemble(ensemble)
-    count = f"{ensemble.num_parameters:,} parameters"
+    count = counted(ensemble.num_parameters, "parameter")
     if ensemble.base_parameters:
         count += f" ({ensemble.num_parameters / ensemble.base_parameters:.2f} × the base)"
     return f"Ensemble({words['members']}, {count}, {words['task']}, calibration: {words['calibration']})"
@@ -81,4 +82,4 @@ def format_uncertainty_line(measures: dict[str, Tensor]) -> str:
     """Write the means of measures of samples, each of shape (samples,), in a line."""
     samples = len(next(iter(measures.values())))
     means = [f"{name.replace('_', ' ')} {float(values.double().mean()):.3f}" for name, values in measures.items()]
-    return f"Uncertainty({samples:,} sample{'s' * (samples != 1)}, on average: {', '.join(means)})"
+    return f"Uncertainty({counted(samples, 'sample')}, on average: {', '.join(means)})"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.common.inputs import Inputs, is_several, map_inputs, tensors_in
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.data import Data
 from structured_ensembles.data.conversion import IN_UNIT_RANGE, check_bytes
 from structured_ensembles.data.kinds import Kinds, Normalizations, normalization_of_each
@@ -198,7 +199,7 @@ def _describe_input(shape: Any, ids: bool) -> str:
     if ids:
         return f"ids of shape {shape}"
     if len(shape) == 1:
-        return f"inputs of shape {shape}, {shape[0]} columns"
+        return f"inputs of shape {shape}, {counted(shape[0], 'column')}"
     if len(shape) == 3:
-        return f"inputs of shape {shape}, {shape[0]} channel{'s' * (shape[0] != 1)}"
+        return f"inputs of shape {shape}, {counted(shape[0], 'channel')}"
     return f"inputs of shape {shape}"

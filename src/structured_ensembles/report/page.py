@@ -13,6 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from structured_ensembles.common.markdown import escape_markdown
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.continual.results import is_continual, read_continual_run
 from structured_ensembles.paper.layout import TableData, markdown_table
 from structured_ensembles.report.continual_pictures import draw_continual_pictures
@@ -140,7 +141,7 @@ def tabulate_runs(grouped: Mapping[str, Mapping[str, Sequence[Finished]]]) -> li
 
 def count_runs(number: int) -> str:
     """Write a number of runs: "1 run", "2 runs"."""
-    return f"{number} run{'s' * (number != 1)}"
+    return counted(number, "run")
 
 
 def describe_precisions(runs: Sequence[Finished]) -> list[str]:

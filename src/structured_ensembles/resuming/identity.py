@@ -218,10 +218,11 @@ def digest_data(data: Data) -> dict[str, Any]:
     }
 
 
-def identify_loss(loss: Any, name: str | None, argument: str) -> Any:
+def identify_loss(loss: Any, name: str | None, argument: str, remedy: str = "give it a name with loss_name=") -> Any:
     """Return what identifies a loss: the name that the caller gives it, or a digest of the loss.
 
-    argument: the argument that needs it, for the error message if the loss cannot be identified.
+    argument, remedy: the argument that needs it and what a caller can do, for the error message if it cannot be
+    identified.
     """
     if name is not None:
         if not isinstance(name, str) or not name:
@@ -236,7 +237,7 @@ def identify_loss(loss: Any, name: str | None, argument: str) -> Any:
     except UnidentifiedError as error:
         raise ValueError(
             f"{argument} needs a loss that can be told from others, so that a run never resumes with another loss, but "
-            f"loss= has {error}: give it a name with loss_name=, or make it a function of a module"
+            f"loss= has {error}: {remedy}, or make it a function of a module"
         ) from error
 
 

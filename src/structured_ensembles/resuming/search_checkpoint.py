@@ -43,7 +43,8 @@ def identify_search(
     """Return the checkpoint with the identity of its search, computed here unless a method gave it."""
     if checkpoint is None or isinstance(checkpoint, RunFile):
         return checkpoint
-    described = {"loss": identify_loss(loss, None, "checkpoint="), **digest_module(model), **digest_data(data)}
+    loss_identity = identify_loss(loss, None, "checkpoint=", "leave checkpoint= out")  # there is no loss_name= here
+    described = {"loss": loss_identity, **digest_module(model), **digest_data(data)}
     # Processes may have drawn different weights: the identity of the first one counts.
     identity = gather({"method": "learn_scales", **to_plain_json(settings), **described})[0]
     return RunFile(Path(checkpoint), identity)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from structured_ensembles.common.checks import check_choice
 from structured_ensembles.common.inputs import is_several
 from structured_ensembles.data import Data, load_data
 from structured_ensembles.data.sources import data_sets, is_folder
@@ -38,7 +37,11 @@ def read_data(dataset: str, root: Path | None, seed: int, limit: int | None = No
         if not isinstance(data, Data):
             raise TypeError(f"dataset {dataset} must give a Data, not a {type(data).__name__}")
     else:
-        check_choice("dataset", dataset, list(data_sets()))  # load_data's message would name another argument
+        if dataset not in data_sets():  # load_data's message would name another argument
+            raise ValueError(
+                f"dataset must be one of {', '.join(map(repr, data_sets()))}, folder:PATH (a folder of pictures for "
+                f"each class), or package.module:function that returns a Data, not {dataset!r}"
+            )
         data = load_data(dataset, root, seed=seed)
     if not validation:
         data = _join_validation(data)

@@ -75,15 +75,17 @@ def find_model(name: str) -> Callable[..., Any]:
     return find_function("model", name, {known: getattr(zoo, known) for known in zoo.__all__})
 
 
-def find_function(role: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+def find_function(
+    role: str, name: str, known: Mapping[str, Callable[..., Any]], kind: str = "function"
+) -> Callable[..., Any]:
     """Return a known function (`half-vgg11` is half_vgg11), or import the user's `package.module:function`.
 
-    role: what the function is for, such as "model", for the error message.
+    role, kind: what the function is for, such as "model", and "function" or "class", for the error message.
     """
     if ":" not in name:
         by_name = {alias.replace("-", "_"): function for alias, function in known.items()}
         if name.replace("-", "_") not in by_name:
-            raise ValueError(f"{role} must be one of {', '.join(known)}, or package.module:function, not {name!r}")
+            raise ValueError(f"{role} must be one of {', '.join(known)}, or package.module:{kind}, not {name!r}")
         return by_name[name.replace("-", "_")]
     module, _, attribute = name.partition(":")
     try:
@@ -92,7 +94,7 @@ def find_function(role: str, name: str, known: Mapping[str, Callable[..., Any]])
         reason = error if isinstance(error, ImportError | AttributeError | ValueError) else repr(error)
         raise ValueError(f"{role} {name!r} cannot be imported: {reason}{torchvision_hint(error)}") from error
     if not callable(function):
-        raise ValueError(f"{role} {name!r} is not a function")
+        raise ValueError(f"{role} {name!r} is not a {kind}")
     return function  # type: ignore[no-any-return]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.report.front import FrontPoint
 from structured_ensembles.report.reliability import Bin
 from structured_ensembles.report.style import Seeds, choose_styles, summarise_seeds
@@ -39,7 +40,7 @@ def chart_reliability(details: Mapping[str, SampleDetails]) -> Chart | None:
                     Mark(
                         100 * one.confidence,
                         100 * one.accuracy,
-                        f"{label}, {title}\n{one.samples:,} samples: confidence {100 * one.confidence:.1f} %, "
+                        f"{label}, {title}\n{counted(one.samples, 'sample')}: confidence {100 * one.confidence:.1f} %, "
                         f"accuracy {100 * one.accuracy:.1f} %",
                     )
                     for one in bins
@@ -142,7 +143,7 @@ def chart_kept(subnets: Sequence[Subnet], label: str) -> list[Chart]:
         for member, subnet in enumerate(subnets):
             kept = subnet.kept[name]
             listed = ", ".join(map(str, kept[:24])) + (" …" if len(kept) > 24 else "")
-            rows.append((kept, f"member {member} keeps {len(kept)} of {size} channels of {name}\n{listed}"))
+            rows.append((kept, f"member {member} keeps {len(kept)} of {counted(size, 'channel')} of {name}\n{listed}"))
         panels.append(plot_strips(f"{name} ({size})", rows, size))
     overlaps = [first.overlap(second) for index, first in enumerate(subnets) for second in subnets[index + 1 :]]
     text = f"{label}: a strip per member, from member 0 on top; blue: kept. In brackets: the channels of the layer."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.owning import Capacity
@@ -50,11 +51,11 @@ def chart_capacity(capacity: Capacity, label: str) -> Chart:
             share = 100 * count / size
             if count:
                 shade = 0.25 if task is None else 1 - 0.8 * index / max(1, len(capacity.tasks) - 1)
-                tip = f"{owner} took {count} of {size} neurons of {name} ({share:.1f} %)"
+                tip = f"{owner} took {count} of {counted(size, 'neuron')} of {name} ({share:.1f} %)"
                 bars.append(Bar(start, start + share, tip, shade=shade))
             start += share
         if capacity.free[name]:
-            bars.append(Bar(start, 100.0, f"{capacity.free[name]} of {size} neurons of {name} are free"))
+            bars.append(Bar(start, 100.0, f"{capacity.free[name]} of {counted(size, 'neuron')} of {name} are free"))
         rows.append((f"{name.removeprefix('backbone.')} ({size})", bars))
     across = Axis("neurons (%)", 0, 100, round_ticks(0, 100))
     total, free = sum(capacity.sizes.values()), sum(capacity.free.values())

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.continual.results import rebuild_capacity, rebuild_memory
 from structured_ensembles.runs.finished import Finished
 
@@ -69,7 +70,7 @@ def _summarise_classification(setup: str, subject: str, others: Sequence[str], r
     sentences = []
     if right is not None:
         members = mean_of(subject_runs, "size/members")
-        number = "" if members is None else f" ({members:.0f} member{'s' * (members != 1)}{_memory(subject_runs)})"
+        number = "" if members is None else f" ({counted(round(members), 'member')}{_memory(subject_runs)})"
         compared = _compare(others, runs, _right_and_memory)
         sentences.append(f"On {setup}, {subject}{number} is right on {right} of the test samples{compared}.")
     before, after = _percent(subject_runs, "cal/ece"), _percent(subject_runs, "cal/ece_t")
@@ -148,7 +149,7 @@ def _summarise_continual(setup: str, subject: str, others: Sequence[str], runs: 
 
     tasks = len(result["matrix"]["rows"])
     return [
-        f"On {setup}, {subject} has an accuracy of {accuracy(subject_runs)} over {tasks} tasks"
+        f"On {setup}, {subject} has an accuracy of {accuracy(subject_runs)} over {counted(tasks, 'task')}"
         f"{_compare(others, runs, accuracy)}.",
         f"It forgets {forgetting(subject_runs)} of accuracy until the end{_compare(others, runs, forgetting)}.",
         f"It stores {extra:,.0f} bytes besides one backbone of {memory.backbone:,} parameters and the heads{free}.",
