@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.continual.tasks import BENCHMARKS
-from structured_ensembles.runs.experiment import Experiment, Request
+from structured_ensembles.runs.experiment import Experiment
+from structured_ensembles.runs.measurement import Request
 from structured_ensembles.training import Recipe
 
 START = 15.0  # seconds: imports, data, capture of the graph, evaluation

@@ -16,23 +16,25 @@ import yaml
 
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.data import load_data
+from structured_ensembles.data.dataset import SplitName
 from structured_ensembles.paper.carry_out import carry_out
 from structured_ensembles.paper.estimates import estimate_checkpoint_bytes
 from structured_ensembles.paper.sections import Planned
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
-from structured_ensembles.runs.experiment import NOTHING
 from structured_ensembles.runs.folder import read_result
 from structured_ensembles.runs.grid import Job, Outcome, run_grid
+from structured_ensembles.runs.measurement import NOTHING, lacks_validation
 from structured_ensembles.runs.workers import Backend
 from structured_ensembles.storage.files import write_text
 
 QUEUE = "queue.yaml"
+SPLITS: tuple[SplitName, ...] = ("test", "validation")
 KEPT = (
     "config.yaml",
     "result.json",
     "history.csv",
     "matrix.json",
-    *(evaluation_path(Path(), rule).name for rule in RULES),
+    *(evaluation_path(Path(), rule, split).name for split in SPLITS for rule in RULES),
 )
 HEADER = """\
 # All runs of the paper's studies and of the front, in the order of their value. Written by `sens reproduce queue`,
@@ -130,7 +132,7 @@ def is_finished(planned: Planned, out: Path) -> bool:
     if isinstance(planned.experiment, ContinualExperiment):
         return True
     figures = [read_figures(evaluation_path(folder, rule)) for rule in RULES]
-    return all(
+    return not lacks_validation(folder, planned.request) and all(
         "size/overhead" in rule_figures and planned.request.missing(rule_figures) == NOTHING for rule_figures in figures
     )
 

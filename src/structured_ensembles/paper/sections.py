@@ -10,7 +10,8 @@ from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.estimates import estimate_minutes
 from structured_ensembles.paper.studies import EVERYTHING, NOTHING_MORE, RIVALS, SEEDS, StudyOptions
-from structured_ensembles.runs.experiment import Experiment, Request
+from structured_ensembles.runs.experiment import Experiment
+from structured_ensembles.runs.measurement import Request
 
 Run = Experiment | ContinualExperiment
 
