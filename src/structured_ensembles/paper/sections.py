@@ -18,11 +18,15 @@ Run = Experiment | ContinualExperiment
 
 @dataclass(frozen=True)
 class Planned:
-    """Planned run of the queue: its section, its experiment, its measurements."""
+    """Planned run of the queue: its section, its experiment, its measurements.
+
+    correction: of the estimated time, see `follow_measured_times`.
+    """
 
     section: str
     experiment: Run
     request: Request = NOTHING_MORE
+    correction: float = 1.0
 
     @property
     def name(self) -> str:
@@ -32,7 +36,7 @@ class Planned:
     @property
     def minutes(self) -> float:
         """Return the estimated minutes."""
-        return estimate_minutes(self.experiment, self.request)
+        return estimate_minutes(self.experiment, self.request, self.correction)
 
 
 def plan_runs(seeds: tuple[int, ...] = SEEDS, smoke: bool = False) -> list[Planned]:

@@ -11,6 +11,7 @@ from typing import Any
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.continual.results import read_continual_run
 from structured_ensembles.data.dataset import SplitName
+from structured_ensembles.paper.measured_times import follow_measured_times
 from structured_ensembles.paper.queue import is_finished
 from structured_ensembles.paper.sections import Planned
 from structured_ensembles.prediction.combination import Combine
@@ -47,7 +48,7 @@ class Records:
 
 def read_records(results: Path, planned: Sequence[Planned]) -> Records:
     """Read every finished run of the queue below `results`."""
-    done = {}
+    planned, done = follow_measured_times(planned, results), {}
     for run in planned:
         if is_finished(run, results):
             read = read_continual_run if isinstance(run.experiment, ContinualExperiment) else read_run
