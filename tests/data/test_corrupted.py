@@ -20,7 +20,7 @@ from structured_ensembles.data.corrupted import CORRUPTED_SETS, has_corrupted, l
 from structured_ensembles.evaluation.corruptions import STANDARD
 from structured_ensembles.paper.studies import EVERYTHING
 from structured_ensembles.runs.evaluations import read_figures
-from structured_ensembles.runs.experiment import measure_experiment
+from structured_ensembles.runs.measurement import measure_experiment
 from tests.support.archives import picture, tiny_imagenet
 
 SAMPLES = 4

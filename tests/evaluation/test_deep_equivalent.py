@@ -14,8 +14,8 @@ import structured_ensembles as se
 from structured_ensembles.cli.main import main
 from structured_ensembles.evaluation import deep_ensemble_equivalent
 from structured_ensembles.report.deep_equivalents import compute_deep_equivalents
-from structured_ensembles.runs.experiment import Request, measure_experiment
 from structured_ensembles.runs.finished import Finished
+from structured_ensembles.runs.measurement import Request, measure_experiment
 
 
 @pytest.mark.parametrize(

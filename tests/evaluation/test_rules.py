@@ -11,8 +11,9 @@ from scipy.special import log_softmax, softmax
 import structured_ensembles as se
 from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
 from structured_ensembles.report.page import describe_precisions
-from structured_ensembles.runs.experiment import Experiment, Request, measure_experiment, train_experiment
+from structured_ensembles.runs.experiment import Experiment, train_experiment
 from structured_ensembles.runs.finished import Finished
+from structured_ensembles.runs.measurement import Request, measure_experiment
 
 
 def by_hand(ensemble: se.Ensemble, split: object) -> tuple[np.ndarray, np.ndarray]:

@@ -19,9 +19,10 @@ from structured_ensembles.report.page import group_runs
 from structured_ensembles.report.pictures import _draw_all, draw_pictures, list_front_points
 from structured_ensembles.report.reproduce import name_members
 from structured_ensembles.runs.evaluations import read_figures
-from structured_ensembles.runs.experiment import Experiment, Request, measure_experiment
+from structured_ensembles.runs.experiment import Experiment
 from structured_ensembles.runs.finished import Finished, read_run
 from structured_ensembles.runs.ingredients import read_data
+from structured_ensembles.runs.measurement import Request, measure_experiment
 
 STRUCTURED = ("structured, layer", "structured, network")
 

@@ -11,8 +11,9 @@ import yaml
 
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
-from structured_ensembles.runs.experiment import Experiment, Request, measure_experiment, train_experiment
+from structured_ensembles.runs.experiment import Experiment, train_experiment
 from structured_ensembles.runs.ingredients import load_run_ensemble
+from structured_ensembles.runs.measurement import Request, measure_experiment
 from structured_ensembles.zoo.by_name import is_trusted
 
 STRANGER = """

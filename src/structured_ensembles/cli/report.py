@@ -10,7 +10,7 @@ from structured_ensembles.paper.queue import QUEUE
 from structured_ensembles.report.docs import write_docs
 from structured_ensembles.report.page import report_runs
 from structured_ensembles.report.web.sample_details import measure_run_details
-from structured_ensembles.runs.experiment import Request, measure_experiment
+from structured_ensembles.runs.measurement import Request, measure_experiment
 
 
 def report(

@@ -9,14 +9,8 @@ from structured_ensembles.continual import LEARNERS
 from structured_ensembles.continual.experiment import ContinualExperiment, run_continual
 from structured_ensembles.data.sources import data_sets, is_folder
 from structured_ensembles.methods import METHODS
-from structured_ensembles.runs.experiment import (
-    Experiment,
-    Request,
-    find_missing,
-    has_official,
-    measure_experiment,
-    train_experiment,
-)
+from structured_ensembles.runs.experiment import Experiment, train_experiment
+from structured_ensembles.runs.measurement import Request, find_missing, has_official, measure_experiment
 from structured_ensembles.zoo.by_name import find_function, find_model
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from structured_ensembles.paper.continual_studies import CONTINUAL_STUDIES
+from structured_ensembles.paper.defaults import defaults
 from structured_ensembles.paper.front import front
 from structured_ensembles.paper.studies import ENSEMBLE_STUDIES, Study, StudyOptions
+from structured_ensembles.paper.subsets import subsets
 
-STUDIES = {**ENSEMBLE_STUDIES, "front": front, **CONTINUAL_STUDIES}
+STUDIES = {**ENSEMBLE_STUDIES, "front": front, "defaults": defaults, "subsets": subsets, **CONTINUAL_STUDIES}
 
 
 def study_names() -> tuple[str, ...]:

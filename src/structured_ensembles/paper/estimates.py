@@ -1,4 +1,4 @@
-"""Estimated run times on an H200, by which the queue is planned.
+"""Estimated run times on an H200, by which the queue is planned; `measured_times.py` corrects them by finished runs.
 
 Seconds per network and epoch were measured with fleets of four or five on 45,000 images of 32×32
 (benchmarks/results, results/); WRN-28-10 and VGG16 are guesses until they have been run.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.continual.tasks import BENCHMARKS
-from structured_ensembles.runs.experiment import Experiment, Request
+from structured_ensembles.runs.experiment import Experiment
+from structured_ensembles.runs.measurement import Request
 from structured_ensembles.training import Recipe
 
 START = 15.0  # seconds: imports, data, capture of the graph, evaluation
@@ -29,12 +30,18 @@ CONTINUAL = {"structured": 2.0, "supsup": 2.0, "pruning": 3.0}  # passes over th
 CONTINUAL_EPOCH = 1.1  # seconds for one epoch of half-VGG11 over all tasks of CIFAR-10
 
 
-def estimate_minutes(experiment: Experiment | ContinualExperiment, request: Request) -> float:
-    """Estimate the minutes of a run that has the GPU to itself."""
+def estimate_minutes(experiment: Experiment | ContinualExperiment, request: Request, correction: float = 1.0) -> float:
+    """Estimate the minutes of a run. correction: measured over estimated seconds of finished runs like it."""
+    measuring = CORRUPTIONS if request.corruptions else 0.0
+    return (correction * estimate_training_seconds(experiment) + measuring) / 60
+
+
+def estimate_training_seconds(experiment: Experiment | ContinualExperiment) -> float:
+    """Estimate the seconds of a run that has the GPU to itself, without corruptions."""
     if isinstance(experiment, ContinualExperiment):
         epochs = experiment.method_arguments.get("epochs", BENCHMARKS[experiment.dataset].epochs)
         passes = CONTINUAL.get(experiment.method, 1.0)
-        return (START + epochs * passes * CONTINUAL_EPOCH * IMAGES[experiment.dataset]) / 60
+        return START + epochs * passes * CONTINUAL_EPOCH * IMAGES[experiment.dataset]
     recipe = Recipe.named(experiment.recipe, **experiment.changes)
     epoch = NETWORK_EPOCH[experiment.model] * IMAGES[experiment.dataset]
     epoch *= experiment.model_arguments.get("width", 1) ** 1.5
@@ -51,7 +58,7 @@ def estimate_minutes(experiment: Experiment | ContinualExperiment, request: Requ
         "batch-ensemble": epochs * experiment.members * epoch * 2.6,  # likewise
     }.get(experiment.method, epochs * experiment.members * epoch * member_factor)
     seconds += SEARCH * epoch if experiment.method == "structured" else 0.0
-    return (START + seconds + (CORRUPTIONS if request.corruptions else 0.0)) / 60
+    return START + seconds
 
 
 def _share(experiment: Experiment) -> float:

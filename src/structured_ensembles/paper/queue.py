@@ -16,28 +16,31 @@ import yaml
 
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.data import load_data
+from structured_ensembles.data.dataset import SplitName
 from structured_ensembles.paper.carry_out import carry_out
 from structured_ensembles.paper.estimates import estimate_checkpoint_bytes
+from structured_ensembles.paper.measured_times import follow_measured_times
 from structured_ensembles.paper.sections import Planned
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
-from structured_ensembles.runs.experiment import NOTHING
 from structured_ensembles.runs.folder import read_result
 from structured_ensembles.runs.grid import Job, Outcome, run_grid
+from structured_ensembles.runs.measurement import NOTHING, lacks_validation
 from structured_ensembles.runs.workers import Backend
 from structured_ensembles.storage.files import write_text
 
 QUEUE = "queue.yaml"
+SPLITS: tuple[SplitName, ...] = ("test", "validation")
 KEPT = (
     "config.yaml",
     "result.json",
     "history.csv",
     "matrix.json",
-    *(evaluation_path(Path(), rule).name for rule in RULES),
+    *(evaluation_path(Path(), rule, split).name for split in SPLITS for rule in RULES),
 )
 HEADER = """\
 # All runs of the paper's studies and of the front, in the order of their value. Written by `sens reproduce queue`,
 # which takes the next unfinished ones: `sens reproduce queue --minutes 25 --workers 2` on a machine with a GPU.
-# minutes: an estimate for an H200, or what the finished run took.
+# minutes: what the finished run took, or an estimate for an H200, which follows the times of finished runs like it.
 """
 SHARED_GPU_COST = 0.8  # of the GPU's time that each further worker costs the others
 PORTABLE = 16 * 2**20  # bytes of an unfinished run that can be copied back from a lent machine, see tools/carry.py
@@ -76,7 +79,7 @@ def run_queue(
         copy is started only if its estimate fits.
     Runs on data sets that are not available are left, see `find_missing_data`.
     """
-    unfinished = [run for run in planned if not is_finished(run, out)]
+    unfinished = [run for run in follow_measured_times(planned, out) if not is_finished(run, out)]
     without = find_missing_data({run.experiment.dataset for run in unfinished}, root)
     waiting = [run for run in unfinished if run.experiment.dataset not in without]
     jobs = [
@@ -130,14 +133,14 @@ def is_finished(planned: Planned, out: Path) -> bool:
     if isinstance(planned.experiment, ContinualExperiment):
         return True
     figures = [read_figures(evaluation_path(folder, rule)) for rule in RULES]
-    return all(
+    return not lacks_validation(folder, planned.request) and all(
         "size/overhead" in rule_figures and planned.request.missing(rule_figures) == NOTHING for rule_figures in figures
     )
 
 
 def write_queue(planned: Sequence[Planned], out: Path) -> None:
     """Write `queue.yaml`: every run in order, whether it is done, its minutes."""
-    rows = [_row(run, out) for run in planned]
+    rows = [_row(run, out) for run in follow_measured_times(planned, out)]
     left = [row for row in rows if "done" not in row]
     total = {"runs": len(rows), "left": len(left), "hours_left": round(sum(row["minutes"] for row in left) / 60, 1)}
     lines = yaml.safe_dump({"total": total}, sort_keys=False)

@@ -10,18 +10,23 @@ from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.estimates import estimate_minutes
 from structured_ensembles.paper.studies import EVERYTHING, NOTHING_MORE, RIVALS, SEEDS, StudyOptions
-from structured_ensembles.runs.experiment import Experiment, Request
+from structured_ensembles.runs.experiment import Experiment
+from structured_ensembles.runs.measurement import Request
 
 Run = Experiment | ContinualExperiment
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Planned run of the queue: its section, its experiment, its measurements."""
+    """Planned run of the queue: its section, its experiment, its measurements.
+
+    correction: of the estimated time, see `follow_measured_times`.
+    """
 
     section: str
     experiment: Run
     request: Request = NOTHING_MORE
+    correction: float = 1.0
 
     @property
     def name(self) -> str:
@@ -31,7 +36,7 @@ class Planned:
     @property
     def minutes(self) -> float:
         """Return the estimated minutes."""
-        return estimate_minutes(self.experiment, self.request)
+        return estimate_minutes(self.experiment, self.request, self.correction)
 
 
 def plan_runs(seeds: tuple[int, ...] = SEEDS, smoke: bool = False) -> list[Planned]:
@@ -65,6 +70,12 @@ def _sections(seeds: tuple[int, ...]) -> Iterator[tuple[str, list[Run], Request]
     yield "front-cifar10", front("cifar10"), NOTHING_MORE
     yield "front-cifar100", front("cifar100"), NOTHING_MORE
     yield "front-wide-resnet20", wide_front(seeds), NOTHING_MORE
+    star = study("defaults", StudyOptions(seeds=seeds))
+    by_others = {run.folder for run in star.experiments if run.method in ("single", "deep") and _is_changed(run)}
+    yield "defaults-cifar10", [run for run in star.experiments if run.folder not in by_others], star.request
+    ceiling = study("subsets", StudyOptions())
+    yield "subsets-cifar10", ceiling.experiments, ceiling.request
+    yield "defaults-cifar10", [run for run in star.experiments if run.folder in by_others], star.request
     tuned = tuned_members(seeds)
     yield "tuned-wide-resnet20", tuned[: 3 * len(seeds)], NOTHING_MORE  # what is promised, in all seeds, first
     yield "tuned-wide-resnet20", tuned[3 * len(seeds) :], NOTHING_MORE
@@ -82,6 +93,11 @@ def _sections(seeds: tuple[int, ...]) -> Iterator[tuple[str, list[Run], Request]
     yield "cifar10-resnet20-magnitude", table("cifar10", "resnet20", ("magnitude",)), EVERYTHING
     for model in ("resnet32", "vgg16"):
         yield f"tiny-imagenet-{model}", table("tiny-imagenet", model), NOTHING_MORE
+
+
+def _is_changed(experiment: Run) -> bool:
+    """Tell whether a run of the study of defaults has a changed recipe, besides keeping its last epoch."""
+    return isinstance(experiment, Experiment) and set(experiment.changes) != {"keep"}
 
 
 def _trial(seeds: tuple[int, ...]) -> Iterator[tuple[str, list[Run], Request]]:

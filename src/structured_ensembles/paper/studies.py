@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from structured_ensembles.data.dataset import SplitName
 from structured_ensembles.paper.published import Cell, published
 from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.runs.evaluations import RULES
-from structured_ensembles.runs.experiment import Experiment, Request
+from structured_ensembles.runs.experiment import Experiment
+from structured_ensembles.runs.measurement import Request
 
 Key = tuple[str, str]  # row, column
 Rows = Mapping[str, tuple[str, Mapping[str, Any]]]  # by label, a method and its arguments
@@ -52,7 +54,7 @@ class Study:
     """Table of figures: for every cell the experiments (one per seed) and the figure of theirs that it shows.
 
     paper: the published cells. request: the measurements of every run. counted: cells that need no run.
-    rules: the combination rules, one table each.
+    rules: the combination rules, one table each. split: on which the figures were measured.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Study:
     request: Request = NOTHING_MORE
     counted: Mapping[Key, Sequence[float]] = field(default_factory=dict)
     rules: tuple[Combine, ...] = RULES[:1]
+    split: SplitName = "test"
 
     @property
     def experiments(self) -> list[Any]:

@@ -33,7 +33,7 @@ def fill_study_table(wanted: Study, done: Mapping[str, Finished], rule: Combine)
         runs = [done[experiment.folder] for experiment in experiments if experiment.folder in done]
         is_official = experiments[0].dataset in official and figure.startswith("cor/")
         name = f"official/{figure.removeprefix('cor/')}" if is_official else figure
-        values = [figures[name] for run in runs if name in (figures := run.combined_by(rule))]
+        values = [figures[name] for run in runs if name in (figures := run.combined_by(rule, wanted.split))]
         if runs:
             ours[key] = values
     filled = wanted.sources.keys() | wanted.counted.keys()

@@ -29,7 +29,7 @@ from structured_ensembles.report.web.plots import Chart
 from structured_ensembles.report.web.sample_details import SampleDetails, measure_details
 from structured_ensembles.report.web.tables import Cell, Table, plain_table, table_of_figures
 from structured_ensembles.report.web.uncertainty_charts import chart_disagreement, chart_discarding, chart_entropies
-from structured_ensembles.runs.experiment import figures_of_first_members
+from structured_ensembles.runs.measurement import figures_of_first_members
 
 COLUMNS = {
     "accuracy (%)": "cls/accuracy",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from structured_ensembles.data.dataset import SplitName
 from structured_ensembles.evaluation.robustness import name_of_mean
 from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.storage.run_files import check_figures, damaged_file_error, read_json, write_json
@@ -14,9 +15,9 @@ from structured_ensembles.storage.run_files import check_figures, damaged_file_e
 RULES: tuple[Combine, ...] = ("mean", "logits")  # combination rules: ours, and the one of the published figures
 
 
-def evaluation_path(folder: Path, rule: Combine = "mean") -> Path:
-    """Return the path of the figures of a run on the test split."""
-    return folder / f"evaluation-test-{rule}.json"
+def evaluation_path(folder: Path, rule: Combine = "mean", split: SplitName = "test") -> Path:
+    """Return the path of the figures of a run on a split; every split has files of its own."""
+    return folder / f"evaluation-{split}-{rule}.json"
 
 
 def read_figures(path: Path) -> dict[str, float]:

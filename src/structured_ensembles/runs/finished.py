@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from structured_ensembles.data.dataset import SplitName
 from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
 from structured_ensembles.runs.folder import read_config, read_result, read_samples
@@ -21,7 +22,9 @@ HIDDEN = ("epochs", "search_epochs", "cycle", "head", "optimizer", "rate", "batc
 class Finished:
     """Finished run: its configuration, its figures, and tensors of its single samples.
 
-    figures: of the members' mean probabilities. by_logits: of the softmax of their mean logits, where measured.
+    figures: on the test split, of the members' mean probabilities.
+    by_logits: the same of the softmax of their mean logits, where measured.
+    validation: figures on the validation split by combination rule, where measured.
     """
 
     folder: Path
@@ -29,6 +32,7 @@ class Finished:
     result: Mapping[str, Any]
     figures: Mapping[str, float]
     by_logits: Mapping[str, float] = field(default_factory=dict)
+    validation: Mapping[Combine, Mapping[str, float]] = field(default_factory=dict)
 
     @cached_property
     def samples(self) -> dict[str, Tensor]:
@@ -44,8 +48,10 @@ class Finished:
         ]
         return ", ".join([self.config["method"], *shown])
 
-    def combined_by(self, rule: Combine) -> Mapping[str, float]:
-        """Return its figures under a combination rule, "mean" or "logits"."""
+    def combined_by(self, rule: Combine, split: SplitName = "test") -> Mapping[str, float]:
+        """Return its figures under a combination rule, "mean" or "logits", on the test or the validation split."""
+        if split != "test":
+            return self.validation.get(rule, {}) if split == "validation" else {}
         return self.by_logits if rule == "logits" else self.figures
 
     @property
@@ -63,4 +69,5 @@ def read_run(folder: Path) -> Finished:
     """Read a run folder of `sens train` or `sens reproduce`."""
     config, result = read_config(folder), read_result(folder)
     mean, logits = (read_figures(evaluation_path(folder, rule)) for rule in RULES)
-    return Finished(folder, config, result, {**result["figures"], **mean}, logits)
+    validation = {rule: read_figures(evaluation_path(folder, rule, "validation")) for rule in RULES}
+    return Finished(folder, config, result, {**result["figures"], **mean}, logits, validation)

@@ -52,7 +52,7 @@ def subtract_rows(
     records: Records, wanted: Study, pair: tuple[str, str], figure: str, rule: Combine
 ) -> Difference | None:
     """Subtract the second row's figure from the first's; None if they have no seed in common."""
-    first, second = (records.by_seed(list_runs_of_row(wanted, row), figure, rule) for row in pair)
+    first, second = (records.by_seed(list_runs_of_row(wanted, row), figure, rule, wanted.split) for row in pair)
     common = tuple(first[seed] - second[seed] for seed in sorted(first.keys() & second.keys()))
     return Difference(figure, common) if common else None
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.continual.results import read_continual_run
+from structured_ensembles.data.dataset import SplitName
+from structured_ensembles.paper.measured_times import follow_measured_times
 from structured_ensembles.paper.queue import is_finished
 from structured_ensembles.paper.sections import Planned
 from structured_ensembles.prediction.combination import Combine
@@ -35,16 +37,18 @@ class Records:
         """List the finished runs of some experiments."""
         return [self.done[experiment.folder] for experiment in experiments if experiment.folder in self.done]
 
-    def by_seed(self, experiments: Iterable[Any], figure: str, rule: Combine) -> dict[int, float]:
+    def by_seed(
+        self, experiments: Iterable[Any], figure: str, rule: Combine, split: SplitName = "test"
+    ) -> dict[int, float]:
         """Collect a figure by seed from the finished ones of some experiments, which differ only in their seeds."""
         done = [experiment for experiment in experiments if experiment.folder in self.done]
-        by_seed = {experiment.seed: self.done[experiment.folder].combined_by(rule) for experiment in done}
+        by_seed = {experiment.seed: self.done[experiment.folder].combined_by(rule, split) for experiment in done}
         return {seed: figures[figure] for seed, figures in by_seed.items() if figure in figures}
 
 
 def read_records(results: Path, planned: Sequence[Planned]) -> Records:
     """Read every finished run of the queue below `results`."""
-    done = {}
+    planned, done = follow_measured_times(planned, results), {}
     for run in planned:
         if is_finished(run, results):
             read = read_continual_run if isinstance(run.experiment, ContinualExperiment) else read_run

@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 from matplotlib.figure import Figure
 
 from structured_ensembles.paper.catalogue import study
+from structured_ensembles.paper.defaults import defaults, defaults_on_test
 from structured_ensembles.paper.layout import Key, TableData, markdown_table
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.published import Cell
 from structured_ensembles.paper.studies import RIVALS, Study, StudyOptions
+from structured_ensembles.paper.subsets import subsets
 from structured_ensembles.paper.tables import fill_study_table, write_corruption_notes
 from structured_ensembles.paper.wide_studies import tuned_study, wide_front_study, wide_resnet_study
+from structured_ensembles.report.docs.defaults import write_choice_of_defaults
 from structured_ensembles.report.docs.differences import difference_table
+from structured_ensembles.report.docs.neurons import write_subset_analysis
 from structured_ensembles.report.docs.pictures import draw_front_of_study, draw_pruning
 from structured_ensembles.report.docs.records import Records, format_provenance, format_remaining
 
@@ -61,6 +65,7 @@ class Topic:
     studies: shown side by side if each has one column.
     pairs, figures: rows whose differences are listed, and in which figures.
     pictures: by the name of the file, a function that draws it, and its caption.
+    remarks: a function that writes what follows the tables.
     """
 
     sections: tuple[str, ...]
@@ -68,6 +73,7 @@ class Topic:
     pairs: Sequence[tuple[str, str]] = ()
     figures: Sequence[str] = ()
     pictures: Mapping[str, tuple[Callable[[Records], Figure | None], str]] | None = None
+    remarks: Callable[[Records], str] | None = None
 
 
 def list_topics() -> dict[str, Topic]:
@@ -98,6 +104,7 @@ def list_topics() -> dict[str, Topic]:
         )
         wanted = wide_resnet_study(dataset)
         by_name[wanted.name] = Topic(("wrn28-10",), (wanted,), WIDE_PAIRS[2:], FRONT_FIGURES)
+    by_name |= {"defaults-cifar10": defaults_topic(unrestricted), "subsets-cifar10": subsets_topic(unrestricted)}
     by_name["front-wide-resnet20"] = front_topic("front-wide-resnet20", wide_front_study(), WIDE_PAIRS)
     by_name["tuned-wide-resnet20"] = Topic(("tuned-wide-resnet20",), (tuned_study(),), TUNED_PAIRS, FRONT_FIGURES)
     for dataset, model in SETUPS:
@@ -136,6 +143,19 @@ def front_topic(name: str, wanted: Study, pairs: Sequence[tuple[str, str]]) -> T
     return Topic((name,), (wanted,), pairs, FRONT_FIGURES, pictures)
 
 
+def defaults_topic(options: StudyOptions, section: str = "defaults-cifar10") -> Topic:
+    """Return the topic of the study of defaults: figures of both splits, differences, a sentence for every arm."""
+    chosen = defaults(options)
+    studies = (chosen, defaults_on_test(options))
+    return Topic((section,), studies, remarks=lambda records: write_choice_of_defaults(records, chosen))
+
+
+def subsets_topic(options: StudyOptions, section: str = "subsets-cifar10") -> Topic:
+    """Return the topic of the study of subsets: their figures, and the analysis of variance."""
+    wanted = subsets(options)
+    return Topic((section,), (wanted,), remarks=lambda records: write_subset_analysis(records, wanted))
+
+
 def render_topic(topic: Topic, records: Records, drawn: Collection[str] = ()) -> str:
     """Write a topic as Markdown: its tables, their provenance, differences, charts; or that nothing was run.
 
@@ -153,6 +173,8 @@ def render_topic(topic: Topic, records: Records, drawn: Collection[str] = ()) ->
         blocks.append(format_provenance(runs))
     if topic.pairs:
         blocks.append(difference_table(records, topic.studies[0], topic.pairs, topic.figures))
+    if topic.remarks:
+        blocks.append(topic.remarks(records))
     for name, (_, caption) in (topic.pictures or {}).items():
         if name in drawn:
             blocks.append(f"![{caption}](images/{name}.svg)\n\n*{caption}*")
@@ -165,7 +187,10 @@ def fill_tables(studies: Sequence[Study], records: Records) -> list[TableData]:
         (wanted, rule, fill_study_table(wanted, records.done, rule)) for wanted in studies for rule in wanted.rules
     ]
     if any(len(wanted.columns) > 1 for wanted in studies):
-        return [replace(data, titles=_by_metric(data)) for _, _, data in filled]
+        return [
+            replace(data, titles=_by_metric(data), title=wanted.title if len(studies) > 1 else data.title)
+            for wanted, _, data in filled
+        ]
     shown = {}
     for wanted, rule, data in filled:
         words = [] if len(studies) == 1 < len(wanted.rules) else [metric_of(data.metrics[data.columns[0]]).title]

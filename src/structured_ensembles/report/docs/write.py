@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from structured_ensembles.paper.sections import Planned, plan_runs
 from structured_ensembles.report.docs.choice import choice_table
+from structured_ensembles.report.docs.neurons import write_neurons
 from structured_ensembles.report.docs.records import (
     Records,
     estimate_hours,
@@ -88,12 +89,14 @@ def render_docs(results: Path, root: Path, planned: Sequence[Planned] | None = N
         hours_left=estimate_hours(waiting),
         targets=targets_table(goals),
         choice=choice_table(records),
+        neurons=f"- {write_neurons(records)} See [the test](#does-it-matter-which-neurons-are-kept).",
         progress=write_progress_table(records),
         batch=BATCH,
         wall_time=wall_time_table(records, read_steps(root / "benchmarks" / "results")),
     )
     blocks = {
-        "choice": choice_table(records),
+        "choice": f'{choice_table(records)}\n\n{write_neurons(records)} Without a clear winner, `selection="random"` '
+        "saves the search. [More](docs/results.md#does-it-matter-which-neurons-are-kept).",
         "table-accuracy": write_compact_table(known, records),
         "targets": targets_summary(goals),
         "front": f"{write_readme_front(known['front-cifar10'], records, images)}\n\n"

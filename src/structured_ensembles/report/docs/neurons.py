@@ -1,0 +1,105 @@
+"""Does it matter which neurons a member keeps? Sentences from the recorded runs."""
+
+from __future__ import annotations
+
+from structured_ensembles.paper.catalogue import study
+from structured_ensembles.paper.metrics import metric_of
+from structured_ensembles.paper.studies import Study, StudyOptions
+from structured_ensembles.paper.subsets import COLUMNS, SHARES, SUBSETS, TRAINING_SEEDS, analyse_subsets, row_of
+from structured_ensembles.paper.variance import TwoWay
+from structured_ensembles.paper.wide_studies import tuned_study
+from structured_ensembles.report.docs.defaults import judge
+from structured_ensembles.report.docs.differences import subtract_rows
+from structured_ensembles.report.docs.records import Records, write_table
+
+LEVEL = 0.05  # of the p-value below which subsets differ
+TITLES = {"cls/accuracy": "accuracy (points)", "cal/nll": "NLL"}
+HEADER = ("pruned", "figure", "between subsets", "between seeds", "rest", "F", "p")
+NOT_RUN = "not run"
+
+
+def write_subset_analysis(records: Records, wanted: Study) -> str:
+    """Write the analysis of variance of the study of subsets, and a sentence on each share."""
+    lines, sentences = [], []
+    for prune in SHARES:
+        analyses = {column: analyse_subsets(read_values(records, wanted, prune, column)) for column in COLUMNS}
+        for column, analysis in analyses.items():
+            lines.append((f"{100 * prune:.0f} %", TITLES[column], *_format(analysis, column)))
+        sentences.append(f"- {write_subset_sentence(prune, analyses['cls/accuracy'])}")
+    return (
+        f"Two-way analysis of variance, {SUBSETS} subsets × {len(TRAINING_SEEDS)} seeds: standard deviations, and the "
+        f"test of whether subsets differ:\n\n{write_table(HEADER, lines, range(2, len(HEADER)))}\n\n"
+        + "\n".join(sentences)
+    )
+
+
+def read_values(records: Records, wanted: Study, prune: float, column: str) -> list[list[float]]:
+    """Read the table values[subset][training seed] of a figure, of the runs that are done."""
+    table = []
+    for number in range(SUBSETS):
+        runs, figure = wanted.sources[row_of(prune, number), column]
+        by_seed = [run.combined_by("mean", wanted.split) for run in records.runs(runs)]
+        table.append([figures[figure] for figures in by_seed if figure in figures])
+    return table
+
+
+def write_subset_sentence(prune: float, analysis: TwoWay | None) -> str:
+    """Say whether subsets differ in accuracy, and how much the best selection could gain."""
+    text = f"{100 * prune:.0f} % pruned: "
+    if analysis is None:
+        return f"{text}{NOT_RUN}."
+    between, _, rest = (100 * deviation for deviation in analysis.deviations)
+    test = f"{_name_f(analysis)} = {analysis.f:.1f}, p = {_format_p(analysis.p)}"
+    if analysis.p >= LEVEL:
+        return f"{text}it makes **no measurable difference** which neurons are kept ({test}; accuracy)."
+    return (
+        f"{text}subsets **differ** ({test}; accuracy), by a standard deviation of {between:.2f} points; another "
+        f"training of the same subset by {rest:.2f}. That bounds what any selection can gain for one network."
+    )
+
+
+def write_neurons(records: Records) -> str:
+    """Write a paragraph: learned against random, mirrored against random, and the test of subsets."""
+    small = study("table-accuracy", StudyOptions(datasets=("cifar10",), models=("resnet20",)))
+    pairs = {
+        "learned − drawn by lot, ResNet20": (small, ("structured, layer", "random")),
+        "mirrored − drawn by lot, trained wide ResNet20": (
+            tuned_study(),
+            ("prune-and-tune ×4, 30 + 10 epochs", "prune-and-tune ×4, random, 30 + 10 epochs"),
+        ),
+    }
+    parts = [f"{text}: {_compare(records, *pair)}" for text, pair in pairs.items()]
+    ceiling = study("subsets", StudyOptions())
+    tests = [
+        write_subset_sentence(prune, analyse_subsets(read_values(records, ceiling, prune, "cls/accuracy")))
+        for prune in SHARES
+    ]
+    tested = f"{SUBSETS} random subsets × {len(TRAINING_SEEDS)} seeds: {' '.join(tests)}"
+    return f"**Which neurons a member keeps**, in accuracy on CIFAR-10. {'; '.join(parts)}. {tested}"
+
+
+def _compare(records: Records, wanted: Study, pair: tuple[str, str]) -> str:
+    """Format the difference in accuracy and its verdict."""
+    difference = subtract_rows(records, wanted, pair, "cls/accuracy", "mean")
+    if difference is None:
+        return NOT_RUN
+    number = len(difference.values)
+    seeds = "one seed, a lead" if number == 1 else f"{number} seeds"
+    return f"{difference} ({', '.join(filter(None, (judge(difference), seeds)))})"
+
+
+def _format(analysis: TwoWay | None, column: str) -> tuple[str, ...]:
+    """Format the standard deviations, F and p."""
+    if analysis is None:
+        return (NOT_RUN,) * 5
+    metric = metric_of(column)
+    deviations = (metric.shown(deviation) for deviation in analysis.deviations)
+    return (*deviations, f"{_name_f(analysis)} = {analysis.f:.1f}", _format_p(analysis.p))
+
+
+def _name_f(analysis: TwoWay) -> str:
+    return f"F({analysis.freedom[0]}, {analysis.freedom[1]})"
+
+
+def _format_p(p: float) -> str:
+    return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"

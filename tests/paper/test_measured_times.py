@@ -1,0 +1,64 @@
+"""Estimates follow the measured times of finished runs on an H200."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from structured_ensembles.paper.estimates import estimate_training_seconds
+from structured_ensembles.paper.measured_times import (
+    compute_ratios,
+    find_correction,
+    follow_measured_times,
+    list_likenesses,
+    read_seconds,
+)
+from structured_ensembles.paper.sections import Planned, plan_runs
+from structured_ensembles.runs.experiment import Experiment
+from structured_ensembles.storage.run_files import write_json
+from tests.support.paths import ROOT
+
+RECORDED = read_seconds(plan_runs(), ROOT / "results")
+
+
+def test_recorded_runs_take_about_as_long_as_estimated() -> None:
+    ratios = compute_ratios(RECORDED)
+    assert len(RECORDED) >= 20
+    for experiment, seconds in RECORDED:
+        estimate = find_correction(experiment, ratios) * estimate_training_seconds(experiment)
+        assert 1 / 1.5 < seconds / estimate < 1.5, experiment.folder
+
+
+def test_estimate_of_a_run_from_the_others_like_it_is_near_its_time() -> None:
+    predicted = 0
+    for number, (experiment, seconds) in enumerate(RECORDED):
+        ratios = compute_ratios(RECORDED[:number] + RECORDED[number + 1 :])
+        if any(likeness in ratios for likeness in list_likenesses(experiment)):
+            predicted += 1
+            estimate = find_correction(experiment, ratios) * estimate_training_seconds(experiment)
+            assert 1 / 1.8 < seconds / estimate < 1.8, experiment.folder
+    assert predicted >= 15
+
+
+def write_run(out: Path, run: Planned, seconds: float, device: str = "NVIDIA H200") -> None:
+    record = {"figures": {}, "seconds": seconds, "date": "2026-11-16", "device": device, "versions": {}}
+    write_json(out / run.name / "result.json", record)
+
+
+def test_closest_finished_runs_correct_an_estimate(tmp_path: Path) -> None:
+    experiment = Experiment("cifar10", "resnet20", "deep", seed=0, members=5, recipe="paper")
+    runs = [
+        Planned("a", experiment),
+        Planned("a", replace(experiment, seed=1)),
+        Planned("a", replace(experiment, dataset="cifar100")),
+        Planned("a", replace(experiment, recipe="modern")),
+        Planned("a", replace(experiment, method="single")),
+    ]
+    seconds = [estimate_training_seconds(run.experiment) for run in runs]
+    write_run(tmp_path, runs[0], 2 * seconds[0])
+    write_run(tmp_path, runs[2], 4 * seconds[2])
+    write_run(tmp_path, runs[4], 9 * seconds[4], device="CPU, 1 threads")  # says nothing of an H200
+    minutes = [run.minutes for run in follow_measured_times(runs, tmp_path)]
+    # The same but the seed: 2. The same network, method and training: itself, 4. Another recipe: the mean of both.
+    expected = [2 * seconds[0], 2 * seconds[1], 4 * seconds[2], 3 * seconds[3], seconds[4]]
+    assert [60 * value for value in minutes] == pytest.approx(expected)

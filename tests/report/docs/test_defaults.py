@@ -1,0 +1,84 @@
+"""Study of defaults: verdicts by two standard errors, and the way from the queue to the page, on digits."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from structured_ensembles.paper.defaults import CENTRE, FIGURES, defaults, defaults_rows, row_before
+from structured_ensembles.paper.queue import run_queue, write_queue
+from structured_ensembles.paper.sections import Planned
+from structured_ensembles.paper.studies import StudyOptions
+from structured_ensembles.report.docs.defaults import judge, write_sentence
+from structured_ensembles.report.docs.differences import Difference, list_runs_of_row
+from structured_ensembles.report.docs.records import read_records
+from structured_ensembles.report.docs.topics import defaults_topic, render_topic
+
+TRIAL = StudyOptions(smoke=True, epochs=2, limit=64)
+
+
+def test_every_arm_changes_one_setting() -> None:
+    rows = defaults_rows()
+    for label, row in rows.items():
+        before = row_before(label)
+        if before is None or label.endswith("combination") or row.method == "prune-and-tune":
+            continue
+        old = rows[before]
+        arguments = {
+            name for name in {*row.arguments, *old.arguments} if row.arguments.get(name) != old.arguments.get(name)
+        }
+        assert len(arguments) + len(row.changes) + (row.members != old.members) == 1, label
+
+
+@pytest.mark.parametrize(
+    ("figure", "values", "verdict"),
+    [
+        # Mean 2, standard deviation 1, standard error 1/√3 = 0.577: 3.5 standard errors.
+        ("cls/accuracy", (0.01, 0.02, 0.03), "better"),
+        ("cal/nll", (0.01, 0.02, 0.03), "worse"),
+        ("cal/ece15", (-0.03, -0.02, -0.01), "better"),
+        # Mean 1, deviation 1: 1.73 standard errors.
+        ("cal/nll", (0.0, 0.01, 0.02), "not told apart"),
+        ("cal/nll", (-0.1, -0.1), None),
+    ],
+)
+def test_verdict_by_two_standard_errors(figure: str, values: tuple[float, ...], verdict: str | None) -> None:
+    assert judge(Difference(figure, values)) == verdict
+    assert judge(None) is None
+
+
+def test_sentence_names_the_figures_of_each_verdict() -> None:
+    pair = ("a", "b")
+    text = write_sentence(pair, ["better", "worse", "not told apart"], 3)
+    assert text == "a, against b: **won** in accuracy, **lost** in NLL, not told apart in ECE."
+    assert write_sentence(pair, ["better", "better", "better"], 3).endswith("**won** in accuracy and NLL and ECE.")
+    assert "**not told apart** in accuracy, NLL and ECE" in write_sentence(pair, ["not told apart"] * 3, 3)
+    assert write_sentence(pair, [None] * 3, 2) == "a, against b: no verdict yet, 2 of 3 seeds."
+    assert write_sentence(pair, [None] * 3, 0) == "a, against b: not run."
+
+
+def test_study_goes_from_the_queue_to_the_page(tmp_path: Path) -> None:
+    wanted, section = defaults(TRIAL), "defaults-digits"
+    planned = [Planned(section, run, wanted.request) for run in wanted.experiments]
+    arms = [CENTRE, f"{CENTRE}, shared batches"]
+    chosen = {run.folder for arm in arms for run in list_runs_of_row(wanted, arm)}
+    progress = run_queue(
+        [run for run in planned if run.experiment.folder in chosen], tmp_path, backend="sequential", device="cpu",
+        quiet=True,
+    )  # fmt: skip
+    assert (len(progress.new), progress.failed) == (6, {})
+    write_queue(planned, tmp_path)
+    listed = yaml.safe_load((tmp_path / "queue.yaml").read_text(encoding="utf-8"))["runs"]
+    assert {row["run"] for row in listed if row.get("done")} == {f"{section}/{folder}" for folder in chosen}
+    records = read_records(tmp_path, planned)
+    page = render_topic(defaults_topic(TRIAL, section), records)
+    # The table has the means of the validation split, which are in files of their own.
+    validation = [records.done[run.folder].validation["mean"] for run in list_runs_of_row(wanted, CENTRE)]
+    accuracy = sum(figures[FIGURES[0]] for figures in validation) / 3
+    line = next(line for line in page.splitlines() if line.startswith(f"| {CENTRE} |"))
+    assert line.startswith(f"| {CENTRE} | {100 * accuracy:.2f} ± ")
+    assert not any(name.endswith("_t") for name in validation[0])
+    shared = next(line for line in page.splitlines() if line.startswith(f"- {arms[1]}, against {CENTRE}: "))
+    assert shared.partition(": ")[2].startswith(("**won**", "**lost**", "**not told apart**"))
+    assert f"- {CENTRE}, mixup, against {CENTRE}: not run." in page
+    assert f"| {CENTRE}, mixup | not run | not run | not run | 0 |" in page

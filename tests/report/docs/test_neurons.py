@@ -1,0 +1,63 @@
+"""Study of subsets: the analysis of variance on the page, its sentences, and the way from the queue, on digits."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from structured_ensembles.paper.queue import run_queue
+from structured_ensembles.paper.sections import Planned
+from structured_ensembles.paper.studies import StudyOptions
+from structured_ensembles.paper.subsets import analyse_subsets, subsets
+from structured_ensembles.paper.variance import TwoWay
+from structured_ensembles.report.docs.neurons import read_values, write_neurons, write_subset_sentence
+from structured_ensembles.report.docs.records import Records, read_records
+from structured_ensembles.report.docs.topics import render_topic, subsets_topic
+
+TRIAL = StudyOptions(smoke=True, epochs=2, limit=512)
+
+
+def test_sentence_says_whether_subsets_differ() -> None:
+    analysis = TwoWay((5, 20), 9.04, 0.0001, (0.0018, 0.0, 0.0012))
+    text = write_subset_sentence(0.5, analysis)
+    assert "subsets **differ** (F(5, 20) = 9.0, p = 1e-04; accuracy), by a standard deviation of 0.18 points" in text
+    assert "another training of the same subset by 0.12" in text
+    text = write_subset_sentence(0.8, replace(analysis, f=1.9, p=0.1402))
+    assert "**no measurable difference** which neurons are kept (F(5, 20) = 1.9, p = 0.140; accuracy)" in text
+    assert write_subset_sentence(0.8, None) == "80 % pruned: not run."
+
+
+def test_analysis_needs_every_subset_and_seed() -> None:
+    values = np.random.default_rng(0).normal(size=(6, 5)).tolist()
+    assert analyse_subsets(values) is not None
+    assert analyse_subsets([*values[:5], values[5][:4]]) is None
+    assert analyse_subsets([]) is None
+
+
+def test_item_without_runs_says_so() -> None:
+    text = write_neurons(Records([], {}))
+    assert text.count("not run") == 4
+    assert "\n" not in text
+
+
+def test_study_goes_from_the_queue_to_the_page(tmp_path: Path) -> None:
+    wanted, section = subsets(TRIAL), "subsets-digits"
+    planned = [Planned(section, run, wanted.request) for run in wanted.experiments]
+    halves = [run for run in planned if run.experiment.method_arguments["prune"] == 0.5]
+    progress = run_queue(halves, tmp_path, backend="sequential", device="cpu", quiet=True)
+    assert (len(progress.new), progress.failed) == (5, {})
+    records = read_records(tmp_path, planned)
+    page = render_topic(subsets_topic(TRIAL, section), records)
+    table = np.array(read_values(records, wanted, 0.5, "cls/accuracy"))
+    assert table.shape == (6, 5)
+    # By an independent route: sums of squares of the residuals of means.
+    rest = table - table.mean(1, keepdims=True) - table.mean(0, keepdims=True) + table.mean()
+    f = (5 * table.mean(1).var(ddof=1)) / ((rest**2).sum() / 20)
+    line = next(line for line in page.splitlines() if line.startswith("| 50 % | accuracy (points) |"))
+    assert f"| F(5, 20) = {f:.1f} |" in line
+    assert f"| 50 % pruned, subset 1 | {100 * table[0].mean():.2f} ± " in page
+    assert "| 80 % | NLL | not run | not run | not run | not run | not run |" in page
+    assert "- 80 % pruned: not run." in page
+    single = [run.figures["member/0/accuracy"] for run in records.runs(run.experiment for run in halves)]
+    assert single == pytest.approx(table[0])
