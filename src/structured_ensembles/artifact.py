@@ -22,7 +22,7 @@ from structured_ensembles.calibration import Calibration
 from structured_ensembles.calibration.conformal import ConformalIntervals
 from structured_ensembles.common.checks import check_choice
 from structured_ensembles.common.gaussian import mean_and_spread
-from structured_ensembles.data.dataset import Task
+from structured_ensembles.data.assembly import Task
 from structured_ensembles.data.kinds import Kinds, Normalizations, normalization_from_json
 from structured_ensembles.data.normalization import Normalization
 from structured_ensembles.data.target_scaling import Units

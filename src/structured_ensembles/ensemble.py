@@ -24,8 +24,9 @@ from structured_ensembles.common.gaussian import Gaussians, gaussian_nll, mean_a
 from structured_ensembles.common.inputs import Inputs, batch_from, clone_inputs, is_several
 from structured_ensembles.cuda.prediction_graphs import Replays
 from structured_ensembles.data import Data, Normalization
+from structured_ensembles.data.assembly import Task
 from structured_ensembles.data.conversion import check_bytes
-from structured_ensembles.data.dataset import SplitName, Task
+from structured_ensembles.data.dataset import SplitName
 from structured_ensembles.data.kinds import Kinds, Normalizations
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.preparation import prepare_inputs

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -15,17 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from structured_ensembles.common.checks import check_choice, check_type
 from structured_ensembles.common.inputs import Inputs, Shape, batch_size, map_inputs, select_rows
 from structured_ensembles.common.plurals import counted
-from structured_ensembles.data.arrays import (
-    Check,
-    as_inputs,
-    as_targets,
-    check_labels,
-    check_largest_label,
-    check_pair,
-    stack_samples,
-    warn_of_many_classes,
-)
-from structured_ensembles.data.conversion import check_images
+from structured_ensembles.data.arrays import stack_samples
+from structured_ensembles.data.assembly import Task, assemble_arrays, assemble_loaders, is_chosen
 from structured_ensembles.data.drawing import Seed
 from structured_ensembles.data.folder import CACHE_BYTES, read_folder
 from structured_ensembles.data.kinds import (
@@ -33,23 +23,16 @@ from structured_ensembles.data.kinds import (
     Normalizations,
     kind_of,
     kinds_of,
-    normalizations_for,
 )
-from structured_ensembles.data.loader_checks import check_loader
-from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
+from structured_ensembles.data.normalization import Choice, Normalization
 from structured_ensembles.data.preparation import prepare_inputs
-from structured_ensembles.data.random_states import iterate_isolated
 from structured_ensembles.data.splits import (
     Batch,
     Split,
-    StreamedSplit,
     TensorSplit,
     first_batch,
-    hold_out,
-    parse_batch,
 )
 
-Task = Literal["classification", "regression"]
 SplitName = Literal["train", "validation", "test"]
 
 
@@ -128,35 +111,10 @@ class Data:
             with a choice for each.
         standardize: False leaves float columns as they are.
         """
-        check = None if _is_chosen(normalization) else check_images
-        x, y = as_inputs("inputs", inputs, ids, check), as_targets("targets", targets, task)
-        check_pair("inputs", x, "targets", y)
-        if task is None and classes is None:
-            warn_of_many_classes(y)
-        task = task or ("regression" if y.is_floating_point() else "classification")
-        names = _class_names(classes, y) if task == "classification" else ()
-        share = validation if isinstance(validation, float | int) else 0.0
-        if not 0 <= share < 1:
-            raise ValueError(f"validation must be a share of at least 0 and less than 1, not {share!r}")
-
-        splits_by_name: dict[str, TensorSplit] = {}
-        for split_name, pair in (
-            ("test", test),
-            ("validation", None if isinstance(validation, float | int) else validation),
-        ):
-            if pair is not None:
-                splits_by_name[split_name] = _make_split(split_name, pair, x, task, ids, check)
-        if task == "classification":
-            check_labels("targets", y, len(names))
-            for split_name, split in splits_by_name.items():
-                check_labels(f"{split_name} targets", split.targets, len(names))
-
-        kept, held_out = hold_out(y if task == "classification" else torch.zeros(len(y)), share, seed)
-        if len(held_out):
-            splits_by_name["validation"] = TensorSplit(x, y, held_out)
-        moments = _resolve_normalization(normalization, x, ids, kept, standardize)
-        splits = TensorSplit(x, y, kept), splits_by_name.get("validation"), splits_by_name.get("test")
-        return cls(task, names, *splits, moments, name, ids, normalization_settled=_is_settled(normalization, x))
+        assembled = assemble_arrays(
+            inputs, targets, test, validation, classes, task, seed, ids, normalization, standardize
+        )
+        return cls(*assembled[:-1], name, ids, assembled.settled)
 
     @classmethod
     def from_datasets(
@@ -216,30 +174,8 @@ class Data:
         normalization: as in `from_arrays`, but for "standard", which would need a pass over the data: "auto" leaves
             floats, also columns, as they are and brings pixels to [0,1].
         """
-        check = None if _is_chosen(normalization) else check_images
-        for label, loader in (("train", train), ("validation", validation), ("test", test)):
-            if loader is not None:
-                check_loader(label, loader, ids, check)
-        inputs, targets = parse_batch(next(iterate_isolated(train)))
-        if targets.is_floating_point():
-            task: Task = "regression"
-            names: tuple[str, ...] = ()
-        else:
-            task, known = "classification", classes if classes is not None else getattr(train.dataset, "classes", None)
-            if known is None:
-                raise ValueError(
-                    "classes must be given: the names of the classes, or their number; for a regression the loader has "
-                    "to give floats as targets"
-                )
-            names = _class_names(known, targets)
-            check_labels("targets of train", targets, len(names))
-        label_count = len(names) if task == "classification" else None
-        held_out, test_split = (
-            None if loader is None else StreamedSplit(loader, label_count) for loader in (validation, test)
-        )
-        moments = _resolve_normalization(normalization, inputs, ids)
-        settled = _is_settled(normalization, inputs)
-        return cls(task, names, StreamedSplit(train, label_count), held_out, test_split, moments, name, ids, settled)
+        assembled = assemble_loaders(train, validation, test, classes, ids, normalization)
+        return cls(*assembled[:-1], name, ids, assembled.settled)
 
     @classmethod
     def from_folder(
@@ -283,7 +219,7 @@ class Data:
             *(folder.train, folder.validation, folder.test),
             folder.normalization,
             Path(path).expanduser().resolve().name if name is None else name,
-            normalization_settled=_is_chosen(normalization),
+            normalization_settled=is_chosen(normalization),
         )
 
     @property
@@ -355,48 +291,6 @@ class Data:
         return replace(self, **{label: split.to(device) for label, split in splits.items() if split is not None})
 
 
-def _resolve_normalization(
-    choice: Choice, inputs: Inputs, ids: bool, rows: Tensor | None = None, standardize: bool = True
-) -> Normalization | Normalizations | None:
-    """Resolve a choice for stored inputs, one or several; see `normalization_for`."""
-    if not isinstance(inputs, Tensor):
-        return normalizations_for(choice, inputs, ids, rows, standardize)
-    return None if ids else normalization_for(choice, inputs, rows, standardize)
-
-
-def _make_split(
-    label: str, pair: Iterable[Any], like: Inputs, task: Task, ids: bool, check: Check | None
-) -> TensorSplit:
-    """Convert a pair of arrays to a split, with inputs like those of training."""
-    inputs, targets = pair
-    x, y = as_inputs(f"{label} inputs", inputs, ids, check), as_targets(f"{label} targets", targets, task)
-    check_pair(f"{label} inputs", x, f"{label} targets", y)
-    described, expected = (
-        map_inputs(lambda tensor: f"{tensor.dtype} of shape {tuple(tensor.shape[1:])}", values) for values in (x, like)
-    )
-    if described != expected:
-        raise ValueError(f"{label} inputs must be {expected} each, as those of training, not {described}")
-    return TensorSplit(x, y, torch.arange(len(y)))
-
-
 def check_data(data: Any, argument: str = "data") -> None:
     """Raise a TypeError unless `data` is a `Data`."""
     check_type(argument, data, Data, "see Data.from_arrays, from_datasets, from_loaders and from_folder")
-
-
-def _is_settled(normalization: Choice, inputs: Inputs) -> bool:
-    """Tell whether the normalisation is final: chosen by the user, or "auto" of several inputs."""
-    return _is_chosen(normalization) or not isinstance(inputs, Tensor)
-
-
-def _is_chosen(normalization: Choice) -> bool:
-    """Tell whether the user chose a normalisation: anything but "auto"."""
-    return not (isinstance(normalization, str) and normalization == "auto")
-
-
-def _class_names(classes: Sequence[str] | int | None, labels: Tensor) -> tuple[str, ...]:
-    """Return the names of the classes, numbers where there are no names."""
-    if classes is None:
-        check_largest_label(labels)
-        classes = max(int(labels.max()) + 1, 1)
-    return tuple(map(str, range(classes))) if isinstance(classes, int | np.integer) else tuple(map(str, classes))

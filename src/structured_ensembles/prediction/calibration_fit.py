@@ -27,7 +27,7 @@ from structured_ensembles.calibration.conformal import (
     samples_needed,
 )
 from structured_ensembles.common.gaussian import mean_and_spread
-from structured_ensembles.data.dataset import Task
+from structured_ensembles.data.assembly import Task
 from structured_ensembles.prediction.combination import (
     FLOAT64_CHUNK,
     Combine,

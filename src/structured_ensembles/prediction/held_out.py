@@ -11,8 +11,9 @@ from torch import Tensor
 from structured_ensembles.common.inputs import Inputs
 from structured_ensembles.data import Data, Split
 from structured_ensembles.data.arrays import as_inputs, as_targets, check_pair
+from structured_ensembles.data.assembly import Task
 from structured_ensembles.data.conversion import check_bytes
-from structured_ensembles.data.dataset import SplitName, Task, check_data
+from structured_ensembles.data.dataset import SplitName, check_data
 from structured_ensembles.data.splits import TensorSplit
 
 HeldOut = Data | tuple[Any, Any]  # data with a split to calibrate on, or a pair of arrays: inputs and targets
