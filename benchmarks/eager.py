@@ -2,16 +2,22 @@
 
     python benchmarks/eager.py [--models resnet20 resnet18 vgg11 wrn28_10 resnet32 vgg16] [--batch 128] [--steps 20]
                                [--precisions float32 bfloat16] [--json benchmarks/results/eager-h200.json]
+    python benchmarks/eager.py --missing --minutes 2.5 --json benchmarks/results/eager-h200.json    fills the gaps
     python benchmarks/eager.py --device cpu --models resnet20 --batch 8 --steps 1 --precisions float32    a trial
 
 A step is zero_grad, forward, cross-entropy, backward, SGD with momentum, at batch 128, on a batch that lies on the
 device; bfloat16 is autocast with channels last. That is "one full network, eager" and "eager loop" of fleet.py, for one
 network of each kind. Pruned networks are random subsets of the size that the run's members have; BatchEnsemble sees the
 batch once for each member. The table of wall times in docs/results.md takes the faster precision.
+Steps of finished runs come first. --missing leaves out the steps that benchmarks/results has for this device, and keeps
+the rows of the JSON file; --minutes: begin no further step after that time.
 """
 
 import argparse
-from collections.abc import Callable
+import json
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -25,26 +31,36 @@ from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
 from structured_ensembles.paper.sections import plan_runs
-from structured_ensembles.report.docs.wall_time import Step, describe_step
+from structured_ensembles.report.docs.wall_time import Step, describe_step, read_steps
 from structured_ensembles.runs.experiment import Experiment
+from structured_ensembles.runs.folder import describe_machine
 from structured_ensembles.zoo.by_name import build_model
 
 MODELS = ["resnet20", "resnet18", "vgg11", "wrn28_10", "resnet32", "vgg16"]
+ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
     """Measure the steps of all models and precisions and print the table."""
-    arguments = arguments_of(__doc__, models=MODELS, batch=128, steps=0, precisions=["float32", "bfloat16"])
+    arguments = arguments_of(
+        __doc__, models=MODELS, batch=128, steps=0, precisions=["float32", "bfloat16"], missing=False, minutes=1e9
+    )
     arguments.steps = arguments.steps or (20 if arguments.device.startswith("cuda") else 1)
-    rows = []
-    for step, experiment in find_steps().items():
-        if step.model not in arguments.models:
-            continue
-        for precision in arguments.precisions:
-            row = {**vars(step), "precision": precision, **measure(experiment, precision, arguments)}
-            rows.append(row)
-            print(f"{step}, {precision}: {row['ms']:.2f} ms", flush=True)
-            record(arguments, rows)  # after every row, in case of an interrupt
+    start = time.monotonic()
+    rows = read_earlier_rows(arguments) if arguments.missing else []
+    known = list_known_steps(rows) if arguments.missing else set()
+    steps = {step: run for step, run in find_steps().items() if step.model in arguments.models and step not in known}
+    for number, (step, experiment) in enumerate(steps.items()):
+        if time.monotonic() - start > 60 * arguments.minutes:
+            print(f"{len(steps) - number} steps are left: call again with --missing", flush=True)
+            break
+        measured = [
+            {**vars(step), "precision": precision, **measure(experiment, precision, arguments)}
+            for precision in arguments.precisions
+        ]
+        rows += measured
+        print(f"{step}: {', '.join(f'{row["precision"]} {row["ms"]:.2f} ms' for row in measured)}", flush=True)
+        record(arguments, rows)  # after every step, in case of an interrupt
     header = ("network", "pixels", "kind", "precision", "parameters", "ms")
     shown = [
         (row["model"], str(row["size"]), row["kind"], row["precision"], f"{row['parameters']:,}", f"{row['ms']:.2f}")
@@ -53,10 +69,30 @@ def main() -> None:
     print(text_table(header, shown))
 
 
+def read_earlier_rows(arguments: argparse.Namespace) -> list[dict]:
+    """Read the rows of the JSON file, if it is of the same batch and device."""
+    if arguments.json is None or not arguments.json.exists():
+        return []
+    earlier = json.loads(arguments.json.read_text(encoding="utf-8"))
+    here = (arguments.batch, describe_machine()["device"])
+    if (earlier["settings"]["batch"], earlier["device"]) != here:
+        raise ValueError(f"{arguments.json} must be of batch and device {here}: give another file")
+    return earlier["rows"]
+
+
+def list_known_steps(rows: Collection[dict]) -> set[Step]:
+    """List the steps that were measured on this device before: `rows`, and those of benchmarks/results."""
+    device = describe_machine()["device"]
+    recorded = {step for name, step in read_steps(ROOT / "benchmarks" / "results") if name == device}
+    return recorded | {Step(row["model"], row["width"], row["size"], row["kind"]) for row in rows}
+
+
 def find_steps() -> dict[Step, Experiment]:
-    """Find the different training steps of the queue, each with the first run that has it."""
+    """Find the different training steps of the queue, each with the first run that has it; finished runs first."""
     steps: dict[Step, Experiment] = {}
-    for planned in plan_runs(seeds=(0,)):
+    planned_runs = plan_runs(seeds=(0,))
+    done = {run.name for run in planned_runs if (ROOT / "results" / run.name / "result.json").exists()}
+    for planned in sorted(planned_runs, key=lambda run: run.name not in done):
         step = describe_step(planned.experiment)
         if step is not None:
             steps.setdefault(step, planned.experiment)

@@ -356,6 +356,39 @@ def test_eager_benchmark_covers_the_steps_of_every_run(monkeypatch: pytest.Monke
     sys.modules.pop("eager")
 
 
+def test_eager_benchmark_measures_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import eager
+
+    full, half = (Step("resnet20", 1, 32, kind) for kind in ("full", "prune=0.5"))
+    runs = {step: eager.find_steps()[step] for step in (full, half)}
+    monkeypatch.setattr(eager, "find_steps", lambda: runs)
+    path = tmp_path / "eager-trial.json"
+    options = ["eager.py", "--device", "cpu", "--batch", "2", "--steps", "1", "--precisions", "float32", "--missing"]
+
+    def kinds(*more: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", [*options, "--json", str(path), *more])
+        eager.main()
+        return [row["kind"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+
+    monkeypatch.setattr(eager, "list_known_steps", lambda rows: {half})  # as if benchmarks/results had it
+    assert kinds() == ["full"]
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setattr(eager, "find_steps", lambda: runs)
+    monkeypatch.setattr(eager, "read_steps", lambda folder: {})
+    assert kinds("--minutes", "0") == ["full"]
+    assert "1 steps are left" in capsys.readouterr().out
+    first = json.loads(path.read_text(encoding="utf-8"))["rows"][0]
+    assert kinds() == ["full", "prune=0.5"]
+    assert json.loads(path.read_text(encoding="utf-8"))["rows"][0] == first  # not measured again
+    with pytest.raises(ValueError, match="give another file"):
+        kinds("--batch", "4")
+    sys.modules.pop("eager")
+
+
 # Writing --------------------------------------------------------------------------------------------------------------
 
 
