@@ -12,7 +12,7 @@ import structured_ensembles as se
 from structured_ensembles.checking import model_check
 from structured_ensembles.checking.comparison import Difference
 from structured_ensembles.checking.model_check import check_model
-from structured_ensembles.checking.weights import randomize, remove_randomness
+from structured_ensembles.checking.weights import randomize, remove_randomness, round_weights_otherwise
 
 EXAMPLE = torch.rand(2, 3, 8, 8)
 
@@ -92,6 +92,41 @@ def test_rounding_is_told_from_a_difference_by_what_the_cut_changes(
     relative: float, effect: float, exact: bool
 ) -> None:
     assert Difference(relative, effect).exact is exact
+
+
+@pytest.mark.parametrize(
+    ("relative", "noise", "exact"),
+    [(2e-9, 3e-9, True), (2e-9, 1e-10, False), (9e-7, 1e-3, True), (2e-6, 1e-3, False)],
+)
+def test_a_difference_within_the_noise_of_rounding_is_none_unless_a_mistake_could_hide_in_it(
+    relative: float, noise: float, exact: bool
+) -> None:
+    assert Difference(relative, 1.0, noise).exact is exact
+
+
+def test_noise_is_what_rounding_errors_of_the_weights_change() -> None:
+    class Magnifier(nn.Module):
+        """A difference of nearly equal numbers: rounding errors of 2e-16 become 2e-16 · 1e7 of the output."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([1.0, 1.0 + 1e-7], dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (self.weight[1] - self.weight[0])
+
+    magnifier, x = Magnifier(), torch.ones(1, dtype=torch.float64)
+    for seed in range(20):
+        rounded = round_weights_otherwise(magnifier, seed)
+        if float((rounded.weight[1] - rounded.weight[0]) / (magnifier.weight[1] - magnifier.weight[0])) != 1:
+            break
+    relative = (rounded.weight / magnifier.weight - 1).abs()
+    assert bool((relative <= 4e-16).all())
+    assert bool((rounded.weight != magnifier.weight).all())
+    difference = Difference(2e-9, 1.0).with_noise([magnifier(x)], [rounded(x)])
+    assert 1e-9 < difference.noise < 1e-8
+    assert difference.exact
+    assert not Difference(2e-9, 1.0).exact
 
 
 def test_randomness_is_removed_wherever_rates_are() -> None:

@@ -56,6 +56,12 @@ def test_the_row_of_a_model_with_an_example(capsys: pytest.CaptureFixture[str]) 
     assert "Nothing can be cut." in capsys.readouterr().out
 
 
+def test_the_list_shows_types_without_their_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    (mlp,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mlp ")]
+    assert mlp.endswith("(in_features: int, num_classes: int = 10, hidden: Sequence[int] = (256, 256))")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_map_only
 from structured_ensembles.common.inputs import call_arguments
 
 TOLERANCE = 1e-9  # of the difference, relative to what dropping the channels changes
+ROUNDINGS = 10  # a difference may be so many times the noise of the network's own arithmetic
+LARGEST_NOISE = 1e-6  # relative to what dropping the channels changes: in more noise, a mistake could hide
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,13 @@ class Difference:
     relative: the largest difference of outputs, divided by the largest output.
     effect: the same between the full network with and without the channels: a cut that changed nothing would not show
         a mistake.
+    noise: the same between the masked network and itself with every weight changed by one rounding error. Some networks
+        magnify rounding, such as those of many batch norms in training mode. Measured only if it matters.
     """
 
     relative: float
     effect: float
+    noise: float = 0.0
 
     @classmethod
     def of(cls, cut: Sequence[Tensor], masked: Sequence[Tensor], full: Sequence[Tensor]) -> Difference:
@@ -36,7 +41,14 @@ class Difference:
     @property
     def exact(self) -> bool:
         """Tell whether the two are equal, up to rounding, and the removal changed something."""
-        return self.effect > 0 and self.relative <= TOLERANCE * min(1.0, self.effect)
+        effect = min(1.0, self.effect)
+        return self.effect > 0 and self.relative <= max(
+            TOLERANCE * effect, min(ROUNDINGS * self.noise, LARGEST_NOISE * effect)
+        )
+
+    def with_noise(self, masked: Sequence[Tensor], rounded: Sequence[Tensor]) -> Difference:
+        """Add the noise: the difference of the masked network's outputs to those with weights rounded otherwise."""
+        return replace(self, noise=largest_difference(masked, rounded) / _largest(masked))
 
 
 def comparison_inputs(example: Any, seed: int) -> Any:

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from structured_ensembles.networks.copying import clone_model
+
 
 def remove_randomness(network: nn.Module) -> nn.Module:
     """Set the rates of dropout, stochastic depth and the like to zero, in place; return the network.
@@ -34,7 +36,7 @@ def _set_rates(owner: Any, names: list[str]) -> None:
 
 @torch.no_grad()
 def randomize(network: nn.Module, seed: int = 0) -> nn.Module:
-    """Draw every parameter and batch norm statistic at random, in place and in double precision; return the network.
+    """Draw every parameter and batch norm statistic of a network on the CPU, in place and in float64; return it.
 
     A layer that starts at zero, such as the last norm of a residual block, would hide what is wrong with its inputs.
     """
@@ -43,11 +45,27 @@ def randomize(network: nn.Module, seed: int = 0) -> nn.Module:
     for parameter in network.parameters():
         # Deviation of a linear layer's outputs: that of its inputs
         deviation = max(1, parameter[0].numel()) ** -0.5 if parameter.dim() > 1 else 0.5
-        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * deviation
-        parameter.copy_(drawn.to(parameter.device))
+        parameter.normal_(0, deviation, generator=generator)  # in place: a layer of VGG's classifier has 800 MB
     for module in network.modules():
         if isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None:
             mean, variance = module.running_mean, module.running_var
             mean.copy_(torch.randn(mean.shape, generator=generator) * 0.3)
             variance.copy_(torch.rand(variance.shape, generator=generator) + 0.5)
     return network
+
+
+@torch.no_grad()
+def round_weights_otherwise(network: nn.Module, seed: int = 0) -> nn.Module:
+    """Copy a network with every weight one rounding error larger or smaller, drawn at random.
+
+    What its outputs change by is the noise of the network's own arithmetic: its weights are known no better.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    copied = clone_model(network)
+    for parameter in copied.parameters():
+        if parameter.is_floating_point():
+            signs = torch.randint(0, 2, parameter.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+            parameter.addcmul_(
+                parameter, signs.to(parameter.device, parameter.dtype), value=torch.finfo(parameter.dtype).eps
+            )
+    return copied

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,18 @@ def models(
         required = {"in_features": 784} if name == "mlp" else {}
         with torch.device("meta"):
             count = sum(parameter.numel() for parameter in function(**required).parameters())
-        rows.append((name, f"{count:,}", str(inspect.signature(function)).partition(" ->")[0]))
+        rows.append((name, f"{count:,}", _signature(function)))
     print(text_table(("model", "parameters", "arguments"), rows))
     print("\nYour own: --model package.module:function, a function that returns a torch.nn.Module, installed or")
     print("in a file of the current folder; its arguments go into --model-arguments, such as '{\"width\": 2}'.")
     print("Can it be cut? sens models --check package.module:function --shape 3 224 224")
     return 0
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    """Write the arguments of a function with the types as its source has them."""
+    shown = [str(parameter) for parameter in inspect.signature(function).parameters.values()]
+    return f"({', '.join(shown)})".replace("collections.abc.", "")
 
 
 def datasets(root: Path | None = None) -> int:

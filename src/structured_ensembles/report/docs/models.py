@@ -24,7 +24,9 @@ your own.
 **Exact** means: half of the channels of every group that `trace(…, coupled=True)` offers are removed at random, and the
 extracted network computes what the full network computes when the outgoing weights of these channels are zero. Both are
 compared in float64, with all weights drawn at random, in evaluation mode and in training mode (there without dropout,
-stochastic depth and LayerDrop); equal means that they differ by less than a billionth of what the removal changes.
+stochastic depth and LayerDrop). Equal means that they differ by less than a billionth of what the removal changes; or,
+in networks that magnify rounding, by less than ten times what changing every weight of the masked network by one
+rounding error (2⁻⁵²) changes, and less than a millionth of what the removal does.
 
 Torch-Pruning prunes the same models with the same versions on the same machine, at ratio 0.5, as its examples do: the
 classifier is ignored, and attention with a layer `qkv` gets its number of heads. Each check has a process of its own,
