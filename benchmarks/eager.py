@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from recording import arguments_of, from_scratch, milliseconds, record
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.sources import data_sets
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
@@ -52,14 +53,15 @@ def main() -> None:
     steps = {step: run for step, run in find_steps().items() if step.model in arguments.models and step not in known}
     for number, (step, experiment) in enumerate(steps.items()):
         if time.monotonic() - start > 60 * arguments.minutes:
-            print(f"{len(steps) - number} steps are left: call again with --missing", flush=True)
+            print(f"{counted(len(steps) - number, 'step')} left: call again with --missing", flush=True)
             break
         measured = [
             {**vars(step), "precision": precision, **measure(experiment, precision, arguments)}
             for precision in arguments.precisions
         ]
         rows += measured
-        print(f"{step}: {', '.join(f'{row["precision"]} {row["ms"]:.2f} ms' for row in measured)}", flush=True)
+        times = ", ".join(f"{row['precision']} {row['ms']:.2f} ms" for row in measured)
+        print(f"{step}: {times}", flush=True)
         record(arguments, rows)  # after every step, in case of an interrupt
     header = ("network", "pixels", "kind", "precision", "parameters", "ms")
     shown = [

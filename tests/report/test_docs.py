@@ -380,7 +380,7 @@ def test_eager_benchmark_measures_what_is_missing(
     monkeypatch.setattr(eager, "find_steps", lambda: runs)
     monkeypatch.setattr(eager, "read_steps", lambda folder: {})
     assert kinds("--minutes", "0") == ["full"]
-    assert "1 steps are left" in capsys.readouterr().out
+    assert "1 step left" in capsys.readouterr().out
     first = json.loads(path.read_text(encoding="utf-8"))["rows"][0]
     assert kinds() == ["full", "prune=0.5"]
     assert json.loads(path.read_text(encoding="utf-8"))["rows"][0] == first  # not measured again
