@@ -1,5 +1,6 @@
 """tools/carry.py: data and runs go to a machine with a GPU and come back."""
 
+import json
 import os
 import runpy
 import shutil
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from structured_ensembles.paper.sections import plan_runs
+from structured_ensembles.training.history import COLUMNS
 from tests.support.paths import ROOT
 
 # Whatever a run goes on from: of a method, of a search, of a continual learner
@@ -118,7 +120,10 @@ def test_trained_runs_that_must_be_measured_keep_their_weights(checkout: Path, t
     files = ("config.yaml", "ensemble.safetensors", "history.csv", "result.json")
     (results / name).mkdir(parents=True)
     for file in files:
-        (results / name / file).write_text("{}")
+        (results / name / file).write_text("")
+    result = {"figures": {}, "seconds": 60, "date": "2026-11-18", "device": "NVIDIA H200", "versions": {}}
+    (results / name / "result.json").write_text(json.dumps(result))
+    (results / name / "history.csv").write_text(",".join(COLUMNS) + "\n")
     carry["pack_back"](results, back)
     assert files_in(back / "results.tar.gz") == set()
     assert files_in(back / "unfinished-0.tar.gz") == {f"{name}/{file}" for file in files}

@@ -35,6 +35,7 @@ from structured_ensembles.report.docs.write import BLOCK, README, fill_blocks, r
 from structured_ensembles.report.figures import as_svg
 from structured_ensembles.runs.experiment import Experiment
 from structured_ensembles.runs.finished import Finished
+from structured_ensembles.training.history import COLUMNS
 from tests.support.paths import ROOT
 
 MAIN = StudyOptions(datasets=("cifar10",), models=("resnet20",))
@@ -287,7 +288,9 @@ def write_record(folder: Path, name: str, rows: list[dict[str, Any]], batch: int
 def test_eager_time_is_steps_times_epochs_of_all_networks(tmp_path: Path) -> None:
     deep = Experiment("cifar10", "resnet20", "deep", recipe="paper")
     (tmp_path / deep.folder).mkdir()
-    (tmp_path / deep.folder / "history.csv").write_text("epoch,member\n0,0\n0,1\n1,0\n")  # one stopped early
+    (tmp_path / deep.folder / "history.csv").write_text(
+        "\n".join([",".join(COLUMNS), *(f"{row},0.1,1,1,0.5,2" for row in ("0,0", "0,1", "1,0"))])  # one stopped early
+    )
     learner = ContinualExperiment("cifar10", "half-vgg11", "naive")
     done = {experiment.folder: finished(experiment, tmp_path) for experiment in (deep, learner)}
     records = Records([Planned("a", deep), Planned("b", learner)], done)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.runs.folder import describe_machine, open_run
 from structured_ensembles.runs.ingredients import add_data_arguments, read_data
 from structured_ensembles.runs.settings import Defaults, check_arguments, make_folder_name, read_defaults
+from structured_ensembles.runs.stopwatch import ELAPSED, run_stopwatch
 from structured_ensembles.storage.files import write_atomically
 from structured_ensembles.storage.run_files import write_json
 from structured_ensembles.zoo.by_name import build_model, find_function, find_model
@@ -135,9 +135,10 @@ def run_prepared(prepared: PreparedSequence, folder: Path) -> tuple[dict[str, An
         if done is not None:
             check_continual_result(folder, done)
             return done, False
-        start = time.perf_counter()
-        matrix = run_sequence(prepared.learner, prepared.tasks, folder)
-        return _close_run(folder, prepared.learner, matrix, time.perf_counter() - start), True
+        with run_stopwatch(folder) as watch:
+            matrix = run_sequence(prepared.learner, prepared.tasks, folder)
+            seconds = watch.seconds
+        return _close_run(folder, prepared.learner, matrix, seconds), True
 
 
 def _backbone_arguments(model: str, data: Data, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,4 +194,5 @@ def _close_run(folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: 
         **describe_machine(),
     }
     write_json(folder / "result.json", result)
+    (folder / ELAPSED).unlink(missing_ok=True)
     return result

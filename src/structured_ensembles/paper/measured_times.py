@@ -11,6 +11,7 @@ from typing import Any
 
 from structured_ensembles.paper.estimates import estimate_training_seconds
 from structured_ensembles.paper.sections import Planned, Run
+from structured_ensembles.runs.finished import read_run_seconds
 from structured_ensembles.runs.folder import read_result
 
 DEVICE = "NVIDIA H200"
@@ -26,8 +27,12 @@ def follow_measured_times(planned: Sequence[Planned], out: Path) -> list[Planned
 def read_seconds(planned: Sequence[Planned], out: Path) -> list[tuple[Run, float]]:
     """Read the seconds of all runs that were trained on an H200."""
     trained = [(run.experiment, out / run.name) for run in planned if (out / run.name / "result.json").exists()]
-    results = [(experiment, read_result(folder)) for experiment, folder in trained]
-    return [(experiment, result["seconds"]) for experiment, result in results if result["device"] == DEVICE]
+    results = [(experiment, folder, read_result(folder)) for experiment, folder in trained]
+    return [
+        (experiment, read_run_seconds(folder, result))
+        for experiment, folder, result in results
+        if result["device"] == DEVICE
+    ]
 
 
 def compute_ratios(seconds: Sequence[tuple[Run, float]]) -> Measured:

@@ -22,6 +22,7 @@ from structured_ensembles.paper.estimates import estimate_checkpoint_bytes
 from structured_ensembles.paper.measured_times import follow_measured_times
 from structured_ensembles.paper.sections import Planned
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
+from structured_ensembles.runs.finished import read_run_seconds
 from structured_ensembles.runs.folder import read_result
 from structured_ensembles.runs.grid import Job, Outcome, run_grid
 from structured_ensembles.runs.measurement import NOTHING, lacks_validation
@@ -153,6 +154,7 @@ def write_queue(planned: Sequence[Planned], out: Path) -> None:
 def _row(planned: Planned, out: Path) -> dict[str, Any]:
     """Describe a run for `queue.yaml`."""
     if is_finished(planned, out):
-        seconds = read_result(out / planned.name)["seconds"]
+        folder = out / planned.name
+        seconds = read_run_seconds(folder, read_result(folder))
         return {"run": planned.name, "minutes": round(seconds / 60, 1), "done": True}
     return {"run": planned.name, "minutes": round(planned.minutes, 1)}

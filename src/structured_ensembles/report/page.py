@@ -232,7 +232,7 @@ def _table_of_runs(runs: Sequence[Finished]) -> Table:
         result = run.result
         date = str(result.get("date") or "")[:10] or None
         torch_version = result.get("versions", {}).get("torch")
-        known = (result.get("epochs"), result.get("seconds"), result.get("precision"), result.get("device"))
+        known = (result.get("epochs"), run.seconds, result.get("precision"), result.get("device"))
         rows.append([run.folder.name, run.config.get("seed"), *known, torch_version, date])
     return plain_table("", ("run", "seed", "epochs", "seconds", "precision", "device", "torch", "date"), rows)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from structured_ensembles.runs.settings import (
     read_defaults,
     takes_execution,
 )
+from structured_ensembles.runs.stopwatch import Stopwatch, run_stopwatch
 from structured_ensembles.storage.weight_encoding import Storage
 from structured_ensembles.training import Execution, Recipe
 from structured_ensembles.training.mesh import join_processes
@@ -164,22 +164,22 @@ def train_prepared(prepared: Prepared, folder: Path, *, quiet: bool = False) -> 
         done = gather(result)[0]
         if done is not None:
             return done, False
-        start = time.perf_counter()
         execution = {"execution": experiment.execution} if takes_execution(prepared.make) else {}
-        ensemble = prepared.make(
-            prepared.network,
-            prepared.data,
-            members=experiment.members,
-            recipe=prepared.recipe,
-            seed=experiment.seed,
-            device=prepared.device,
-            folder=folder,
-            quiet=quiet,
-            **execution,
-            **experiment.method_arguments,
-        )
+        with run_stopwatch(folder) if rank() == 0 else nullcontext(Stopwatch()) as watch:
+            ensemble = prepared.make(
+                prepared.network,
+                prepared.data,
+                members=experiment.members,
+                recipe=prepared.recipe,
+                seed=experiment.seed,
+                device=prepared.device,
+                folder=folder,
+                quiet=quiet,
+                **execution,
+                **experiment.method_arguments,
+            )
+            seconds = watch.seconds
         if rank() == 0:
-            seconds = time.perf_counter() - start
             precision = experiment.execution.precision_on(pick_device(prepared.device, prepared.network))
             done = close_run(folder, ensemble, prepared.data, seconds, experiment.storage, precision)
         return gather(done)[0], True

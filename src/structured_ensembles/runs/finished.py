@@ -13,7 +13,7 @@ from torch import Tensor
 from structured_ensembles.data.dataset import SplitName
 from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
-from structured_ensembles.runs.folder import read_config, read_result, read_samples
+from structured_ensembles.runs.folder import read_config, read_history, read_result, read_samples
 
 HIDDEN = ("epochs", "search_epochs", "cycle", "head", "optimizer", "rate", "batch_size")  # equal throughout a report
 
@@ -54,6 +54,11 @@ class Finished:
             return self.validation.get(rule, {}) if split == "validation" else {}
         return self.by_logits if rule == "logits" else self.figures
 
+    @cached_property
+    def seconds(self) -> float:
+        """Return the seconds of its training, see `read_run_seconds`."""
+        return read_run_seconds(self.folder, self.result)
+
     @property
     def precision(self) -> str:
         """Return the precision of its training."""
@@ -71,3 +76,12 @@ def read_run(folder: Path) -> Finished:
     mean, logits = (read_figures(evaluation_path(folder, rule)) for rule in RULES)
     validation = {rule: read_figures(evaluation_path(folder, rule, "validation")) for rule in RULES}
     return Finished(folder, config, result, {**result["figures"], **mean}, logits, validation)
+
+
+def read_run_seconds(folder: Path, result: Mapping[str, Any]) -> float:
+    """Return the seconds of a run's training, or those of its epochs if they took longer. result: that of the run.
+
+    They did where a run was resumed before there was `run_stopwatch`: its result has the seconds of its last start.
+    """
+    by_epoch = {row["epoch"]: float(row["seconds"] or 0) for row in read_history(folder, result)}
+    return max(float(result["seconds"]), sum(by_epoch.values()))

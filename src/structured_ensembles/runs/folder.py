@@ -28,6 +28,7 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
 from structured_ensembles.resuming.identity import CHECKPOINTS
 from structured_ensembles.resuming.identity import FILE as IDENTITY
+from structured_ensembles.runs.stopwatch import ELAPSED
 from structured_ensembles.selection import Subnet
 from structured_ensembles.storage.container import read_container, write_container
 from structured_ensembles.storage.files import check_regular, read_text, write_text
@@ -90,7 +91,7 @@ def open_run(
         try:
             yield finished_result
         except Exception:
-            if (files := _list_files(folder)) <= {CONFIG, IDENTITY}:
+            if (files := _list_files(folder)) <= {CONFIG, IDENTITY, ELAPSED}:
                 for name in sorted(files, reverse=True):  # the configuration last: it makes the folder a run folder
                     (folder / name).unlink()
             raise
@@ -262,7 +263,7 @@ def close_run(
 ) -> dict[str, Any]:
     """Write the results of a run and drop its checkpoints; `result.json` comes last and says that it is done.
 
-    precision: of training, see `Execution.precision_on`.
+    seconds: of all starts together, see `run_stopwatch`. precision: of training, see `Execution.precision_on`.
     The figures are those of the stored file; if it stores less than float32, the figures in float32 are kept too.
     """
     history = ensemble.history
@@ -290,8 +291,8 @@ def close_run(
         **describe_machine(),
     }
     write_json(folder / "result.json", result)
-    for checkpoint in folder.glob(CHECKPOINTS):
-        checkpoint.unlink()
+    for leftover in (*folder.glob(CHECKPOINTS), folder / ELAPSED):
+        leftover.unlink(missing_ok=True)
     return result
 
 

@@ -103,7 +103,7 @@ def wall_time_table(records: Records, steps: Mapping[tuple[str, Step], float]) -
 
 def _line(experiment: Run, run: Finished, steps: Mapping[tuple[str, Step], float]) -> tuple[str, ...]:
     """Format the line of a finished run."""
-    seconds, epochs, trained = run.result["seconds"], run.result.get("epochs"), count_network_epochs(run)
+    seconds, epochs, trained = run.seconds, run.result.get("epochs"), count_network_epochs(run)
     shown = [f"`{run.folder.name}`", f"{seconds:,.0f}", _or_dash(epochs), _or_dash(trained)]
     shown.append(run.result.get("engine") or "–")
     step = describe_step(experiment)

@@ -15,7 +15,7 @@ from structured_ensembles.report.web.svg import colour_class, dashes, element, m
 
 WIDTH, HEIGHT = 360.0, 250.0  # of a panel, which a phone shows at its full width
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 14.0, 10.0, 38.0  # margins for ticks and titles
-LETTER = 7.0  # width of a letter, the broader ones of common fonts
+LETTER = 8.5  # width of a letter, the broader ones of common fonts, such as those of "N=5"
 Point = tuple[float, float]
 MAX_MARKS = 60  # of a line that can be pointed at
 

@@ -1,0 +1,60 @@
+"""Seconds of a run count all its starts, also of processes that were killed."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from structured_ensembles.runs import stopwatch
+from structured_ensembles.runs.finished import read_run_seconds
+from structured_ensembles.runs.stopwatch import ELAPSED, run_stopwatch
+from structured_ensembles.storage.run_files import read_json
+from structured_ensembles.training.history import COLUMNS
+
+
+def test_seconds_go_on_from_an_interrupt(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with run_stopwatch(tmp_path):
+            time.sleep(0.2)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    saved = read_json(tmp_path / ELAPSED, "")["seconds"]
+    assert 0.2 <= saved < 5
+    with run_stopwatch(tmp_path) as watch:
+        assert saved <= watch.seconds < saved + 5
+
+
+def test_seconds_of_a_killed_process_are_counted(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, sys, time; from structured_ensembles.runs import stopwatch; stopwatch.INTERVAL = 0.05\n"
+        "with stopwatch.run_stopwatch(pathlib.Path(sys.argv[1])): time.sleep(0.5); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 9
+    with run_stopwatch(tmp_path) as watch:
+        assert 0.3 < watch.seconds < 30
+
+
+def test_folder_that_vanishes_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopwatch, "INTERVAL", 0.01)
+    with run_stopwatch(tmp_path / "gone") as watch:
+        time.sleep(0.1)
+    assert watch.seconds >= 0.1
+
+
+@pytest.mark.parametrize("content", ['{"seconds": -1}', '{"seconds": "1"}', "{}", "[1]", "1e400", ""])
+def test_damaged_file_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / ELAPSED).write_text(content)
+    with pytest.raises(ValueError, match=rf"{ELAPSED} is damaged: .*; delete it"), run_stopwatch(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(("recorded", "expected"), [(3.0, 7.5), (9.0, 9.0)])
+def test_results_of_runs_resumed_earlier_count_all_epochs(recorded: float, expected: float, tmp_path: Path) -> None:
+    """An epoch's seconds are those of all members together, and stand in the row of each."""
+    rows = [",".join(COLUMNS), *(f"{epoch},{member},0.1,1,1,0.5,2.5" for epoch in range(3) for member in range(2))]
+    (tmp_path / "history.csv").write_text("\n".join(rows) + "\n")
+    assert read_run_seconds(tmp_path, {"seconds": recorded}) == expected
