@@ -13,7 +13,7 @@ from tests.support.random_networks import (
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(networks(), st.booleans(), st.sampled_from(["finest", "all"]), st.sampled_from([0.3, 0.5, 0.8]))
 def test_extraction_is_exact_for_random_networks(network: nn.Module, coupled: bool, nested: str, prune: float) -> None:
     example = torch.randn(3, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
