@@ -37,7 +37,7 @@ def test_analysis_needs_every_subset_and_seed() -> None:
 
 def test_item_without_runs_says_so() -> None:
     text = write_neurons(Records([], {}))
-    assert text.count("not run") == 4
+    assert text.count("not run") == 3
     assert "\n" not in text
 
 

@@ -70,10 +70,8 @@ def write_neurons(records: Records) -> str:
     }
     parts = [f"{text}: {_compare(records, *pair)}" for text, pair in pairs.items()]
     ceiling = study("subsets", StudyOptions())
-    tests = [
-        write_subset_sentence(prune, analyse_subsets(read_values(records, ceiling, prune, "cls/accuracy")))
-        for prune in SHARES
-    ]
+    analyses = {prune: analyse_subsets(read_values(records, ceiling, prune, "cls/accuracy")) for prune in SHARES}
+    tests = [write_subset_sentence(*item) for item in analyses.items()] if any(analyses.values()) else [f"{NOT_RUN}."]
     tested = f"{SUBSETS} random subsets × {len(TRAINING_SEEDS)} seeds: {' '.join(tests)}"
     return f"**Which neurons a member keeps**, in accuracy on CIFAR-10. {'; '.join(parts)}. {tested}"
 
