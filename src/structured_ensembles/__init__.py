@@ -34,7 +34,7 @@ from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Subnet, select
 from structured_ensembles.storage.container import ArtifactError
 from structured_ensembles.train import train
-from structured_ensembles.training import EpochRow, Execution, History, ParameterRule, Recipe
+from structured_ensembles.training import EpochRow, Execution, History, ParameterRule, Recipe, Teacher
 from structured_ensembles.training.mesh import join_processes
 from structured_ensembles.training.recalibration import recalibrate_statistics
 from structured_ensembles.zoo.by_name import from_factory
@@ -65,6 +65,7 @@ __all__ = [
     "StructuredEnsembleClassifier",
     "StructuredEnsembleRegressor",
     "Subnet",
+    "Teacher",
     "Uncertainty",
     "check_model",
     "continual",

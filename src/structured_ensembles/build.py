@@ -36,12 +36,13 @@ from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Initial, Placement
 from structured_ensembles.search import learn_scales
 from structured_ensembles.selection import Scope, Selection, Subnet, select
-from structured_ensembles.train import train
+from structured_ensembles.train import lessons_of, train
 from structured_ensembles.training import Execution, Recipe
 from structured_ensembles.training.execution import execution_or_default
 from structured_ensembles.training.history import OnEpoch, check_on_epoch
 from structured_ensembles.training.recalibration import layers_with_statistics, recalibrate_statistics
 from structured_ensembles.training.recipe import check_recipe, recipe_for
+from structured_ensembles.training.teaching import Teacher
 
 SUBNETS = "subnets.json"
 MUCH_KEPT, HARDLY_SMALLER = 0.8, 0.9  # shares of channels and of parameters that members keep
@@ -76,6 +77,7 @@ def structured_ensemble(
     seed: int = 0,
     folder: str | Path | None = None,
     on_epoch: OnEpoch | None = None,
+    teacher: nn.Module | Teacher | None = None,
     quiet: bool = False,
 ) -> Ensemble:
     """Cut `members` sub-networks out of `model`, train them, and return the ensemble. The model is not changed.
@@ -94,6 +96,8 @@ def structured_ensemble(
     execution, on_epoch: how that is computed, and a function to call after every epoch of it; see `train`.
     temperature: of the combined prediction, 1.0 for none; by default it is fitted on the validation split, by which
     training has also chosen the best epoch: see `Ensemble.calibrate`.
+    teacher: a trained network or ensemble that members learn from, beside the labels; see `train`. A larger ensemble
+    makes small members better, see docs/how-to/teacher.md.
     folder: where to keep the choice of neurons and a checkpoint of every epoch, of the search too; a run that was
     stopped resumes from there. A folder of another run, with other weights, data or arguments, is refused: see
     `resuming.identity`.
@@ -119,6 +123,7 @@ def structured_ensemble(
     execution = execution_or_default(execution)
     check_on_epoch(on_epoch)
     check_rescale(rescale, reinit)
+    lessons = lessons_of(teacher, data, loss)
     data = examine(model, data, device)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     choose = partial(
@@ -157,6 +162,7 @@ def structured_ensemble(
         rescale=rescale,
         **(search if learned else {}),
         **({"trained": True} if trained else {}),
+        **({} if lessons is None else {"teacher": lessons.identity()}),
     )
     subnets = _read_subnets(run)
     if subnets is None:
@@ -183,6 +189,7 @@ def structured_ensemble(
         loss=loss,
         checkpoint=checkpoint,
         on_epoch=on_epoch,
+        teacher=teacher,
         quiet=quiet,
     )
     if temperature is not None:

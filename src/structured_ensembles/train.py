@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from structured_ensembles.common.checks import check_type
 from structured_ensembles.common.devices import Device
@@ -27,6 +28,7 @@ from structured_ensembles.training.fleet import prepare_training, train_fleet
 from structured_ensembles.training.history import History, OnEpoch, check_on_epoch
 from structured_ensembles.training.optimizers import check_rules
 from structured_ensembles.training.recipe import Recipe, recipe_for
+from structured_ensembles.training.teaching import Lessons, Teacher
 
 SAMPLES = 512  # of the validation split on which `warn_of_one_class` looks at predictions
 MAX_SURPRISE = 0.95  # cross-entropy relative to that of the class frequencies, below which a network has learned
@@ -46,6 +48,7 @@ def train(
     loss_name: str | None = None,
     checkpoint: str | Path | RunFile | None = None,
     on_epoch: OnEpoch | None = None,
+    teacher: nn.Module | Teacher | None = None,
     quiet: bool = False,
 ) -> History:
     """Train every member of `ensemble` in place; each ends with the weights of its best validation epoch.
@@ -73,6 +76,8 @@ def train(
     on_epoch: a function that is called with an `EpochRow` after every epoch, when its checkpoint is written, such as a
         logger's: see docs/how-to/loggers.md. An exception that it raises ends the training and is raised here. A run
         that resumes from a checkpoint calls it for the new epochs only. Of several processes, the first one calls it.
+    teacher: a trained network or ensemble, whose probabilities members learn beside the labels of a classification; a
+        `Teacher` says how much, and how softened. It is copied, and sees every batch as the member does.
     loss_name: tells this loss from others, where there is a checkpoint and the loss cannot be told by itself, such as a
         lambda.
     """
@@ -81,6 +86,7 @@ def train(
     check_on_epoch(on_epoch)
     recipe = recipe_for(data.task, recipe)
     check_rules(recipe, ensemble)
+    lessons = lessons_of(teacher, data, loss)
     run = prepare_training(
         ensemble.members,
         data,
@@ -94,6 +100,7 @@ def train(
         checkpoint=checkpoint,
         units=ensemble.units,
         gaussian=ensemble.gaussian,
+        lessons=lessons,
     )
     data = examine(ensemble.members[0], data, run.device)
     loss = ensemble.adopt(data, loss)
@@ -101,10 +108,27 @@ def train(
     ensemble.units = run.units(ensemble.members, data, loss, ensemble.units)
     if run.device.type == "cpu":
         warn_of_slowness()
-    ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, on_epoch, quiet)
+    ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, on_epoch, quiet, lessons)
     calibrate_trained(ensemble, data)
     warn_of_one_class(ensemble, data, recipe.epochs)
     return ensemble.history
+
+
+def lessons_of(teacher: nn.Module | Teacher | None, data: Data, loss: Loss | None) -> Lessons | None:
+    """Take the networks out of a teacher; raise an error if it cannot teach members by these data and this loss."""
+    if teacher is None:
+        return None
+    if not isinstance(teacher, Teacher):
+        check_type("teacher", teacher, nn.Module, "a trained network or Ensemble, or a Teacher")
+        teacher = Teacher(teacher)
+    network, how = teacher.network, (teacher.share, teacher.temperature)
+    if data.task != "classification" or (isinstance(network, Ensemble) and network.task != "classification"):
+        raise ValueError("teacher must be left out for a regression: classes are taught, by their probabilities")
+    if loss is not None:
+        raise ValueError("teacher must be left out with a loss of your own, which gets labels and no probabilities")
+    if not isinstance(network, Ensemble):
+        return Lessons([network], 1.0, "data", *how)
+    return Lessons(list(network.members), network.temperature, network.normalization, *how)
 
 
 def calibrate_trained(ensemble: Ensemble, data: Data) -> None:

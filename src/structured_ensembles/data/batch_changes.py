@@ -17,6 +17,7 @@ from structured_ensembles.common.inputs import is_several
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.drawing import Seed, draw
+from structured_ensembles.data.losses import label_probabilities
 from structured_ensembles.data.splits import Batch, IndexedSplit
 
 HOLE = 2  # the side of a hole is the image's over this: 16 for 32×32
@@ -137,6 +138,6 @@ def mix(inputs: Tensor, targets: Tensor, shares: Tensor, members: int, classes: 
     factors = shares.to(inputs.dtype).view(-1, *[1] * (inputs.dim() - 1))
     mixed = inputs.mul(factors).add_(inputs[partners].mul_(1 - factors))
     dtype = torch.promote_types(inputs.dtype, torch.float32)
-    probabilities = (targets[:, None] == torch.arange(classes, device=targets.device)).to(dtype)
+    probabilities = label_probabilities(targets, classes, dtype)
     weights = shares.to(dtype)[:, None]
     return mixed, probabilities * weights + probabilities[partners] * (1 - weights)

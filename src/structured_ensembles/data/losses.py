@@ -40,6 +40,11 @@ def smoothed_cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float = 
     return F.cross_entropy(outputs, targets, label_smoothing=smoothing)
 
 
+def label_probabilities(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Return labels (batch,) as probabilities (batch, classes), without the check that makes the host wait."""
+    return (labels[:, None] == torch.arange(classes, device=labels.device)).to(dtype)
+
+
 def choose_units(networks: Sequence[nn.Module], data: Data, loss: Loss | None) -> Units | None:
     """Choose the units in which networks learn the targets; None to learn them as they are, as with a user's loss."""
     is_default = loss is None or loss is gaussian_nll

@@ -32,11 +32,21 @@ class Normalization:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Normalise inputs (batch, channels or columns, …): floats, or pixels in [0,1]."""
+        mean, deviation = self._moments_like(inputs)
+        return (inputs - mean) / deviation
+
+    def undo(self, inputs: Tensor) -> Tensor:
+        """Return what inputs (batch, channels or columns, …) were before they were normalised."""
+        mean, deviation = self._moments_like(inputs)
+        return inputs * deviation + mean
+
+    def _moments_like(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and deviation in shapes that broadcast with inputs."""
         shape = (-1, *[1] * (inputs.dim() - 2))
         mean, deviation = (
             make_constant(values, inputs.device, inputs.dtype).view(shape) for values in (self.mean, self.deviation)
         )
-        return (inputs - mean) / deviation
+        return mean, deviation
 
     @classmethod
     def of(cls, images: Tensor) -> Normalization:

@@ -3,5 +3,6 @@
 from structured_ensembles.training.execution import Execution
 from structured_ensembles.training.history import EpochRow, History
 from structured_ensembles.training.recipe import ParameterRule, Recipe
+from structured_ensembles.training.teaching import Teacher
 
-__all__ = ["EpochRow", "Execution", "History", "ParameterRule", "Recipe"]
+__all__ = ["EpochRow", "Execution", "History", "ParameterRule", "Recipe", "Teacher"]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.inputs import is_several, move_inputs
+from structured_ensembles.common.inputs import Inputs, is_several, move_inputs
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.drawing import derive_seed
@@ -21,6 +21,7 @@ from structured_ensembles.training.execution import Execution
 from structured_ensembles.training.mesh import Mesh
 from structured_ensembles.training.optimizers import OptimizerState
 from structured_ensembles.training.recipe import Recipe
+from structured_ensembles.training.teaching import Teaching
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Plan:
     steps: int  # in an epoch
     dtype: torch.dtype = torch.float32  # of the networks, and so of their inputs
     mesh: Mesh = field(default_factory=Mesh)
+    teaching: Teaching | None = None
     fallbacks: list[str] = field(default_factory=list)  # the messages of `log_fallback`
 
     def log_fallback(self, message: str) -> None:
@@ -58,6 +60,13 @@ class Plan:
         if self.data.ids or is_several(self.shape):
             return move_inputs(self.data.example(dtype=self.dtype), self.device)
         return draw(2, *self.shape, dtype=self.dtype, device=self.device)
+
+    def teach(self, targets: Tensor, inputs: Inputs) -> Tensor:
+        """Return the targets of a training batch with the teacher's beside them; without a teacher, as they are."""
+        if self.teaching is None:
+            return targets
+        with self.autocast():
+            return self.teaching.add_to(targets, inputs).to(self.loss_dtype)
 
     def member_seed(self, purpose: str, member: Member, *numbers: int) -> int:
         """Derive the seed of a member's own random draws: its "order", "crops" or "dropout"."""

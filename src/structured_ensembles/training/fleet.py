@@ -52,6 +52,7 @@ from structured_ensembles.training.loop_engine import LoopEngine
 from structured_ensembles.training.mesh import Mesh, broadcast_tensors, mesh_for
 from structured_ensembles.training.recipe import Recipe
 from structured_ensembles.training.state_copies import copy_state, restore_state, update_copy
+from structured_ensembles.training.teaching import Lessons, Teaching
 
 GRAPH_DEVICES = {"cuda"}  # where the graph engine may run; tests name the CPU, where a captured step is the step itself
 
@@ -97,10 +98,11 @@ def prepare_training(
     checkpoint: str | Path | RunFile | None,
     units: Units | None,
     gaussian: bool,
+    lessons: Lessons | None = None,
 ) -> PreparedTraining:
     """Check the arguments of a training run before any network changes, and read its checkpoint if there is one.
 
-    units, gaussian: those of the ensemble before this run.
+    units, gaussian: those of the ensemble before this run. lessons: of a teacher.
     """
     seed = check_seed(seed)
     check_mixup(recipe.mixup, data, loss is not None)
@@ -115,6 +117,7 @@ def prepare_training(
         "numbers": numbers,
         "units": None if units is None else units.to_json(),
         "gaussian": gaussian,
+        **({} if lessons is None else {"teacher": lessons.identity()}),
     }
     path, identity = _identify(checkpoint, members, data, recipe, execution, loss, loss_name, settings)
     return PreparedTraining(
@@ -130,21 +133,25 @@ def train_fleet(
     units: Units | None,
     on_epoch: OnEpoch | None,
     quiet: bool,
+    lessons: Lessons | None = None,
 ) -> History:
     """Train all members at once, in place; each ends with the weights of its best validation epoch.
 
-    members: on the run's device. loss, units: of the training. on_epoch: called after every epoch.
+    members: on the run's device. loss, units: of the training. on_epoch: called after every epoch. lessons: of a
+    teacher, if there is one.
     """
     recipe = run.recipe
+    teaching = None if lessons is None else lessons.prepare(data, run.device)
     plan = _make_plan(
         data.to(run.device),
         recipe,
         run.execution,
-        _choose_loss(data, recipe, loss, units),
+        _choose_loss(data, recipe, loss, units) if teaching is None else teaching.loss(recipe.label_smoothing),
         run.seed,
         run.device,
         dtype_of(members),
         run.mesh,
+        teaching,
     )
     cuda = [plan.device] if plan.device.type == "cuda" else []
     with (
@@ -258,13 +265,14 @@ def _make_plan(
     device: torch.device,
     dtype: torch.dtype,
     mesh: Mesh,
+    teaching: Teaching | None,
 ) -> Plan:
     """Resolve the settings that depend on the data, and log if there will be no CUDA graph."""
     streamed = not isinstance(data.train, IndexedSplit)
     shape = data.shape
     augmentation = "none" if streamed else resolve_augmentation(recipe.augmentation, shape, data.task)
     steps = data.num_batches("train", recipe.batch_size)
-    plan = Plan(data, recipe, execution, loss, seed, device, augmentation, shape, steps, dtype, mesh)
+    plan = Plan(data, recipe, execution, loss, seed, device, augmentation, shape, steps, dtype, mesh, teaching)
     if device.type == "cuda" and mesh.data_size > 1:
         plan.log_fallback("training runs without a CUDA graph, slower: several processes share a member")
     return plan

@@ -68,6 +68,7 @@ class GraphEngine:
         self.compiled: list[tuple[list[Member], Compiled]] | None = None  # None: not yet
         self.steps: dict[tuple[str, int], Step] = {}
         self._loss_modules = [plan.loss] if isinstance(plan.loss, nn.Module) else []
+        self._teachers: list[nn.Module] = [] if plan.teaching is None else [plan.teaching.networks]
         if plan.device.type == "cuda" and find_spec("triton") is None:
             plan.log_fallback("PyTorch's own kernels are used, slower: Triton is not installed")
 
@@ -181,7 +182,7 @@ class GraphEngine:
                     list(steps.values()),
                     device,
                     self._state,
-                    modules=[member.network for member in active] + self._loss_modules,
+                    modules=[member.network for member in active] + self._loss_modules + self._teachers,
                     generators=lambda: [drawn for runner in self.runners for drawn in runner.generators()],
                 )
                 return dict(zip(steps, captured, strict=True))

@@ -52,9 +52,10 @@ class LoopEngine:
                 set_rate(optimizer, rate)
                 optimizer.zero_grad(set_to_none=True)
                 if share:
+                    targets = self._cast_targets(plan.teach(targets, inputs))
                     with plan.autocast():
                         outputs = member_outputs(member.network, inputs)
-                    cost = share * mean_loss(plan.loss, outputs.to(plan.loss_dtype), self._cast_targets(targets))
+                    cost = share * mean_loss(plan.loss, outputs.to(plan.loss_dtype), targets)
                     cost.backward()
                     losses[index] += cost.detach()
                 if plan.mesh.data_size > 1:

@@ -155,6 +155,7 @@ class ProgramRunner:
 
     def train_step(self, size: int, shared: Batch | None, streams: Streams) -> None:
         inputs, targets = self._batch(size, shared)
+        targets = self.plan.teach(targets, inputs)
         generators = self._generators
         side = streams[0] if streams else None
         run = Run(self.program, self.stack.weights, self.stack.learned, generators, side)
@@ -249,6 +250,7 @@ class ModuleRunner:
 
     def train_step(self, size: int, shared: Batch | None, streams: Streams, compiled: bool = False) -> None:
         inputs, targets = self._batch(size) if shared is None else (clone_inputs(shared[0]), shared[1])
+        targets = self.plan.teach(targets, inputs)
         network = self.member.network.train()
         with draw_from(self._generator), self.plan.autocast(), torch.enable_grad():
             positional, named = call_arguments(inputs)
