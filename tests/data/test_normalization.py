@@ -180,7 +180,7 @@ def test_structured_ensemble_uses_the_detected_normalization(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "method", ["single", "deep", "snapshot", "batch-ensemble", "mc-dropout", "magnitude", "prune-and-tune"]
+    "method", ["single", "deep", "snapshot", "batch-ensemble", "mc-dropout", "magnitude", "prune-and-tune", "taught"]
 )
 def test_every_method_that_inherits_weights_detects_the_normalization(method: str) -> None:
     recipe = se.Recipe(epochs=2 if method == "snapshot" else 0)

@@ -171,13 +171,14 @@ def test_every_method_has_one_identity(method: str, tmp_path: Path) -> None:
         "narrow": {"prune": 0.3},
         "prune-and-tune": {"peak_rate": 0.01},
         "magnitude": {"prune": 0.3, "scope": "network"},
+        "taught": {"share": 0.5},
         "random": {"reinit": True},
     }
     others: list[tuple[dict[str, Any], str]] = [
         ({"model": net(1)}, "weights"),
         ({"seed": 1}, "seed"),
         ({"samples": changed(-1)}, "training data"),
-        ({"loss": scaled_loss}, "loss"),
+        *([] if method == "taught" else [({"loss": scaled_loss}, "loss")]),  # a teacher needs that of the task
         (method_changes[method], next(iter(method_changes[method])))
         if method in method_changes
         else ({"model": net(slope=0.1)}, "architecture"),

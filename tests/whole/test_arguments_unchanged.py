@@ -121,7 +121,9 @@ class Registered(nn.Module):
         return self.known["self"].last(x)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("method", ["single", "deep", "snapshot", "mc-dropout", "batch-ensemble", "prune-and-tune"])
+@pytest.mark.parametrize(
+    "method", ["single", "deep", "snapshot", "mc-dropout", "batch-ensemble", "prune-and-tune", "taught"]
+)
 def test_model_that_reaches_its_original_through_a_registry_is_refused(method: str) -> None:
     with pytest.raises(ValueError, match=r"a copy of it computes with the parameters of another network"):
         METHODS[method](Registered(), se.Data.from_arrays(X, Y), members=2, recipe=RECIPE, quiet=True)

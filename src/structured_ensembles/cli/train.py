@@ -53,9 +53,10 @@ def train(
             package.module:function that returns a Data
         model: a name (sens models), or package.module:function that returns a network
         method: single, deep, structured, random, magnitude, narrow, snapshot, batch-ensemble, mc-dropout,
-            prune-and-tune, or package.module:function
+            prune-and-tune, taught, or package.module:function
         members: how many networks
-        prune: the share of neurons each member loses (structured, random, magnitude, narrow, prune-and-tune)
+        prune: the share of neurons each member loses (structured, random, magnitude, narrow, prune-and-tune,
+            taught)
         memory: instead of prune, the parameters that all members may have, in networks (the same methods)
         scope: rank the neurons of each layer, or of the whole network (structured, random, magnitude)
         selection: how neurons are chosen (structured)

@@ -17,6 +17,7 @@ from structured_ensembles.methods.narrow import narrow_ensemble
 from structured_ensembles.methods.prune_and_tune import prune_and_tune
 from structured_ensembles.methods.single import single_network
 from structured_ensembles.methods.snapshot import snapshot_ensemble
+from structured_ensembles.methods.taught import taught_ensemble
 
 METHODS: dict[str, Callable[..., Ensemble]] = {
     "single": single_network,
@@ -29,6 +30,7 @@ METHODS: dict[str, Callable[..., Ensemble]] = {
     "batch-ensemble": batch_ensemble,
     "mc-dropout": mc_dropout,
     "prune-and-tune": prune_and_tune,
+    "taught": taught_ensemble,
 }
 
 __all__ = [
@@ -43,4 +45,5 @@ __all__ = [
     "single_network",
     "snapshot_ensemble",
     "structured_ensemble",
+    "taught_ensemble",
 ]

@@ -44,10 +44,7 @@ def deep_ensemble(
     run = open_folder(
         folder, "deep", model, data, recipe=recipe, execution=execution, loss=loss, loss_name=loss_name, **settings
     )
-    networks = [clone_model(model) for _ in range(members)]
-    for number, network in enumerate(networks[1:], start=1):
-        draw_weights(network, derive_seed(seed, "weights", number))
-    ensemble = Ensemble(networks)
+    ensemble = Ensemble(copy_independent(model, members, seed))
     checkpoint = run.file("checkpoint.safetensors")
     train(
         ensemble,
@@ -62,3 +59,11 @@ def deep_ensemble(
         quiet=quiet,
     )
     return ensemble
+
+
+def copy_independent(model: nn.Module, count: int, seed: int) -> list[nn.Module]:
+    """Copy a model `count` times: the first copy has its weights, those of the others are drawn from the seed."""
+    networks = [clone_model(model) for _ in range(count)]
+    for number, network in enumerate(networks[1:], start=1):
+        draw_weights(network, derive_seed(seed, "weights", number))
+    return networks

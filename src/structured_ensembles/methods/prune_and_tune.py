@@ -3,7 +3,6 @@
 There, children lose single weights and keep zeros in their places; here they lose whole neurons, and are smaller.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -21,11 +20,12 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.comparison import compare_with_base
 from structured_ensembles.examination.examine import examine
 from structured_ensembles.extraction import extract
+from structured_ensembles.methods.phases import join_histories, renumber_epochs
 from structured_ensembles.networks.copying import clone_model, dtype_of
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.selection import select
 from structured_ensembles.train import train
-from structured_ensembles.training import EpochRow, Execution, History, Recipe
+from structured_ensembles.training import Execution, Recipe
 from structured_ensembles.training.execution import execution_or_default
 from structured_ensembles.training.history import OnEpoch, check_on_epoch
 from structured_ensembles.training.recipe import recipe_for
@@ -113,7 +113,7 @@ def prune_and_tune(
         numbers=[members],  # other batches and crops than any child
         loss=loss,
         checkpoint=run.file("checkpoint-base.safetensors"),
-        on_epoch=None if on_epoch is None else _renumber(on_epoch, 0, {0: members}),
+        on_epoch=renumber_epochs(on_epoch, 0, {0: members}),
         quiet=quiet,
     )
     assert base.history is not None
@@ -123,7 +123,6 @@ def prune_and_tune(
     one_cycle = replace(
         recipe, epochs=tune_epochs, rate=peak_rate, schedule="cosine", warmup=RISING * tune_epochs, milestones=()
     )
-    numbers = {number: number for number in range(members)}
     children_history = train(
         ensemble,
         data,
@@ -133,31 +132,11 @@ def prune_and_tune(
         execution=execution,
         loss=loss,
         checkpoint=run.file("checkpoint.safetensors"),
-        on_epoch=None if on_epoch is None else _renumber(on_epoch, base.history.epochs, numbers),
+        on_epoch=renumber_epochs(on_epoch, base.history.epochs, {number: number for number in range(members)}),
         quiet=quiet,
     )
-    ensemble.history = _join_histories(base.history, children_history, members)
+    ensemble.history = join_histories(base.history, children_history, {0: members})
     if not quiet:
         seconds = (base.history.seconds, ensemble.history.seconds)
         say(compare_with_base(ensemble, parent, data, base_seconds=seconds[0], seconds=seconds[1], loss=loss))
     return ensemble
-
-
-def _renumber(on_epoch: OnEpoch, first: int, members: Mapping[int, int]) -> OnEpoch:
-    """Wrap `on_epoch` so that it gets rows as `_join_histories` numbers them: epochs from `first`, new `members`."""
-
-    def call(row: EpochRow) -> None:
-        on_epoch(row.renumbered(first + row.epoch, members))
-
-    return call
-
-
-def _join_histories(base: History, children: History, members: int) -> History:
-    """Return the history of all epochs: the base's, as those of member number `members`, then the children's."""
-    rows = [{**row, "member": members} for row in base.rows]
-    rows += [{**row, "epoch": base.epochs + int(row["epoch"] or 0)} for row in children.rows]
-    joined = History(rows, children.stopped | ({members: base.stopped[0]} if base.stopped else {}))
-    for history in (base, children):
-        for engine in history.engines:
-            joined.add_engine(engine, history.fallbacks)
-    return joined

@@ -29,6 +29,7 @@ STYLE: dict[str, Style] = {
     "random": ("#882255", "<"),
     "magnitude": ("#332288", ">"),
     "prune-and-tune": ("#964BFF", "8"),
+    "taught": ("#8C6D1F", "d"),
 }
 OTHER_MARKERS = "ph*dH12"  # for other names; none of them is above
 LINES = ("-", "--", "-.", ":")

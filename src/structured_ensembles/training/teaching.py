@@ -86,9 +86,9 @@ class Lessons:
     def prepare(self, data: Data, device: torch.device) -> Teaching:
         """Copy the networks to the device, frozen, and try them on samples of the data."""
         assert data.num_classes is not None, "teachers are for classification"
-        own = data.normalization
-        expected = own if self.normalization == "data" else self.normalization
-        if own != expected and Normalizations in (type(own), type(expected)):
+        applied = data.normalization
+        expected = applied if self.normalization == "data" else self.normalization
+        if applied != expected and Normalizations in (type(applied), type(expected)):
             raise ValueError(
                 "teacher was trained with another normalisation of its several inputs: give data the same, by "
                 "normalization="
@@ -96,7 +96,7 @@ class Lessons:
         copies = nn.ModuleList(map(clone_model, self.networks)).eval().requires_grad_(False).to(device)
         if device.type == "cuda":  # the layout of the batches there
             copies.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        teaching = Teaching(copies, self, own, expected, data.num_classes)
+        teaching = Teaching(copies, self, applied, expected, data.num_classes)
         _try_on(teaching, data, device)
         return teaching
 
