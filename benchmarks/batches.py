@@ -11,15 +11,13 @@ skipped, and none is started that would not end within `--minutes`.
 """
 
 import json
-import math
-import statistics
 import time
 
 import torch
 from torch import nn
 
 import structured_ensembles as se
-from recording import arguments_of, record
+from recording import arguments_of, mean_and_error, record
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.drawing import derive_seed
 
@@ -126,15 +124,6 @@ def summarise(rows: list[dict]) -> list[tuple[str, ...]]:
         ]  # fmt: skip
         table.append((arm, "difference", str(len(seeds)), *map(mean_and_error, gaps)))
     return table
-
-
-def mean_and_error(values: list[float | None]) -> str:
-    """Format mean ± standard error of the known values."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    error = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else math.nan
-    return f"{statistics.mean(known):.4f} ± {error:.4f}"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import argparse
 import gc
 import json
+import math
 import os
 import statistics
 import time
@@ -78,3 +79,12 @@ def wait(device: str) -> None:
     """Wait until the device has finished."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
+
+
+def mean_and_error(values: list[float | None]) -> str:
+    """Format mean ± standard error of the known values."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    error = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else math.nan
+    return f"{statistics.mean(known):.4f} ± {error:.4f}"

@@ -31,6 +31,33 @@ def test_graph_and_loop_losses_agree_over_100_steps(optimizer: str, rate: float)
     assert losses["graph"] == pytest.approx(losses["loop"], rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.usefixtures("without_tf32")
+def test_graph_and_loop_losses_agree_with_a_teacher() -> None:
+    """The teacher predicts within the captured step, on the crops that members see."""
+    data = se.load_data("digits")
+    recipe = se.Recipe(epochs=5, rate=0.01, augmentation="crop", batch_size=128)
+    teacher = se.Ensemble(small_networks(2), normalization=se.Normalization((0.2,), (0.5,)))
+    losses = {}
+    for engine in ("graph", "loop"):
+        ensemble = se.Ensemble(small_networks())
+        execution = se.Execution(engine=engine, precision="float32")
+        history = se.train(ensemble, data, recipe, execution=execution, teacher=teacher, quiet=True)
+        assert history.engine == engine
+        losses[engine] = [row["loss"] for row in history.rows]
+    assert losses["graph"] == pytest.approx(losses["loop"], rel=1e-4, abs=1e-4)
+
+
+def test_members_learn_from_a_teacher_in_bfloat16() -> None:
+    data = se.load_data("digits")
+    teacher = se.Ensemble([se.zoo.resnet20(in_channels=1)])
+    se.train(teacher, data, se.Recipe(epochs=6), quiet=True)
+    ensemble = se.Ensemble([se.zoo.resnet20(in_channels=1) for _ in range(2)])
+    history = se.train(ensemble, data, se.Recipe(epochs=6), teacher=se.Teacher(teacher, share=1.0), quiet=True)
+    assert history.engine == "graph"
+    assert history.fallbacks == []
+    assert se.evaluate(ensemble, data)["cls/accuracy"] > 0.9
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_member_of_a_graph_equals_the_network_trained_alone(dropout: float) -> None:
     data = se.load_data("digits")
