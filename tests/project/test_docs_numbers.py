@@ -55,6 +55,14 @@ def test_promised_speeds_are_recorded_or_said_to_be_unmeasured(monkeypatch: pyte
         assert f"{text} {eager['ms']:.1f} ms" in SPEED
 
 
+def test_memory_of_training_is_recorded_with_its_verdict() -> None:
+    rows = [row for row in recorded("speed-h200") if row.get("MiB_before")]
+    assert len(rows) == 5
+    for row in rows:
+        verdict = "no more than before" if row["MiB"] <= row["MiB_before"] else "more than before"
+        assert f"| {row['name']} | {int(row['MiB_before']):,} | {int(row['MiB']):,} | {verdict} |" in SPEED
+
+
 def test_continual_table_is_recorded() -> None:
     printed = (ROOT / "src/structured_ensembles/paper/published/continual-accuracy.toml").read_text(encoding="utf-8")
     published = tomllib.loads(printed)["rows"]
