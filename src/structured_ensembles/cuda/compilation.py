@@ -7,7 +7,7 @@ here, not in somebody's figures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -256,27 +256,30 @@ class _WithoutDropout(TorchFunctionMode):
 
 
 def check_program(program: Program, networks: Sequence[nn.Module], shapes: Shapes, example: Inputs) -> None:
-    """Raise `ProgramError` unless a program computes what the networks do: tried in double precision."""
+    """Raise `ProgramError` unless a program computes what the networks do: tried in double precision.
+
+    One copy of a network exists at a time: a GPU that has memory for training large ones has it for this, too.
+    """
     try:
-        trials = [clone_model(network).double().train() for network in networks]
-        device = next(trials[0].parameters()).device
+        device = next(networks[0].parameters()).device
         inputs = map_inputs(lambda x: x.to(device, torch.float64 if x.is_floating_point() else x.dtype), example)
-        stack = Stack(program, trials, shapes)
+        stack = Stack(program, networks, shapes, double=True)
         run = Run(program, stack.weights, stack.learned, generators=None)
-        outputs = run.forward([torch.cat([x] * len(trials)) for x in tensors_in(inputs)])
+        outputs = run.forward([torch.cat([x] * len(networks)) for x in tensors_in(inputs)])
         gradients = run.backward(2 * outputs)
-        before = host_state(trials)
+        statistics = {name: tensor for name, tensor in stack.weights.items() if name not in stack.learned}
+        del stack, run
         rates = [node.args[2] for node in program.nodes if node.target is member_dropout]
-        expected = []
-        for trial in trials:
+        for number, (network, output) in enumerate(zip(networks, outputs.chunk(len(networks)), strict=True)):
+            trial = clone_model(network).double().train()
+            before = host_state([trial])
             with torch.enable_grad(), _WithoutDropout() as without:
-                expected.append(call(trial, inputs))
+                expected = call(trial, inputs)
             if without.rates != rates:  # outputs do not tell: they are compared without dropout
                 raise ProgramError(f"a network drops out at rates {without.rates}, the program at {rates}")
-        if host_state(trials) != before:
-            raise ProgramError("the network draws random numbers, or keeps count, on the host")
-        for number, (trial, output) in enumerate(zip(trials, expected, strict=True)):
-            _check_member(trial, output, outputs.chunk(len(trials))[number], gradients, stack, program, number)
+            if host_state([trial]) != before:
+                raise ProgramError("the network draws random numbers, or keeps count, on the host")
+            _check_member(trial, expected, output, gradients, statistics, program, number)
     except ProgramError:
         raise
     except torch.OutOfMemoryError:
@@ -289,15 +292,15 @@ def _check_member(
     trial: nn.Module,
     expected: Tensor,
     output: Tensor,
-    gradients: dict[str, Tensor],
-    stack: Stack,
+    gradients: Mapping[str, Tensor],
+    statistics: Mapping[str, Tensor],
     program: Program,
     number: int,
 ) -> None:
     """Compare a member's output, gradients and statistics in the program with those of its network.
 
-    expected, output: (samples, …), of the network and of the program. gradients: stacked, by placeholder. number: of
-    the member in the stack.
+    expected, output: (samples, …), of the network and of the program. gradients, statistics: stacked, by placeholder.
+    number: of the member in the stack.
     """
     parameters = {name: p for name, p in trial.named_parameters(remove_duplicate=False) if p.requires_grad}
     buffers = dict(trial.named_buffers(remove_duplicate=False))
@@ -315,7 +318,7 @@ def _check_member(
         pairs.append((name, gradient, program_gradients.get(id(parameter), torch.zeros_like(parameter))))
     for placeholder, name in program.names.items():
         if name in buffers and name not in program.counters:
-            pairs.append((name, buffers[name], unpadded(stack.weights[placeholder][number], buffers[name].shape)))
+            pairs.append((name, buffers[name], unpadded(statistics[placeholder][number], buffers[name].shape)))
     for name, of_network, of_program in pairs:
         scale = of_network.detach().abs().max().item() if of_network.numel() else 0.0
         tolerance = 1e-9 + 1e-7 * scale

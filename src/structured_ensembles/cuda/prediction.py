@@ -104,14 +104,17 @@ def _is_narrow(network: nn.Module) -> bool:
 def check_prediction(program: Program, networks: Sequence[nn.Module], shapes: Shapes, inputs: Inputs) -> None:
     """Raise `ProgramError` unless a program predicts what the networks do: tried in double precision."""
     try:
-        trials = [clone_model(network).double().eval() for network in networks]
         exact = map_inputs(lambda x: x.double() if x.is_floating_point() else x, inputs)
-        stack = Stack(program, trials, shapes)
-        outputs = Run(program, stack.weights, set(), generators=None).forward(tensors_in(exact))
-        before = host_state(trials)
-        expected: list[Any] = [call(trial, clone_inputs(exact)) for trial in trials]
-        if host_state(trials) != before:
-            raise ProgramError("the network draws random numbers, or keeps count, on the host")
+        weights = Stack(program, networks, shapes, double=True).weights
+        outputs = Run(program, weights, set(), generators=None).forward(tensors_in(exact))
+        del weights  # one copy of a network exists at a time, beside nothing else
+        expected: list[Any] = []
+        for network in networks:
+            trial = clone_model(network).double().eval()
+            before = host_state([trial])
+            expected.append(call(trial, clone_inputs(exact)))
+            if host_state([trial]) != before:
+                raise ProgramError("the network draws random numbers, or keeps count, on the host")
         together = torch.cat(expected)
     except (ProgramError, torch.OutOfMemoryError):
         raise

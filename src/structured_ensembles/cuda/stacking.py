@@ -24,7 +24,7 @@ class Stack:
     """Copies of the members' parameters and buffers, by placeholder of the program.
 
     shapes: by qualified name, where they differ from those of the members: larger. bfloat16: the placeholders of
-    weights that are cast.
+    weights that are cast. double: all in double precision, which programs are checked in.
     """
 
     def __init__(
@@ -33,6 +33,8 @@ class Stack:
         networks: Sequence[nn.Module],
         shapes: Mapping[str, tuple[int, ...]],
         bfloat16: Collection[str] = (),
+        *,
+        double: bool = False,
     ) -> None:
         self.weights: dict[str, Tensor] = {}
         self.learned: set[str] = set()
@@ -48,6 +50,7 @@ class Stack:
             tensors = [table[name] for table in (tables if is_parameter else buffers)]
             shape = shapes.get(name, tuple(tensors[0].shape))
             dtype = torch.bfloat16 if placeholder in bfloat16 else tensors[0].dtype
+            dtype = torch.float64 if double and dtype.is_floating_point else dtype
             stacked = _zeros(len(networks), shape, dtype, tensors[0].device)
             views = [unpadded(padded, tensor.shape) for padded, tensor in zip(stacked, tensors, strict=True)]
             for view, tensor in zip(views, tensors, strict=True):
