@@ -167,7 +167,9 @@ def test_code_in_the_current_folder_is_not_imported_for_a_config_file(
     assert main(["train", "--out", "run", "--epochs", "1", "--config", path]) == 2
     assert "asks to import mine_hidden:net as model: say --trust-code" in capsys.readouterr().err
     assert main(["train", "--out", "run", "--epochs", "1", "--config", path, "--trust-code"]) == 2
-    assert "cannot be imported: No module named 'mine_hidden'" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "cannot be imported: No module named 'mine_hidden'; it is in the current folder" in shown
+    assert "found with PYTHONPATH=. only" in shown
     assert not Path("imported").exists()
 
 

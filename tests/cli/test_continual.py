@@ -45,6 +45,11 @@ def test_continual_writes_a_complete_run_folder(tmp_path: Path, capsys: pytest.C
             assert picture.size[0] > 300
     assert main(command) == 0
     assert "done already" in capsys.readouterr().out
+    for other in (["evaluate", str(folder)], ["export", str(folder), "--onnx", str(tmp_path / "a.onnx")]):
+        assert main(other) == 2
+        assert "run of sens train: it has no ensemble.safetensors, as it is a run of sens continual" in (
+            capsys.readouterr().err
+        )
 
 
 def test_continual_accepts_user_models_and_reports_invalid_options(
@@ -62,6 +67,8 @@ def test_continual_accepts_user_models_and_reports_invalid_options(
     assert yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())["tasks"] == 2
     for arguments, message in (
         (user_options, "tasks must be given for 'tests.cli.test_continual:my_data'"),
+        (["--dataset", "imagenet"], "dataset must be one of 'digits', 'mnist'"),
+        (["--limit", "3"], "has no samples to learn from"),
         (["--tasks", "3"], "tasks must divide the 10 classes"),
         (["--model", "vgg16"], "model must be one of half_vgg11, lenet5"),
         (["--method", "naive", "--prune", "0.5"], "'naive' has no argument 'prune'"),

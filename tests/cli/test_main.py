@@ -15,6 +15,7 @@ from PIL import Image
 from torch import nn
 
 import structured_ensembles as se
+from structured_ensembles.cli.export import _spread_samples
 from structured_ensembles.cli.main import main
 from structured_ensembles.cli.predict import read_picture
 from structured_ensembles.data.digits import read_digits
@@ -162,6 +163,10 @@ def test_evaluations_of_one_run_merge_into_one_record(run: Path, capsys: pytest.
     assert "not 'rain'" in capsys.readouterr().err
     assert main(["evaluate", str(run), "--official", "mnist-c"]) == 2
     assert "'cifar10-c'" in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--official", "cifar10-c"]) == 2  # nothing is downloaded
+    assert "images of shape (3, 32, 32), but the data of (1, 8, 8)" in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--severities", "2"]) == 2
+    assert "--severities are those of --corruptions or --official" in capsys.readouterr().err
     path.write_text("{")
     assert main(["evaluate", str(run)]) == 2
     assert "is damaged" in capsys.readouterr().err
@@ -364,6 +369,7 @@ def test_config_file_accepts_any_option(tmp_path: Path) -> None:
     [
         (["--dataset", "imagenet"], "dataset must be one of"),
         (["--model", "resnet1000"], "model must be one of"),
+        (["--model", "lenet5-backbone"], "'lenet5-backbone' is for `sens continual`, use 'lenet5' here"),
         (["--model", "no.such:thing"], "cannot be imported"),
         (["--prune", "1.5"], "prune must be"),
         (["--members", "0"], "members must be"),
@@ -396,6 +402,13 @@ def test_models_and_datasets_list_what_there_is(capsys: pytest.CaptureFixture[st
     assert "package.module:function" in shown
     assert main(["datasets"]) == 0
     assert "tiny-imagenet" in capsys.readouterr().out
+
+
+def test_demo_refuses_invalid_options_before_any_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--epochs", "-1"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "epochs must be a whole number" in captured.err
 
 
 def test_demo_writes_a_report_with_the_figures_of_its_ensembles(
@@ -445,6 +458,14 @@ def test_export_writes_files_that_predict_like_the_run(
     torch.testing.assert_close(run_onnx(files[0], floats)["probabilities"], expected, atol=1e-4, rtol=1e-4)
     assert main(["export", str(run)]) == 2
     assert "give --onnx FILE, --pt2 FILE, --folder FOLDER, or several of them" in capsys.readouterr().err
+
+
+def test_int8_is_calibrated_and_tested_on_samples_of_all_classes() -> None:
+    labels = torch.arange(4).repeat_interleave(50)
+    pixels = labels[:, None, None, None].expand(200, 1, 8, 8).to(torch.uint8)
+    inputs, targets = _spread_samples(se.Data.from_arrays(pixels, labels, validation=0).train, 20)
+    assert targets.bincount().tolist() == [5, 5, 5, 5]
+    assert torch.equal(inputs[:, 0, 0, 0] * 255, targets.float())
 
 
 def test_export_writes_a_folder_with_the_figures_of_the_run(run: Path, tmp_path: Path) -> None:

@@ -218,6 +218,21 @@ def test_failing_first_task_leaves_an_empty_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_sequence_checks_its_arguments_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StructuredLearner, "learn", lambda *_: pytest.fail("work has started"))
+    learner = StructuredLearner(make_backbone(), **SHORT)
+    train = TASKS[1].data.train
+    assert isinstance(train, TensorSplit)
+    empty = replace(TASKS[1], data=replace(TASKS[1].data, train=replace(train, index=train.index[:0])))
+    with pytest.raises(ValueError, match=r"task 1 \(.*\) has no samples to learn from"):
+        run_sequence(learner, [TASKS[0], empty])
+    for tasks in ([], TASKS[0], [TASKS[0].data]):
+        with pytest.raises(ValueError, match="tasks must hold at least one task"):
+            run_sequence(learner, tasks)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="learner must be a Learner, not a Sequential"):
+        run_sequence(nn.Sequential(), TASKS)  # type: ignore[arg-type]
+
+
 def with_other_inputs(task: Task) -> Task:
     split = task.data.train
     assert isinstance(split, TensorSplit)

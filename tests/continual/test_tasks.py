@@ -116,8 +116,9 @@ def test_invalid_splits_are_errors() -> None:
     data = se.load_data("digits")
     with pytest.raises(ValueError, match=r"divide the 10 classes: one of \[1, 2, 5, 10\], not 3"):
         split_tasks(data, 3)
-    with pytest.raises(ValueError, match="not 0"):
-        split_tasks(data, 0)
+    for tasks in (0, True):
+        with pytest.raises(ValueError, match=f"not {tasks}"):
+            split_tasks(data, tasks)
     with pytest.raises(ValueError, match="regression has no classes"):
         split_tasks(se.Data.from_arrays(torch.rand(8, 3), torch.rand(8)), 2)
     with pytest.raises(ValueError, match="tasks must be given for 'svhn'"):
@@ -143,6 +144,7 @@ def test_invalid_task_is_refused_and_leaves_the_learner_unchanged(method: str) -
         ),
         r"task 1 has inputs of shape \(1, 9, 9\), but the learner has learned on \(1, 7, 7\)": larger,
         r"must be a classification": Task(1, (0,), se.Data.from_arrays(torch.rand(8, 1, 7, 7), torch.rand(8))),
+        r"as many classes as its data, 2, not \(2, 3, 4\)": dataclasses.replace(TASKS[1], classes=(2, 3, 4)),
         r"at least 0, not -1": dataclasses.replace(TASKS[1], number=-1),
         r"loss became|saliency is not finite": dataclasses.replace(TASKS[1], data=broken),
     }
@@ -169,10 +171,14 @@ def test_invalid_learner_arguments_are_errors() -> None:
         ({"extraction": "firm"}, "extraction must be one of 'hard', 'soft'"),
         ({"head": "deep"}, "head must be one of 'linear', 'paper'"),
         ({"optimizer": "lbfgs"}, "optimizer must be one of"),
+        ({"selection": "mirrored"}, "selection must be one of 'learned', 'random', 'magnitude', not 'mirrored'"),
         ({"search_epochs": -1}, "search_epochs must be a whole number"),
     ):
         with pytest.raises(ValueError, match=message):
             StructuredLearner(backbone, **arguments)
+    for keep in (0, 1.5, "half"):
+        with pytest.raises(ValueError, match="keep must be"):
+            LEARNERS["supsup"](backbone, keep=keep)
     with pytest.raises(ValueError, match=r"pooled features \(batch, features\), but gives \(2, 8, 7, 7\)"):
         StructuredLearner(backbone.conv1, **SHORT).learn(TASKS[0])
     with pytest.raises(ValueError, match=r"backbone cannot take inputs of shape \(1, 7, 7\)"):

@@ -212,6 +212,9 @@ def test_evaluate_uses_official_corrupted_images(tmp_path: Path, monkeypatch: py
         ValueError, match=r"corruptions have images of shape \(3, 32, 32\), but the data of \(1, 8, 8\)"
     ):
         se.evaluate(ensemble, digits, corruptions=official)
+    pairs = se.Data.from_arrays(images, torch.arange(20) % 2, test=(images, torch.arange(20) % 2))
+    with pytest.raises(ValueError, match="corruptions have images of 10 classes, but the data of 2"):
+        se.evaluate(ensemble, pairs, corruptions=official)
 
 
 def official_digits(root: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str] = STANDARD) -> None:

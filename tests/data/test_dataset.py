@@ -1,5 +1,7 @@
 """Data: splits, batches, normalisation, and its constructors for arrays, datasets and loaders."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +48,12 @@ def test_batches_cover_the_split_in_an_order_drawn_from_the_seed() -> None:
     assert data.num_batches("train", 4) == 7
     with pytest.raises(ValueError, match="no test split"):
         next(data.batches("test", 4))
+
+
+def test_example_of_no_samples_is_an_error() -> None:
+    data = se.Data.from_arrays(torch.rand(4, 2), torch.arange(4) % 2, validation=0)
+    with pytest.raises(ValueError, match="no samples to take a batch of"):
+        dataclasses.replace(data, train=dataclasses.replace(data.train, index=data.train.index[:0])).example()
 
 
 def test_digits_equal_scikit_learns() -> None:

@@ -171,9 +171,13 @@ def test_default_network_grows_with_the_data() -> None:
 def test_wrong_arguments_are_named(moons: Any) -> None:
     X, _, y, _ = moons
     for settings, problem in (
+        ({"model": "mlp"}, r"model must be a torch\.nn\.Module, not a str: give a network, or a function"),
+        ({"model": nn.Linear(7, 2)}, r"model cannot take samples of 2 features: .*shapes"),
+        ({"learning_rate": -1}, r"learning_rate must be a finite number of at least 0, not -1"),
         ({"model": nn.Linear(2, 5)}, r"model must give 2 numbers for each sample"),
         ({"model": lambda features, outputs: "mlp"}, r"model must be a torch\.nn\.Module"),
         ({"class_weight": "even"}, r"class_weight must be a dict, 'balanced' or None, not 'even'"),
+        ({"class_weight": {"lower": 2, "uper": 3}}, r"class_weight must have labels of y, .*, not \['uper'\]"),
         ({"class_weight": {"lower": -1}}, r"class_weight must have finite weights above 0"),
         ({"validation_fraction": 1.0}, r"validation_fraction must be at least 0 and less than 1"),
         ({"epochs": 0}, r"epochs must be a whole number of at least 1"),

@@ -31,6 +31,7 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0, epochs: int = EPOCHS) -> 
 
     """
     start = time.perf_counter()
+    recipe = Recipe.named("modern", epochs=epochs, augmentation="crop")  # raises if epochs is wrong
     # On the usual 359 test images even a perfect ensemble has an ECE of 2 %: half of the images shows calibration.
     data = read_digits(seed, test_share=1 / 2, validation_share=1 / 3)
     torch.manual_seed(seed)
@@ -39,7 +40,6 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0, epochs: int = EPOCHS) -> 
     print(f"{len(data.train):,} images of handwritten digits to learn from, and a ResNet20 whose channels are:")
     print(f"\n{graph}\n")
 
-    recipe = Recipe.named("modern", epochs=epochs, augmentation="crop")
     titles = {"single": "one network", "deep": "deep ensemble of 5", "structured": "structured ensemble of 5"}
     outcomes: list[Outcome] = []
     for method, title in titles.items():

@@ -7,7 +7,10 @@ from typing import Literal
 
 from structured_ensembles import evaluation
 from structured_ensembles.cli.printing import format_figures
+from structured_ensembles.common.checks import check_choice
 from structured_ensembles.data import load_corrupted
+from structured_ensembles.data.corrupted import CORRUPTED_SETS
+from structured_ensembles.evaluation.checks import check_official
 from structured_ensembles.evaluation.corruptions import ORIGIN
 from structured_ensembles.runs.evaluations import merge_figures
 from structured_ensembles.runs.folder import describe_machine, read_config
@@ -49,12 +52,19 @@ def evaluate(
     """
     from structured_ensembles.common.devices import pick_device
 
+    if severities is not None and corruptions is None and official is None:
+        raise ValueError("--severities are those of --corruptions or --official: give one of these, too")
+    if official is not None:
+        check_choice("--official", official, list(CORRUPTED_SETS))
     config = read_config(run)
     path = run / "ensemble.safetensors"
     trusted: Trust = trust_code or ([] if ood is None else [ood])  # the user named it here
     data = load_run_data(run, config, root, trusted)
+    if official is not None:
+        check_official(CORRUPTED_SETS[official], data)  # before gigabytes are downloaded
     ensemble = load_run_ensemble(run, config, data, trusted)
     ensemble.to(pick_device(device, ensemble))
+    images = None if official is None else load_corrupted(official, root)
     measured_severities = severities or SEVERITIES
     figures = evaluation.evaluate(
         ensemble,
@@ -67,8 +77,7 @@ def evaluate(
         ood=None if ood is None else read_data(ood, root, config["seed"]),
         base=build_base_network(config, data, trusted),
     )
-    if official is not None:
-        images = load_corrupted(official, root)
+    if images is not None:
         figures |= evaluation.evaluate(
             ensemble, data, split, combine, corruptions=images, severities=measured_severities
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.data.splits import TensorSplit, take_samples
 from structured_ensembles.export import export_onnx, export_pt2, quantize_onnx, run_onnx
 from structured_ensembles.runs.folder import read_config, read_result
 from structured_ensembles.runs.ingredients import load_run_data, load_run_ensemble
@@ -59,20 +59,20 @@ def export(
         return 0
     print(f"{onnx}: {export_onnx(ensemble, onnx):,} bytes")
     if int8 is not None:
-        samples, _ = _first_samples(data.train, CALIBRATION_SAMPLES)
-        tested = _first_samples(data.test, TESTED_SAMPLES)
+        samples, _ = _spread_samples(data.train, CALIBRATION_SAMPLES)
+        tested = _spread_samples(data.test, TESTED_SAMPLES)
         size = quantize_onnx(onnx, int8, samples)
         print(f"{int8}: {size:,} bytes, {_describe_cost(onnx, int8, *tested)}")
     return 0
 
 
-def _first_samples(split: object, count: int) -> tuple[Tensor, Tensor]:
-    """Return the first samples of a split as the exported graph takes them, pixels as floats in [0,1], with targets."""
+def _spread_samples(split: object, count: int) -> tuple[Tensor, Tensor]:
+    """Return samples from all over a split as the exported graph takes them, pixels in [0,1], with their targets."""
     if not isinstance(split, TensorSplit) or not isinstance(split.inputs, Tensor):
         raise ValueError("--int8 needs data of one input that fit in memory, with a test split, to be tried on")
-    index = split.index[:count]
-    inputs = split.inputs[index]
-    return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float(), split.targets[index]
+    inputs, targets = take_samples(split, count)  # the first ones may be of one class
+    assert isinstance(inputs, Tensor)
+    return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float(), targets
 
 
 def _describe_cost(exact: Path, quantized: Path, inputs: Tensor, targets: Tensor) -> str:

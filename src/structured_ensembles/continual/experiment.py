@@ -18,10 +18,10 @@ from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.owning import OwningLearner
 from structured_ensembles.continual.results import check_continual_result
 from structured_ensembles.continual.sequence import run_sequence
-from structured_ensembles.continual.tasks import BENCHMARKS, Task, split_tasks
+from structured_ensembles.continual.tasks import BENCHMARKS, Task, check_samples, split_tasks
 from structured_ensembles.data import Data
 from structured_ensembles.runs.folder import describe_machine, open_run
-from structured_ensembles.runs.ingredients import add_data_arguments, read_data
+from structured_ensembles.runs.ingredients import add_data_arguments, check_dataset_name, read_data
 from structured_ensembles.runs.settings import Defaults, check_arguments, make_folder_name, read_defaults
 from structured_ensembles.runs.stopwatch import ELAPSED, run_stopwatch
 from structured_ensembles.storage.files import write_atomically
@@ -98,12 +98,14 @@ def prepare_continual(
     experiment: ContinualExperiment, *, root: Path | None = None, device: str = "auto", quiet: bool = False
 ) -> PreparedSequence:
     """Check all arguments of an experiment before any work, read its data and build its learner."""
+    check_dataset_name(experiment.dataset)
     config = experiment.config()
     make = find_function("method", experiment.method, LEARNERS, "class")
     reserved = ("backbone", "seed", "device", "quiet")
     check_arguments(f"method {experiment.method!r}", make, config["method_arguments"], reserved)
     data = read_data(experiment.dataset, root, experiment.seed, experiment.limit)
     tasks = split_tasks(data, config["tasks"], experiment.shuffle_labels, experiment.seed)
+    check_samples(tasks)
     torch.manual_seed(experiment.seed)
     arguments = _backbone_arguments(experiment.model, data, experiment.model_arguments)
     backbone = build_model(find_backbone_name(experiment.model), **arguments)

@@ -265,6 +265,10 @@ class Learner(ABC):
             )
         if task.data.task != "classification":
             raise ValueError(f"task {task.number} must be a classification, not a {task.data.task}")
+        if len(task.classes) != task.data.num_classes:
+            raise ValueError(
+                f"task {task.number} must have as many classes as its data, {task.data.num_classes}, not {task.classes}"
+            )
         if is_several(task.data.shape):
             raise ValueError(f"task {task.number} must have one input, not a tuple or dict of several")
         if task.data.ids:

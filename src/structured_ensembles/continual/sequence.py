@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from structured_ensembles.common.checks import check_type
 from structured_ensembles.continual.learner import Learner, find_surest_task
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.storage import resume
-from structured_ensembles.continual.tasks import Task
+from structured_ensembles.continual.tasks import Task, check_samples
 from structured_ensembles.data.splits import fingerprint_split
 from structured_ensembles.evaluation.predictions import gather_predictions
 from structured_ensembles.storage.fingerprints import digest_json, digest_module
@@ -25,10 +26,10 @@ def run_sequence(learner: Learner, tasks: Sequence[Task], folder: str | Path | N
     folder: where to keep the learner and the accuracies after every task; a stopped run resumes from there, to the same
         numbers. The learner must then be built as it was the first time.
     """
-    if not tasks:
-        raise ValueError("tasks must hold at least one task")
-    for task in tasks:
-        task.data.split("test")
+    check_type("learner", learner, Learner, "such as StructuredLearner(backbone)")
+    if not isinstance(tasks, Sequence) or not tasks or not all(isinstance(task, Task) for task in tasks):
+        raise ValueError("tasks must hold at least one task, as a list of Task such as split_tasks() returns")
+    check_samples(tasks)
     numbers = [task.number for task in tasks]
     known = set(numbers) & set(learner.learned)
     if known or len(set(numbers)) < len(numbers):

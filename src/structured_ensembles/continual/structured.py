@@ -28,6 +28,7 @@ from structured_ensembles.selection import Scope, Selection, select
 
 Extraction = Literal["hard", "soft"]
 Neurons = dict[str, tuple[int, ...]]
+SELECTIONS = ("learned", "random", "magnitude")  # "mirrored" shares neurons out among members, but a task is one
 
 
 class StructuredLearner(OwningLearner):
@@ -65,7 +66,7 @@ class StructuredLearner(OwningLearner):
         check_share("prune", prune)
         check_choice("scope", scope, get_args(Scope))
         check_choice("extraction", extraction, get_args(Extraction))
-        check_choice("selection", selection, get_args(Selection))
+        check_choice("selection", selection, SELECTIONS)
         check_choice("initial", initial, get_args(Initial))
         check_choice("placement", placement, get_args(Placement))
         check_whole("search_epochs", search_epochs, least=0)

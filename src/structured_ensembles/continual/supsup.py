@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.common.checks import check_number
 from structured_ensembles.continual.fitting import derive_seed
 from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.memory import Memory
@@ -38,6 +39,7 @@ class SupSupLearner(ReweightingLearner):
     method = "supsup"
 
     def __init__(self, backbone: nn.Module, keep: float = 0.5, **common: Unpack[Common]) -> None:
+        check_number("keep", keep)
         if not 0 < keep <= 1:
             raise ValueError(f"keep must be above 0 and at most 1, not {keep!r}")
         super().__init__(backbone, **common)

@@ -61,7 +61,7 @@ def split_tasks(data: Data, tasks: int, shuffle_labels: bool = False, seed: int 
     check_data(data)
     if data.task != "classification":
         raise ValueError("data must be a classification: a regression has no classes to split")
-    if not isinstance(tasks, int) or tasks < 1 or data.num_classes % tasks:
+    if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1 or data.num_classes % tasks:
         fitting = [count for count in range(1, data.num_classes + 1) if data.num_classes % count == 0]
         raise ValueError(f"tasks must divide the {data.num_classes} classes: one of {fitting}, not {tasks!r}")
     labels = torch.arange(data.num_classes)
@@ -75,6 +75,14 @@ def split_tasks(data: Data, tasks: int, shuffle_labels: bool = False, seed: int 
         task_data = _restrict_data(data, group, within, f"{data.name}, task {number} of {tasks}")
         result.append(Task(number, tuple(group.tolist()), task_data))
     return result
+
+
+def check_samples(tasks: Sequence[Task]) -> None:
+    """Raise a ValueError unless every task has samples to learn from and a test split."""
+    for task in tasks:
+        if not len(task.data.train):
+            raise ValueError(f"task {task.number} ({', '.join(task.data.classes)}) has no samples to learn from")
+        task.data.split("test")
 
 
 def make_task(data: Data, number: int) -> Task:

@@ -212,7 +212,10 @@ def first_batch(split: Split, size: int, seed: Seed | None = None) -> Batch:
     """Return the first samples of a split; a loader decides on their number itself, and draws from `seed`."""
     if isinstance(split, IndexedSplit) and len(split):
         return split.read(split.index[:size])
-    return next(iter(split.batches(size, seed)))
+    batch = next(iter(split.batches(size, seed)), None)
+    if batch is None:
+        raise ValueError("there are no samples to take a batch of")
+    return batch
 
 
 def take_samples(split: Split, count: int) -> Batch:

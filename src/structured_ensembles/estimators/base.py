@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.calibration import Calibration
-from structured_ensembles.common.checks import check_share, check_type, check_whole
+from structured_ensembles.common.checks import check_number, check_share, check_type, check_whole
 from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.inputs import call
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.splits import hold_out
@@ -65,16 +66,23 @@ class StructuredEnsemble(BaseEstimator):  # type: ignore[misc]
 
     def _make_model(self, features: int, outputs: int, seed: int) -> nn.Module:
         """Return the network to cut: the user's, that of a factory, or an MLP sized from the data."""
+        hint = "give a network, or a function of (n_features, n_outputs) that makes one"
+        if self.model is not None and not callable(self.model):  # networks are callable, too
+            check_type("model", self.model, nn.Module, hint)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             if self.model is None:
                 width = 2 ** math.ceil(math.log2(2 * (features + outputs)))
                 return mlp(features, outputs, hidden=[min(max(width, NARROWEST), WIDEST)] * 2)
             model = self.model if isinstance(self.model, nn.Module) else self.model(features, outputs)
-        check_type("model", model, nn.Module, "give a network, or a function of (n_features, n_outputs) that makes one")
+        check_type("model", model, nn.Module, hint)
         trial = copy_for_trial(model).eval()
-        with torch.no_grad():
-            shape = tuple(call(trial, torch.zeros(2, features, dtype=dtype_of(trial), device=device_of(trial))).shape)
+        try:
+            with torch.no_grad():
+                example = torch.zeros(2, features, dtype=dtype_of(trial), device=device_of(trial))
+                shape = tuple(call(trial, example).shape)
+        except RuntimeError as error:
+            raise ValueError(f"model cannot take samples of {counted(features, 'feature')}: {error}") from error
         if shape != (2, outputs):
             raise ValueError(
                 f"model must give {outputs} numbers for each sample, (batch, {outputs}), but gives {shape} for a batch "
@@ -92,6 +100,7 @@ class StructuredEnsemble(BaseEstimator):  # type: ignore[misc]
         """
         check_share("validation_fraction", self.validation_fraction)
         check_whole("epochs", self.epochs)
+        check_number("learning_rate", self.learning_rate)
         kept, held_out = (
             rows.numpy() for rows in hold_out(torch.from_numpy(strata), float(self.validation_fraction), seed)
         )

@@ -15,7 +15,7 @@ from structured_ensembles.calibration.conformal import Method, fit_sets
 from structured_ensembles.common.devices import Device
 from structured_ensembles.data import Data
 from structured_ensembles.data.weighted import merge_equal_rows, weighted_cross_entropy
-from structured_ensembles.estimators.base import Array, Factory, StructuredEnsemble
+from structured_ensembles.estimators.base import Array, Factory, StructuredEnsemble, standardize_columns
 from structured_ensembles.examination.examine import warn_about_probabilities
 from structured_ensembles.prediction.combination import Uncertainty, exact_probabilities
 from structured_ensembles.selection import Selection
@@ -90,7 +90,9 @@ class StructuredEnsembleClassifier(ClassifierMixin, StructuredEnsemble):  # type
         class_weights, seed = self._class_weights(labels, weights), self._draw_seed()
         model = self._make_model(X.shape[1], len(self.classes_), seed)
         if self.model is not None:
-            warn_about_probabilities(model, Data.from_arrays(X, labels, classes=len(self.classes_), validation=0))
+            classes, normalization = len(self.classes_), standardize_columns(X, weights)
+            data = Data.from_arrays(X, labels, classes=classes, validation=0, normalization=normalization)
+            warn_about_probabilities(model, data)
         self.ensemble_, held_out = self._train(
             model, X, labels, weights * class_weights[labels], labels, weighted_cross_entropy, seed
         )
@@ -107,7 +109,11 @@ class StructuredEnsembleClassifier(ClassifierMixin, StructuredEnsemble):  # type
             if self.class_weight != "balanced":
                 raise ValueError(f"class_weight must be a dict, 'balanced' or None, not {self.class_weight!r}")
             return weights.sum() / (len(self.classes_) * np.bincount(labels, weights))
-        by_class = np.array([self.class_weight.get(label, 1.0) for label in self.classes_.tolist()], dtype=np.float64)
+        classes = self.classes_.tolist()
+        unknown = [label for label in self.class_weight if label not in classes]
+        if unknown and not set(classes) <= set(self.class_weight):  # a mistyped label, not a class that this y lacks
+            raise ValueError(f"class_weight must have labels of y, {classes}, not {unknown}")
+        by_class = np.array([self.class_weight.get(label, 1.0) for label in classes], dtype=np.float64)
         if not (np.isfinite(by_class) & (by_class > 0)).all():
             raise ValueError(f"class_weight must have finite weights above 0, not {self.class_weight!r}")
         return by_class

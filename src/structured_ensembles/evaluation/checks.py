@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from structured_ensembles.common.checks import check_list, check_type
 from structured_ensembles.common.inputs import is_several
 from structured_ensembles.data import Data
-from structured_ensembles.data.corrupted import CorruptedData
+from structured_ensembles.data.corrupted import CorruptedData, CorruptedInfo
 from structured_ensembles.data.dataset import check_data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.attacks import check_epsilon
@@ -54,14 +54,21 @@ def check_deep(deep: Ensemble, data: Data, combine: Combine) -> None:
         raise ValueError("deep needs combine='mean' or 'logits': votes have no temperature")
 
 
+def check_official(info: CorruptedInfo, data: Data) -> None:
+    """Raise a ValueError unless official corrupted images are those of a data set such as `data`."""
+    if info.shape != data.shape:
+        raise ValueError(f"corruptions have images of shape {info.shape}, but the data of {data.shape}")
+    if info.num_classes != data.num_classes:
+        raise ValueError(f"corruptions have images of {info.num_classes} classes, but the data of {data.num_classes}")
+
+
 def _corruption_names(data: Data, corruptions: bool | Sequence[str] | CorruptedData) -> Sequence[str]:
     if not corruptions:
         return ()
     if len(data.shape) != 3:
         raise ValueError(f"corruptions are for images (channels, height, width), not for inputs of shape {data.shape}")
     if isinstance(corruptions, CorruptedData):
-        if corruptions.shape != data.shape:
-            raise ValueError(f"corruptions have images of shape {corruptions.shape}, but the data of {data.shape}")
+        check_official(corruptions.info, data)
         return corruptions.names
     if corruptions is True:
         return [name for name in CORRUPTIONS if name != "saturate" or data.shape[0] == 3]

@@ -39,6 +39,8 @@ from structured_ensembles.training.mesh import join_processes
 from structured_ensembles.training.recipe import default_recipe_name
 from structured_ensembles.zoo.by_name import build_model, find_function, find_model
 
+BACKBONE = "_backbone"  # the end of the names of networks without a head
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -124,6 +126,9 @@ def prepare_experiment(experiment: Experiment, *, root: Path | None = None, devi
     check_whole("members", experiment.members)
     check_seed(experiment.seed)
     make = find_function("method", experiment.method, METHODS)
+    if experiment.model.replace("-", "_").endswith(BACKBONE) and ":" not in experiment.model:
+        whole = experiment.model[: -len(BACKBONE)]
+        raise ValueError(f"model must have a head: {experiment.model!r} is for `sens continual`, use {whole!r} here")
     check_method_arguments(experiment.method, make, experiment.method_arguments)
     if experiment.execution != Execution() and not takes_execution(make):
         raise ValueError(

@@ -37,11 +37,7 @@ def read_data(dataset: str, root: Path | None, seed: int, limit: int | None = No
         if not isinstance(data, Data):
             raise TypeError(f"dataset {dataset} must give a Data, not a {type(data).__name__}")
     else:
-        if dataset not in data_sets():  # load_data's message would name another argument
-            raise ValueError(
-                f"dataset must be one of {', '.join(map(repr, data_sets()))}, folder:PATH (a folder of pictures for "
-                f"each class), or package.module:function that returns a Data, not {dataset!r}"
-            )
+        check_dataset_name(dataset)
         data = load_data(dataset, root, seed=seed)
     if not validation:
         data = _join_validation(data)
@@ -49,7 +45,29 @@ def read_data(dataset: str, root: Path | None, seed: int, limit: int | None = No
         return data
     if limit < 1 or not isinstance(data.train, IndexedSplit):
         raise ValueError(f"limit must be at least 1, and not of a loader, not {limit!r} of {type(data.train).__name__}")
-    return replace(data, train=replace(data.train, index=data.train.index[:limit]))  # type: ignore[type-var]
+    return replace(data, train=_take_first(data.train, limit, data.task == "classification"))
+
+
+def _take_first(train: IndexedSplit, limit: int, classes: bool) -> IndexedSplit:
+    """Take the first `limit` samples; of classes, where these lack one, the first of each class in turn."""
+    labels = train.targets[train.index]
+    chosen = torch.arange(limit, device=labels.device)
+    if classes and len(labels[chosen].unique()) < len(labels.unique()):  # such as samples sorted by class
+        rank = torch.empty_like(labels)  # of every sample among those of its class
+        for label in labels.unique():
+            of_class = torch.nonzero(labels == label).flatten()
+            rank[of_class] = torch.arange(len(of_class), device=labels.device)
+        chosen = rank.argsort(stable=True)[:limit].sort().values
+    return replace(train, index=train.index[chosen])  # type: ignore[type-var]
+
+
+def check_dataset_name(dataset: str) -> None:
+    """Raise a ValueError unless `dataset` names one of ours, a folder, or a function."""
+    if ":" not in dataset and dataset not in data_sets():  # load_data's message would name another argument
+        raise ValueError(
+            f"dataset must be one of {', '.join(map(repr, data_sets()))}, folder:PATH (a folder of pictures for each "
+            f"class), or package.module:function that returns a Data, not {dataset!r}"
+        )
 
 
 def _join_validation(data: Data) -> Data:
@@ -74,6 +92,9 @@ def load_run_ensemble(folder: Path, config: Mapping[str, Any], data: Data, trust
     """Load the ensemble of a run folder; refuse code that the caller does not trust."""
     check_trust(folder, config, trust_code)
     path = folder / "ensemble.safetensors"
+    if not path.exists():
+        kind = "is a run of sens continual" if "tasks" in config else "is not done yet, or its file is lost"
+        raise ValueError(f"{folder} must be a finished run of sens train: it has no {path.name}, as it {kind}")
     if ":" in config["model"] and trust_code is not True:  # the caller named this function, and no other
         return Ensemble.load(path, model=build_base_network(config, data, trust_code))
     return Ensemble.load(path, trust_code=trust_code is True)

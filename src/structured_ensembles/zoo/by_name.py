@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,10 +93,19 @@ def find_function(
         function = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # importing runs the user's module, which may raise anything
         reason = error if isinstance(error, ImportError | AttributeError | ValueError) else repr(error)
-        raise ValueError(f"{role} {name!r} cannot be imported: {reason}{torchvision_hint(error)}") from error
+        raise ValueError(f"{role} {name!r} cannot be imported: {reason}{_import_hint(module, error)}") from error
     if not callable(function):
         raise ValueError(f"{role} {name!r} is not a {kind}")
     return function  # type: ignore[no-any-return]
+
+
+def _import_hint(module: str, error: Exception) -> str:
+    """Say what to do about a failed import, if we know it."""
+    package = module.partition(".")[0]
+    here = Path(f"{package}.py").exists() or Path(package).is_dir()
+    if isinstance(error, ModuleNotFoundError) and error.name == package and here:
+        return "; it is in the current folder, where functions that a file names are found with PYTHONPATH=. only"
+    return torchvision_hint(error)
 
 
 def torchvision_hint(error: BaseException) -> str:
