@@ -43,6 +43,10 @@ def test_controls_build_ensembles_without_a_search(selection: str) -> None:
         ({"memory": 1e-4}, "memory=0.0001 is too little for 2 members of this network"),
         ({"round_to": 0}, "round_to must be"),
         ({"recipe": "modern"}, "recipe must be a Recipe"),
+        ({"loss": 3}, r"loss must be a function of \(outputs, targets\), not 3"),
+        ({"search_epochs": -1}, "search_epochs must be a whole number of at least 0, not -1"),
+        ({"placement": "input", "selection": "random"}, "placement must be one of"),
+        ({"strength": -1, "selection": "random"}, "strength must be a finite number"),
     ],
 )
 def test_invalid_arguments_are_errors_before_the_search(

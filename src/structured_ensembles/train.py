@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from structured_ensembles.common.checks import check_type
+from structured_ensembles.common.checks import check_path, check_type
 from structured_ensembles.common.devices import Device
 from structured_ensembles.common.threads import warn_of_slowness
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
-from structured_ensembles.data.losses import Loss
+from structured_ensembles.data.losses import Loss, check_loss
 from structured_ensembles.data.splits import take_samples
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import examine
@@ -79,6 +79,9 @@ def train(
     check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
     check_data(data)
     check_on_epoch(on_epoch)
+    check_loss(loss)
+    if checkpoint is not None and not isinstance(checkpoint, RunFile):
+        checkpoint = check_path("checkpoint", checkpoint)
     recipe = recipe_for(data.task, recipe)
     check_rules(recipe, ensemble)
     run = prepare_training(
