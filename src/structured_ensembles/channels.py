@@ -277,6 +277,8 @@ def _magnitudes(model: nn.Module, axes: Mapping[str, Sequence[Axis]], offers: Of
     sizes = {name: channels.size for channels, name in offers.names.items()}
     magnitudes: dict[str, list[Tensor]] = {}
     for producer in offers.walk.producers:
+        if producer.weight is None:
+            continue
         weight, weight_axes = parameters[producer.weight].detach(), axes[producer.weight]
         # The groups of a grouped transposed convolution are not along the dimension of its output channels.
         dims = sorted(range(weight.dim()), key=lambda dim: dim != producer.weight_dim)
