@@ -58,6 +58,21 @@ def test_invalid_arguments_are_errors_before_the_search(
         se.structured_ensemble(se.zoo.mlp(64), se.load_data("digits"), 2, quiet=True, **wrong)  # type: ignore[arg-type]
 
 
+def test_gradients_that_the_caller_has_switched_off_change_nothing() -> None:
+    """As in a notebook that begins with torch.set_grad_enabled(False)."""
+    torch.manual_seed(0)
+    model, data = se.zoo.mlp(64, hidden=(8, 8)), se.load_data("digits")
+    logits = []
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            ensemble = se.structured_ensemble(
+                model, data, 2, recipe=se.Recipe(epochs=1), search_epochs=1, device="cpu", quiet=True
+            )
+            logits.append(ensemble.logits(data.test.inputs))  # type: ignore[union-attr]
+            assert torch.is_grad_enabled() == enabled
+    assert torch.equal(*logits)
+
+
 def test_an_ensemble_that_hardly_shrinks_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     class Sorted(nn.Module):
         """A wide layer that sorting fixes, and a narrow one that can be cut."""

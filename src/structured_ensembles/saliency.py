@@ -90,6 +90,7 @@ def saliency(
     together = can_share_batches(frozen, graph, scales.placement, move_inputs(data.example(dtype=dtype), device))
     scoring = _Scoring(frozen, list(vectors.values()), task_loss, members)
     with (
+        torch.enable_grad(),  # the caller may have switched gradients off
         apply_scales(frozen, graph, vectors, scales.placement, together) as scoring.run,
         progress("saliency", num_batches, quiet) as advance,
     ):

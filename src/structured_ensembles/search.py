@@ -123,6 +123,7 @@ def learn_scales(
     best, best_snapshot = math.inf, _snapshot(vectors, frozen)
     history: list[dict[str, float]] = []
     with (
+        torch.enable_grad(),  # the caller may have switched gradients off
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         apply_scales(frozen, graph, vectors, placement, together) as search.run,
         progress("search", epochs * steps, quiet) as advance,

@@ -104,7 +104,8 @@ def train(
     ensemble.units = run.units(ensemble.members, data, loss, ensemble.units)
     if run.device.type == "cpu":
         warn_of_slowness()
-    ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, on_epoch, quiet)
+    with torch.enable_grad():  # the caller may have switched gradients off
+        ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, on_epoch, quiet)
     calibrate_trained(ensemble, data)
     warn_of_one_class(ensemble, data, recipe.epochs)
     return ensemble.history
