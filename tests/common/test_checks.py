@@ -111,6 +111,11 @@ WRONG: list[tuple[Call, str]] = [
     (lambda t: se.Data.from_arrays(X, Y, task="ranking"), "task must be one of 'classification', 'regression', None"),
     (lambda t: se.Data.from_arrays(X, Y, test=X), r"test must be a pair of arrays \(inputs, targets\), not tensor"),
     (lambda t: se.Data.from_arrays(X, Y, validation=(X,)), "validation must be a pair of arrays .*, not a tuple of 1"),
+    (lambda t: se.Data.from_loaders([(X, Y)]), "train must be a DataLoader that knows how many"),  # type: ignore[arg-type]
+    (lambda t: se.Data.from_folder(3), "path must be a path, .*, not 3"),  # type: ignore[arg-type]
+    (lambda t: se.check_model(t.network, t.data.example(), prune=2), "prune must be at least 0 and less than 1, not 2"),
+    (lambda t: se.mmd2(X[0], X[0, :3]), r"one and other must be vectors of the same length, not .* \(6,\) and \(3,\)"),
+    (lambda t: se.mmd2([1.0], [2.0]), "one must be a Tensor, not a list"),  # type: ignore[arg-type]
     (lambda t: se.zoo.resnet20(num_classes=0), "num_classes must be a whole number of at least 1, not 0"),
     (lambda t: se.zoo.resnet32(width=0), "width must be a whole number of at least 1, not 0"),
     (lambda t: se.zoo.mlp(4, hidden=8), r"hidden must be a list of whole numbers, such as \[8\]"),  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from structured_ensembles.common.checks import check_choice, check_type, check_whole
+from structured_ensembles.common.checks import check_choice, check_path, check_type, check_whole
 from structured_ensembles.common.inputs import Inputs, Shape, batch_size, map_inputs, select_rows
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.data.arrays import stack_samples
@@ -213,13 +213,14 @@ class Data:
         normalization: as in `from_arrays`; "auto" and "standard" are measured on the training pictures.
         workers: how many threads decode; by default one for each core.
         """
-        folder = read_folder(Path(path), size, channels, test, validation, seed, normalization, workers, cache_bytes)
+        path = check_path("path", path)
+        folder = read_folder(path, size, channels, test, validation, seed, normalization, workers, cache_bytes)
         return cls(
             "classification",
             folder.classes,
             *(folder.train, folder.validation, folder.test),
             folder.normalization,
-            Path(path).expanduser().resolve().name if name is None else name,
+            path.expanduser().resolve().name if name is None else name,
             normalization_settled=is_chosen(normalization),
         )
 
