@@ -43,6 +43,10 @@ def test_controls_build_ensembles_without_a_search(selection: str) -> None:
         ({"memory": 1e-4}, "memory=0.0001 is too little for 2 members of this network"),
         ({"round_to": 0}, "round_to must be"),
         ({"recipe": "modern"}, "recipe must be a Recipe"),
+        ({"loss": 3}, r"loss must be a function of \(outputs, targets\), not 3"),
+        ({"search_epochs": -1}, "search_epochs must be a whole number of at least 0, not -1"),
+        ({"placement": "input", "selection": "random"}, "placement must be one of"),
+        ({"strength": -1, "selection": "random"}, "strength must be a finite number"),
     ],
 )
 def test_invalid_arguments_are_errors_before_the_search(
@@ -52,6 +56,21 @@ def test_invalid_arguments_are_errors_before_the_search(
     monkeypatch.setattr(build, "judge_trained", lambda *_, **__: pytest.fail("it measures the network"))
     with pytest.raises((ValueError, TypeError), match=message):
         se.structured_ensemble(se.zoo.mlp(64), se.load_data("digits"), 2, quiet=True, **wrong)  # type: ignore[arg-type]
+
+
+def test_gradients_that_the_caller_has_switched_off_change_nothing() -> None:
+    """As in a notebook that begins with torch.set_grad_enabled(False)."""
+    torch.manual_seed(0)
+    model, data = se.zoo.mlp(64, hidden=(8, 8)), se.load_data("digits")
+    logits = []
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            ensemble = se.structured_ensemble(
+                model, data, 2, recipe=se.Recipe(epochs=1), search_epochs=1, device="cpu", quiet=True
+            )
+            logits.append(ensemble.logits(data.test.inputs))  # type: ignore[union-attr]
+            assert torch.is_grad_enabled() == enabled
+    assert torch.equal(*logits)
 
 
 def test_an_ensemble_that_hardly_shrinks_says_so(capsys: pytest.CaptureFixture[str]) -> None:

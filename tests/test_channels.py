@@ -182,7 +182,10 @@ def test_shared_weights_and_weight_norm_fix_channels() -> None:
             warnings.simplefilter("ignore", FutureWarning)  # the second is the old style
             normed = weight_norm(nn.Conv2d(3, 8, 3))
         model = nn.Sequential(normed, nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 2, 1))
-        assert list(se.trace(model, image()).prunable) == ["2"]  # the others are fixed or end in the output
+        graph = se.trace(model, image())
+        assert list(graph.prunable) == ["2"]  # the others are fixed or end in the output
+        assert "weight_norm is not understood" in str(graph["0"].reason)
+        assert (graph["0"].size, graph["0"].producers, graph["0"].consumers) == (8, ("0",), ("2",))
 
 
 def test_bare_parameters_are_consumers_but_not_groups() -> None:

@@ -189,6 +189,8 @@ def test_failed_exports_leave_no_file_and_say_why(tmp_path: Path, monkeypatch: p
     with pytest.raises(TypeError, match="ensemble must be"):
         se.export_onnx(nn.Linear(4, 2), tmp_path / "e.onnx")
     ensemble = make_ensemble(se.zoo.lenet5(num_classes=3), (1, 28, 28))
+    with pytest.raises(ValueError, match="example must be a batch of inputs of shape"):
+        se.export_onnx(ensemble, tmp_path / "e.onnx", torch.rand(2, 3, 28, 28))
     right = Predictor.forward
 
     def wrong(self: Predictor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -121,8 +121,18 @@ def test_subnet_is_hashable_and_round_trips_through_json() -> None:
     assert str(one).splitlines()[-3:] == ["a       2/4", "b       3/6", "5 of 10 channels kept"]
     with pytest.raises(AttributeError):
         one.groups = ()
-    with pytest.raises(ValueError, match="not the JSON of a Subnet"):
-        se.Subnet.from_json('{"a": 1}')
+    for invalid in ('{"a": 1}', "{}", "[]", "null", "["):
+        with pytest.raises(ValueError, match="not the JSON of a Subnet"):
+            se.Subnet.from_json(invalid)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_scores_that_are_not_finite_are_refused(value: float) -> None:
+    """They have no order, so that any neurons could be kept."""
+    graph = se.trace(se.zoo.mlp(3, 2, hidden=(4,)), torch.randn(2, 3))
+    scores = se.Scores({"layers.1": torch.tensor([1.0, value, 3, 4])})
+    with pytest.raises(ValueError, match="scores must be finite numbers: these have NaN or infinity"):
+        se.select(graph, [scores], prune=0.5)
 
 
 @pytest.mark.parametrize(

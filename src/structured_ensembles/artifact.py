@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.calibration import Calibration
 from structured_ensembles.calibration.conformal import ConformalIntervals
-from structured_ensembles.common.checks import check_choice
+from structured_ensembles.common.checks import check_choice, check_path, check_type
 from structured_ensembles.common.gaussian import mean_and_spread
 from structured_ensembles.data.assembly import Task
 from structured_ensembles.data.kinds import Kinds, Normalizations, normalization_from_json
@@ -90,6 +90,7 @@ def save(contents: Contents, path: str | Path, dtype: Storage = "float32") -> in
         Vectors (biases, norms, rank-one factors) stay as they are. On loading, weights become float32 again; `evaluate`
         shows what it cost.
     """
+    path = check_path("path", path)
     if dtype not in get_args(Storage):
         raise ValueError(f"dtype must be one of {', '.join(get_args(Storage))}, not {dtype!r}")
     warn_if_unnamed(contents.networks[0], "model")
@@ -167,7 +168,9 @@ def load(
         not name one of the zoo; it is not changed.
     trust_code: let the file name a function of an installed package that makes the base network, and call it.
     """
-    path = Path(path)
+    path = check_path("path", path)
+    if model is not None:
+        check_type("model", model, nn.Module)
     structure, stored = read_container(path, FORMAT, VERSION, "an ensemble")
     with raise_as_artifact_error(f"{path} has an invalid calibration"):
         calibration = _parse_calibration(structure)

@@ -22,7 +22,7 @@ from structured_ensembles.common.progress import say
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.drawing import derive_seed
-from structured_ensembles.data.losses import Loss
+from structured_ensembles.data.losses import Loss, check_loss
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.comparison import compare_with_base
@@ -34,7 +34,7 @@ from structured_ensembles.resuming.identity import RunFile, RunFolder, open_fold
 from structured_ensembles.resuming.search_checkpoint import FILE as SEARCH
 from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Initial, Placement
-from structured_ensembles.search import learn_scales
+from structured_ensembles.search import check_search, learn_scales
 from structured_ensembles.selection import Scope, Selection, Subnet, select
 from structured_ensembles.train import lessons_of, train
 from structured_ensembles.training import Execution, Recipe
@@ -123,6 +123,8 @@ def structured_ensemble(
     execution = execution_or_default(execution)
     check_on_epoch(on_epoch)
     check_rescale(rescale, reinit)
+    check_loss(loss)
+    check_search(strength, diversity, search_epochs, initial or "N(0,1)", placement, "search_epochs")
     lessons = lessons_of(teacher, data, loss)
     data = examine(model, data, device)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)

@@ -184,6 +184,14 @@ def trace(
     return _build_graph(model, offers, {"example": describe_inputs(inputs), "options": options})
 
 
+def check_traced(model: nn.Module, graph: ChannelGraph) -> None:
+    """Raise a ValueError unless the parameters of `model` have the names and shapes of those that were traced."""
+    for name, parameter in model.named_parameters():
+        expected = [sum(span.size * span.block for span in axis) for axis in graph.axes.get(name, ())]
+        if list(parameter.shape) != expected:
+            raise ValueError(f"graph was traced from another model: {name} has shape {tuple(parameter.shape)} here")
+
+
 def describe_inputs(inputs: Any) -> Any:
     """Write the shapes and dtypes of inputs as JSON values, for `example_inputs`; None for inputs of another kind."""
     values = inputs.values() if isinstance(inputs, dict) else inputs
@@ -269,6 +277,8 @@ def _magnitudes(model: nn.Module, axes: Mapping[str, Sequence[Axis]], offers: Of
     sizes = {name: channels.size for channels, name in offers.names.items()}
     magnitudes: dict[str, list[Tensor]] = {}
     for producer in offers.walk.producers:
+        if producer.weight is None:
+            continue
         weight, weight_axes = parameters[producer.weight].detach(), axes[producer.weight]
         # The groups of a grouped transposed convolution are not along the dimension of its output channels.
         dims = sorted(range(weight.dim()), key=lambda dim: dim != producer.weight_dim)

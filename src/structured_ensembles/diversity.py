@@ -19,6 +19,8 @@ from scipy import special
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from structured_ensembles.common.checks import check_type
+
 Diversity = Literal["mmd", "overlap"]
 MAX_TERMS = 300
 EPSILON = 1e-6  # keeps the reciprocal finite for members that are equal
@@ -26,6 +28,11 @@ EPSILON = 1e-6  # keeps the reciprocal finite for members that are equal
 
 def mmd2(one: Tensor, other: Tensor) -> Tensor:
     """Compute MMD² between the entries of two vectors: shapes (…, n) and (…, n) give (…)."""
+    for argument, vector in (("one", one), ("other", other)):
+        check_type(argument, vector, Tensor)
+    if one.shape != other.shape or one.numel() == 0:
+        shapes = f"{tuple(one.shape)} and {tuple(other.shape)}"
+        raise ValueError(f"one and other must be vectors of the same length, not of shapes {shapes}")
     both = torch.stack([one, other], dim=-2)
     return distances(both, terms_for(float(both.detach().abs().max()), both.shape[-1]))[..., 0, 1]
 

@@ -56,6 +56,7 @@ from structured_ensembles.prediction.held_out import HeldOut, gather_outputs, re
 from structured_ensembles.prediction.input_checks import (
     cast_as_trained,
     check_classification,
+    check_regression,
     warn_of_unknown_inputs,
 )
 from structured_ensembles.prediction.outputs import compute_outputs, reshape_like_targets
@@ -229,6 +230,7 @@ class Ensemble(nn.Module):
 
         With Gaussian heads it is the deviation of a target, noise included; `distribution` has its components.
         """
+        check_regression(self.task, "spread")
         return reshape_like_targets(self.target_shape, mean_and_spread(self.logits(x, batch_size), self.gaussian)[1])
 
     def distribution(self, x: Any, batch_size: int = 512) -> Gaussians:
@@ -257,8 +259,7 @@ class Ensemble(nn.Module):
 
     def predict_interval(self, x: Any, batch_size: int = 512) -> tuple[Tensor, Tensor]:
         """Return, for regression, ends of the intervals that `conformal` has fitted, in the shape of the targets."""
-        if self.task != "regression":
-            raise ValueError("predict_interval is for regression; for classification there is predict_set")
+        check_regression(self.task, "predict_interval")
         rule = self.calibration.conformal
         if not isinstance(rule, ConformalIntervals):
             raise ValueError("there are no intervals yet: conformal(data, coverage=0.9) fits them")
@@ -384,6 +385,7 @@ class Ensemble(nn.Module):
 
     def overhead(self, base: nn.Module) -> float:
         """Return the ratio of trainable parameters to those of one base network."""
+        check_type("base", base, nn.Module)
         trainable, of_base = (sum(p.numel() for p in module.parameters() if p.requires_grad) for module in (self, base))
         if of_base == 0:
             raise ValueError("base must have parameters that require gradients, but has none")

@@ -22,13 +22,15 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
-from structured_ensembles.common.checks import check_type
+from structured_ensembles.common.checks import check_path, check_type
 from structured_ensembles.common.gaussian import mean_and_spread
 from structured_ensembles.common.inputs import Inputs, call, call_arguments, map_inputs, tensors_in
 from structured_ensembles.common.version import VERSION
+from structured_ensembles.data.conversion import as_tensor
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.networks.copying import clone_model, evaluation_mode
 from structured_ensembles.prediction.combination import combine_logits, uncertainty_of
+from structured_ensembles.prediction.input_checks import check_inputs
 from structured_ensembles.storage.files import write_atomically
 
 CLASSIFICATION = ("probabilities", "entropy", "mutual_information", "keep")
@@ -72,6 +74,7 @@ def export_onnx(ensemble: Ensemble, path: str | Path, example: Inputs | None = N
 
     example: a batch of inputs; by default random ones of the shape that the ensemble was trained with.
     """
+    path = check_path("path", path)
     onnx, runtime = _import_onnx()
     predictor, inputs = _prepare(ensemble, example)
     names = _input_names(inputs)
@@ -90,7 +93,6 @@ def export_onnx(ensemble: Ensemble, path: str | Path, example: Inputs | None = N
         del node.metadata_props[:]  # stack traces with the paths of this machine
     onnx.helper.set_model_props(model, {name: str(value) for name, value in _metadata(ensemble).items()})
     _check_onnx(runtime, model.SerializeToString(), predictor, inputs, names)
-    path = Path(path)
     write_atomically(path, lambda temporary: onnx.save(model, str(temporary)))
     return path.stat().st_size
 
@@ -100,11 +102,11 @@ def export_pt2(ensemble: Ensemble, path: str | Path, example: Inputs | None = No
 
     Outputs, metadata and example: as in `export_onnx`; the metadata is the file "metadata.json" in it.
     """
+    path = check_path("path", path)
     predictor, inputs = _prepare(ensemble, example)
     with _quiet():
         program = _export(predictor, inputs)
     _compare(predictor, inputs, call(program.module(), inputs), "the exported program")
-    path = Path(path)
     extra = {"metadata.json": json.dumps(_metadata(ensemble))}
 
     def write(temporary: Path) -> None:
@@ -175,9 +177,13 @@ def run_onnx(path: str | Path, inputs: Tensor, batch_size: int = 256) -> dict[st
 def _prepare(ensemble: Ensemble, example: Inputs | None) -> tuple[Predictor, Any]:
     """Return the predictor of a copy of the ensemble on the CPU, and the inputs to export it with."""
     check_type("ensemble", ensemble, Ensemble)
+    inputs = _random_inputs(ensemble) if example is None else _as_floats(example)
+    check_inputs(
+        inputs, ensemble.input_shape, ensemble.input_kinds, ensemble.ids, ensemble.id_limit, argument="example"
+    )
     copied = clone_model(ensemble).cpu().float().eval()
     assert isinstance(copied, Ensemble)
-    return Predictor(copied).eval(), _random_inputs(ensemble) if example is None else _as_floats(example)
+    return Predictor(copied).eval(), inputs
 
 
 def _random_inputs(ensemble: Ensemble) -> Any:
@@ -195,7 +201,7 @@ def _as_floats(example: Inputs) -> Any:
     """Return an example on the CPU, pixels as floats in [0,1], and of at least two samples."""
 
     def convert(tensor: Tensor) -> Tensor:
-        tensor = torch.as_tensor(tensor).cpu()
+        tensor = as_tensor("example", tensor).cpu()
         tensor = tensor / 255 if tensor.dtype == torch.uint8 else tensor
         tensor = tensor.float() if tensor.is_floating_point() else tensor
         return torch.cat([tensor, tensor]) if len(tensor) == 1 else tensor

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from structured_ensembles.channels import ChannelGraph, example_inputs, trace
+from structured_ensembles.channels import ChannelGraph, check_traced, example_inputs, trace
 from structured_ensembles.common.checks import check_seed, check_type
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.networks.graph_network import GraphNetwork
@@ -57,10 +57,7 @@ def extract(
             )
         if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < size:
             raise ValueError(f"subnet keeps channels {kept} of {name!r}: they must be ascending, from 0 to {size - 1}")
-    for name, parameter in model.named_parameters():
-        expected = [sum(span.size * span.block for span in axis) for axis in graph.axes.get(name, ())]
-        if list(parameter.shape) != expected:
-            raise ValueError(f"graph was traced from another model: {name} has shape {tuple(parameter.shape)} here")
+    check_traced(model, graph)
     _check_code(graph, subnet)
     small = shrink(model, graph.axes, subnet.kept, graph.attributes)
     if reinit:

@@ -27,7 +27,7 @@ from structured_ensembles.data.feeds import Feed, feed_for
 from structured_ensembles.data.losses import Loss, choose_units, loss_for, member_losses
 from structured_ensembles.examination.pretrained import find_normalization
 from structured_ensembles.networks.copying import copy_frozen, dtype_of
-from structured_ensembles.scaling import Scales, apply_scales, can_share_batches
+from structured_ensembles.scaling import Scales, apply_scales, can_share_batches, check_scales
 from structured_ensembles.search import check_task, check_walk
 
 
@@ -71,9 +71,10 @@ def saliency(
         for regression, in the units of `train`. Batch norm runs in evaluation mode, with the statistics that the search
         collected. A group that no gradient reaches is scored by the magnitude of its weights.
     """
-    check_walk(model, graph, data)
-    data = find_normalization(model, data, device)
+    check_walk(model, graph, data, loss, batch_size)
     check_type("scales", scales, Scales, "learn_scales gives them")
+    check_scales(scales, graph)
+    data = find_normalization(model, data, device)
     check_task(graph, data)
     device = pick_device(device, model)
     members = scales.members
@@ -89,6 +90,7 @@ def saliency(
     together = can_share_batches(frozen, graph, scales.placement, move_inputs(data.example(dtype=dtype), device))
     scoring = _Scoring(frozen, list(vectors.values()), task_loss, members)
     with (
+        torch.enable_grad(),  # the caller may have switched gradients off
         apply_scales(frozen, graph, vectors, scales.placement, together) as scoring.run,
         progress("saliency", num_batches, quiet) as advance,
     ):

@@ -82,8 +82,7 @@ class Scales:
         A trained network survives "N(1,0.1)": its channels are scaled by about 1.
         """
         check_whole("members", members)
-        check_choice("initial", initial, get_args(Initial))
-        check_choice("placement", placement, get_args(Placement))
+        check_settings(initial, placement)
         check_prunable(graph)
         generator = torch.Generator().manual_seed(derive_seed(seed, "scales"))
         first, second = (float(number) for number in initial[2:-1].split(","))
@@ -213,6 +212,21 @@ def factors_along(axis: Axis, vectors: Mapping[str, Tensor]) -> Tensor:
             segment = segment * factors_along(span.within, vectors).repeat(1, span.size)
         segments.append(segment)
     return segments[0] if len(segments) == 1 else torch.cat(segments, dim=1)
+
+
+def check_settings(initial: Initial, placement: Placement) -> None:
+    """Raise a ValueError unless these are known."""
+    check_choice("initial", initial, get_args(Initial))
+    check_choice("placement", placement, get_args(Placement))
+
+
+def check_scales(scales: Scales, graph: ChannelGraph) -> None:
+    """Raise a ValueError unless the vectors are those of the graph's prunable groups, for equally many members."""
+    check_choice("placement of scales", scales.placement, get_args(Placement))
+    shapes = {name: tuple(vector.shape) for name, vector in scales.vectors.items()}
+    members = next((shape[0] for shape in shapes.values() if shape), 0)
+    if members == 0 or shapes != {name: (members, size) for name, size in graph.prunable.items()}:
+        raise ValueError("scales do not belong to this graph: its prunable groups are others")
 
 
 def check_prunable(graph: ChannelGraph) -> None:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.channels import ChannelGraph, check_traced
 from structured_ensembles.common.checks import check_choice, check_number, check_seed, check_type, check_whole
 from structured_ensembles.common.devices import Device, pick_device, seed_generators
 from structured_ensembles.common.inputs import Inputs, move_inputs, select_rows
@@ -25,7 +25,7 @@ from structured_ensembles.data.batch_shares import assign_samples
 from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import Feed, feed_for
-from structured_ensembles.data.losses import Loss, choose_units, loss_for, member_losses
+from structured_ensembles.data.losses import Loss, check_loss, choose_units, loss_for, member_losses
 from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penalty, terms_for
 from structured_ensembles.examination.pretrained import find_normalization
 from structured_ensembles.networks.copying import copy_frozen, dtype_of
@@ -38,7 +38,15 @@ from structured_ensembles.resuming.search_checkpoint import (
     save_search,
     set_random_state,
 )
-from structured_ensembles.scaling import Initial, Placement, Scales, apply_scales, can_share_batches
+from structured_ensembles.scaling import (
+    Initial,
+    Placement,
+    Scales,
+    apply_scales,
+    can_share_batches,
+    check_prunable,
+    check_settings,
+)
 from structured_ensembles.storage.container import raise_as_artifact_error
 
 
@@ -74,15 +82,12 @@ def learn_scales(
     checkpoint: a file to write after every epoch; if it exists already, the search resumes from it, to the same
         vectors.
     """
-    check_walk(model, graph, data)
+    check_walk(model, graph, data, loss, batch_size)
     data = find_normalization(model, data, device)
     seed = check_seed(seed)
     scales = Scales.draw(graph, members, initial, placement, seed)
-    check_choice("diversity", diversity, (*get_args(Diversity), None))
-    for name, value, least in (("epochs", epochs, 0), ("batch_size", batch_size, 1)):
-        check_whole(name, value, least)
-    for name, setting in (("strength", strength), ("rate", rate)):
-        check_number(name, setting)
+    check_search(strength, diversity, epochs, initial, placement)
+    check_number("rate", rate)
     check_task(graph, data)
     settings: dict[str, Any] = {
         "members": members,
@@ -118,6 +123,7 @@ def learn_scales(
     best, best_snapshot = math.inf, _snapshot(vectors, frozen)
     history: list[dict[str, float]] = []
     with (
+        torch.enable_grad(),  # the caller may have switched gradients off
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         apply_scales(frozen, graph, vectors, placement, together) as search.run,
         progress("search", epochs * steps, quiet) as advance,
@@ -284,11 +290,30 @@ class _Search:
         return torch.stack([0 * vector.sum() for vector in self.vectors.values()]).sum()
 
 
-def check_walk(model: nn.Module, graph: ChannelGraph, data: Data) -> None:
-    """Raise a TypeError unless the arguments that every step of the walk takes are of the right type."""
+def check_walk(model: nn.Module, graph: ChannelGraph, data: Data, loss: Loss | None, batch_size: int) -> None:
+    """Raise an error unless the arguments that search and saliency take are of the right type, and fit each other."""
     check_type("model", model, nn.Module)
     check_type("graph", graph, ChannelGraph, "trace(model, example) gives one")
     check_data(data)
+    check_prunable(graph)
+    check_traced(model, graph)
+    check_loss(loss)
+    check_whole("batch_size", batch_size)
+
+
+def check_search(
+    strength: float,
+    diversity: Diversity | None,
+    epochs: int,
+    initial: Initial,
+    placement: Placement,
+    epochs_argument: str = "epochs",
+) -> None:
+    """Raise a ValueError unless the search's own settings are valid. epochs_argument: the caller's name of `epochs`."""
+    check_number("strength", strength)
+    check_choice("diversity", diversity, (*get_args(Diversity), None))
+    check_whole(epochs_argument, epochs, 0)
+    check_settings(initial, placement)
 
 
 def check_task(graph: ChannelGraph, data: Data) -> None:

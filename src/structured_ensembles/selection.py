@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -57,7 +58,10 @@ class Subnet:
     def from_json(cls, text: str) -> Subnet:
         """Restore what `to_json` wrote; raise a ValueError that says what is invalid."""
         try:
-            return cls(tuple(_parse_group(row) for row in json.loads(text)))
+            rows = json.loads(text)
+            if not isinstance(rows, list) or not rows:
+                raise TypeError("it must be a list with an entry for each group")
+            return cls(tuple(_parse_group(row) for row in rows))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"this is not the JSON of a Subnet: {error!r}") from error
 
@@ -150,6 +154,7 @@ def _rankings(
 ) -> list[Ranking]:
     """Return one ranking per member; raise a ValueError if scores or members do not fit."""
     if scores is not None:
+        _check_scores(scores)
         if members is not None and members != len(scores):
             raise ValueError(f"members is {members}, but there are scores for {counted(len(scores), 'member')}")
         if any({name: len(value) for name, value in score.values.items()} != graph.prunable for score in scores):
@@ -167,6 +172,19 @@ def _rankings(
     generator = torch.Generator().manual_seed(derive_seed(seed, "selection"))
     sizes = graph.prunable.items()
     return [{name: torch.rand(size, generator=generator) for name, size in sizes} for _ in range(members)]
+
+
+def _check_scores(scores: Sequence[Scores]) -> None:
+    """Raise an error unless `scores` is a list of finite `Scores`, at least one."""
+    hint = "saliency(model, graph, scales, data) gives a list of them"
+    if isinstance(scores, Scores):
+        raise TypeError(f"scores must be a list of Scores, one for each member, not one of them: {hint}")
+    if not isinstance(scores, Sequence) or not scores:
+        raise ValueError(f"scores must be a list of Scores, one for each member, not {scores!r:.100}: {hint}")
+    for score in scores:
+        check_type("each of scores", score, Scores, hint)
+        if not all(bool(torch.isfinite(values).all()) for values in score.values.values()):
+            raise ValueError("scores must be finite numbers: these have NaN or infinity")
 
 
 def _mirrored_rankings(
@@ -243,8 +261,9 @@ def _find_share(
     graph: ChannelGraph, memory: Any, members: int, counts_at: Callable[[float], list[dict[str, int]]]
 ) -> float:
     """Find the smallest share to prune at which all members together are at most `memory` full networks."""
-    if not isinstance(memory, int | float) or not memory > 0:
+    if not isinstance(memory, Real) or isinstance(memory, bool) or not float(memory) > 0:
         raise ValueError(f"memory must be a number of networks above 0, not {memory!r}")
+    memory = float(memory)
     base = graph.num_parameters()
 
     def memory_at(share: float) -> float:

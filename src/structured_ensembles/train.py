@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from structured_ensembles.common.checks import check_type
+from structured_ensembles.common.checks import check_path, check_type
 from structured_ensembles.common.devices import Device
 from structured_ensembles.common.threads import warn_of_slowness
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
-from structured_ensembles.data.losses import Loss
+from structured_ensembles.data.losses import Loss, check_loss
 from structured_ensembles.data.splits import take_samples
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import examine
@@ -84,6 +84,9 @@ def train(
     check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
     check_data(data)
     check_on_epoch(on_epoch)
+    check_loss(loss)
+    if checkpoint is not None and not isinstance(checkpoint, RunFile):
+        checkpoint = check_path("checkpoint", checkpoint)
     recipe = recipe_for(data.task, recipe)
     check_rules(recipe, ensemble)
     lessons = lessons_of(teacher, data, loss)
@@ -108,7 +111,8 @@ def train(
     ensemble.units = run.units(ensemble.members, data, loss, ensemble.units)
     if run.device.type == "cpu":
         warn_of_slowness()
-    ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, on_epoch, quiet, lessons)
+    with torch.enable_grad():  # the caller may have switched gradients off
+        ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, on_epoch, quiet, lessons)
     calibrate_trained(ensemble, data)
     warn_of_one_class(ensemble, data, recipe.epochs)
     return ensemble.history

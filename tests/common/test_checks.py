@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from structured_ensembles.common.checks import check_number, check_seed, check_t
 from structured_ensembles.methods import METHODS
 
 Call = Callable[["Things"], Any]
+X, Y = torch.rand(20, 6), torch.arange(20) % 2
 
 
 class Things:
@@ -25,6 +27,11 @@ class Things:
         self.network = se.zoo.lenet5(num_classes=10, in_channels=1)
         self.graph = se.trace(self.network, self.data.example())
         self.ensemble = se.Ensemble([self.network])
+        self.scores = se.Scores({name: torch.rand(size) for name, size in self.graph.prunable.items()})
+
+    def scales(self, extra: int = 0) -> se.Scales:
+        """Draw scales for the network's groups, each with `extra` channels too many."""
+        return se.Scales({name: torch.rand(2, size + extra) for name, size in self.graph.prunable.items()})
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +72,54 @@ WRONG: list[tuple[Call, str]] = [
     (lambda t: se.continual.StructuredLearner(t.network, seed=0.5), "seed must be a whole number, not 0.5"),
     (lambda t: se.continual.StructuredLearner(t.network, prune="a"), "prune must be at least 0"),
     (lambda t: se.continual.split_tasks("digits", 5), "data must be a Data, not a str"),
+    (lambda t: se.train(t.ensemble, t.data, loss="mse"), r"loss must be a function of \(outputs, targets\), not 'mse'"),
+    (lambda t: se.train(t.ensemble, t.data, checkpoint=3), "checkpoint must be a path, .*, not 3"),
+    (lambda t: se.structured_ensemble(t.network, t.data, folder=3), "folder must be a path, .*, not 3"),
+    (lambda t: se.learn_scales(t.network, t.graph, t.data, loss=3), "loss must be a function of .*, not 3"),
+    (lambda t: se.learn_scales(t.network, t.graph, t.data, checkpoint=3), "checkpoint must be a path, .*, not 3"),
+    (
+        lambda t: se.learn_scales(se.zoo.mlp(64), t.graph, t.data),
+        "graph was traced from another model: layers.1",
+    ),
+    (lambda t: se.saliency(t.network, t.graph, t.scales(6), t.data), "scales do not belong to this graph"),
+    (lambda t: se.saliency(t.network, t.graph, se.Scales({}), t.data), "scales do not belong to this graph"),
+    (lambda t: se.saliency(t.network, t.graph, t.scales(), t.data, batch_size=0), "batch_size must be a whole number"),
+    (
+        lambda t: se.saliency(t.network, t.graph, replace(t.scales(), placement="input"), t.data),
+        "placement of scales must be one of 'output', 'norm', not 'input'",
+    ),
+    (
+        lambda t: se.select(t.graph, t.scores, prune=0.5),
+        "scores must be a list of Scores, .*, not one of them",
+    ),
+    (lambda t: se.select(t.graph, [], prune=0.5), r"scores must be a list of Scores, .*, not \[\]"),
+    (lambda t: se.select(t.graph, [1], prune=0.5), "each of scores must be a Scores, not an int"),
+    (lambda t: se.select(t.graph, memory=True, selection="random", members=2), "memory must be a number of networks"),
+    (lambda t: se.evaluate(t.ensemble, t.data, batch_size=0), "batch_size must be a whole number of at least 1, not 0"),
+    (lambda t: se.evaluate(t.ensemble, t.data, base=3), "base must be a torch.nn.Module, not an int"),
+    (lambda t: t.ensemble.predict(t.data.example(), batch_size=0), "batch_size must be a whole number"),
+    (lambda t: t.ensemble.spread(t.data.example()), "spread is for regression; for classification there are"),
+    (lambda t: t.ensemble.overhead(3), "base must be a torch.nn.Module, not an int"),
+    (lambda t: t.ensemble.save(3), "path must be a path, .*, not 3"),
+    (lambda t: se.Ensemble.load("a.safetensors", model=3), "model must be a torch.nn.Module, not an int"),  # type: ignore[arg-type]
+    (lambda t: se.export_pt2(t.ensemble, 3), "path must be a path, .*, not 3"),
+    (lambda t: se.export_pt2(t.ensemble, "a.pt2", "digits"), "example must be numbers"),
+    (lambda t: se.load_data(3), "name must be a str, not an int: one of digits, .*folder:PATH"),  # type: ignore[arg-type]
+    (lambda t: t.data.num_batches("train", 0), "size must be a whole number of at least 1, not 0"),
+    (lambda t: next(t.data.batches("train", 2.5)), "size must be a whole number of at least 1, not 2.5"),
+    (lambda t: t.data.example(0), "batch must be a whole number of at least 1, not 0"),
+    (lambda t: se.Data.from_arrays(X, Y, task="ranking"), "task must be one of 'classification', 'regression', None"),
+    (lambda t: se.Data.from_arrays(X, Y, test=X), r"test must be a pair of arrays \(inputs, targets\), not tensor"),
+    (lambda t: se.Data.from_arrays(X, Y, validation=(X,)), "validation must be a pair of arrays .*, not a tuple of 1"),
+    (lambda t: se.Data.from_loaders([(X, Y)]), "train must be a DataLoader that knows how many"),  # type: ignore[arg-type]
+    (lambda t: se.Data.from_folder(3), "path must be a path, .*, not 3"),  # type: ignore[arg-type]
+    (lambda t: se.check_model(t.network, t.data.example(), prune=2), "prune must be at least 0 and less than 1, not 2"),
+    (lambda t: se.mmd2(X[0], X[0, :3]), r"one and other must be vectors of the same length, not .* \(6,\) and \(3,\)"),
+    (lambda t: se.mmd2([1.0], [2.0]), "one must be a Tensor, not a list"),  # type: ignore[arg-type]
+    (lambda t: se.zoo.resnet20(num_classes=0), "num_classes must be a whole number of at least 1, not 0"),
+    (lambda t: se.zoo.resnet32(width=0), "width must be a whole number of at least 1, not 0"),
+    (lambda t: se.zoo.mlp(4, hidden=8), r"hidden must be a list of whole numbers, such as \[8\]"),  # type: ignore[arg-type]
+    (lambda t: se.zoo.mlp(4, hidden=(8, 0)), "each of hidden must be a whole number of at least 1, not 0"),
 ]
 
 
@@ -89,6 +144,9 @@ def test_numpy_numbers_equal_python_numbers(things: Things) -> None:
         se.select(things.graph, prune=share, members=1, selection="random")[0] for share in (0.5, np.float32(0.5))
     ]
     assert subnets[0] == subnets[1]
+    budgets = [se.select(things.graph, memory=m, members=2, selection="random") for m in (1, np.float32(1))]
+    assert budgets[0] == budgets[1]
+    assert len(se.Data.from_arrays(X, Y, validation=np.float32(0.5)).train) == 10
 
 
 def test_numpy_seed_equals_the_same_int(things: Things, tmp_path: Path) -> None:

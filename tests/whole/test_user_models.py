@@ -363,7 +363,7 @@ def test_invalid_loaders_are_errors() -> None:
             se.Data.from_loaders(DataLoader(given, 4), classes=4)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="test must give pairs of tensors"):
         se.Data.from_loaders(DataLoader(pairs, 4), test=DataLoader([ROWS[0]] * 8, 4), classes=4)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="train must know how many batches"):
+    with pytest.raises(TypeError, match="train must be a DataLoader that knows how many batches"):
         se.Data.from_loaders(DataLoader(Endless(), 4), classes=4)
 
 

@@ -15,6 +15,7 @@ from structured_ensembles.channels import ChannelGraph, trace
 from structured_ensembles.checking.comparison import Difference, comparison_inputs, largest_difference, run_network
 from structured_ensembles.checking.masking import without_channels
 from structured_ensembles.checking.weights import randomize, remove_randomness, round_weights_otherwise
+from structured_ensembles.common.checks import check_seed, check_share, check_type
 from structured_ensembles.extraction import extract
 from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.selection import select
@@ -70,6 +71,9 @@ def check_model(
 
     example, coupled: as in `trace`. The comparison is in double precision, with weights drawn at random.
     """
+    check_type("model", model, nn.Module)
+    check_share("prune", prune)
+    seed = check_seed(seed)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     # Traced as it is compared: a cut graph keeps the rates of dropout, and conversions to single precision.
     full = randomize(remove_randomness(clone_model(model).cpu()), seed)

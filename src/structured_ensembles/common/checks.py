@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 
@@ -29,6 +31,13 @@ def check_seed(seed: Any) -> int:
     if not -(2**63) <= int(seed) < 2**64:  # beyond this range, two seeds would draw the same numbers
         raise ValueError(f"seed must be a whole number from -2**63 to 2**64 - 1, not {seed!r}")
     return int(seed)
+
+
+def check_path(argument: str, value: Any) -> Path:
+    """Return a path as a `Path`; raise a TypeError unless it is a string or a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{argument} must be a path, as a string or a pathlib.Path, not {value!r}")
+    return Path(value)
 
 
 def check_list(argument: str, value: Any, items: str = "") -> None:

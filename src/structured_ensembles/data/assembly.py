@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from structured_ensembles.common.checks import check_choice
 from structured_ensembles.common.inputs import Inputs, map_inputs
 from structured_ensembles.data.arrays import (
     Check,
@@ -55,6 +57,7 @@ def assemble_arrays(
     standardize: bool,
 ) -> Assembled:
     """Check arrays and split them; the arguments are those of `Data.from_arrays`."""
+    check_choice("task", task, (*get_args(Task), None))
     check = None if is_chosen(normalization) else check_images
     x, y = as_inputs("inputs", inputs, ids, check), as_targets("targets", targets, task)
     check_pair("inputs", x, "targets", y)
@@ -62,14 +65,14 @@ def assemble_arrays(
         warn_of_many_classes(y)
     task = task or ("regression" if y.is_floating_point() else "classification")
     names = _class_names(classes, y) if task == "classification" else ()
-    share = validation if isinstance(validation, float | int) else 0.0
+    share = float(validation) if isinstance(validation, Real) else 0.0
     if not 0 <= share < 1:
         raise ValueError(f"validation must be a share of at least 0 and less than 1, not {share!r}")
 
     splits_by_name: dict[str, TensorSplit] = {}
     for split_name, pair in (
         ("test", test),
-        ("validation", None if isinstance(validation, float | int) else validation),
+        ("validation", None if isinstance(validation, Real) else validation),
     ):
         if pair is not None:
             splits_by_name[split_name] = _make_split(split_name, pair, x, task, ids, check)
@@ -130,11 +133,17 @@ def _resolve_normalization(
     return None if ids else normalization_for(choice, inputs, rows, standardize)
 
 
-def _make_split(
-    label: str, pair: Iterable[Any], like: Inputs, task: Task, ids: bool, check: Check | None
-) -> TensorSplit:
+def _unpack_pair(label: str, pair: Any) -> tuple[Any, Any]:
+    """Return the inputs and targets of a pair; raise a TypeError if it is something else."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        described = f"a {type(pair).__name__} of {len(pair)}" if isinstance(pair, tuple | list) else repr(pair)
+        raise TypeError(f"{label} must be a pair of arrays (inputs, targets), not {described:.100}")
+    return pair[0], pair[1]
+
+
+def _make_split(label: str, pair: Any, like: Inputs, task: Task, ids: bool, check: Check | None) -> TensorSplit:
     """Convert a pair of arrays to a split, with inputs like those of training."""
-    inputs, targets = pair
+    inputs, targets = _unpack_pair(label, pair)
     x, y = as_inputs(f"{label} inputs", inputs, ids, check), as_targets(f"{label} targets", targets, task)
     check_pair(f"{label} inputs", x, f"{label} targets", y)
     described, expected = (

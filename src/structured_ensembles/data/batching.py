@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from structured_ensembles.common.checks import check_whole
 from structured_ensembles.common.inputs import Shape, batch_size, is_several, split_batch, tensors_in
 from structured_ensembles.data.arrays import as_inputs, stack_samples
 from structured_ensembles.data.conversion import check_bytes
@@ -22,6 +23,7 @@ def batches_of(x: Any, size: int, ids: bool = False, shape: Shape | None = None,
     ids: inputs are whole numbers. shape: of one sample in training; it tells whether the network takes several inputs.
     pixels: they were uint8 in training, so that other whole numbers are refused.
     """
+    check_whole("batch_size", size)
     check = check_bytes if pixels else None
     if isinstance(x, DataLoader):
         for batch in iterate_isolated(x):

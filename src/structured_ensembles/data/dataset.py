@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from structured_ensembles.common.checks import check_choice, check_type
+from structured_ensembles.common.checks import check_choice, check_path, check_type, check_whole
 from structured_ensembles.common.inputs import Inputs, Shape, batch_size, map_inputs, select_rows
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.data.arrays import stack_samples
@@ -139,7 +140,7 @@ class Data:
         """
         if classes is None:
             classes = getattr(train, "classes", None)
-        held_out = validation if isinstance(validation, float | int) else stack_samples("validation", validation)
+        held_out = validation if isinstance(validation, Real) else stack_samples("validation", validation)
         return cls.from_arrays(
             *stack_samples("train", train),
             test=None if test is None else stack_samples("test", test),
@@ -212,13 +213,14 @@ class Data:
         normalization: as in `from_arrays`; "auto" and "standard" are measured on the training pictures.
         workers: how many threads decode; by default one for each core.
         """
-        folder = read_folder(Path(path), size, channels, test, validation, seed, normalization, workers, cache_bytes)
+        path = check_path("path", path)
+        folder = read_folder(path, size, channels, test, validation, seed, normalization, workers, cache_bytes)
         return cls(
             "classification",
             folder.classes,
             *(folder.train, folder.validation, folder.test),
             folder.normalization,
-            Path(path).expanduser().resolve().name if name is None else name,
+            path.expanduser().resolve().name if name is None else name,
             normalization_settled=is_chosen(normalization),
         )
 
@@ -253,6 +255,7 @@ class Data:
 
     def example(self, batch: int = 2, dtype: torch.dtype = torch.float32) -> Any:
         """Return a batch as a network gets it, (batch, …), such as for `trace`; a tuple or dict of several inputs."""
+        check_whole("batch", batch)
         inputs, _ = first_batch(self.train, batch)
         return self.prepare(select_rows(inputs, torch.arange(batch) % batch_size(inputs)), dtype)
 
@@ -274,11 +277,13 @@ class Data:
         dtype: torch.dtype = torch.float32,
     ) -> Iterator[Batch]:
         """Yield batches as a network gets them: prepared inputs (size, …), and targets; shuffled if there is a seed."""
+        check_whole("size", size)
         for inputs, targets in self.split(split).batches(size, seed, device):
             yield self.prepare(inputs, dtype), targets.to(dtype) if targets.is_floating_point() else targets
 
     def num_batches(self, split: SplitName, size: int) -> int:
         """Return the number of batches of a split."""
+        check_whole("size", size)
         return self.split(split).num_batches(size)
 
     def prepare(self, inputs: Inputs, dtype: torch.dtype = torch.float32) -> Any:

@@ -16,8 +16,10 @@ def check_loader(label: str, loader: DataLoader[Any], ids: bool, check: Check | 
     try:
         batches = len(loader)
         len(loader.dataset)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise TypeError(f"{label} must know how many batches and samples it has: {error}") from error
+    except (TypeError, AttributeError) as error:  # other loaders than torch's will do
+        raise TypeError(
+            f"{label} must be a DataLoader that knows how many batches and samples it has: {error}"
+        ) from error
     if batches == 0:
         raise ValueError(f"{label} is empty")
     batch = next(iterate_isolated(loader), None)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,12 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.target_scaling import Units, fit_units
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def check_loss(loss: Any) -> None:
+    """Raise a TypeError unless `loss` is a function, or None for that of the task."""
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function of (outputs, targets), not {loss!r}")
 
 
 def loss_for(data: Data, loss: Loss | None, units: Units | None = None) -> Loss:

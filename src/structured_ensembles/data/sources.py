@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from structured_ensembles.common.checks import check_type
 from structured_ensembles.data.cache import cache_path, read_cache, write_cache
 from structured_ensembles.data.cifar import CIFAR10, CIFAR100
 from structured_ensembles.data.dataset import Data
@@ -44,6 +45,7 @@ def load_data(name: str, root: str | Path | None = None, *, seed: int = 0, norma
     seed: draws the validation split.
     normalization: of the pixels, see `Data.from_arrays`.
     """
+    check_type("name", name, str, f"one of {', '.join(DATA_SETS)}, or {FOLDER}PATH for a folder of pictures")
     if is_folder(name):
         return _load_folder(name, seed, normalization)
     info = _info(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.calibration import Calibration
-from structured_ensembles.common.checks import check_number, check_share, check_type, check_whole
+from structured_ensembles.common.checks import check_choice, check_number, check_share, check_type, check_whole
 from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.inputs import call
 from structured_ensembles.common.plurals import counted
@@ -101,6 +102,9 @@ class StructuredEnsemble(BaseEstimator):  # type: ignore[misc]
         check_share("validation_fraction", self.validation_fraction)
         check_whole("epochs", self.epochs)
         check_number("learning_rate", self.learning_rate)
+        check_choice("early_stopping", self.early_stopping, (True, False))
+        if self.batch_size != "auto" and (not isinstance(self.batch_size, Integral) or self.batch_size < 1):
+            raise ValueError(f"batch_size must be 'auto' or a whole number of at least 1, not {self.batch_size!r}")
         kept, held_out = (
             rows.numpy() for rows in hold_out(torch.from_numpy(strata), float(self.validation_fraction), seed)
         )

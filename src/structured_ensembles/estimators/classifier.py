@@ -105,7 +105,7 @@ class StructuredEnsembleClassifier(ClassifierMixin, StructuredEnsemble):  # type
         """Return a weight for each class, (classes,). labels, weights: of the samples, (rows,)."""
         if self.class_weight is None:
             return np.ones(len(self.classes_))
-        if isinstance(self.class_weight, str):
+        if not isinstance(self.class_weight, Mapping):
             if self.class_weight != "balanced":
                 raise ValueError(f"class_weight must be a dict, 'balanced' or None, not {self.class_weight!r}")
             return weights.sum() / (len(self.classes_) * np.bincount(labels, weights))

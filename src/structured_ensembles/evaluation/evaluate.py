@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from structured_ensembles.common.checks import check_list, check_type, to_python_number
+from structured_ensembles.common.checks import check_list, check_type, check_whole, to_python_number
 from structured_ensembles.common.gaussian import Gaussians
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import SplitName, check_data
-from structured_ensembles.data.losses import Loss
+from structured_ensembles.data.losses import Loss, check_loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.calibrated import compute_calibrated_figures, compute_interval_figures
 from structured_ensembles.evaluation.calibration import (
@@ -99,8 +99,10 @@ def evaluate(
     combination_rules = check_rules(combine)
     check_list("fgsm", fgsm)
     fgsm = [to_python_number(epsilon) for epsilon in fgsm]
-    if loss is not None and not callable(loss):
-        raise TypeError(f"loss must be a function of (outputs, targets), not {loss!r}")
+    check_loss(loss)
+    check_whole("batch_size", batch_size)
+    if base is not None:
+        check_type("base", base, nn.Module)
     if deep is not None:
         check_deep(deep, data, combination_rules[0])
     names = check_request(data, fgsm, corruptions, severities, ood)

@@ -38,6 +38,15 @@ def check_classification(task: str, method: str) -> None:
         )
 
 
+def check_regression(task: str, method: str) -> None:
+    """Raise a ValueError if a classification is asked for a method of regression."""
+    if task != "regression":
+        raise ValueError(
+            f"{method} is for regression; for classification there are predict_proba and uncertainty, conformal and "
+            "predict_set"
+        )
+
+
 def check_batch(ensemble: Any, x: Inputs, dtype: torch.dtype) -> None:
     """Check a batch (samples, …) before an ensemble with weights of this dtype predicts from it."""
     check_inputs(x, ensemble.input_shape, ensemble.input_kinds, ensemble.ids, ensemble.id_limit)
@@ -47,7 +56,7 @@ def check_batch(ensemble: Any, x: Inputs, dtype: torch.dtype) -> None:
         check_half(x, dtype)
 
 
-def check_inputs(x: Inputs, shape: Any, kinds: Kinds | None, ids: bool, limits: Any) -> None:
+def check_inputs(x: Inputs, shape: Any, kinds: Kinds | None, ids: bool, limits: Any, argument: str = "x") -> None:
     """Raise an error that names the difference if a batch (samples, …) is not like those of training.
 
     shape, kinds, ids, limits: `input_shape`, `input_kinds`, `ids` and `id_limit` of the ensemble.
@@ -55,7 +64,7 @@ def check_inputs(x: Inputs, shape: Any, kinds: Kinds | None, ids: bool, limits: 
     if not isinstance(x, Tensor) or is_several(shape):
         check_several(x, shape, kinds, limits)
     else:
-        check_shape(x, shape, ids)
+        check_shape(x, shape, ids, argument)
     if ids and isinstance(x, Tensor):
         check_ids(x, limits)
 
@@ -100,7 +109,7 @@ def cast_as_trained(x: Any, normalization: Any, kinds: Kinds | None) -> Any:
     return x if kinds is None else map_inputs(cast, x, normalization_of_each(normalization, x), kinds)
 
 
-def check_shape(x: Tensor, shape: tuple[int, ...] | None, ids: bool) -> None:
+def check_shape(x: Tensor, shape: tuple[int, ...] | None, ids: bool, argument: str = "x") -> None:
     """Raise a ValueError unless a batch (samples, …) fits the shape of one input in training; None: it is unknown.
 
     Where samples seem to have another layout, the error says how to change it.
@@ -110,7 +119,9 @@ def check_shape(x: Tensor, shape: tuple[int, ...] | None, ids: bool) -> None:
         return
     if not _fits(x, shape, ids):
         hint = _suggest_layout(tuple(x.shape), shape)
-        raise ValueError(f"x must be a batch of {_describe_input(shape, ids)}, not of shape {tuple(x.shape[1:])}{hint}")
+        raise ValueError(
+            f"{argument} must be a batch of {_describe_input(shape, ids)}, not of shape {tuple(x.shape[1:])}{hint}"
+        )
 
 
 def _suggest_layout(actual: tuple[int, ...], shape: tuple[int, ...]) -> str:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from structured_ensembles.common.checks import check_path
 from structured_ensembles.common.processes import decide_in_first_process, rank
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import fingerprint_split
@@ -117,7 +118,7 @@ def open_folder(
     """
     if folder is None:
         return RunFolder(None, {}, {})
-    path, settings = Path(folder), {"method": method, **arguments}
+    path, settings = check_path("folder", folder), {"method": method, **arguments}
     return decide_in_first_process(
         lambda: _claim(path, compute_identity(model, data, recipe, execution, loss, loss_name, "folder=", **settings))
     )

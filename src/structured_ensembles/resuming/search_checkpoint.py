@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.common.checks import check_path
 from structured_ensembles.common.processes import decide_in_first_process, gather, rank
 from structured_ensembles.data import Data
 from structured_ensembles.resuming.identity import RunFile, check_same, digest_data, identify_loss, to_plain_json
@@ -43,11 +44,12 @@ def identify_search(
     """Return the checkpoint with the identity of its search, computed here unless a method gave it."""
     if checkpoint is None or isinstance(checkpoint, RunFile):
         return checkpoint
+    path = check_path("checkpoint", checkpoint)
     loss_identity = identify_loss(loss, None, "checkpoint=", "leave checkpoint= out")  # there is no loss_name= here
     described = {"loss": loss_identity, **digest_module(model), **digest_data(data)}
     # Processes may have drawn different weights: the identity of the first one counts.
     identity = gather({"method": "learn_scales", **to_plain_json(settings), **described})[0]
-    return RunFile(Path(checkpoint), identity)
+    return RunFile(path, identity)
 
 
 def save_search(file: RunFile, state: SearchState) -> None:

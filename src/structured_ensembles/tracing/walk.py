@@ -38,7 +38,8 @@ class Producer:
 
     module: its name; where code outside a layer computes with a bare parameter, that of the parameter.
     channels: the layout of its output dimension. norm: the norm layer that reads its output, if nothing else does.
-    weight, weight_dim: the parameter that it computes them with, and the dimension of it that has a row per channel.
+    weight, weight_dim: the parameter that it computes them with, and the dimension of it that has a row per channel;
+        None where the weight is computed, as under `weight_norm`: such channels are fixed.
     scaled: whether scaling vectors can multiply its output.
     normalized: whether its output passes a norm layer before the next layer or the network's output.
     """
@@ -48,7 +49,7 @@ class Producer:
     dim: int  # of the channels in the output, from the end: the batch dimension may be missing
     norm: str | None
     normalized: bool
-    weight: str
+    weight: str | None
     weight_dim: int
     scaled: bool
 
@@ -214,7 +215,7 @@ class _Layers:
         owner = self._owner(weight)
         parameter = weight.parameter or (f"{owner}.weight" if owner is not None else None)
         if parameter is None or (owner is None and not bare):
-            fix(channels, f"computed from {parameter or 'a computed weight'} by code outside a layer")
+            self._fix_output(channels, dim, parameter)
             return
         number = len(self.walk.producers)
         norm = norm_after(self.node)
@@ -244,6 +245,15 @@ class _Layers:
             channel_set.computed = True
             if owner is not None:  # the groups of a grouped convolution are scaled where they are computed first
                 channel_set.heads = channel_set.heads or frozenset({number})
+
+    def _fix_output(self, channels: Layout, dim: int, parameter: str | None) -> None:
+        """Fix channels that no parameter of a layer computes; list a layer whose weight is computed as their source."""
+        module = module_of(self.node)
+        if parameter is not None or not isinstance(self.walk.modules.get(module), LAYERS):
+            fix(channels, f"computed from {parameter or 'a computed weight'} by code outside a layer")
+            return
+        fix(channels, f"the weight of {module} is computed, not a parameter")
+        self.walk.producers.append(Producer(module, channels, -1, None, True, None, dim, scaled=False))
 
     def consume(self, weight: Value, channels: Layout) -> None:
         """Record the layer of `weight` as a reader of the channels."""

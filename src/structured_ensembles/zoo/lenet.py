@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.networks.provenance import record_origin
-from structured_ensembles.zoo.network import Network
+from structured_ensembles.zoo.network import Network, check_sizes
 
 
 class Backbone(Network):
@@ -48,10 +48,12 @@ class LeNet5(Network):
 @record_origin
 def lenet5(num_classes: int = 10, in_channels: int = 1) -> LeNet5:
     """Make a LeNet-5: 61,706 parameters for greyscale images and 10 classes."""
+    check_sizes(num_classes=num_classes, in_channels=in_channels)
     return LeNet5(num_classes, in_channels)
 
 
 @record_origin
 def lenet5_backbone(in_channels: int = 1) -> Backbone:
     """Make LeNet-5's convolutions without biases: 50,550 parameters and 142 neurons for greyscale images."""
+    check_sizes(in_channels=in_channels)
     return Backbone(in_channels, bias=False)

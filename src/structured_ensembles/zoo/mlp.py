@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from structured_ensembles.common.checks import check_list, check_whole
 from structured_ensembles.networks.provenance import record_origin
-from structured_ensembles.zoo.network import Network
+from structured_ensembles.zoo.network import Network, check_sizes
 
 
 class MLP(Network):
@@ -27,4 +28,8 @@ class MLP(Network):
 @record_origin
 def mlp(in_features: int, num_classes: int = 10, hidden: Sequence[int] = (256, 256)) -> MLP:
     """Make a multi-layer perceptron; for a regression, `num_classes` is the number of values to predict."""
+    check_sizes(in_features=in_features, num_classes=num_classes)
+    check_list("hidden", hidden, "whole numbers")
+    for size in hidden:
+        check_whole("each of hidden", size)
     return MLP((in_features, *hidden, num_classes))

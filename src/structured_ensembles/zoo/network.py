@@ -2,6 +2,14 @@
 
 from torch import Tensor, nn
 
+from structured_ensembles.common.checks import check_whole
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise a ValueError unless each of the arguments of a network is a whole number of at least 1."""
+    for argument, size in sizes.items():
+        check_whole(argument, size)
+
 
 class Network(nn.Module):
     """A module that initialises all its layers itself (Kaiming)."""

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.networks.provenance import record_origin
-from structured_ensembles.zoo.network import Network
+from structured_ensembles.zoo.network import Network, check_sizes
 
 
 class Block(nn.Module):
@@ -72,16 +72,19 @@ class ResNet(Network):
 @record_origin
 def resnet20(num_classes: int = 10, in_channels: int = 3, width: int = 1) -> ResNet:
     """Make a ResNet20: three blocks each of 16, 32, 64 channels times `width`; 269,722 parameters for 10 classes."""
+    check_sizes(num_classes=num_classes, in_channels=in_channels, width=width)
     return ResNet((3, 3, 3), 16 * width, num_classes, in_channels)
 
 
 @record_origin
 def resnet32(num_classes: int = 10, in_channels: int = 3, width: int = 1) -> ResNet:
     """Make a ResNet32: ResNet20 with five blocks per stage; 476,504 parameters for 200 classes."""
+    check_sizes(num_classes=num_classes, in_channels=in_channels, width=width)
     return ResNet((5, 5, 5), 16 * width, num_classes, in_channels)
 
 
 @record_origin
 def resnet18(num_classes: int = 10, in_channels: int = 3, width: int = 1) -> ResNet:
     """Make the usual ResNet18 for CIFAR: 64 to 512 channels times `width`, a 3×3 stem; 11,173,962 parameters."""
+    check_sizes(num_classes=num_classes, in_channels=in_channels, width=width)
     return ResNet((2, 2, 2, 2), 64 * width, num_classes, in_channels, projection=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from structured_ensembles.networks.provenance import record_origin
-from structured_ensembles.zoo.network import Network, WithHead
+from structured_ensembles.zoo.network import Network, WithHead, check_sizes
 
 POOL = 0  # stands for 2×2 max pooling in a list of channel counts
 VGG11 = (64, POOL, 128, POOL, 256, 256, POOL, 512, 512, POOL, 512, 512, POOL)
@@ -66,23 +66,27 @@ class Backbone(Network):
 @record_origin
 def vgg11(num_classes: int = 10, in_channels: int = 3, dropout: float = 0.5) -> VGG:
     """Make a VGG11: 128,796,352 parameters for 10 classes."""
+    check_sizes(num_classes=num_classes, in_channels=in_channels)
     return VGG(VGG11, num_classes, in_channels, dropout)
 
 
 @record_origin
 def vgg16(num_classes: int = 10, in_channels: int = 3, dropout: float = 0.5) -> VGG:
     """Make a VGG16: 134,289,088 parameters for 10 classes."""
+    check_sizes(num_classes=num_classes, in_channels=in_channels)
     return VGG(VGG16, num_classes, in_channels, dropout)
 
 
 @record_origin
 def half_vgg11_backbone(in_channels: int = 3) -> Backbone:
     """Make the convolutions of a VGG11 of half the width: 2,304,864 parameters, 1,376 neurons."""
+    check_sizes(in_channels=in_channels)
     return Backbone(HALF_VGG11, in_channels)
 
 
 @record_origin
 def half_vgg11(num_classes: int = 10, in_channels: int = 3) -> WithHead:
     """Make the half-VGG11 backbone with one linear layer."""
+    check_sizes(num_classes=num_classes, in_channels=in_channels)
     backbone = half_vgg11_backbone(in_channels)
     return WithHead(backbone, backbone.num_features, num_classes)

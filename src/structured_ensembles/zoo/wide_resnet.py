@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.networks.provenance import record_origin
-from structured_ensembles.zoo.network import Network
+from structured_ensembles.zoo.network import Network, check_sizes
 
 
 class PreactivationBlock(nn.Module):
@@ -55,4 +55,5 @@ class WideResNet(Network):
 @record_origin
 def wrn28_10(num_classes: int = 10, in_channels: int = 3, width: int = 10) -> WideResNet:
     """Make a WRN-28-10: 28 layers, ten times as wide as ResNet20; 36,479,194 parameters for 10 classes."""
+    check_sizes(num_classes=num_classes, in_channels=in_channels, width=width)
     return WideResNet(4, width, num_classes, in_channels)
