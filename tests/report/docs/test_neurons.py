@@ -48,7 +48,7 @@ def test_study_goes_from_the_queue_to_the_page(tmp_path: Path) -> None:
     progress = run_queue(halves, tmp_path, backend="sequential", device="cpu", quiet=True)
     assert (len(progress.new), progress.failed) == (5, {})
     records = read_records(tmp_path, planned)
-    page = render_topic(subsets_topic(TRIAL, section), records)
+    page = render_topic(subsets_topic(TRIAL), records)
     table = np.array(read_values(records, wanted, 0.5, "cls/accuracy"))
     assert table.shape == (6, 5)
     # By an independent route: sums of squares of the residuals of means.
