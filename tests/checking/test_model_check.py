@@ -12,7 +12,7 @@ import structured_ensembles as se
 from structured_ensembles.checking import model_check
 from structured_ensembles.checking.comparison import Difference
 from structured_ensembles.checking.model_check import check_model
-from structured_ensembles.checking.weights import randomize, remove_randomness, round_weights_otherwise
+from structured_ensembles.checking.weights import perturb_by_rounding, randomize, remove_randomness
 
 EXAMPLE = torch.rand(2, 3, 8, 8)
 
@@ -117,7 +117,7 @@ def test_noise_is_what_rounding_errors_of_the_weights_change() -> None:
 
     magnifier, x = Magnifier(), torch.ones(1, dtype=torch.float64)
     for seed in range(20):
-        rounded = round_weights_otherwise(magnifier, seed)
+        rounded = perturb_by_rounding(magnifier, seed)
         if float((rounded.weight[1] - rounded.weight[0]) / (magnifier.weight[1] - magnifier.weight[0])) != 1:
             break
     relative = (rounded.weight / magnifier.weight - 1).abs()
