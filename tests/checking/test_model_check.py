@@ -129,6 +129,23 @@ def test_noise_is_what_rounding_errors_of_the_weights_change() -> None:
     assert not Difference(2e-9, 1.0).exact
 
 
+def test_network_that_magnifies_rounding_is_cut_exactly() -> None:
+    class Magnifier(nn.Module):
+        """A rounding error of its head, of about 1e-16, becomes more than a billionth of the output."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.head = nn.Linear(8, 256), nn.Linear(256, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sin(3e8 * self.head(torch.relu(self.hidden(x))))
+
+    check = check_model(Magnifier(), torch.rand(16, 8))
+    assert check.evaluation is not None
+    assert check.evaluation.relative > 1e-9 * min(1.0, check.evaluation.effect)
+    assert check.exact
+
+
 def test_randomness_is_removed_wherever_rates_are() -> None:
     class Config:
         hidden_dropout_prob, apply_spec_augment = 0.0, False
