@@ -10,13 +10,12 @@ from structured_ensembles.paper.variance import TwoWay
 from structured_ensembles.paper.wide_studies import tuned_study
 from structured_ensembles.report.docs.defaults import judge
 from structured_ensembles.report.docs.differences import subtract_rows
-from structured_ensembles.report.docs.records import Records, write_table
+from structured_ensembles.report.docs.records import NOT_RUN, Records, write_table
 
 LEVEL = 0.05  # of the p-value below which subsets differ
 BEST_OF_HUNDRED = 2.51  # standard deviations: the expected maximum of 100 normal values
 TITLES = {"cls/accuracy": "accuracy (points)", "cal/nll": "NLL"}
 HEADER = ("pruned", "figure", "between subsets", "between seeds", "rest", "F", "p")
-NOT_RUN = "not run"
 
 
 def write_subset_analysis(records: Records, wanted: Study) -> str:

@@ -18,6 +18,8 @@ from structured_ensembles.paper.sections import Planned
 from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.runs.finished import Finished, read_run
 
+NOT_RUN = "not run"
+
 
 @dataclass(frozen=True)
 class Records:

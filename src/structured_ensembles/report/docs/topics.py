@@ -21,9 +21,8 @@ from structured_ensembles.report.docs.defaults import write_choice_of_defaults
 from structured_ensembles.report.docs.differences import difference_table
 from structured_ensembles.report.docs.neurons import write_subset_analysis
 from structured_ensembles.report.docs.pictures import draw_front_of_study, draw_pruning
-from structured_ensembles.report.docs.records import Records, format_provenance, format_remaining
+from structured_ensembles.report.docs.records import NOT_RUN, Records, format_provenance, format_remaining
 
-NOT_RUN = "not run"
 SHORT_RULES = {"mean": "mean of probabilities", "logits": "paper's rule"}
 MAIN = "cifar10-resnet20"
 SETUPS = (

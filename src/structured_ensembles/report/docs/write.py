@@ -95,8 +95,8 @@ def render_docs(results: Path, root: Path, planned: Sequence[Planned] | None = N
         wall_time=wall_time_table(records, read_steps(root / "benchmarks" / "results")),
     )
     blocks = {
-        "choice": f'{choice_table(records)}\n\n{write_neurons(records)} Without a clear winner, `selection="random"` '
-        "saves the search. [More](docs/results.md#does-it-matter-which-neurons-are-kept).",
+        "choice": f'{choice_table(records)}\n\n{write_neurons(records)} `selection="random"` saves the '
+        "search. [More](docs/results.md#does-it-matter-which-neurons-are-kept).",
         "table-accuracy": write_compact_table(known, records),
         "targets": targets_summary(goals),
         "front": f"{write_readme_front(known['front-cifar10'], records, images)}\n\n"
