@@ -387,7 +387,7 @@ def test_eager_benchmark_measures_what_is_missing(
         eager.main()
         return [row["kind"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
 
-    monkeypatch.setattr(eager, "list_known_steps", lambda rows: {half})  # as if benchmarks/results had it
+    monkeypatch.setattr(eager, "list_known_steps", lambda *_: {half})  # as if benchmarks/results had it
     assert kinds() == ["full"]
     monkeypatch.undo()
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
@@ -398,6 +398,9 @@ def test_eager_benchmark_measures_what_is_missing(
     first = json.loads(path.read_text(encoding="utf-8"))["rows"][0]
     assert kinds() == ["full", "prune=0.5"]
     assert json.loads(path.read_text(encoding="utf-8"))["rows"][0] == first  # not measured again
+    assert kinds("--precisions", "float32", "bfloat16") == ["full", "prune=0.5", "full", "prune=0.5"]
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert [row["precision"] for row in rows] == ["float32", "float32", "bfloat16", "bfloat16"]
     with pytest.raises(ValueError, match="give another file"):
         kinds("--batch", "4")
     sys.modules.pop("eager")
