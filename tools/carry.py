@@ -163,8 +163,8 @@ def unpack_back(arguments: argparse.Namespace) -> None:
 
     results = ROOT / "results"
     for path in (*arguments.back.glob(FINISHED), *sorted(arguments.back.glob(UNFINISHED.format("*")))):
-        # Another machine may have finished a run meanwhile: its figures must not be replaced by half of them.
-        finished = [] if path.name == FINISHED else finished_runs(results)
+        # Finished runs stay: these may have come from another machine, or have been measured further here.
+        finished = finished_runs(results)
         with tarfile.open(path) as archive:
             new = [member for member in archive if (results / member.name).parent not in finished]
             archive.extractall(results, new, filter="data")

@@ -150,18 +150,19 @@ def test_finished_runs_stay_packed_while_they_are_packed_anew(tmp_path: Path, mo
     assert (back / "results.tar.gz").read_bytes() == before
 
 
-def test_run_finished_elsewhere_is_not_replaced_by_an_unfinished_one(checkout: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("archive", ["unfinished-0.tar.gz", "results.tar.gz"])
+def test_run_finished_here_is_not_replaced(archive: str, checkout: Path, tmp_path: Path) -> None:
     there, back = tmp_path / "there", tmp_path / "back"
-    name = "s/twice"
+    name, result = "s/twice", ("result.json",) * (archive == "results.tar.gz")
     for root, files in (
-        (there / name, ("config.yaml", "evaluation-test-mean.json", "checkpoint.safetensors")),
+        (there / name, ("config.yaml", "evaluation-test-mean.json", "checkpoint.safetensors", *result)),
         (checkout / "results" / name, ("config.yaml", "evaluation-test-mean.json", "result.json", "elapsed.json")),
     ):
         root.mkdir(parents=True)
         for file in files:
             (root / file).write_text(f"of {root}")
     carry["pack_back"](there, back)
-    assert f"{name}/evaluation-test-mean.json" in files_in(back / "unfinished-0.tar.gz")
+    assert f"{name}/evaluation-test-mean.json" in files_in(back / archive)
     carry["unpack_back"](Namespace(back=back))
     run = checkout / "results" / name
     assert (run / "evaluation-test-mean.json").read_text() == f"of {run}"
