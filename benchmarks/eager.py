@@ -49,7 +49,8 @@ def main() -> None:
     arguments.steps = arguments.steps or (20 if arguments.device.startswith("cuda") else 1)
     start = time.monotonic()
     rows = read_earlier_rows(arguments) if arguments.missing else []
-    known = list_known_steps(rows) if arguments.missing else set()
+    known = list_known_steps(rows, arguments.precisions) if arguments.missing else set()
+    done = {(step_of(row), row["precision"]) for row in rows}
     steps = {step: run for step, run in find_steps().items() if step.model in arguments.models and step not in known}
     for number, (step, experiment) in enumerate(steps.items()):
         if time.monotonic() - start > 60 * arguments.minutes:
@@ -58,6 +59,7 @@ def main() -> None:
         measured = [
             {**vars(step), "precision": precision, **measure(experiment, precision, arguments)}
             for precision in arguments.precisions
+            if (step, precision) not in done
         ]
         rows += measured
         times = ", ".join(f"{row['precision']} {row['ms']:.2f} ms" for row in measured)
@@ -82,11 +84,23 @@ def read_earlier_rows(arguments: argparse.Namespace) -> list[dict]:
     return earlier["rows"]
 
 
-def list_known_steps(rows: Collection[dict]) -> set[Step]:
-    """List the steps that were measured on this device before: `rows`, and those of benchmarks/results."""
+def step_of(row: dict) -> Step:
+    """Return the step that a row is of."""
+    return Step(row["model"], row["width"], row["size"], row["kind"])
+
+
+def list_known_steps(rows: Collection[dict], precisions: Collection[str]) -> set[Step]:
+    """List the steps that were measured on this device before: those of benchmarks/results, and `rows`.
+
+    A step of the rows is known if they have it in all precisions: the faster one counts.
+    """
     device = describe_machine()["device"]
     recorded = {step for name, step in read_steps(ROOT / "benchmarks" / "results") if name == device}
-    return recorded | {Step(row["model"], row["width"], row["size"], row["kind"]) for row in rows}
+    measured: dict[Step, set[str]] = {}
+    for row in rows:
+        measured.setdefault(step_of(row), set()).add(row["precision"])
+    complete = {step for step, known in measured.items() if known >= set(precisions)}
+    return (recorded - measured.keys()) | complete
 
 
 def find_steps() -> dict[Step, Experiment]:

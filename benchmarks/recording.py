@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from structured_ensembles.runs.folder import describe_machine
+from structured_ensembles.storage.files import write_text
 
 WORKSPACES = os.environ.get("CUBLAS_WORKSPACE_CONFIG")  # the user's setting, if any
 
@@ -38,12 +39,11 @@ def arguments_of(description: str | None, **options: Any) -> argparse.Namespace:
 
 
 def record(arguments: argparse.Namespace, rows: Any) -> None:
-    """Write settings, machine and rows to the file of `--json`, if there is one."""
+    """Write settings, machine and rows to the file of `--json`, if there is one, whole or not at all."""
     if arguments.json:
         settings = {key: value for key, value in vars(arguments).items() if key != "json"}
         contents = {"settings": settings, "date": date.today().isoformat(), **describe_machine(), "rows": rows}
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(contents, indent=1) + "\n")
+        write_text(arguments.json, json.dumps(contents, indent=1) + "\n")
 
 
 def milliseconds(run: Callable[[], object], device: str, repeats: int, rounds: int = 3) -> float:

@@ -33,6 +33,7 @@ MIB = 2**20
 MAX_HEIGHT = 16_000  # pixels of a WebP image
 PACKAGES = "packages.tar.gz"
 CODE = "code.tar.gz"
+FINISHED, UNFINISHED = "results.tar.gz", "unfinished-{}.tar.gz"  # of carry/back
 POLL_SECONDS = 5.0  # between two looks for finished runs
 
 
@@ -157,15 +158,21 @@ def unpack_back(arguments: argparse.Namespace) -> None:
     """Move finished and unfinished runs to results/ and update the queue."""
     from structured_ensembles.paper.queue import write_queue
     from structured_ensembles.paper.sections import plan_runs
+    from structured_ensembles.resuming.identity import CHECKPOINTS
+    from structured_ensembles.runs.stopwatch import ELAPSED
 
-    for path in sorted(arguments.back.glob("*.tar.gz")):
+    results = ROOT / "results"
+    for path in (*arguments.back.glob(FINISHED), *sorted(arguments.back.glob(UNFINISHED.format("*")))):
+        # Finished runs stay: these may have come from another machine, or have been measured further here.
+        finished = finished_runs(results)
         with tarfile.open(path) as archive:
-            archive.extractall(ROOT / "results", filter="data")
-            print(*(name for name in archive.getnames() if name.endswith(("result.json", "safetensors"))), sep="\n")
-    for run in finished_runs(ROOT / "results"):
-        for checkpoint in run.glob("checkpoint*.safetensors"):  # from when it came back unfinished
-            checkpoint.unlink()
-    write_queue(plan_runs(), ROOT / "results")
+            new = [member for member in archive if (results / member.name).parent not in finished]
+            archive.extractall(results, new, filter="data")
+        print(*(member.name for member in new if member.name.endswith(("result.json", "safetensors"))), sep="\n")
+    for run in finished_runs(results):
+        for leftover in (*run.glob(CHECKPOINTS), run / ELAPSED):  # from when it came back unfinished
+            leftover.unlink(missing_ok=True)
+    write_queue(plan_runs(), results)
     print("see results/queue.yaml; then: sens report results/ --docs, and commit")
 
 
@@ -179,7 +186,13 @@ def run_there(arguments: argparse.Namespace) -> None:
     for name in (CODE, PACKAGES):
         if (folder / name).exists():
             with tarfile.open(folder / name) as archive:
-                archive.extractall(work, filter="data")
+                # An earlier call has brought the runs in `work` farther than they were when they were packed.
+                new = [
+                    member
+                    for member in archive
+                    if not (member.name.startswith("results/") and (work / member.name).exists())
+                ]
+                archive.extractall(work, new, filter="data")
     path = [str(work / "src"), str(work / "packages"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
     sys.path[:0] = path[:2]
@@ -272,28 +285,33 @@ def pack_finished(runs: list[Path], results: Path, back: Path) -> None:
     """Pack the small files of finished runs into one archive, which replaces the one before it when it is complete."""
     from structured_ensembles.paper.queue import KEPT
 
-    archive_path = back / "results.tar.gz"
-    unfinished = archive_path.with_suffix(".part")
-    with tarfile.open(unfinished, "w:gz") as archive:
-        for run in runs:
-            for name in KEPT:
-                if (run / name).exists():
-                    archive.add(run / name, (run / name).relative_to(results).as_posix())
-    unfinished.replace(archive_path)
+    files = [run / name for run in runs for name in KEPT if (run / name).exists()]
+    write_archive(back / FINISHED, files, results)
+
+
+def write_archive(path: Path, files: list[Path], results: Path) -> None:
+    """Write files below `results` to an archive that appears when it is complete."""
+    temporary = path.with_suffix(".part")
+    with tarfile.open(temporary, "w:gz") as archive:
+        for file in files:
+            archive.add(file, file.relative_to(results).as_posix())
+    temporary.replace(path)
 
 
 def pack_back(results: Path, back: Path) -> None:
-    """Pack the small files of finished runs into one archive, and each unfinished run into another."""
+    """Pack the small files of finished runs into one archive, and each unfinished run into another.
+
+    At any moment `back` has an archive of finished runs, if it had one before.
+    """
     from structured_ensembles.paper.queue import PORTABLE
 
-    shutil.rmtree(back, ignore_errors=True)
-    back.mkdir(parents=True)
+    back.mkdir(parents=True, exist_ok=True)
     pack_finished(finished_runs(results), results, back)
+    for earlier in back.glob(UNFINISHED.format("*")):
+        earlier.unlink()
     for number, kept in enumerate(unfinished_runs(results)):
         if sum(path.stat().st_size for path in kept) <= PORTABLE:
-            with tarfile.open(back / f"unfinished-{number}.tar.gz", "w:gz") as archive:
-                for path in kept:
-                    archive.add(path, path.relative_to(results).as_posix())
+            write_archive(back / UNFINISHED.format(number), kept, results)
     for path in sorted(back.iterdir()):
         print(f"{path.stat().st_size / MIB:7.1f} MiB  {path}")
 

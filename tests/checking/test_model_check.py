@@ -12,7 +12,7 @@ import structured_ensembles as se
 from structured_ensembles.checking import model_check
 from structured_ensembles.checking.comparison import Difference
 from structured_ensembles.checking.model_check import check_model
-from structured_ensembles.checking.weights import randomize, remove_randomness, round_weights_otherwise
+from structured_ensembles.checking.weights import perturb_by_rounding, randomize, remove_randomness
 
 EXAMPLE = torch.rand(2, 3, 8, 8)
 
@@ -117,7 +117,7 @@ def test_noise_is_what_rounding_errors_of_the_weights_change() -> None:
 
     magnifier, x = Magnifier(), torch.ones(1, dtype=torch.float64)
     for seed in range(20):
-        rounded = round_weights_otherwise(magnifier, seed)
+        rounded = perturb_by_rounding(magnifier, seed)
         if float((rounded.weight[1] - rounded.weight[0]) / (magnifier.weight[1] - magnifier.weight[0])) != 1:
             break
     relative = (rounded.weight / magnifier.weight - 1).abs()
@@ -127,6 +127,23 @@ def test_noise_is_what_rounding_errors_of_the_weights_change() -> None:
     assert 1e-9 < difference.noise < 1e-8
     assert difference.exact
     assert not Difference(2e-9, 1.0).exact
+
+
+def test_network_that_magnifies_rounding_is_cut_exactly() -> None:
+    class Magnifier(nn.Module):
+        """A rounding error of its head, of about 1e-16, becomes more than a billionth of the output."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.head = nn.Linear(8, 256), nn.Linear(256, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sin(3e8 * self.head(torch.relu(self.hidden(x))))
+
+    check = check_model(Magnifier(), torch.rand(16, 8))
+    assert check.evaluation is not None
+    assert check.evaluation.relative > 1e-9 * min(1.0, check.evaluation.effect)
+    assert check.exact
 
 
 def test_randomness_is_removed_wherever_rates_are() -> None:

@@ -181,7 +181,7 @@ def test_wrong_arguments_are_named(moons: Any) -> None:
         ({"class_weight": {"lower": -1}}, r"class_weight must have finite weights above 0"),
         ({"validation_fraction": 1.0}, r"validation_fraction must be at least 0 and less than 1"),
         ({"epochs": 0}, r"epochs must be a whole number of at least 1"),
-        ({"model": 3}, r"model must be a network, a function of \(n_features, n_outputs\) .*, or None, not 3"),
+        ({"model": 3}, r"model must be a torch.nn.Module, not an int: give a network, or a function of .n_features"),
         ({"class_weight": 3}, r"class_weight must be a dict, 'balanced' or None, not 3"),
         ({"learning_rate": -1}, r"learning_rate must be a finite number of at least 0, not -1"),
         ({"batch_size": "x"}, r"batch_size must be 'auto' or a whole number of at least 1, not 'x'"),

@@ -1,7 +1,9 @@
 """Estimates follow the measured times of finished runs on an H200."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -21,23 +23,30 @@ from tests.support.paths import ROOT
 RECORDED = read_seconds(plan_runs(), ROOT / "results")
 
 
+def assert_mostly_within(factor: float, off: Sequence[float]) -> None:
+    """Assert that nine of ten ratios are nearer to 1: some runs had the GPU to themselves, some shared it with two."""
+    assert sum(1 / factor < ratio < factor for ratio in off) >= 0.9 * len(off), sorted(off)
+
+
 def test_recorded_runs_take_about_as_long_as_estimated() -> None:
     ratios = compute_ratios(RECORDED)
     assert len(RECORDED) >= 20
-    for experiment, seconds in RECORDED:
-        estimate = find_correction(experiment, ratios) * estimate_training_seconds(experiment)
-        assert 1 / 2 < seconds / estimate < 2, experiment.folder  # some had the GPU to themselves, some shared it
+    off = [
+        seconds / (find_correction(experiment, ratios) * estimate_training_seconds(experiment))
+        for experiment, seconds in RECORDED
+    ]
+    assert 0.8 < median(off) < 1.25
+    assert_mostly_within(2, off)
 
 
 def test_estimate_of_a_run_from_the_others_like_it_is_near_its_time() -> None:
-    predicted = 0
+    off = []
     for number, (experiment, seconds) in enumerate(RECORDED):
         ratios = compute_ratios(RECORDED[:number] + RECORDED[number + 1 :])
         if any(likeness in ratios for likeness in list_likenesses(experiment)):
-            predicted += 1
-            estimate = find_correction(experiment, ratios) * estimate_training_seconds(experiment)
-            assert 1 / 2.5 < seconds / estimate < 2.5, experiment.folder
-    assert predicted >= 15
+            off.append(seconds / (find_correction(experiment, ratios) * estimate_training_seconds(experiment)))
+    assert len(off) >= 15
+    assert_mostly_within(2, off)
 
 
 def write_run(out: Path, run: Planned, seconds: float, device: str = "NVIDIA H200") -> None:

@@ -15,17 +15,22 @@ import yaml
 
 from structured_ensembles import zoo
 from structured_ensembles.cli.main import main
+from structured_ensembles.continual import LEARNERS
 from structured_ensembles.evaluation.corruptions import STANDARD
+from structured_ensembles.methods import METHODS
 from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.queue import KEPT, Progress, is_finished, run_queue, write_queue
-from structured_ensembles.paper.sections import ABSOLUTE_CHECK, plan_runs
+from structured_ensembles.paper.sections import ABSOLUTE_CHECK, Run, plan_runs
 from structured_ensembles.paper.studies import EVERYTHING, StudyOptions
 from structured_ensembles.runs.evaluations import evaluation_path
 from structured_ensembles.runs.experiment import Experiment, train_experiment
 from structured_ensembles.runs.grid import Job, run_grid
 from structured_ensembles.runs.ingredients import read_data
+from structured_ensembles.runs.settings import Defaults, read_defaults
 from structured_ensembles.runs.workers import BACKENDS, Pool
 from structured_ensembles.storage.run_files import write_json
+from structured_ensembles.training import Recipe
+from structured_ensembles.zoo.by_name import find_function
 from tests.support.paths import ROOT
 
 
@@ -73,6 +78,25 @@ def test_queue_has_every_run_of_every_study_once() -> None:
     assert {run.request for run in first} == {EVERYTHING}
     assert [run.experiment.seed for run in first] == [0] * 9 + [1] * 9 + [2] * 9
     assert all(0 < run.minutes < 600 for run in planned)
+
+
+def describe_without_defaults(run: Run) -> str:
+    """Describe an experiment by all that its figures depend on, whatever defaults its arguments repeat."""
+    config, methods = run.config(), METHODS if isinstance(run, Experiment) else LEARNERS
+    if isinstance(run, Experiment):
+        config["changes"] = Recipe.named(run.recipe, **run.changes).to_dict()
+        del config["recipe"]
+    if run.method == "single":
+        config.pop("members", None)  # ignored
+    defaults = Defaults({}, read_defaults(find_function("method", run.method, methods)), {})
+    return json.dumps(defaults.comparable(config), sort_keys=True, default=str)
+
+
+def test_queue_trains_no_experiment_twice_under_two_names() -> None:
+    names: dict[str, list[str]] = {}
+    for planned in plan_runs():
+        names.setdefault(describe_without_defaults(planned.experiment), []).append(planned.name)
+    assert [same for same in names.values() if len(same) > 1] == []
 
 
 def test_queue_file_in_the_repository_is_current() -> None:

@@ -132,6 +132,63 @@ def test_trained_runs_that_must_be_measured_keep_their_weights(checkout: Path, t
     assert f"results/{name}/ensemble.safetensors" in files_in(tmp_path / "carry" / "code.tar.gz")
 
 
+def test_finished_runs_stay_packed_while_they_are_packed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, back = tmp_path / "results", tmp_path / "back"
+    run = results / "s" / "run"
+    run.mkdir(parents=True)
+    for name in ("config.yaml", "result.json"):
+        (run / name).write_text("")
+    carry["pack_back"](results, back)
+    before = (back / "results.tar.gz").read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError("the machine is taken away")
+
+    monkeypatch.setitem(carry["pack_back"].__globals__, "finished_runs", fail)
+    with pytest.raises(OSError, match="taken away"):
+        carry["pack_back"](results, back)
+    assert (back / "results.tar.gz").read_bytes() == before
+
+
+@pytest.mark.parametrize("archive", ["unfinished-0.tar.gz", "results.tar.gz"])
+def test_run_finished_here_is_not_replaced(archive: str, checkout: Path, tmp_path: Path) -> None:
+    there, back = tmp_path / "there", tmp_path / "back"
+    name, result = "s/twice", ("result.json",) * (archive == "results.tar.gz")
+    for root, files in (
+        (there / name, ("config.yaml", "evaluation-test-mean.json", "checkpoint.safetensors", *result)),
+        (checkout / "results" / name, ("config.yaml", "evaluation-test-mean.json", "result.json", "elapsed.json")),
+    ):
+        root.mkdir(parents=True)
+        for file in files:
+            (root / file).write_text(f"of {root}")
+    carry["pack_back"](there, back)
+    assert f"{name}/evaluation-test-mean.json" in files_in(back / archive)
+    carry["unpack_back"](Namespace(back=back))
+    run = checkout / "results" / name
+    assert (run / "evaluation-test-mean.json").read_text() == f"of {run}"
+    assert {path.name for path in run.iterdir()} == {"config.yaml", "evaluation-test-mean.json", "result.json"}
+
+
+def test_second_call_goes_on_with_the_runs_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, work = tmp_path / "carry", tmp_path / "work"
+    files = {"src/a.py": "new code", "results/s/run/checkpoint.safetensors": "as packed", "results/s/other": "new"}
+    packed.mkdir()
+    with tarfile.open(packed / "code.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            (tmp_path / "file").write_text(text)
+            archive.add(tmp_path / "file", name)
+    for name in ("src/a.py", "results/s/run/checkpoint.safetensors"):
+        (work / name).parent.mkdir(parents=True)
+        (work / name).write_text("of the first call")
+    monkeypatch.setitem(carry["run_there"].__globals__, "run_and_pack", lambda *_: None)
+    monkeypatch.setitem(carry["run_there"].__globals__, "pack_back", lambda *_: None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    carry["run_there"](Namespace(folder=packed, work=work, back=None, mps=False, workers=1, minutes=1, options=[]))
+    assert {name: (work / name).read_text() for name in files} == {
+        **files, "results/s/run/checkpoint.safetensors": "of the first call"
+    }  # fmt: skip
+
+
 def test_finished_runs_are_packed_before_the_queue_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command stands for a queue: it finishes a run and ends only when that run has been packed."""
     results, back = tmp_path / "results", tmp_path / "back"

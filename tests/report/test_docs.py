@@ -100,9 +100,20 @@ def test_topic_without_runs_is_one_line() -> None:
     hours = sum(run.minutes for run in planned) / 60
     assert render_topic(known["front-cifar100"], records_of()) == f"Not run yet (51 runs, about {hours:.1f} GPU hours)."
     assert "9 runs" in render_topic(known["wrn28-10-cifar10"], records_of())  # of 18 for both data sets
-    shared = seeds_of("table-accuracy", "structured, layer", [0.9], "cls__accuracy")  # also the 50 % of another table
-    assert render_topic(known["pruning"], records_of(*shared)).startswith("Not run yet (24 runs")
+    assert render_topic(known["pruning"], records_of()).startswith("Not run yet (30 runs")
     assert "Not run yet" not in render_topic(known["continual-memory"], records_of())  # counted
+
+
+def test_run_is_shown_in_every_table_that_needs_it() -> None:
+    known = list_topics()
+    half = seeds_of("table-accuracy", "structured, layer", [0.905], "cls__accuracy")
+    for topic, row in (("pruning", "0.5, layer"), ("initialization", "N(0,1), layer")):
+        assert f"| {row} | 90.50" in render_topic(known[topic], records_of(*half))
+    learner = ContinualExperiment("cifar10", "half-vgg11", "structured")
+    tasks = records_of((learner, {"cl__accuracy": 0.8}))
+    rows = {"split-cifar10": "structured", "continual-ablation": "layer-hard", "continual-pruning": "0.5"}
+    for topic, row in rows.items():
+        assert f"| {row} | 80.00" in render_topic(known[topic], tasks)
 
 
 def test_table_shows_seeds_and_missing_runs() -> None:
@@ -376,7 +387,7 @@ def test_eager_benchmark_measures_what_is_missing(
         eager.main()
         return [row["kind"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
 
-    monkeypatch.setattr(eager, "list_known_steps", lambda rows: {half})  # as if benchmarks/results had it
+    monkeypatch.setattr(eager, "list_known_steps", lambda *_: {half})  # as if benchmarks/results had it
     assert kinds() == ["full"]
     monkeypatch.undo()
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
@@ -387,6 +398,9 @@ def test_eager_benchmark_measures_what_is_missing(
     first = json.loads(path.read_text(encoding="utf-8"))["rows"][0]
     assert kinds() == ["full", "prune=0.5"]
     assert json.loads(path.read_text(encoding="utf-8"))["rows"][0] == first  # not measured again
+    assert kinds("--precisions", "float32", "bfloat16") == ["full", "prune=0.5", "full", "prune=0.5"]
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert [row["precision"] for row in rows] == ["float32", "float32", "bfloat16", "bfloat16"]
     with pytest.raises(ValueError, match="give another file"):
         kinds("--batch", "4")
     sys.modules.pop("eager")

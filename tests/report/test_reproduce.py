@@ -15,6 +15,7 @@ from structured_ensembles.evaluation import CORRUPTIONS
 from structured_ensembles.paper.carry_out import is_complete
 from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.studies import StudyOptions, figure_of
+from structured_ensembles.paper.tables import write_study_notes
 from structured_ensembles.report.page import group_runs
 from structured_ensembles.report.pictures import _draw_all, draw_pictures, list_front_points
 from structured_ensembles.report.reproduce import name_members
@@ -25,6 +26,16 @@ from structured_ensembles.runs.ingredients import read_data
 from structured_ensembles.runs.measurement import Request, measure_experiment
 
 STRUCTURED = ("structured, layer", "structured, network")
+
+
+@pytest.mark.parametrize(
+    ("name", "seeds"), [("table-accuracy", "seeds 0, 1, 2."), ("defaults", "seeds 0, 1, 2."), ("subsets", "5 seeds.")]
+)
+def test_notes_name_the_seeds_of_the_runs(name: str, seeds: str) -> None:
+    options = StudyOptions()
+    assert write_study_notes(study(name, options), options)[0].startswith(
+        f"Ours: mean ± standard deviation over {seeds}"
+    )
 
 
 def test_every_published_cell_has_runs() -> None:

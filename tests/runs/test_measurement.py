@@ -1,5 +1,6 @@
 """Measurements of a run: figures of the validation split never mix with those of the test split."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from torch.nn.functional import cross_entropy
 from structured_ensembles.data.splits import take_samples
 from structured_ensembles.paper.queue import KEPT, is_finished
 from structured_ensembles.paper.sections import Planned
+from structured_ensembles.runs import measurement
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
 from structured_ensembles.runs.experiment import Experiment, train_experiment
 from structured_ensembles.runs.finished import read_run
+from structured_ensembles.runs.folder import read_samples, write_samples
 from structured_ensembles.runs.ingredients import load_run_ensemble, read_data
 from structured_ensembles.runs.measurement import Request, measure_experiment
 
@@ -54,6 +57,29 @@ def test_validation_figures_are_those_of_the_validation_samples_alone(run: Path)
         fitted = [name for name in known if name.endswith("_t") or name.startswith(("unc/", "conf/"))]
         assert not fitted  # fitted to these samples
         assert evaluation_path(run, rule, "validation").name in KEPT
+
+
+def test_figures_on_the_test_split_are_not_measured_again_for_those_on_the_validation_split(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    for rule in RULES:
+        evaluation_path(folder, rule, "validation").unlink(missing_ok=True)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(measurement, "_measure_test", lambda *_, **__: pytest.fail("it measures the test split again"))
+    measure_experiment(folder, Request(validation=True), device="cpu")
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    assert not measurement.lacks_validation(folder, Request(validation=True))
+
+
+def test_entropies_under_noise_stay_when_other_figures_are_measured(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    noisy = torch.rand(7)
+    write_samples(folder, {**read_samples(folder), "noisy": noisy})
+    measure_experiment(folder, Request(fgsm=(0.1,)), device="cpu")
+    assert torch.equal(read_samples(folder)["noisy"], noisy)
 
 
 def test_member_figures_are_those_of_each_member(run: Path) -> None:

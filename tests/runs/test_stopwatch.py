@@ -3,14 +3,19 @@
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
+from structured_ensembles.continual.experiment import ContinualExperiment, prepare_continual, run_prepared
 from structured_ensembles.runs import stopwatch
+from structured_ensembles.runs.experiment import Experiment, prepare_experiment, train_prepared
 from structured_ensembles.runs.finished import read_run_seconds
 from structured_ensembles.runs.stopwatch import ELAPSED, run_stopwatch
-from structured_ensembles.storage.run_files import read_json
+from structured_ensembles.storage.run_files import read_json, write_json
 from structured_ensembles.training.history import COLUMNS
 
 
@@ -36,6 +41,39 @@ def test_seconds_of_a_killed_process_are_counted(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 9
     with run_stopwatch(tmp_path) as watch:
         assert 0.3 < watch.seconds < 30
+
+
+def interrupt(*_: object, **__: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def train_interrupted(folder: Path) -> dict[str, Any]:
+    """Train a small ensemble whose first start is interrupted an hour after it began; return its result."""
+    experiment = Experiment("digits", "lenet5", "single", members=1, changes={"epochs": 1}, limit=64)
+    prepared = prepare_experiment(experiment, device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        train_prepared(replace(prepared, make=interrupt), folder, quiet=True)
+    assert read_json(folder / ELAPSED, "")["seconds"] < 60
+    write_json(folder / ELAPSED, {"seconds": 3600.0})
+    return train_prepared(prepared, folder, quiet=True)[0]
+
+
+def learn_interrupted(folder: Path) -> dict[str, Any]:
+    """Learn tasks as `train_interrupted` trains."""
+    experiment = ContinualExperiment("digits", "lenet5", "naive", method_arguments={"epochs": 1}, limit=64)
+    prepared = prepare_continual(experiment, device="cpu", quiet=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepared.learner, "learn", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_prepared(prepared, folder)
+    write_json(folder / ELAPSED, {"seconds": 3600.0})
+    return run_prepared(prepared, folder)[0]
+
+
+@pytest.mark.parametrize("run", [train_interrupted, learn_interrupted])
+def test_result_counts_the_seconds_of_all_starts(run: Callable[[Path], dict[str, Any]], tmp_path: Path) -> None:
+    assert 3600 < run(tmp_path / "run")["seconds"] < 3660
+    assert not (tmp_path / "run" / ELAPSED).exists()
 
 
 def test_folder_that_vanishes_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ class Difference:
         )
 
     def with_noise(self, masked: Sequence[Tensor], rounded: Sequence[Tensor]) -> Difference:
-        """Add the noise: the difference of the masked network's outputs to those with weights rounded otherwise."""
+        """Add the noise: the difference of the masked network's outputs to those with perturbed weights, `rounded`."""
         return replace(self, noise=largest_difference(masked, rounded) / _largest(masked))
 
 

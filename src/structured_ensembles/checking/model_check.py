@@ -14,7 +14,7 @@ from torch import nn
 from structured_ensembles.channels import ChannelGraph, trace
 from structured_ensembles.checking.comparison import Difference, comparison_inputs, largest_difference, run_network
 from structured_ensembles.checking.masking import without_channels
-from structured_ensembles.checking.weights import randomize, remove_randomness, round_weights_otherwise
+from structured_ensembles.checking.weights import perturb_by_rounding, randomize, remove_randomness
 from structured_ensembles.common.checks import check_seed, check_share, check_type
 from structured_ensembles.extraction import extract
 from structured_ensembles.networks.copying import clone_model
@@ -114,7 +114,7 @@ def _compare(full: nn.Module, graph: ChannelGraph, example: Any, prune: float, s
     for mode, training in (("evaluation", False), ("training", True)):
         figures[mode] = Difference.of(*outputs[training])
         if not figures[mode].exact:
-            rounded = run_network(round_weights_otherwise(masked, seed), inputs, training)
+            rounded = run_network(perturb_by_rounding(masked, seed), inputs, training)
             figures[mode] = figures[mode].with_noise(outputs[training][1], rounded)
     left = sum(parameter.numel() for parameter in small.parameters())
     return {**figures, "left": left, "random": random}

@@ -1,4 +1,4 @@
-"""Networks made fit for a comparison: nothing random in training mode, no weight that would hide a mistake."""
+"""Preparation of networks for a comparison: without randomness, with random weights, or with these perturbed."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def randomize(network: nn.Module, seed: int = 0) -> nn.Module:
 
 
 @torch.no_grad()
-def round_weights_otherwise(network: nn.Module, seed: int = 0) -> nn.Module:
+def perturb_by_rounding(network: nn.Module, seed: int = 0) -> nn.Module:
     """Copy a network with every weight one rounding error larger or smaller, drawn at random.
 
-    What its outputs change by is the noise of the network's own arithmetic: its weights are known no better.
+    Its outputs differ from the network's by the noise of the network's own arithmetic.
     """
     generator = torch.Generator().manual_seed(seed)
     copied = clone_model(network)

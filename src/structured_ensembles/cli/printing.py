@@ -9,7 +9,8 @@ PERCENTAGES = frozenset((
     "coverage_at_90", "coverage_at_5_risk", "auroc", "aurc", "fpr95", "kept", "kept_accuracy", "kept_right",
     "discarded", "filtered_accuracy",
 ))  # fmt: skip
-ACCURACIES = ("adv", "cor")  # families whose figures are accuracies, such as cor/fog@3, and shares, cor/fog@3/ece
+# Families of shares, such as the accuracies cor/fog@3 and official/fog@3, and ood/entropy_fpr95
+SHARES = ("adv", "cor", "official", "ood")
 
 
 def format_figures(columns: Mapping[str, Mapping[str, float]]) -> str:
@@ -27,7 +28,7 @@ def format_figure(name: str, value: float | None) -> str:
     if value is None:
         return "–"
     family, *words = name.split("/")
-    if family in ACCURACIES or any(word.removesuffix("_t") in PERCENTAGES for word in words):
+    if family in SHARES or any(word.removesuffix("_t") in PERCENTAGES for word in words):
         return f"{100 * value:.2f} %"
     is_count = family == "size" and name != "size/overhead"
     return f"{value:,.0f}" if is_count else f"{value:.4f}"

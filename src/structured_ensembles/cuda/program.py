@@ -22,6 +22,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves
 
 from structured_ensembles.common.inputs import call_arguments, clone_inputs
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.tracing.fake_model import first_line
 
 LARGEST_BATCH = 16384  # members × samples; export proves that indices of that many fit 32 bits
@@ -52,7 +53,7 @@ class Program:
     members: int = 1
 
     def __str__(self) -> str:
-        head = f"program of {self.members} member{'s' * (self.members != 1)}"
+        head = f"program of {counted(self.members, 'member')}"
         lines = [
             f"  {node.name} = {_operation(node)}({_arguments(node, self.names)})"
             for node in self.nodes

@@ -33,7 +33,7 @@ Task = Literal["classification", "regression"]
 
 
 class Assembled(NamedTuple):
-    """What `Data` is made of, in the order of its fields; settled: whether the normalisation is final."""
+    """Fields of a `Data`, in their order; settled: whether the normalisation is final."""
 
     task: Task
     classes: tuple[str, ...]

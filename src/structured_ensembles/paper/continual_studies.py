@@ -15,13 +15,15 @@ from structured_ensembles.paper.studies import Study, StudyOptions, list_setups
 MORE = ("cl/final_accuracy", "cl/forgetting", "cl/accuracy_without_identity")
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 PAPER_FLOAT = 64  # bits, in the paper's table
+# Left out of a run's arguments, so that tables share runs: defaults of StructuredLearner, which the paper uses
+USUAL = {"prune": 0.5, "scope": "layer", "extraction": "hard"}
 
 
 def _runs(
     options: StudyOptions, dataset: str, model: str, method: str, **arguments: Any
 ) -> tuple[ContinualExperiment, ...]:
     """Return one experiment per seed, with the paper's epochs for the data set."""
-    method_arguments = dict(arguments)
+    method_arguments = {name: value for name, value in arguments.items() if USUAL.get(name) != value}
     if options.epochs is not None:
         method_arguments["epochs"] = options.epochs
     if options.smoke:

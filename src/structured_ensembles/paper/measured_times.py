@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -15,13 +15,13 @@ from structured_ensembles.runs.finished import read_run_seconds
 from structured_ensembles.runs.folder import read_result
 
 DEVICE = "NVIDIA H200"
-Measured = Mapping[Hashable, Sequence[float]]  # measured over estimated seconds, by what runs have in common
+Ratios = Mapping[str, Sequence[float]]  # measured over estimated seconds, by likeness
 
 
 def follow_measured_times(planned: Sequence[Planned], out: Path) -> list[Planned]:
     """Return the planned runs with estimates that follow the finished runs below `out`."""
-    measured = compute_ratios(read_seconds(planned, out))
-    return [replace(run, correction=find_correction(run.experiment, measured)) for run in planned]
+    ratios = compute_ratios(read_seconds(planned, out))
+    return [replace(run, correction=find_correction(run.experiment, ratios)) for run in planned]
 
 
 def read_seconds(planned: Sequence[Planned], out: Path) -> list[tuple[Run, float]]:
@@ -35,24 +35,25 @@ def read_seconds(planned: Sequence[Planned], out: Path) -> list[tuple[Run, float
     ]
 
 
-def compute_ratios(seconds: Sequence[tuple[Run, float]]) -> Measured:
-    """Collect the ratios of measured to estimated seconds under everything that other runs may have in common."""
-    ratios: dict[Hashable, list[float]] = {}
+def compute_ratios(seconds: Sequence[tuple[Run, float]]) -> Ratios:
+    """Collect the ratios of measured to estimated seconds under every likeness of every run."""
+    ratios: dict[str, list[float]] = {}
     for experiment, measured in seconds:
         for likeness in list_likenesses(experiment):
             ratios.setdefault(likeness, []).append(measured / estimate_training_seconds(experiment))
     return ratios
 
 
-def find_correction(experiment: Run, measured: Measured) -> float:
+def find_correction(experiment: Run, ratios: Ratios) -> float:
     """Return the mean ratio of the runs most like this one; 1 if there is none."""
-    return next((fmean(measured[likeness]) for likeness in list_likenesses(experiment) if likeness in measured), 1.0)
+    return next((fmean(ratios[likeness]) for likeness in list_likenesses(experiment) if likeness in ratios), 1.0)
 
 
 def list_likenesses(experiment: Run) -> Iterator[str]:
-    """Yield what runs have in common with this one, the closest first: all but the seed; network, method, training.
+    """Yield the likenesses of a run, the closest first; runs are alike if they have one in common.
 
-    Last comes the network and method: the estimate itself follows epochs, members and images.
+    The closest is all but the seed; then network, method and training; last network and method, since the estimate
+    itself follows epochs, members and images.
     """
     config = experiment.config()
     network = {name: config.get(name) for name in ("model", "model_arguments", "method")}

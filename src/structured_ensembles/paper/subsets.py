@@ -1,9 +1,9 @@
-"""Study of subsets, the ceiling of any selection: does it matter which neurons a network keeps?
+"""Study of subsets: does it matter which neurons a network keeps?
 
 Six random subsets of one untrained ResNet20, each trained by five seeds, as single networks: if the means of subsets
-differ by no more than the seeds explain, no rule of selection can win. The six are trained in one fleet, since a member
-of a fleet is the network trained alone. The initial weights are the same in all runs; for other weights, "the same
-neurons" would mean nothing.
+differ by no more than the seeds explain, a rule of selection has little to win. The six are trained in one fleet, since
+a member of a fleet is the network trained alone. The initial weights are the same in all runs; for other weights, "the
+same neurons" would mean nothing.
 """
 
 from __future__ import annotations

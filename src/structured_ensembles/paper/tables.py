@@ -52,9 +52,11 @@ def write_study_notes(wanted: Study, options: StudyOptions) -> list[str]:
                 "task, holds for half-VGG11; LeNet-5 has more neurons for its size."
             )
         return lines
-    seeds = ", ".join(map(str, options.seeds))
+    runs_per_cell = max(len(runs) for runs, _ in wanted.sources.values())
+    has_own_seeds = runs_per_cell != len(options.seeds)
+    seeds = f"{runs_per_cell} seeds" if has_own_seeds else f"seeds {', '.join(map(str, options.seeds))}"
     lines = [
-        f"Ours: mean ± standard deviation over seeds {seeds}. In brackets what the paper printed; struck through where "
+        f"Ours: mean ± standard deviation over {seeds}. In brackets what the paper printed; struck through where "
         "it cannot be trusted."
     ]
     if len(wanted.rules) > 1:

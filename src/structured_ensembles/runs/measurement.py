@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.devices import pick_device
 from structured_ensembles.data import Data, load_corrupted
-from structured_ensembles.data.corrupted import has_corrupted
+from structured_ensembles.data.corrupted import CorruptedData, has_corrupted
 from structured_ensembles.data.dataset import SplitName
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import corrupt, evaluate
@@ -100,29 +100,43 @@ def measure_experiment(
     base = build_base_network(config, data, trust_code)
     if wanted.validation:
         _measure_validation(folder, ensemble, data, base)
+    if (wanted_on_test := find_missing(folder, replace(request, validation=False), official)) is not None:
+        corruptions: bool | CorruptedData = wanted_on_test.corruptions
+        if official and corruptions:
+            corruptions = load_corrupted(f"{config['dataset']}-c", root)
+        _measure_test(folder, ensemble, data, base, wanted_on_test, corruptions, noisy=request.corruptions)
+    return read_figures(evaluation_path(folder)), True
+
+
+def _measure_test(
+    folder: Path,
+    ensemble: Ensemble,
+    data: Data,
+    base: nn.Module | None,
+    wanted: Request,
+    corruptions: bool | CorruptedData,
+    noisy: bool,
+) -> None:
+    """Measure a run on the test split, and write its figures and its samples.
+
+    corruptions: True to compute corrupted images, or the official ones. noisy: entropies under strong noise too.
+    """
+    severities = wanted.severities or (3,)
     figures = evaluate(
-        ensemble,
-        data,
-        combine=RULES,
-        fgsm=wanted.fgsm,
-        corruptions=load_corrupted(f"{config['dataset']}-c", root)
-        if official and wanted.corruptions
-        else wanted.corruptions,
-        severities=wanted.severities or (3,),
-        base=base,
+        ensemble, data, combine=RULES, fgsm=wanted.fgsm, corruptions=corruptions, severities=severities, base=base
     )
     if data.task == "classification":
         logits, targets = gather_predictions(ensemble, data.split("test"))
         figures |= figures_of_first_members(logits, targets)
-        if request.members:
+        if wanted.members:
             by_member = compute_member_figures(logits, targets)
             figures |= {f"{name}{rule}": value for name, value in by_member.items() for rule in ("", f"/{RULES[1]}")}
         if data.validation is not None:
             nlls = compute_calibrated_nlls(gather_predictions(ensemble, data.validation), (logits, targets))
             figures |= {f"first/{number}/nll_t": nll for number, nll in enumerate(nlls, start=1)}
-        _write_samples(folder, ensemble, data, logits, targets, noisy=request.corruptions)
+        _write_samples(folder, ensemble, data, logits, targets, noisy)
     figures["size/file_bytes"] = float((folder / "ensemble.safetensors").stat().st_size)
-    return _write_figures(folder, data, "test", figures)["mean"], True
+    _write_figures(folder, data, "test", figures)
 
 
 def _measure_validation(folder: Path, ensemble: Ensemble, data: Data, base: nn.Module | None) -> None:
@@ -140,17 +154,12 @@ def _is_fitted(name: str) -> bool:
     return name.startswith(("unc/", "conf/")) or plain.endswith("_t")
 
 
-def _write_figures(
-    folder: Path, data: Data, split: SplitName, figures: Mapping[str, float]
-) -> dict[Combine, dict[str, float]]:
-    """Merge the figures of a split into its files, one for each combination rule; return all that these hold."""
+def _write_figures(folder: Path, data: Data, split: SplitName, figures: Mapping[str, float]) -> None:
+    """Merge the figures of a split into its files, one for each combination rule."""
     rules = RULES if data.task == "classification" else RULES[:1]
-    return {
-        rule: merge_figures(
-            evaluation_path(folder, rule, split), rule_figures, {"split": split, "combine": rule, **describe_machine()}
-        )
-        for rule, rule_figures in sort_by_rule(figures, rules).items()
-    }
+    for rule, rule_figures in sort_by_rule(figures, rules).items():
+        record = {"split": split, "combine": rule, **describe_machine()}
+        merge_figures(evaluation_path(folder, rule, split), rule_figures, record)
 
 
 def has_official(dataset: str, root: Path | None) -> bool:
@@ -205,7 +214,11 @@ def figures_of_first_members(logits: Tensor, targets: Tensor) -> dict[str, float
 
 
 def _write_samples(folder: Path, ensemble: Ensemble, data: Data, logits: Tensor, targets: Tensor, noisy: bool) -> None:
-    """Write what figures of single samples need: logits (members, samples, classes), targets (samples,)."""
+    """Write what figures of single samples need: logits (members, samples, classes), targets (samples,).
+
+    noisy: entropies under strong noise too. Those that were measured before are kept in any case.
+    """
+    known = read_samples(folder)
     probabilities = combine_logits(logits)
     confidence, labels = probabilities.max(-1)
     tensors: dict[str, Tensor] = {
@@ -214,7 +227,9 @@ def _write_samples(folder: Path, ensemble: Ensemble, data: Data, logits: Tensor,
         "entropy": uncertainty_of(logits).entropy.float(),
         "disagreement": disagreement_matrix(logits).float(),
     }
-    if noisy:
+    if "noisy" in known:
+        tensors["noisy"] = known["noisy"]
+    elif noisy:
 
         def noise(images: Tensor, _: Tensor, first: int) -> Tensor:
             return corrupt(images, "gaussian_noise", 5, first=first)

@@ -71,7 +71,7 @@ def test_study_goes_from_the_queue_to_the_page(tmp_path: Path) -> None:
     listed = yaml.safe_load((tmp_path / "queue.yaml").read_text(encoding="utf-8"))["runs"]
     assert {row["run"] for row in listed if row.get("done")} == {f"{section}/{folder}" for folder in chosen}
     records = read_records(tmp_path, planned)
-    page = render_topic(defaults_topic(TRIAL, section), records)
+    page = render_topic(defaults_topic(TRIAL), records)
     # The table has the means of the validation split, which are in files of their own.
     validation = [records.done[run.folder].validation["mean"] for run in list_runs_of_row(wanted, CENTRE)]
     accuracy = sum(figures[FIGURES[0]] for figures in validation) / 3

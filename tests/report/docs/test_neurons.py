@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
 
 from structured_ensembles.paper.queue import run_queue
 from structured_ensembles.paper.sections import Planned
@@ -23,6 +25,8 @@ def test_sentence_says_whether_subsets_differ() -> None:
     text = write_subset_sentence(0.5, analysis)
     assert "subsets **differ** (F(5, 20) = 9.0, p = 1e-04; accuracy), by a standard deviation of 0.18 points" in text
     assert "another training of the same subset by 0.12" in text
+    maximum = quad(lambda z: z * 100 * norm.pdf(z) * norm.cdf(z) ** 99, -9, 9)[0]  # expected, of 100 normal values
+    assert f"would be about {0.18 * maximum:.2f} points better" in text
     text = write_subset_sentence(0.8, replace(analysis, f=1.9, p=0.1402))
     assert "**no measurable difference** which neurons are kept (F(5, 20) = 1.9, p = 0.140; accuracy)" in text
     assert write_subset_sentence(0.8, None) == "80 % pruned: not run."
@@ -48,7 +52,7 @@ def test_study_goes_from_the_queue_to_the_page(tmp_path: Path) -> None:
     progress = run_queue(halves, tmp_path, backend="sequential", device="cpu", quiet=True)
     assert (len(progress.new), progress.failed) == (5, {})
     records = read_records(tmp_path, planned)
-    page = render_topic(subsets_topic(TRIAL, section), records)
+    page = render_topic(subsets_topic(TRIAL), records)
     table = np.array(read_values(records, wanted, 0.5, "cls/accuracy"))
     assert table.shape == (6, 5)
     # By an independent route: sums of squares of the residuals of means.

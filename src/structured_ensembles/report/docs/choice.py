@@ -10,8 +10,7 @@ from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.studies import Study, StudyOptions
 from structured_ensembles.paper.wide_studies import tuned_study
 from structured_ensembles.report.docs.differences import list_runs_of_row, subtract_rows
-from structured_ensembles.report.docs.records import Records, write_table
-from structured_ensembles.report.docs.topics import NOT_RUN
+from structured_ensembles.report.docs.records import NOT_RUN, Records, write_table
 
 FIGURES = {"cls/accuracy": "accuracy (points)", "cal/nll": "NLL", "cal/ece15": "ECE, 15 bins (points)"}
 HEADER = ("CIFAR-10", "memory (networks)", *FIGURES.values(), "seeds")

@@ -11,12 +11,11 @@ from structured_ensembles.paper.defaults import CENTRE, COMBINATION, COMBINED, D
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.studies import SEEDS, Study
 from structured_ensembles.report.docs.differences import Difference, subtract_rows
-from structured_ensembles.report.docs.records import Records, write_table
+from structured_ensembles.report.docs.records import NOT_RUN, Records, write_table
 
 Verdict = Literal["better", "worse", "not told apart"]
 Verdicts = Sequence[Verdict | None]  # one for each of FIGURES; None: not run, or fewer seeds than planned
 
-NOT_RUN = "not run"
 LIMIT = 2.0  # standard errors
 TITLES = ("accuracy (points)", "NLL", "ECE, 15 bins (points)")
 NAMES = ("accuracy", "NLL", "ECE")

@@ -11,7 +11,7 @@ from typing import Any
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.studies import Study
 from structured_ensembles.prediction.combination import Combine
-from structured_ensembles.report.docs.records import Records, write_table
+from structured_ensembles.report.docs.records import NOT_RUN, Records, write_table
 
 ONE_SEED = "one seed: no error known"
 
@@ -66,7 +66,7 @@ def difference_table(records: Records, wanted: Study, pairs: Sequence[tuple[str,
     """Write a table with a line per pair of rows: differences in all figures, by every combination rule."""
     lines = [_line(records, wanted, pair, figures) for pair in pairs]
     if all(line[-1] == "0" for line in lines):
-        return "Differences between rows: not run."
+        return f"Differences between rows: {NOT_RUN}."
     rules = "; in brackets by the paper's rule" if len(wanted.rules) > 1 else ""
     header = ("difference", *(metric_of(figure).title.replace("(%)", "(points)") for figure in figures), "seeds")
     return f"Differences, paired over seeds, ± standard error{rules}:\n\n" + write_table(
@@ -80,6 +80,6 @@ def _line(records: Records, wanted: Study, pair: tuple[str, str], figures: Seque
     for figure in figures:
         differences = [subtract_rows(records, wanted, pair, figure, rule) for rule in wanted.rules]
         known = [by_rule for by_rule in differences if by_rule is not None]
-        cells.append(known[0].number + "".join(f" ({by_rule.number})" for by_rule in known[1:]) if known else "not run")
+        cells.append(known[0].number + "".join(f" ({by_rule.number})" for by_rule in known[1:]) if known else NOT_RUN)
         seeds = max([seeds, *(len(by_rule.values) for by_rule in known)])
     return (f"{pair[0]} − {pair[1]}", *cells, ONE_SEED if seeds == 1 else str(seeds))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.continual.experiment import ContinualExperiment
 from structured_ensembles.continual.results import read_continual_run
 from structured_ensembles.data.dataset import SplitName
@@ -16,6 +17,8 @@ from structured_ensembles.paper.queue import is_finished
 from structured_ensembles.paper.sections import Planned
 from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.runs.finished import Finished, read_run
+
+NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,14 @@ class Records:
         """Tell whether a planned run is finished."""
         return planned.experiment.folder in self.done
 
-    def in_sections(self, sections: Collection[str]) -> list[Planned]:
-        """List the planned runs of some sections of the queue."""
-        return [run for run in self.planned if run.section in sections]
+    def in_section(self, section: str) -> list[Planned]:
+        """List the planned runs of a section of the queue."""
+        return [run for run in self.planned if run.section == section]
+
+    def list_planned(self, experiments: Iterable[Any]) -> list[Planned]:
+        """List the planned runs of some experiments, in the order of the queue."""
+        folders = {experiment.folder for experiment in experiments}
+        return [run for run in self.planned if run.experiment.folder in folders]
 
     def runs(self, experiments: Iterable[Any]) -> list[Finished]:
         """List the finished runs of some experiments."""
@@ -58,7 +66,7 @@ def read_records(results: Path, planned: Sequence[Planned]) -> Records:
 
 def format_remaining(planned: Sequence[Planned]) -> str:
     """Format the number of runs and their estimated time: "27 runs, about 1.3 GPU hours"."""
-    return f"{_format_runs(len(planned))}, about {estimate_hours(planned):.1f} GPU hours"
+    return f"{counted(len(planned), 'run')}, about {estimate_hours(planned):.1f} GPU hours"
 
 
 def estimate_hours(planned: Sequence[Planned]) -> float:
@@ -82,7 +90,7 @@ def format_provenance(runs: Sequence[Finished]) -> str:
             (run.precision for run in runs),
         )
     )
-    return f"{_format_runs(len(runs))}: version {code}; torch {torch}; {devices}; {precisions}; {days}."
+    return f"{counted(len(runs), 'run')}: version {code}; torch {torch}; {devices}; {precisions}; {days}."
 
 
 def write_table(header: Sequence[str], lines: Iterable[Sequence[str]], right: Collection[int]) -> str:
@@ -95,7 +103,3 @@ def _join_counted(values: Iterable[str]) -> str:
     """Join distinct values, with their counts if there are several."""
     counts = Counter(values)
     return " / ".join(value if len(counts) == 1 else f"{value} ({number})" for value, number in sorted(counts.items()))
-
-
-def _format_runs(number: int) -> str:
-    return f"{number} run{'s' * (number != 1)}"

@@ -13,8 +13,8 @@ from structured_ensembles.paper.studies import SEEDS, Study, StudyOptions
 from structured_ensembles.paper.wide_studies import tuned_study
 from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.report.docs.differences import list_runs_of_row, subtract_rows
-from structured_ensembles.report.docs.records import Records, write_table
-from structured_ensembles.report.docs.topics import CENTRES, NOT_RUN
+from structured_ensembles.report.docs.records import NOT_RUN, Records, write_table
+from structured_ensembles.report.docs.topics import CENTRES
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 HEADER = ("target", "figure", "seeds", "verdict")

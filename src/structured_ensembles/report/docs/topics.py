@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -20,9 +21,8 @@ from structured_ensembles.report.docs.defaults import write_choice_of_defaults
 from structured_ensembles.report.docs.differences import difference_table
 from structured_ensembles.report.docs.neurons import write_subset_analysis
 from structured_ensembles.report.docs.pictures import draw_front_of_study, draw_pruning
-from structured_ensembles.report.docs.records import Records, format_provenance, format_remaining
+from structured_ensembles.report.docs.records import NOT_RUN, Records, format_provenance, format_remaining
 
-NOT_RUN = "not run"
 SHORT_RULES = {"mean": "mean of probabilities", "logits": "paper's rule"}
 MAIN = "cifar10-resnet20"
 SETUPS = (
@@ -59,21 +59,24 @@ WIDE_PAIRS = tuple((centre, other) for centre in CENTRES for other in ("single",
 
 @dataclass(frozen=True)
 class Topic:
-    """Table, or several tables of the same rows.
+    """Table, or several tables of the same rows. If none of their runs is done, a line replaces them.
 
-    sections: of the queue, with its runs. If none of them is done, a line replaces the tables.
     studies: shown side by side if each has one column.
     pairs, figures: rows whose differences are listed, and in which figures.
     pictures: by the name of the file, a function that draws it, and its caption.
     remarks: a function that writes what follows the tables.
     """
 
-    sections: tuple[str, ...]
     studies: tuple[Study, ...]
     pairs: Sequence[tuple[str, str]] = ()
     figures: Sequence[str] = ()
     pictures: Mapping[str, tuple[Callable[[Records], Figure | None], str]] | None = None
     remarks: Callable[[Records], str] | None = None
+
+    @property
+    def experiments(self) -> list[Any]:
+        """Return the runs of all studies once each, those shared with other topics too."""
+        return list({run.folder: run for wanted in self.studies for run in wanted.experiments}.values())
 
 
 def list_topics() -> dict[str, Topic]:
@@ -82,9 +85,8 @@ def list_topics() -> dict[str, Topic]:
     unrestricted = StudyOptions()
 
     def main_topic(name: str, figure: str | None = None) -> Topic:
-        sections = (MAIN, f"{MAIN}-magnitude")
         main_study = study(name, main)
-        return Topic(sections, (main_study,), pairs_within(main_study) if figure else (), (figure,) if figure else ())
+        return Topic((main_study,), pairs_within(main_study) if figure else (), (figure,) if figure else ())
 
     by_name = {
         "table-accuracy": main_topic("table-accuracy", "cls/accuracy"),
@@ -92,36 +94,33 @@ def list_topics() -> dict[str, Topic]:
         "table-ece": main_topic("table-ece", "cal/ece"),
         "table-diversity": main_topic("table-diversity"),
         "table-uncertainty": main_topic("table-uncertainty"),
-        "pruning": Topic(("pruning",), (study("table-pruning", unrestricted),)),
-        "initialization": Topic(("initialization",), (study("table-initialization", unrestricted),)),
-        "continual-ablation": Topic(("continual-ablation",), (study("table-continual-ablation", unrestricted),)),
-        "continual-overhead": Topic((), (study("table-continual-overhead", unrestricted),)),
-        "continual-memory": Topic((), (study("table-continual-memory", unrestricted),)),
+        "pruning": Topic((study("table-pruning", unrestricted),)),
+        "initialization": Topic((study("table-initialization", unrestricted),)),
+        "continual-ablation": Topic((study("table-continual-ablation", unrestricted),)),
+        "continual-overhead": Topic((study("table-continual-overhead", unrestricted),)),
+        "continual-memory": Topic((study("table-continual-memory", unrestricted),)),
     }
     for dataset in ("cifar10", "cifar100"):
-        by_name[f"front-{dataset}"] = front_topic(
-            f"front-{dataset}", study("front", StudyOptions(datasets=(dataset,))), FRONT_PAIRS
-        )
+        front = study("front", StudyOptions(datasets=(dataset,)))
+        by_name[f"front-{dataset}"] = front_topic(f"front-{dataset}", front, FRONT_PAIRS)
         wanted = wide_resnet_study(dataset)
-        by_name[wanted.name] = Topic(("wrn28-10",), (wanted,), WIDE_PAIRS[2:], FRONT_FIGURES)
+        by_name[wanted.name] = Topic((wanted,), WIDE_PAIRS[2:], FRONT_FIGURES)
     by_name |= {"defaults-cifar10": defaults_topic(unrestricted), "subsets-cifar10": subsets_topic(unrestricted)}
     by_name["front-wide-resnet20"] = front_topic("front-wide-resnet20", wide_front_study(), WIDE_PAIRS)
-    by_name["tuned-wide-resnet20"] = Topic(("tuned-wide-resnet20",), (tuned_study(),), TUNED_PAIRS, FRONT_FIGURES)
+    by_name["tuned-wide-resnet20"] = Topic((tuned_study(),), TUNED_PAIRS, FRONT_FIGURES)
     for dataset, model in SETUPS:
         options = StudyOptions(datasets=(dataset,), models=(model,), methods=(*RIVALS, "random", "narrow"))
         accuracy_and_ece = tuple(study(name, options) for name in ("table-accuracy", "table-ece"))
         figures = ("cls/accuracy", "cal/ece")
-        by_name[f"{dataset}-{model}"] = Topic(
-            (f"{dataset}-{model}",), accuracy_and_ece, pairs_within(accuracy_and_ece[0]), figures
-        )
+        by_name[f"{dataset}-{model}"] = Topic(accuracy_and_ece, pairs_within(accuracy_and_ece[0]), figures)
     for dataset in ("mnist", "cifar10", "cifar100"):
         wanted = study("table-continual", StudyOptions(datasets=(dataset,)))
         others = [("structured", row) for row in wanted.rows if row != "structured"]
-        by_name[f"split-{dataset}"] = Topic((f"split-{dataset}",), (wanted,), others, ("cl/accuracy",))
+        by_name[f"split-{dataset}"] = Topic((wanted,), others, ("cl/accuracy",))
     pruning = study("figure-continual-pruning", unrestricted)
     text = "Accuracy against the share of pruned neurons."
     drawn = {"continual-pruning": (lambda records: draw_pruning(records, pruning), text)}
-    by_name["continual-pruning"] = Topic(("continual-pruning",), (pruning,), pictures=drawn)
+    by_name["continual-pruning"] = Topic((pruning,), pictures=drawn)
     return by_name
 
 
@@ -140,20 +139,20 @@ def front_topic(name: str, wanted: Study, pairs: Sequence[tuple[str, str]]) -> T
             f"{text}; after temperature.",
         ),
     }
-    return Topic((name,), (wanted,), pairs, FRONT_FIGURES, pictures)
+    return Topic((wanted,), pairs, FRONT_FIGURES, pictures)
 
 
-def defaults_topic(options: StudyOptions, section: str = "defaults-cifar10") -> Topic:
+def defaults_topic(options: StudyOptions) -> Topic:
     """Return the topic of the study of defaults: figures of both splits, differences, a sentence for every arm."""
     chosen = defaults(options)
     studies = (chosen, defaults_on_test(options))
-    return Topic((section,), studies, remarks=lambda records: write_choice_of_defaults(records, chosen))
+    return Topic(studies, remarks=lambda records: write_choice_of_defaults(records, chosen))
 
 
-def subsets_topic(options: StudyOptions, section: str = "subsets-cifar10") -> Topic:
+def subsets_topic(options: StudyOptions) -> Topic:
     """Return the topic of the study of subsets: their figures, and the analysis of variance."""
     wanted = subsets(options)
-    return Topic((section,), (wanted,), remarks=lambda records: write_subset_analysis(records, wanted))
+    return Topic((wanted,), remarks=lambda records: write_subset_analysis(records, wanted))
 
 
 def render_topic(topic: Topic, records: Records, drawn: Collection[str] = ()) -> str:
@@ -161,15 +160,14 @@ def render_topic(topic: Topic, records: Records, drawn: Collection[str] = ()) ->
 
     drawn: the names of the charts that exist.
     """
-    experiments = {run.folder: run for wanted in topic.studies for run in wanted.experiments}
-    planned = [run for run in records.in_sections(topic.sections) if run.experiment.folder in experiments]
+    planned = records.list_planned(topic.experiments)
     if planned and not any(map(records.is_done, planned)):
         return f"Not run yet ({format_remaining(planned)})."
     counted = bool(topic.studies[0].counted)
     blocks = [write_table_data(filled, counted=counted) for filled in fill_tables(topic.studies, records)]
     for wanted in topic.studies:
         blocks += [" ".join(write_corruption_notes(wanted, records.done))]
-    if runs := records.runs(experiments.values()):
+    if runs := records.runs(topic.experiments):
         blocks.append(format_provenance(runs))
     if topic.pairs:
         blocks.append(difference_table(records, topic.studies[0], topic.pairs, topic.figures))

@@ -95,8 +95,8 @@ def render_docs(results: Path, root: Path, planned: Sequence[Planned] | None = N
         wall_time=wall_time_table(records, read_steps(root / "benchmarks" / "results")),
     )
     blocks = {
-        "choice": f'{choice_table(records)}\n\n{write_neurons(records)} Without a clear winner, `selection="random"` '
-        "saves the search. [More](docs/results.md#does-it-matter-which-neurons-are-kept).",
+        "choice": f'{choice_table(records)}\n\n{write_neurons(records)} `selection="random"` saves the '
+        "search. [More](docs/results.md#does-it-matter-which-neurons-are-kept).",
         "table-accuracy": write_compact_table(known, records),
         "targets": targets_summary(goals),
         "front": f"{write_readme_front(known['front-cifar10'], records, images)}\n\n"
@@ -119,7 +119,7 @@ def write_progress_table(records: Records) -> str:
     """Write a table of the runs done and the hours left in each section of the queue."""
     lines = []
     for section in dict.fromkeys(run.section for run in records.planned):
-        planned = records.in_sections([section])
+        planned = records.in_section(section)
         waiting = [run for run in planned if not records.is_done(run)]
         lines.append((section, str(len(planned) - len(waiting)), str(len(planned)), f"{estimate_hours(waiting):.1f}"))
     return write_table(("section", "runs done", "planned", "hours left"), lines, right=(1, 2, 3))
@@ -127,7 +127,7 @@ def write_progress_table(records: Records) -> str:
 
 def write_compact_table(known: dict[str, Topic], records: Records) -> str:
     """Write the README's table: accuracy and ECE by both rules, and the overhead, on CIFAR-10/ResNet20."""
-    planned = records.in_sections([MAIN])
+    planned = records.in_section(MAIN)
     if not any(map(records.is_done, planned)):
         return f"Not run yet ({format_remaining(planned)})."
     studies = [known[name].studies[0] for name in ("table-accuracy", "table-ece", "figure-memory")]
@@ -137,7 +137,7 @@ def write_compact_table(known: dict[str, Topic], records: Records) -> str:
 
 def write_readme_front(topic: Topic, records: Records, drawn: Collection[str]) -> str:
     """Write the README's chart of the front, or that it was not run."""
-    planned = [run for run in records.in_sections(topic.sections) if not records.is_done(run)]
+    planned = [run for run in records.list_planned(topic.experiments) if not records.is_done(run)]
     name, (_, caption) = next(iter((topic.pictures or {}).items()))
     if name not in drawn:
         remaining = format_remaining(planned)
