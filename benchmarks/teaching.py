@@ -22,7 +22,7 @@ from recording import arguments_of, mean_and_error, record
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.runs.ingredients import read_data
 
-FIGURES = ("cls/accuracy", "cls/member_accuracy", "cal/nll", "cal/ece15", "cal/nll_t")
+FIGURES = ("cls/accuracy", "cls/member_accuracy", "cal/nll", "cal/ece15", "cal/nll_t", "size/parameters")
 SPLITS = ("validation", "test")
 
 
@@ -40,10 +40,14 @@ def main() -> None:
         for row in rows:
             by_name.setdefault(row["name"], []).append(row[split])
         cells = [
-            (name, str(len(found)), *(mean_and_error([figures.get(figure) for figures in found]) for figure in FIGURES))
-            for name, found in by_name.items()
+            (
+                name,
+                str(len(seeds)),
+                *(mean_and_error([figures[figure] for figures in seeds]) for figure in FIGURES[:-1]),
+            )
+            for name, seeds in by_name.items()
         ]
-        print(f"\n{split} split\n{text_table(('ensemble', 'seeds', *FIGURES), cells)}")
+        print(f"\n{split} split\n{text_table(('ensemble', 'seeds', *FIGURES[:-1]), cells)}")
 
 
 def run_seed(arguments, seed: int, rows: list[dict]) -> None:
@@ -72,7 +76,10 @@ def run_seed(arguments, seed: int, rows: list[dict]) -> None:
         start = time.perf_counter()
         ensemble = train()
         row = {"name": name, "seed": seed, "seconds": time.perf_counter() - start}
-        rows.append(row | {split: se.evaluate(ensemble, data, split) for split in SPLITS})
+        for split in SPLITS:
+            figures = se.evaluate(ensemble, data, split)
+            row[split] = {name: figures[name] for name in FIGURES}
+        rows.append(row)
         record(arguments, rows)
         print(f"{name}, seed {seed}: {row['seconds']:.0f} s", flush=True)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import structured_ensembles as se
 from tests.support.paths import ROOT
 
 
@@ -61,6 +62,40 @@ def test_memory_of_training_is_recorded_with_its_verdict() -> None:
     for row in rows:
         verdict = "no more than before" if row["MiB"] <= row["MiB_before"] else "more than before"
         assert f"| {row['name']} | {int(row['MiB_before']):,} | {int(row['MiB']):,} | {verdict} |" in SPEED
+
+
+def test_figures_of_taught_members_are_recorded() -> None:
+    rows, page = recorded("teaching-cpu"), read_page("how-to/teacher.md")
+    best = se.Teacher(se.zoo.mlp(4))
+    how = f"taught, share {best.share:g}, temperature {best.temperature:g}"
+
+    def values(name: str, figure: str, split: str = "test") -> list[float]:
+        of_seeds = [row[split][figure] for row in rows if row["name"] == name]
+        assert len(of_seeds) == 3
+        return of_seeds
+
+    shown = {"one network": "one network", "random": "random ×4", "deep": "deep ×4, the teacher"}
+    shown |= {f"one network, {how}": "one network, taught", f"random, {how}": "random ×4, taught"}
+    for name, title in shown.items():
+        memory = statistics.mean(values(name, "size/parameters")) / values("one network", "size/parameters")[0]
+        cells = [f"{memory:.2f}"]
+        for figure, factor, digits in (
+            ("cls/accuracy", 100, 2), ("cal/nll", 1, 4), ("cal/nll_t", 1, 4), ("cal/ece15", 100, 2)
+        ):  # fmt: skip
+            scaled = [factor * value for value in values(name, figure)]
+            cells.append(f"{statistics.mean(scaled):.{digits}f} ± {statistics.stdev(scaled):.{digits}f}")
+        assert f"| {title} | {' | '.join(cells)} |" in page
+    for members in ("random", "one network"):  # the defaults were chosen by validation figures
+        costs = {
+            name: statistics.mean(values(name, "cal/nll", "validation"))
+            for name in {row["name"] for row in rows}
+            if name.startswith(f"{members}, taught")
+        }
+        assert len(costs) == 9
+        assert min(costs, key=lambda name: costs[name]) == f"{members}, {how}"
+    seconds = {name: statistics.mean(row["seconds"] for row in rows if row["name"] == name) for name in shown}
+    taught = f"{seconds['random']:.0f} s untaught and {seconds[f'random, {how}']:.0f} s taught"
+    assert f"members took {taught}, and the teacher {seconds['deep']:.0f} s" in page
 
 
 def test_continual_table_is_recorded() -> None:

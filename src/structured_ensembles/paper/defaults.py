@@ -3,8 +3,6 @@
 A star around four random members: every row changes one setting. Changes of the recipe, which concern all methods, are
 made for one network and a deep ensemble too. No best epoch is chosen (`keep="last"`), so that the validation split
 stays clean: rows are chosen by its figures, and test figures are shown of few rows.
-
-Left out: members taught by the ensemble or the base, which the product does not have.
 """
 
 from __future__ import annotations
@@ -26,7 +24,8 @@ FIGURES = ("cls/accuracy", "cal/nll", "cal/ece15")
 EPOCHS, SMOKE_EPOCHS = 60, 3
 CENTRE, SINGLE, DEEP = "random ×4", "single", "deep ×4"
 METHODS = (CENTRE, SINGLE, DEEP)  # trained by every recipe
-COMBINATION = "combination"
+COMBINATION, TAUGHT = "combination", "taught"
+TEACHERS = 4  # full networks of the deep ensemble that teaches
 # Declared before any run of the study. Whoever finds by validation figures that other changes win, changes this line.
 COMBINED = ("twice the epochs", "averaging", "cutout")
 
@@ -57,6 +56,8 @@ def recipe_changes(epochs: int) -> dict[str, dict[str, Any]]:
 def defaults_rows(epochs: int = EPOCHS) -> dict[str, Row]:
     """Return all rows by label, those of the star first, then the other methods by changed recipes."""
     memory: dict[str, Any] = {"memory": 1.0, "coupled": True}
+    teachers: dict[str, Any] = {**memory, "teachers": TEACHERS}
+    combined = recipe_changes(epochs)[COMBINATION]
     brief = max(1, epochs // 6)  # of the base out of which members are cut
     tuned = {**memory, "selection": "random", "tune_epochs": epochs - brief}
     plain = {SINGLE: Row("single", 1), DEEP: Row("deep", 4), CENTRE: Row("random", 4, memory)}
@@ -71,6 +72,9 @@ def defaults_rows(epochs: int = EPOCHS) -> dict[str, Row]:
         f"{CENTRE}, shared batches": Row(METHOD, 4, {**memory, "shared_batches": True}),
         f"{CENTRE}, not coupled": Row("random", 4, {"memory": 1.0}),
         f"{CENTRE}, out of a base of {brief} epochs": Row("prune-and-tune", 4, tuned),
+        f"{CENTRE}, {TAUGHT}": Row("taught", 4, teachers),
+        f"{SINGLE}, {TAUGHT}": Row("taught", 1, teachers),
+        f"{CENTRE}, {COMBINATION}, {TAUGHT}": Row("taught", 4, teachers, combined),
     }
     return {**plain, **star, **changed}
 
@@ -83,8 +87,8 @@ def row_before(label: str) -> str | None:
 
 
 def shows_test_figures(label: str) -> bool:
-    """Tell whether the test figures of a row are shown: the plain methods, and the combination."""
-    return label in METHODS or label.endswith(f", {COMBINATION}")
+    """Tell whether the test figures of a row are shown: the plain methods, the combination, and what is taught."""
+    return label in METHODS or label.endswith((f", {COMBINATION}", f", {TAUGHT}"))
 
 
 def defaults(options: StudyOptions) -> Study:
@@ -93,7 +97,7 @@ def defaults(options: StudyOptions) -> Study:
 
 
 def defaults_on_test(options: StudyOptions) -> Study:
-    """Return the test figures of the centre, one network, the deep ensemble, and these by the combined recipe."""
+    """Return the test figures of the plain methods, and of these by the combined recipe and taught."""
     shown = {label: row for label, row in _list_rows(options).items() if shows_test_figures(label)}
     return replace(_study(options, shown, COLUMNS, "On the test split"), split="test")
 

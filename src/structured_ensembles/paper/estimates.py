@@ -55,10 +55,20 @@ def estimate_training_seconds(experiment: Experiment | ContinualExperiment) -> f
         "mc-dropout": epochs * alone_epoch * 2.5,  # hooks prevent the fused kernels
         "snapshot": experiment.members * experiment.method_arguments.get("cycle", 0) * alone_epoch,
         "prune-and-tune": (epochs - tuned) * alone_epoch + tuned * experiment.members * epoch,
+        "taught": epochs * epoch * _taught_networks(experiment, member_factor),
         "batch-ensemble": epochs * experiment.members * epoch * 2.6,  # likewise
     }.get(experiment.method, epochs * experiment.members * epoch * member_factor)
     seconds += SEARCH * epoch if experiment.method == "structured" else 0.0
     return START + seconds
+
+
+def _taught_networks(experiment: Experiment, member_factor: float) -> float:
+    """Return the cost of an epoch of a teacher and of its members, in epochs of one network.
+
+    Each of the teacher's networks runs forward, a third of a step, on the batches of every member.
+    """
+    teachers = experiment.method_arguments.get("teachers", experiment.members)
+    return float(teachers + experiment.members * (member_factor + teachers / 3))
 
 
 def _share(experiment: Experiment) -> float:

@@ -41,10 +41,14 @@ class Teacher:
         trained.
     share: of the teacher in the loss, from 0 to 1; the labels have the rest.
     temperature: 1 teaches the probabilities as they are; higher ones give more weight to the small ones.
+
+    The defaults have the lowest validation NLL of three shares and three temperatures in benchmarks/teaching.py:
+    an MLP, 2,000 digits of MNIST, taught by a deep ensemble of four, three seeds; docs/how-to/teacher.md has the
+    figures. Nothing is recorded yet on other data.
     """
 
     network: nn.Module
-    share: float = 0.9
+    share: float = 0.5
     temperature: float = 2.0
 
     def __post_init__(self) -> None:
