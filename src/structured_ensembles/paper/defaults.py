@@ -80,9 +80,14 @@ def defaults_rows(epochs: int = EPOCHS) -> dict[str, Row]:
 
 
 def row_before(label: str) -> str | None:
-    """Return the row that a row is compared with: the same method by the plain recipe; None for the plain ones."""
+    """Return the row that a row is compared with; None for the plain ones.
+
+    Of a taught row it is the same without a teacher, of others the same method by the plain recipe.
+    """
     if label in METHODS:
         return None
+    if label.endswith(f", {TAUGHT}"):
+        return label.removesuffix(f", {TAUGHT}")
     return next((name for name in (SINGLE, DEEP) if label.startswith(f"{name}, ")), CENTRE)
 
 
