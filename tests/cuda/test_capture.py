@@ -17,6 +17,7 @@ import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS
 from structured_ensembles.cuda import capture
 from structured_ensembles.cuda.prediction_graphs import capture_prediction
+from structured_ensembles.methods import METHODS
 from structured_ensembles.training import graph_engine as graph
 from tests.support.capture_rules import InAGraph, as_in_a_graph
 from tests.support.continual_cases import SHORT, make_backbone, make_tasks
@@ -81,6 +82,20 @@ def test_steps_that_cut_blend_and_average_never_wait_for_the_device() -> None:
     se.train(se.Ensemble(members), few_digits(), recipe, "cpu", quiet=True)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.usefixtures("watched")
+def test_steps_with_a_teacher_never_wait_for_the_device(precision: Any) -> None:
+    """The teacher has a normalisation of its own, and BatchEnsemble's members in one network."""
+    shared = METHODS["batch-ensemble"](network(2), few_digits(), 2, recipe=se.Recipe(epochs=1), quiet=True)
+    teacher = se.Ensemble([network(7), *shared.members], normalization=se.Normalization((0.2,), (0.5,)))
+    recipe = se.Recipe(epochs=2, batch_size=96, rate=0.02, mixup=0.3, augmentation="crop")
+    members = [network(0, dropout=0.0), network(1, dropout=0.0), Viewing(1)]
+    execution = se.Execution(precision=precision)
+    se.train(
+        se.Ensemble(members), few_digits(), recipe, "cpu", execution=execution, teacher=se.Teacher(teacher), quiet=True
+    )
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e5])  # as it is, and in units of its own
 @pytest.mark.usefixtures("watched")
 def test_regression_steps_never_wait_for_the_device(scale: float) -> None:
@@ -93,8 +108,6 @@ def test_regression_steps_never_wait_for_the_device(scale: float) -> None:
 @pytest.mark.parametrize("method", ["snapshot", "batch-ensemble", "mc-dropout"])
 @pytest.mark.usefixtures("watched")
 def test_training_steps_of_other_methods_never_wait_for_the_device(method: str) -> None:
-    from structured_ensembles.methods import METHODS
-
     model = se.zoo.resnet20(in_channels=1)
     METHODS[method](model, few_digits(), members=2, recipe=se.Recipe(epochs=4), quiet=True)
 
