@@ -82,13 +82,13 @@ def test_steps_that_cut_blend_and_average_never_wait_for_the_device() -> None:
     se.train(se.Ensemble(members), few_digits(), recipe, "cpu", quiet=True)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("precision", "mixup"), [("float32", 0.0), ("bfloat16", 0.3)])
 @pytest.mark.usefixtures("watched")
-def test_steps_with_a_teacher_never_wait_for_the_device(precision: Any) -> None:
+def test_steps_with_a_teacher_never_wait_for_the_device(precision: Any, mixup: float) -> None:
     """The teacher has a normalisation of its own, and BatchEnsemble's members in one network."""
     shared = METHODS["batch-ensemble"](network(2), few_digits(), 2, recipe=se.Recipe(epochs=1), quiet=True)
     teacher = se.Ensemble([network(7), *shared.members], normalization=se.Normalization((0.2,), (0.5,)))
-    recipe = se.Recipe(epochs=2, batch_size=96, rate=0.02, mixup=0.3, augmentation="crop")
+    recipe = se.Recipe(epochs=2, batch_size=96, rate=0.02, mixup=mixup, augmentation="crop")
     members = [network(0, dropout=0.0), network(1, dropout=0.0), Viewing(1)]
     execution = se.Execution(precision=precision)
     se.train(
