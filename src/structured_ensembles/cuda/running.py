@@ -14,7 +14,7 @@ from functools import partial, reduce
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from structured_ensembles.cuda import batch_norm, convolution, rank_one, subsampling
 from structured_ensembles.cuda.batch_norm import Norm
@@ -28,6 +28,7 @@ from structured_ensembles.cuda.convolution import (
     RunningNorm,
     Window,
 )
+from structured_ensembles.cuda.evaluated_node import EvaluatedNode, evaluate_node
 from structured_ensembles.cuda.operations import (
     conv_norm,
     member_conv,
@@ -112,7 +113,7 @@ class Run:
             x = self.values[node.args[0]]
             if batch_norm.fits(x, self.program.members):
                 return self._norm(node, x)
-        if node.target is member_linear and len(self._weight(node.args[1])) > 1:
+        if node.target is member_linear and len(self._value(node.args[1])) > 1:
             return self._linear(node)
         if node.target is rank_one_weights:
             return self._rank_one(node)
@@ -130,7 +131,7 @@ class Run:
         """Compute a convolution, and what is fused with it, by our kernels; None where these do not fit."""
         if node.target is member_conv and node.args[2:] not in ((), (None,)):
             return None  # a bias, for which there is no kernel in training
-        weight = self._weight(node.args[1])
+        weight = self._value(node.args[1])
         x = stored_channels_last(self.values[node.args[0]], weight.dtype)
         if node.target is predict_conv:
             return None if self.learned or not convolution.fits_prediction(x, weight) else self._predict_conv(node, x)
@@ -144,7 +145,7 @@ class Run:
 
     def _predict_conv(self, node: Node, x: Tensor) -> Tensor:
         """Convolve, normalise by running statistics, add and apply the ReLU, in prediction: no gradients."""
-        weight = self._weight(node.args[1])
+        weight = self._value(node.args[1])
         bias, scale, shift, mean, variance = (
             None if argument is None else self.weights[argument.name] for argument in node.args[2:7]
         )
@@ -274,7 +275,7 @@ class Run:
         The weights' gradients have the layout and type of the parameters, which autograd's do not.
         """
         source, weight_node = node.args[:2]
-        weight = self._weight(weight_node)
+        weight = self._value(weight_node)
         bias = node.args[2] if len(node.args) > 2 else None
         x = self.values[source].to(weight.dtype)
         rows = x.reshape(len(weight), -1, x.shape[-1])
@@ -327,57 +328,26 @@ class Run:
     # --- by autograd
 
     def _plain(self, node: Node) -> Any:
-        """Compute a node by PyTorch, and record the backward pass by autograd, of this node alone."""
-        leaves: dict[Node, Tensor] = {}
-        is_ours = not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem
+        """Compute a node by PyTorch, and record the backward pass."""
+        if node.target is operator.getitem and isinstance(self.values.get(node.args[0]), tuple):
+            return self._item(node)
+        evaluated = evaluate_node(node, self._value, self._is_weight, self._is_needed)
+        if evaluated.has_gradients:
+            self.records[node] = lambda dy: self._plain_backward(evaluated, dy)
+        return evaluated.detached
 
-        def value_of(argument: Node) -> Any:
-            is_weight = argument.op == "placeholder" and argument.name in self.weights
-            value = self.weights[argument.name] if is_weight else self.values[argument]
-            needs_gradient = argument.name in self.learned if is_weight else argument in self.records
-            if needs_gradient and isinstance(value, Tensor):
-                if argument not in leaves:
-                    leaves[argument] = value.detach().requires_grad_()
-                value = leaves[argument]
-            return value[0] if is_weight and not is_ours else value  # PyTorch's operations know no members
-
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
-        if node.target is operator.getitem and isinstance(args[0], tuple):
-            return self._item(node, args)
-        function = node.target
-        if function is member_dropout:
-            args, function = args[:1], _identity
-        with torch.enable_grad():
-            result = function(*args, **kwargs)
-        if leaves:
-            outputs = result if isinstance(result, tuple | list) else (result,)
-            if any(isinstance(output, Tensor) and output.requires_grad for output in outputs):
-                self.records[node] = lambda dy: self._plain_backward(result, leaves, dy)
-        if isinstance(result, tuple | list):
-            return tuple(item.detach() if isinstance(item, Tensor) else item for item in result)
-        return result.detach() if isinstance(result, Tensor) else result
-
-    def _plain_backward(self, result: Any, leaves: Mapping[Node, Tensor], dy: Any) -> None:
+    def _plain_backward(self, evaluated: EvaluatedNode, dy: Any) -> None:
         """Add the gradients of a node's arguments. dy: of its result; where that is a tuple, a dict by index."""
-        if isinstance(result, tuple | list):
-            pairs = [(output, dy[number]) for number, output in enumerate(result) if dy.get(number) is not None]
-        else:
-            pairs = [(result, dy)]
-        outputs, gradients = zip(*pairs, strict=True)
-        gradients = tuple(gradient.to(output.dtype) for gradient, output in zip(gradients, outputs, strict=True))
-        of_arguments = torch.autograd.grad(outputs, list(leaves.values()), gradients, allow_unused=True)
-        for argument, gradient in zip(leaves, of_arguments, strict=True):
-            if gradient is None:
-                continue
-            if argument.op == "placeholder" and argument.name in self.weights:
+        for argument, gradient in evaluated.gradients(dy):
+            if self._is_weight(argument):
                 self._add_weight_gradient(argument.name, gradient)
             else:
                 self._add_gradient(argument, gradient)
 
-    def _item(self, node: Node, args: tuple[Any, ...]) -> Any:
+    def _item(self, node: Node) -> Any:
         """Return one of the tensors that a node returns, and record the backward pass."""
         source, number = node.args
-        item = args[0][number]
+        item = self.values[source][number]
         if source in self.records and item.is_floating_point():  # indices have no gradient
             self.records[node] = lambda dy: self._add_item_gradient(source, number, dy)
         return item
@@ -392,9 +362,13 @@ class Run:
         """Tell whether the gradient of a value, or of a weight, is needed."""
         return node in self.records or node.name in self.learned
 
-    def _weight(self, node: Node) -> Tensor:
-        """Return a layer's weight (members, …), a placeholder's or a computed one."""
-        return self.weights[node.name] if node.name in self.weights else self.values[node]
+    def _value(self, node: Node) -> Any:
+        """Return the value of a node, or a weight (members, …)."""
+        return self.weights[node.name] if self._is_weight(node) else self.values[node]
+
+    def _is_weight(self, node: Node) -> bool:
+        """Tell whether a node stands for a stacked weight or buffer."""
+        return node.op == "placeholder" and node.name in self.weights
 
     def _add_any_gradient(self, node: Node, gradient: Tensor) -> None:
         """Add a gradient of a weight: to a placeholder's, or to that of the node that has computed it."""
@@ -411,7 +385,7 @@ class Run:
             before = self.gradients.get(node)
             self.gradients[node] = gradient if before is None else before + gradient
 
-    def _add_item_gradient(self, node: fx.Node, number: int, gradient: Tensor) -> None:
+    def _add_item_gradient(self, node: Node, number: int, gradient: Tensor) -> None:
         """Add a gradient of one of the tensors that a node returns."""
         items = self.gradients.setdefault(node, {})
         items[number] = items[number] + gradient if number in items else gradient
@@ -432,8 +406,3 @@ def _product_in_float32(one: Tensor, other: Tensor) -> Tensor:
     if direct is not None and one.is_cuda and one.dtype == torch.bfloat16:
         return direct(one, other, torch.float32)
     return torch.bmm(one, other).to(_wide(one.dtype))
-
-
-def _identity(x: Tensor) -> Tensor:
-    """Copy x, in place of dropout."""
-    return x.clone()
