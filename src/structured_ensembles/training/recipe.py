@@ -108,8 +108,9 @@ class Recipe:
             object.__setattr__(self, name, to_python_number(value))
         for name, least in (("epochs", 0), ("batch_size", 1)):
             check_whole(name, getattr(self, name), least)
-        for name in ("rate", "momentum", "weight_decay", "factor", "warmup", "mixup", "averaging"):
+        for name in ("rate", "weight_decay", "factor", "warmup", "mixup", "averaging"):
             check_number(name, getattr(self, name))
+        check_share("momentum", self.momentum)
         check_share("label_smoothing", self.label_smoothing)
         check_whole("patience", self.patience, or_none=True)
         if self.averaging > 1:
@@ -128,7 +129,9 @@ class Recipe:
         for name, choice in choices.items():
             check_choice(name, getattr(self, name), get_args(choice))
         check_list("milestones", self.milestones)
-        object.__setattr__(self, "milestones", tuple(self.milestones))
+        object.__setattr__(self, "milestones", tuple(map(to_python_number, self.milestones)))
+        for milestone in self.milestones:
+            check_whole("each of milestones", milestone, least=0)
         check_list("rules", self.rules, "ParameterRule")
         object.__setattr__(self, "rules", tuple(map(_as_rule, self.rules)))
 
