@@ -108,6 +108,12 @@ def prepare_training(
     seed = check_seed(seed)
     check_mixup(recipe.mixup, data, loss is not None)
     numbers = _check_numbers(numbers, len(members))
+    for name, tensor in (*members.named_parameters(), *members.named_buffers()):
+        if tensor.is_inference():
+            raise ValueError(
+                f"the networks cannot be trained: {name} was made under torch.inference_mode(); make or load them "
+                "outside of it"
+            )
     run_device = pick_device(device, members)
     mesh = mesh_for(len(members), run_device)
     captured = _captured(execution, run_device, mesh)
