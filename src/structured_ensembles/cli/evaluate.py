@@ -50,7 +50,7 @@ def evaluate(
         trust_code: let the folder import the functions that build its network and its data
 
     """
-    from structured_ensembles.common.devices import pick_device
+    from structured_ensembles.common.devices import device_of, pick_device
 
     if severities is not None and corruptions is None and official is None:
         raise ValueError("--severities are those of --corruptions or --official: give one of these, too")
@@ -82,7 +82,8 @@ def evaluate(
             ensemble, data, split, combine, corruptions=images, severities=measured_severities
         )
     figures["size/file_bytes"] = float(path.stat().st_size)  # of the stored file, perhaps with fewer bits per weight
-    record = {"split": split, "combine": combine, **({} if ood is None else {"ood": ood}), **describe_machine()}
+    settings = {"split": split, "combine": combine, **({} if ood is None else {"ood": ood})}
+    record = {**settings, **describe_machine(device_of(ensemble))}
     figures = merge_figures(run / f"evaluation-{split}-{combine}.json", figures, record)
     print(format_figures({f"{config['method']}, {split}": figures}))
     if any(name.startswith("cor/") for name in figures):

@@ -193,7 +193,7 @@ def _close_run(folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: 
         "seconds": round(seconds, 3),
         "precision": "float32",  # the only one that `fit` computes in
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **describe_machine(),
+        **describe_machine(learner.device),
     }
     write_json(folder / "result.json", result)
     (folder / ELAPSED).unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from structured_ensembles.build import SUBNETS
 from structured_ensembles.common.checks import check_number, check_type
-from structured_ensembles.common.devices import device_of
+from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.version import VERSION
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
@@ -288,7 +288,7 @@ def close_run(
         "fallbacks": [] if history is None else history.fallbacks,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "checksums": {name: _checksum(folder / name) for name in (HISTORY, SUBNETS) if (folder / name).exists()},
-        **describe_machine(),
+        **describe_machine(device_of(ensemble)),
     }
     write_json(folder / "result.json", result)
     for leftover in (*folder.glob(CHECKPOINTS), folder / ELAPSED):
@@ -296,11 +296,12 @@ def close_run(
     return result
 
 
-def describe_machine() -> dict[str, Any]:
-    """Describe the device and the versions, on which figures depend besides the configuration."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+def describe_machine(device: Device) -> dict[str, Any]:
+    """Describe the device that was used and the versions, on which figures depend besides the configuration."""
+    used = torch.device(device)
+    names = {"cpu": f"CPU, {torch.get_num_threads()} threads"}
     return {
-        "device": device,
+        "device": torch.cuda.get_device_name(used) if used.type == "cuda" else names.get(used.type, str(used)),
         "versions": {
             "structured-ensembles": VERSION,
             "source": source_digest(),
