@@ -115,9 +115,12 @@ def test_run_interrupted_in_its_search_resumes_the_search(
 
 def test_evaluate_records_the_figures_of_a_split_and_rule(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run), "--split", "validation", "--combine", "vote"]) == 0
-    assert "cls/accuracy" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "cls/accuracy" in printed
+    assert "left out, since what they depend on was fitted to the validation split: conf/coverage, " in printed
     record = json.loads((run / "evaluation-validation-vote.json").read_text())
     assert 0 < record["figures"]["cls/accuracy"] <= 1
+    assert not [name for name in record["figures"] if name.startswith(("unc/", "conf/")) or name.endswith("_t")]
     assert main(["evaluate", str(run.parent)]) == 2
     assert "not a run folder" in capsys.readouterr().err
 

@@ -142,16 +142,7 @@ def _measure_test(
 def _measure_validation(folder: Path, ensemble: Ensemble, data: Data, base: nn.Module | None) -> None:
     """Measure a run on the validation split, and write all figures that nothing fitted to that split enters."""
     figures = evaluate(ensemble, data, "validation", combine=RULES, base=base)
-    clean = {name: value for name, value in figures.items() if not _is_fitted(name)}
-    _write_figures(folder, ensemble, data, "validation", clean)
-
-
-def _is_fitted(name: str) -> bool:
-    """Tell whether a figure depends on a temperature, threshold or conformal set, fitted to the validation split."""
-    plain = name
-    for rule in RULES:
-        plain = plain.removesuffix(f"/{rule}")
-    return name.startswith(("unc/", "conf/")) or plain.endswith("_t")
+    _write_figures(folder, ensemble, data, "validation", figures)
 
 
 def _write_figures(
