@@ -298,6 +298,7 @@ def test_predict_prints_class_probability_and_uncertainty_of_an_image(
     assert float(cells["disagreement"].removesuffix("%")) == pytest.approx(100 * float(unsure.disagreement), abs=0.6)
     classes = ensemble.predict_set(data.test.inputs[:1])[0].nonzero().flatten().tolist()
     assert cells["set"] == "{" + ", ".join(map(str, classes)) + "}" or len(classes) > 5
+    assert header.split()[-2:] == ["verdict", "note"]
     assert "which keeps 95 % of what it gets right" in shown
     assert "resized from 32×32 to 8×8" in next(line for line in shown.splitlines() if "large.jpg" in line)
     assert main(["predict", str(run / "ensemble.safetensors"), str(tmp_path / "broken.png"), pictures[0]]) == 1
