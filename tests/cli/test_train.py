@@ -58,7 +58,13 @@ def test_train_writes_a_complete_run_folder_once(run: Path, capsys: pytest.Captu
     assert {"device", "versions", "seconds", "date", "file_bytes"} <= result.keys()
     assert (run / "history.csv").read_text().splitlines()[0].startswith("epoch,member,rate,loss")
     assert len((run / "history.csv").read_text().splitlines()) == 1 + 2 * 2
-    assert yaml.safe_load((run / "config.yaml").read_text())["model"] == "mlp"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["model"], config["method_arguments"]) == ("mlp", {})  # by which runs are compared
+    resolved = result["resolved"]
+    assert resolved["method_arguments"].items() >= {"prune": 0.5, "scope": "layer", "search_epochs": 10}.items()
+    assert resolved["model_arguments"] == {"in_features": 64, "num_classes": 10, "hidden": [256, 256]}
+    assert resolved["recipe"] == se.Recipe.named("modern", epochs=2).to_dict()
+    assert resolved["execution"] == se.Execution().to_dict()
     before = (run / "ensemble.safetensors").stat().st_mtime_ns
     assert main(["train", "--out", str(run), *QUICK]) == 0
     assert "done already" in capsys.readouterr().out

@@ -259,11 +259,18 @@ def _checksum(path: Path) -> str:
 
 
 def close_run(
-    folder: Path, ensemble: Ensemble, data: Data, seconds: float, storage: Storage, precision: str
+    folder: Path,
+    ensemble: Ensemble,
+    data: Data,
+    seconds: float,
+    storage: Storage,
+    precision: str,
+    settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Write the results of a run and drop its checkpoints; `result.json` comes last and says that it is done.
 
     seconds: of all starts together, see `run_stopwatch`. precision: of training, see `Execution.precision_on`.
+    settings: all that training used, the defaults too. They are for readers: runs are compared by `config.yaml`.
     The figures are those of the stored file; if it stores less than float32, the figures in float32 are kept too.
     """
     history = ensemble.history
@@ -289,6 +296,7 @@ def close_run(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "checksums": {name: _checksum(folder / name) for name in (HISTORY, SUBNETS) if (folder / name).exists()},
         **describe_machine(device_of(ensemble)),
+        "resolved": settings,
     }
     write_json(folder / "result.json", result)
     for leftover in (*folder.glob(CHECKPOINTS), folder / ELAPSED):
