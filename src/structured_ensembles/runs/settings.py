@@ -62,8 +62,8 @@ class Defaults:
         arguments: dict[str, dict[str, Any]] = {}
         for section in ("model_arguments", "method_arguments"):
             usual = self._usual(config, section).items()
-            own = {name: value for name, value in usual if name not in (*COMMON, *OPTIONAL) and value is not None}
-            arguments[section] = {**own, **config[section]}
+            defaults = {name: value for name, value in usual if name not in (*COMMON, *OPTIONAL) and value is not None}
+            arguments[section] = {**defaults, **config[section]}
         return dict(json.loads(json.dumps(arguments, default=str)))
 
     def _usual(self, config: Mapping[str, Any], section: str) -> dict[str, Any]:
