@@ -71,7 +71,7 @@ def main() -> None:
         record = {
             "settings": settings,
             "date": date.today().isoformat(),
-            **describe_machine(),
+            **describe_machine(arguments.device),
             "worst": worst,
             "rows": figures,
         }

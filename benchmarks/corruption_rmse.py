@@ -28,7 +28,7 @@ FROST = "ours: the published shares over ice of our own; published: over their p
 
 def main() -> None:
     """Compute the distances of every corruption and print the table."""
-    arguments = arguments_of(__doc__, images=1000, root="", frost="", seed=0)
+    arguments = arguments_of(__doc__, only_cpu=True, images=1000, root="", frost="", seed=0)
     test = se.load_data("cifar10", arguments.root or None).split("test")
     images = next(iter(test.batches(arguments.images)))[0]
     if arguments.frost:

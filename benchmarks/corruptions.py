@@ -52,7 +52,7 @@ def main() -> None:
         record = {
             "settings": settings,
             "date": date.today().isoformat(),
-            **describe_machine(),
+            **describe_machine(arguments.device),
             "seconds": total,
             "rows": figures,
         }

@@ -52,7 +52,7 @@ def main() -> None:
     if arguments.json:
         record = {
             "date": date.today().isoformat(),
-            **describe_machine(),
+            **describe_machine("cpu"),
             "image_MiB": size / 2**20,
             "peak_own_MiB": peak,
         }

@@ -49,7 +49,7 @@ def main() -> None:
     arguments.steps = arguments.steps or (20 if arguments.device.startswith("cuda") else 1)
     start = time.monotonic()
     rows = read_earlier_rows(arguments) if arguments.missing else []
-    known = list_known_steps(rows, arguments.precisions) if arguments.missing else set()
+    known = list_known_steps(rows, arguments.precisions, arguments.device) if arguments.missing else set()
     done = {(step_of(row), row["precision"]) for row in rows}
     steps = {step: run for step, run in find_steps().items() if step.model in arguments.models and step not in known}
     for number, (step, experiment) in enumerate(steps.items()):
@@ -78,7 +78,7 @@ def read_earlier_rows(arguments: argparse.Namespace) -> list[dict]:
     if arguments.json is None or not arguments.json.exists():
         return []
     earlier = json.loads(arguments.json.read_text(encoding="utf-8"))
-    here = (arguments.batch, describe_machine()["device"])
+    here = (arguments.batch, describe_machine(arguments.device)["device"])
     if (earlier["settings"]["batch"], earlier["device"]) != here:
         raise ValueError(f"{arguments.json} must be of batch and device {here}: give another file")
     return earlier["rows"]
@@ -89,13 +89,13 @@ def step_of(row: dict) -> Step:
     return Step(row["model"], row["width"], row["size"], row["kind"])
 
 
-def list_known_steps(rows: Collection[dict], precisions: Collection[str]) -> set[Step]:
-    """List the steps that were measured on this device before: those of benchmarks/results, and `rows`.
+def list_known_steps(rows: Collection[dict], precisions: Collection[str], device: str) -> set[Step]:
+    """List the steps that were measured on a device before: those of benchmarks/results, and `rows`.
 
     A step of the rows is known if they have it in all precisions: the faster one counts.
     """
-    device = describe_machine()["device"]
-    recorded = {step for name, step in read_steps(ROOT / "benchmarks" / "results") if name == device}
+    machine = describe_machine(device)["device"]
+    recorded = {step for name, step in read_steps(ROOT / "benchmarks" / "results") if name == machine}
     measured: dict[Step, set[str]] = {}
     for row in rows:
         measured.setdefault(step_of(row), set()).add(row["precision"])

@@ -41,7 +41,7 @@ BATCHES = {1: 10, 64: 1}  # calls in a row that are timed together
 
 def main() -> None:
     """Export, time and print; write the record and the page."""
-    arguments = arguments_of(__doc__, folder="", rounds=9, bases=list(BASES), docs=False)
+    arguments = arguments_of(__doc__, only_cpu=True, folder="", rounds=9, bases=list(BASES), docs=False)
     if arguments.folder:
         torch.set_num_threads(1)
         rows = [row for base in arguments.bases for row in measure(base, Path(arguments.folder), arguments.rounds)]

@@ -45,7 +45,7 @@ TORCHVISION: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 def main() -> None:
     """Check all models and print the table."""
     names = [*ZOO, *(f"torchvision/{name}" for name in TORCHVISION)]
-    arguments = arguments_of(__doc__, models=names)
+    arguments = arguments_of(__doc__, only_cpu=True, models=names)
     models = vars(arguments).pop("models")  # the record has those of several calls
     torch.set_num_threads(1)
     declare_operators()

@@ -135,7 +135,9 @@ def seconds_under_lock() -> float:
 
 def main() -> None:
     """Generate the pictures, measure every reader and print the table."""
-    arguments = arguments_of(__doc__, pictures=4000, side=64, batch=128, workers=2, stored=0, suffix="png")
+    arguments = arguments_of(
+        __doc__, only_cpu=True, pictures=4000, side=64, batch=128, workers=2, stored=0, suffix="png"
+    )
     stored = arguments.stored or arguments.side
     torch.set_num_threads(1)
     load = os.getloadavg()[0]  # above 0, other programs take a share of the cores

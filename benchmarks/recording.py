@@ -20,10 +20,10 @@ from structured_ensembles.storage.files import write_text
 WORKSPACES = os.environ.get("CUBLAS_WORKSPACE_CONFIG")  # the user's setting, if any
 
 
-def arguments_of(description: str | None, **options: Any) -> argparse.Namespace:
+def arguments_of(description: str | None, only_cpu: bool = False, **options: Any) -> argparse.Namespace:
     """Parse options by name and default; a list takes several values, False is a switch.
 
-    `--device` and `--json` are always added.
+    `--json` is always added, and `--device` unless the benchmark runs on the CPU only.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in options.items():
@@ -33,7 +33,10 @@ def arguments_of(description: str | None, **options: Any) -> argparse.Namespace:
         several = isinstance(default, list)
         option_type = type(default[0] if several else default)
         parser.add_argument(f"--{name}", type=option_type, default=default, nargs="*" if several else None)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    if only_cpu:
+        parser.set_defaults(device="cpu")
+    else:
+        parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -42,7 +45,8 @@ def record(arguments: argparse.Namespace, rows: Any) -> None:
     """Write settings, machine and rows to the file of `--json`, if there is one, whole or not at all."""
     if arguments.json:
         settings = {key: value for key, value in vars(arguments).items() if key != "json"}
-        contents = {"settings": settings, "date": date.today().isoformat(), **describe_machine(), "rows": rows}
+        machine = describe_machine(arguments.device)
+        contents = {"settings": settings, "date": date.today().isoformat(), **machine, "rows": rows}
         write_text(arguments.json, json.dumps(contents, indent=1) + "\n")
 
 

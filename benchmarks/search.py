@@ -69,7 +69,8 @@ def main() -> None:
     )
     if arguments.json:
         settings = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
-        record = {"settings": settings, "date": date.today().isoformat(), **describe_machine(), "rows": figures}
+        machine = describe_machine(arguments.device)
+        record = {"settings": settings, "date": date.today().isoformat(), **machine, "rows": figures}
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

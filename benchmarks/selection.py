@@ -61,7 +61,7 @@ def main() -> None:
     if arguments.json:
         record = {
             "date": date.today().isoformat(),
-            **describe_machine(),
+            **describe_machine("cuda" if torch.cuda.is_available() else "cpu"),
             "seeds": arguments.seeds,
             "epochs": arguments.epochs,
         }

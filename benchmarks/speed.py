@@ -127,7 +127,8 @@ def earlier_results(arguments: argparse.Namespace) -> dict[str, dict]:
     if arguments.json is None or not arguments.json.exists():
         return {}
     earlier = json.loads(arguments.json.read_text())
-    if machine_of(earlier) != machine_of(describe_machine()) or earlier["settings"]["tiny"] != arguments.tiny:
+    machines = machine_of(earlier), machine_of(describe_machine(arguments.device))
+    if machines[0] != machines[1] or earlier["settings"]["tiny"] != arguments.tiny:
         sys.exit(f"{arguments.json} has rows of another device, version or size: give another file, or delete it")
     source = earlier["versions"]["source"]
     for result in earlier["rows"]:
@@ -137,7 +138,7 @@ def earlier_results(arguments: argparse.Namespace) -> dict[str, dict]:
 
 def has_reached(line: Line, measured: float | None, arguments: argparse.Namespace) -> bool | None:
     """Tell whether a line has reached its aim; None where it cannot be compared with it."""
-    comparable = not arguments.tiny and "H200" in describe_machine()["device"]
+    comparable = not arguments.tiny and "H200" in describe_machine(arguments.device)["device"]
     return measured <= line.aim if comparable and line.aim is not None and measured is not None else None
 
 

@@ -181,7 +181,7 @@ def compare_speed(epochs: int, rounds: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Fit everything, print two tables and record them."""
-    arguments = arguments_of(__doc__, folds=5, rounds=3, epochs=100)
+    arguments = arguments_of(__doc__, only_cpu=True, folds=5, rounds=3, epochs=100)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", ConvergenceWarning)
     warnings.filterwarnings("ignore", message=".*samples are too few for coverage", category=UserWarning)

@@ -59,18 +59,31 @@ def test_invalid_arguments_are_errors_before_the_search(
 
 
 def test_gradients_that_the_caller_has_switched_off_change_nothing() -> None:
-    """As in a notebook that begins with torch.set_grad_enabled(False)."""
+    """As in a notebook that begins with torch.set_grad_enabled(False), and in a function under inference mode."""
     torch.manual_seed(0)
     model, data = se.zoo.mlp(64, hidden=(8, 8)), se.load_data("digits")
     logits = []
-    for enabled in (True, False):
-        with torch.set_grad_enabled(enabled):
+    for mode in (torch.enable_grad(), torch.no_grad(), torch.inference_mode()):
+        with mode:
+            before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
             ensemble = se.structured_ensemble(
                 model, data, 2, recipe=se.Recipe(epochs=1), search_epochs=1, device="cpu", quiet=True
             )
             logits.append(ensemble.logits(data.test.inputs))  # type: ignore[union-attr]
-            assert torch.is_grad_enabled() == enabled
-    assert torch.equal(*logits)
+            assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == before
+        assert not any(parameter.is_inference() for parameter in ensemble.parameters())
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+
+
+def test_a_model_made_under_inference_mode_is_cut_and_trained() -> None:
+    torch.manual_seed(0)
+    data = se.load_data("digits")
+    with torch.inference_mode():
+        model = se.zoo.mlp(64, hidden=(8, 8))
+        se.structured_ensemble(model, data, 2, recipe=se.Recipe(epochs=1), search_epochs=1, device="cpu", quiet=True)
+    with pytest.raises(ValueError, match=r"layers\.1\.weight was made under torch\.inference_mode\(\)"):
+        se.train(se.Ensemble([model]), data, se.Recipe(epochs=1), quiet=True)
 
 
 def test_an_ensemble_that_hardly_shrinks_says_so(capsys: pytest.CaptureFixture[str]) -> None:

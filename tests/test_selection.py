@@ -65,12 +65,23 @@ def test_scope_network_has_one_threshold_and_no_empty_layer() -> None:
     assert subnet.kept == {"layers.1": (3,), "layers.3": (1, 2, 3, 4, 5)}
 
 
-def test_layer_that_would_vanish_keeps_its_best_neuron_and_warns_once() -> None:
+def test_layer_of_whose_neurons_less_than_one_is_to_stay_keeps_its_best_and_warns_once() -> None:
     graph = se.trace(se.zoo.mlp(3, 2, hidden=(4, 40)), torch.randn(2, 3))
-    with pytest.warns(UserWarning, match=r"would empty layers\.1:") as caught:
+    with pytest.warns(UserWarning, match=r"would leave less than one neuron of layers\.1: the best") as caught:
         subnets = se.select(graph, random_scores(graph, 3), prune=0.9)
     assert len(caught) == 1
     assert subnets[0].counts == {"layers.1": 1, "layers.3": 4}
+
+
+@pytest.mark.filterwarnings("error")
+def test_layer_scope_never_says_that_a_layer_would_be_empty() -> None:
+    """Of n neurons, n − ⌈p·(n − 1)⌉ stay: at least one, of two at any share."""
+    graph = se.trace(se.zoo.mlp(3, 2, hidden=(2, 40)), torch.randn(2, 3))
+    (subnet,) = se.select(graph, random_scores(graph, 1), prune=0.5)
+    assert subnet.counts == {"layers.1": 1, "layers.3": 20}
+    with pytest.warns(UserWarning, match=r"^prune=0\.55 would leave less than one neuron of layers\.1: the best"):
+        (subnet,) = se.select(graph, random_scores(graph, 1), prune=0.55)
+    assert subnet.counts == {"layers.1": 1, "layers.3": 18}
 
 
 @pytest.mark.parametrize("memory", [1.0, 1.5, 2.0, 4.0])

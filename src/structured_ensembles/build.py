@@ -16,6 +16,7 @@ from structured_ensembles.calibration import check_temperature
 from structured_ensembles.channels import ChannelGraph, trace
 from structured_ensembles.common.checks import check_choice, check_seed, check_type
 from structured_ensembles.common.devices import Device, pick_device
+from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.processes import rank
 from structured_ensembles.common.progress import say
@@ -274,10 +275,11 @@ def _decide_trained(trained: Trained, model: nn.Module, data: Data, device: Devi
 
 def recalibrate_members(ensemble: Ensemble, data: Data, device: Device) -> None:
     """Measure batch norm's statistics of every member anew, on the device that will train it."""
-    ensemble.to(pick_device(device, ensemble))
-    for member in ensemble.members:
-        if layers_with_statistics(member):
-            recalibrate_statistics(member, data)
+    with gradients_on():  # on another device, parameters made under inference mode could not be trained
+        ensemble.to(pick_device(device, ensemble))
+        for member in ensemble.members:
+            if layers_with_statistics(member):
+                recalibrate_statistics(member, data)
 
 
 def _read_subnets(run: RunFolder) -> list[Subnet] | None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.common.checks import check_type
 from structured_ensembles.common.devices import Device, pick_device
+from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, split_batch
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.processes import rank, sum_over_processes, world_size
@@ -74,46 +75,46 @@ def saliency(
     check_walk(model, graph, data, loss, batch_size)
     check_type("scales", scales, Scales, "learn_scales gives them")
     check_scales(scales, graph)
-    data = find_normalization(model, data, device)
-    check_task(graph, data)
-    device = pick_device(device, model)
-    members = scales.members
-    frozen = copy_frozen(model).to(device).eval()
-    task_loss = loss_for(data, loss, choose_units([frozen], data, loss))
-    for name, buffer in frozen.named_buffers():
-        if name in scales.statistics:
-            buffer.copy_(scales.statistics[name])
-    dtype = dtype_of(frozen)
-    vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
-    feed = feed_for(data.train, data, batch_size, device, dtype=dtype)
-    num_batches = data.num_batches("train", batch_size)
-    together = can_share_batches(frozen, graph, scales.placement, move_inputs(data.example(dtype=dtype), device))
-    scoring = _Scoring(frozen, list(vectors.values()), task_loss, members)
-    with (
-        torch.enable_grad(),  # the caller may have switched gradients off
-        apply_scales(frozen, graph, vectors, scales.placement, together) as scoring.run,
-        progress("saliency", num_batches, quiet) as advance,
-    ):
-        steps: dict[int, Step] = {}
-        for batch, size in enumerate(feed.epoch(None)):
-            step: Step = partial(scoring.score, feed, size)
-            if size not in steps and not feed.irregular:
-                state = partial(tensors_of, scoring.totals, feed.step)
-                steps[size] = captured_if_possible(step, device, state, "the saliency", modules=[frozen])
-            if batch % world_size() == rank():  # processes take turns
-                (step if feed.irregular else steps[size])()
-            else:
-                feed.step.add_(1)
-            advance()
-    sum_over_processes(scoring.totals)
-    means = {name: (total / num_batches).cpu() for name, total in zip(vectors, scoring.totals, strict=True)}
-    if not all(bool(mean.isfinite().all()) for mean in means.values()):
-        raise FloatingPointError(
-            "the saliency is not finite: the model's outputs under these scales overflow on `data`"
-        )
-    for name, mean in means.items():
-        if not mean.any():  # no gradient reaches it: it runs under no_grad, or in training mode only
-            mean.copy_(graph.magnitudes[name])
+    with gradients_on():
+        data = find_normalization(model, data, device)
+        check_task(graph, data)
+        device = pick_device(device, model)
+        members = scales.members
+        frozen = copy_frozen(model).to(device).eval()
+        task_loss = loss_for(data, loss, choose_units([frozen], data, loss))
+        for name, buffer in frozen.named_buffers():
+            if name in scales.statistics:
+                buffer.copy_(scales.statistics[name])
+        dtype = dtype_of(frozen)
+        vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
+        feed = feed_for(data.train, data, batch_size, device, dtype=dtype)
+        num_batches = data.num_batches("train", batch_size)
+        together = can_share_batches(frozen, graph, scales.placement, move_inputs(data.example(dtype=dtype), device))
+        scoring = _Scoring(frozen, list(vectors.values()), task_loss, members)
+        with (
+            apply_scales(frozen, graph, vectors, scales.placement, together) as scoring.run,
+            progress("saliency", num_batches, quiet) as advance,
+        ):
+            steps: dict[int, Step] = {}
+            for batch, size in enumerate(feed.epoch(None)):
+                step: Step = partial(scoring.score, feed, size)
+                if size not in steps and not feed.irregular:
+                    state = partial(tensors_of, scoring.totals, feed.step)
+                    steps[size] = captured_if_possible(step, device, state, "the saliency", modules=[frozen])
+                if batch % world_size() == rank():  # processes take turns
+                    (step if feed.irregular else steps[size])()
+                else:
+                    feed.step.add_(1)
+                advance()
+        sum_over_processes(scoring.totals)
+        means = {name: (total / num_batches).cpu() for name, total in zip(vectors, scoring.totals, strict=True)}
+        if not all(bool(mean.isfinite().all()) for mean in means.values()):
+            raise FloatingPointError(
+                "the saliency is not finite: the model's outputs under these scales overflow on `data`"
+            )
+        for name, mean in means.items():
+            if not mean.any():  # no gradient reaches it: it runs under no_grad, or in training mode only
+                mean.copy_(graph.magnitudes[name])
     return [Scores({name: mean[member] for name, mean in means.items()}) for member in range(members)]
 
 

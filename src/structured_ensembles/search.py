@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from structured_ensembles.channels import ChannelGraph, check_traced
 from structured_ensembles.common.checks import check_choice, check_number, check_seed, check_type, check_whole
 from structured_ensembles.common.devices import Device, pick_device, seed_generators
+from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.inputs import Inputs, move_inputs, select_rows
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.processes import average_buffers, rank, sum_over_processes, world_size
@@ -100,59 +101,59 @@ def learn_scales(
     groups = {group.name: [group.size, group.prunable] for group in graph.groups}
     checkpoint = identify_search(checkpoint, model, data, loss, groups=groups, **settings)
 
-    device = pick_device(device, model)
-    frozen = copy_frozen(model).to(device)
-    dtype = dtype_of(frozen)
-    vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
-    steps = data.num_batches("train", batch_size)
-    # Adam moves an entry by about its learning rate per step: this bounds the entries for the whole search.
-    max_change = rate * steps * epochs
-    terms = {
-        name: terms_for(float(value.detach().abs().max()) + max_change, value.shape[1])
-        for name, value in vectors.items()
-    }
-    penalty = diversity if members > 1 else None
-    together = can_share_batches(frozen, graph, placement, move_inputs(data.example(dtype=dtype), device))
-    units = choose_units([frozen], data, loss)
-    search = _Search(frozen, vectors, loss_for(data, loss, units), members, strength, penalty, terms, rate)
-    training = feed_for(data.train, data, batch_size, device, dtype=dtype)
-    validation = None
-    if data.validation is not None:
-        validation = feed_for(data.validation, data, batch_size, device, dtype=dtype)
+    with gradients_on():
+        device = pick_device(device, model)
+        frozen = copy_frozen(model).to(device)
+        dtype = dtype_of(frozen)
+        vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
+        steps = data.num_batches("train", batch_size)
+        # Adam moves an entry by about its learning rate per step: this bounds the entries for the whole search.
+        max_change = rate * steps * epochs
+        terms = {
+            name: terms_for(float(value.detach().abs().max()) + max_change, value.shape[1])
+            for name, value in vectors.items()
+        }
+        penalty = diversity if members > 1 else None
+        together = can_share_batches(frozen, graph, placement, move_inputs(data.example(dtype=dtype), device))
+        units = choose_units([frozen], data, loss)
+        search = _Search(frozen, vectors, loss_for(data, loss, units), members, strength, penalty, terms, rate)
+        training = feed_for(data.train, data, batch_size, device, dtype=dtype)
+        validation = None
+        if data.validation is not None:
+            validation = feed_for(data.validation, data, batch_size, device, dtype=dtype)
 
-    best, best_snapshot = math.inf, _snapshot(vectors, frozen)
-    history: list[dict[str, float]] = []
-    with (
-        torch.enable_grad(),  # the caller may have switched gradients off
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        apply_scales(frozen, graph, vectors, placement, together) as search.run,
-        progress("search", epochs * steps, quiet) as advance,
-    ):
-        seed_generators(fold((seed, 3)), device)  # for dropout
-        if checkpoint is not None and (earlier := load_search(checkpoint)):
-            with raise_as_artifact_error(f"{checkpoint.path} does not fit this search; delete it to start anew"):
-                best_snapshot = _split_snapshot(earlier.kept, best_snapshot)
-                search.restore(earlier)
-            best, history = earlier.best, list(map(dict, earlier.history))
-            for _ in range(len(history) * steps):
-                advance()
-        for epoch in range(len(history), epochs):
-            figures = {"epoch": epoch, "loss": search.epoch(training, (seed, epoch), learn=True, advance=advance)}
-            if not math.isfinite(figures["loss"]):
-                raise FloatingPointError(
-                    f"the search's loss became {figures['loss']} in epoch {epoch + 1}: look for extremes in `data`, "
-                    f"or lower `rate` ({rate:g}) or `strength` ({strength:g})"
-                )
-            if validation is not None:
-                figures["validation_loss"] = search.epoch(validation, None, learn=False)
-            history.append(figures)
-            if validation is None or figures["validation_loss"] < best:
-                best, best_snapshot = figures.get("validation_loss", best), _snapshot(vectors, frozen)
-            if checkpoint is not None:
-                state = SearchState(
-                    search.copy_state(), _join_snapshot(best_snapshot), best, gather_random_states(device), history
-                )
-                save_search(checkpoint, state)
+        best, best_snapshot = math.inf, _snapshot(vectors, frozen)
+        history: list[dict[str, float]] = []
+        with (
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+            apply_scales(frozen, graph, vectors, placement, together) as search.run,
+            progress("search", epochs * steps, quiet) as advance,
+        ):
+            seed_generators(fold((seed, 3)), device)  # for dropout
+            if checkpoint is not None and (earlier := load_search(checkpoint)):
+                with raise_as_artifact_error(f"{checkpoint.path} does not fit this search; delete it to start anew"):
+                    best_snapshot = _split_snapshot(earlier.kept, best_snapshot)
+                    search.restore(earlier)
+                best, history = earlier.best, list(map(dict, earlier.history))
+                for _ in range(len(history) * steps):
+                    advance()
+            for epoch in range(len(history), epochs):
+                figures = {"epoch": epoch, "loss": search.epoch(training, (seed, epoch), learn=True, advance=advance)}
+                if not math.isfinite(figures["loss"]):
+                    raise FloatingPointError(
+                        f"the search's loss became {figures['loss']} in epoch {epoch + 1}: look for extremes in "
+                        f"`data`, or lower `rate` ({rate:g}) or `strength` ({strength:g})"
+                    )
+                if validation is not None:
+                    figures["validation_loss"] = search.epoch(validation, None, learn=False)
+                history.append(figures)
+                if validation is None or figures["validation_loss"] < best:
+                    best, best_snapshot = figures.get("validation_loss", best), _snapshot(vectors, frozen)
+                if checkpoint is not None:
+                    state = SearchState(
+                        search.copy_state(), _join_snapshot(best_snapshot), best, gather_random_states(device), history
+                    )
+                    save_search(checkpoint, state)
     learned, statistics = best_snapshot
     return Scales(learned, placement, statistics, tuple(history))
 

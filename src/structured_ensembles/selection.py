@@ -138,7 +138,10 @@ def select(
         ]
 
     share = _find_share(graph, memory, len(rankings), counts_at) if prune is None else prune
-    _warn_of_empty_groups([_count_kept(ranking, share, scope) for ranking in size_rankings], share)
+    if scope == "layer":
+        _warn_of_last_neurons(graph.prunable, share)
+    else:
+        _warn_of_empty_groups([_count_kept(ranking, share, scope) for ranking in size_rankings], share)
     counts = counts_at(share)
     if selection == "mirrored":
         _check_mirrored(counts[0], graph.prunable, prune, memory, len(rankings))
@@ -229,12 +232,12 @@ def number_kept(size: int, prune: float) -> int:
 
 
 def _count_kept(ranking: Ranking, prune: float, scope: Scope) -> dict[str, int]:
-    """Return how many neurons of each group a member would keep; it may be 0, which `_round_counts` raises to 1."""
+    """Return how many neurons of each group a member would keep.
+
+    In scope "network" it may be 0, which `_round_counts` raises to 1; in scope "layer" it is at least 1.
+    """
     if scope == "layer":
-        sizes = {name: len(values) for name, values in ranking.items()}
-        return {
-            name: number_kept(size, prune) if round(size * (1 - prune), 9) >= 1 else 0 for name, size in sizes.items()
-        }
+        return {name: number_kept(len(values), prune) for name, values in ranking.items()}
     all_values = torch.cat([values.double() for values in ranking.values()])
     groups = torch.cat([torch.full((len(values),), index) for index, values in enumerate(ranking.values())])
     best = _largest(all_values, number_kept(len(all_values), prune))
@@ -281,6 +284,17 @@ def _find_share(
         middle = (low + high) / 2
         low, high = (low, middle) if memory_at(middle) <= memory else (middle, high)
     return high
+
+
+def _warn_of_last_neurons(sizes: Mapping[str, int], prune: float) -> None:
+    """Warn if the share to keep of a group is less than one neuron, so that it loses less than its share."""
+    small = sorted(name for name, size in sizes.items() if round(size * (1 - prune), 9) < 1)
+    if small:
+        names = ", ".join(small)
+        warnings.warn(
+            f"prune={prune:g} would leave less than one neuron of {names}: the best neuron of each is kept",
+            stacklevel=3,
+        )
 
 
 def _warn_of_empty_groups(counts: Sequence[Mapping[str, int]], prune: float) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from structured_ensembles.common.checks import check_path, check_type
 from structured_ensembles.common.devices import Device
+from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.threads import warn_of_slowness
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
@@ -90,31 +91,31 @@ def train(
     recipe = recipe_for(data.task, recipe)
     check_rules(recipe, ensemble)
     lessons = lessons_of(teacher, data, loss)
-    run = prepare_training(
-        ensemble.members,
-        data,
-        recipe,
-        execution_or_default(execution),
-        device,
-        seed,
-        numbers=numbers,
-        loss=loss,
-        loss_name=loss_name,
-        checkpoint=checkpoint,
-        units=ensemble.units,
-        gaussian=ensemble.gaussian,
-        lessons=lessons,
-    )
-    data = examine(ensemble.members[0], data, run.device)
-    loss = ensemble.adopt(data, loss)
-    ensemble.to(run.device)
-    ensemble.units = run.units(ensemble.members, data, loss, ensemble.units)
-    if run.device.type == "cpu":
-        warn_of_slowness()
-    with torch.enable_grad():  # the caller may have switched gradients off
+    with gradients_on():
+        run = prepare_training(
+            ensemble.members,
+            data,
+            recipe,
+            execution_or_default(execution),
+            device,
+            seed,
+            numbers=numbers,
+            loss=loss,
+            loss_name=loss_name,
+            checkpoint=checkpoint,
+            units=ensemble.units,
+            gaussian=ensemble.gaussian,
+            lessons=lessons,
+        )
+        data = examine(ensemble.members[0], data, run.device)
+        loss = ensemble.adopt(data, loss)
+        ensemble.to(run.device)
+        ensemble.units = run.units(ensemble.members, data, loss, ensemble.units)
+        if run.device.type == "cpu":
+            warn_of_slowness()
         ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, on_epoch, quiet, lessons)
-    calibrate_trained(ensemble, data)
-    warn_of_one_class(ensemble, data, recipe.epochs)
+        calibrate_trained(ensemble, data)
+        warn_of_one_class(ensemble, data, recipe.epochs)
     return ensemble.history
 
 

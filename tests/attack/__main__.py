@@ -67,7 +67,7 @@ def _show(part: str, outcomes: list[Outcome], seconds: float) -> None:
 def _record(path: Path, part: str, outcomes: list[Outcome], options: argparse.Namespace, seconds: float) -> None:
     found = json.loads(path.read_text()) if path.exists() else {}
     rows = counted(outcomes)
-    own = {"date": date.today().isoformat(), **describe_machine(), "rounds": options.rounds, "seed": options.seed}
+    own = {"date": date.today().isoformat(), **describe_machine("cpu"), "rounds": options.rounds, "seed": options.seed}
     own |= {"seconds": round(seconds), "total": total(rows.values()), "rows": rows, "failures": examples(outcomes)}
     found[part] = own
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -84,6 +84,19 @@ def test_closed_pipe_exits_silently(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert capsys.readouterr().err == ""
 
 
+def test_pipe_closed_during_a_long_text_exits_silently(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A text that fills the buffer fails when it is written, and leaves nothing that a flush could fail with."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", encoding="utf-8", buffering=8192) as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        monkeypatch.setattr("structured_ensembles.cli.main.format_command_help", lambda *_: "help " * 20_000)
+        assert main(["train", "--help"]) == 141
+    assert capsys.readouterr().err == ""
+
+
 EXPECTED = [
     (OSError(errno.ENOSPC, "No space left on device", "a.json"), "full, or a limit is reached: a.json: No space"),
     (SafetensorError("I/O error: No space left on device (os error 28)"), "the disk is full"),

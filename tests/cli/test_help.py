@@ -10,6 +10,7 @@ from structured_ensembles.cli.help import EXAMPLES
 from structured_ensembles.cli.main import COMMANDS, main
 from structured_ensembles.cli.options import read_options
 from structured_ensembles.common.version import VERSION
+from structured_ensembles.paper.catalogue import study_names
 
 RAW = ("Optional[", "Literal[", "<class", "print_config", "typing.", "Union[", "pathlib", "null")
 
@@ -49,6 +50,13 @@ def test_help_of_the_program_lists_commands_and_version_prints_it(capsys: pytest
     assert all(re.search(rf"^  {name} +\w", shown, re.MULTILINE) for name in COMMANDS)
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith(f"structured-ensembles {VERSION}, torch ")
+
+
+def test_help_of_reproduce_lists_every_study(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--help"]) == 0
+    listed = re.search(r"arguments: NAME (.*?), or queue:", " ".join(capsys.readouterr().out.split()))
+    assert listed is not None
+    assert listed[1].split(", ") == [*study_names(), "all"]
 
 
 def test_help_after_two_dashes_is_a_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,8 @@ WRONG: list[tuple[Call, str]] = [
     (lambda t: se.Recipe(rate="a"), "rate must be a finite number of at least 0, not 'a'"),
     (lambda t: se.Recipe(patience=2.5), "patience must be a whole number of at least 1, or None, not 2.5"),
     (lambda t: se.Recipe(milestones=3), r"milestones must be a list, such as \[3\]"),
+    (lambda t: se.Recipe(milestones=(1, "a")), "each of milestones must be a whole number of at least 0, not 'a'"),
+    (lambda t: se.Recipe(momentum=2), "momentum must be at least 0 and less than 1, not 2"),
     (lambda t: se.continual.StructuredLearner(t.network, seed=0.5), "seed must be a whole number, not 0.5"),
     (lambda t: se.continual.StructuredLearner(t.network, prune="a"), "prune must be at least 0"),
     (lambda t: se.continual.split_tasks("digits", 5), "data must be a Data, not a str"),

@@ -40,6 +40,22 @@ def test_matrix_figures_equal_a_hand_computation() -> None:
         AccuracyMatrix(((0.9,), (0.8,)))
 
 
+def test_accuracy_matrix_names_tasks_by_their_own_numbers() -> None:
+    tasks = [replace(TASKS[0], number=7), replace(TASKS[1], number=3)]
+    matrix = run_sequence(LEARNERS["naive"](make_backbone(), seed=0, **SHORT), tasks)
+    assert matrix.tasks == (7, 3)
+    lines = [line.split() for line in matrix.table().splitlines()]
+    assert lines[0] == ["after", "task", "7", "task", "3", "mean"]
+    assert [line[:2] for line in lines[2:]] == [["task", "7"], ["task", "3"]]
+    assert [label.get_text() for label in matrix.figure().axes[0].get_yticklabels()] == ["7", "3"]
+    assert AccuracyMatrix.from_dict(json.loads(json.dumps(matrix.to_dict()))) == matrix
+    earlier = {name: value for name, value in matrix.to_dict().items() if name != "tasks"}  # of an earlier version
+    assert AccuracyMatrix.from_dict(earlier).tasks == (0, 1)
+    for wrong in ((1,), (1, "a"), (1, 2, 3)):
+        with pytest.raises(ValueError, match="tasks must be the numbers of 2 tasks, not"):
+            AccuracyMatrix(matrix.rows, tasks=wrong)  # type: ignore[arg-type]
+
+
 def test_accuracy_matrix_figure_shows_every_number() -> None:
     figure = AccuracyMatrix(((0.9,), (0.8, 0.123))).figure()
     assert {text.get_text() for text in figure.axes[0].texts} == {"90.0", "80.0", "12.3"}

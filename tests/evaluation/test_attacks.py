@@ -30,6 +30,8 @@ def test_fgsm_of_linear_members_equals_a_hand_computation() -> None:
     attacked = fgsm(ensemble, images, targets, 0.1)
     np.testing.assert_allclose(attacked.flatten(1).numpy(), expected, atol=1e-6)
     assert not attacked.requires_grad
+    with torch.inference_mode():
+        torch.testing.assert_close(fgsm(ensemble, images, targets.clone(), 0.1), attacked)
     one_by_one = torch.cat([fgsm(ensemble, images[i : i + 1], targets[i : i + 1], 0.1) for i in range(6)])
     torch.testing.assert_close(one_by_one, attacked)
 

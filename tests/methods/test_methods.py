@@ -56,6 +56,16 @@ def test_every_method_learns_and_leaves_the_model_unchanged(trained: tuple[str, 
     assert method == "single" or not torch.isclose(logits[0], logits[1]).all(-1).any()
 
 
+def test_every_method_trains_under_inference_mode(trained: tuple[str, se.Ensemble, nn.Module]) -> None:
+    method, ensemble, _ = trained
+    with torch.inference_mode():
+        torch.manual_seed(0)
+        model = se.zoo.mlp(64, hidden=(48, 32))
+        settings = {"recipe": RECIPE, "quiet": True, **OWN.get(method, {})}
+        again = METHODS[method](model, se.load_data("digits"), members=2, **settings)
+    assert torch.equal(again.logits(X), ensemble.logits(X))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 def test_every_method_saves_and_loads(trained: tuple[str, se.Ensemble, nn.Module], tmp_path: Path, dtype: str) -> None:
     _, ensemble, model = trained

@@ -100,8 +100,8 @@ def test_a_run_that_is_stopped_keeps_its_rows_and_one_that_fails_goes_on(
 def test_an_aim_is_reached_on_the_device_that_it_was_set_for(
     speed: ModuleType, monkeypatch: pytest.MonkeyPatch, measured: float | None, reached: bool | None
 ) -> None:
-    monkeypatch.setattr(speed, "describe_machine", lambda: {"device": "NVIDIA H200"})
-    line, arguments = speed.Line("a line", "ms", 2.0, 1.0), speed.argparse.Namespace(tiny=False)
+    monkeypatch.setattr(speed, "describe_machine", lambda _: {"device": "NVIDIA H200"})
+    line, arguments = speed.Line("a line", "ms", 2.0, 1.0), speed.argparse.Namespace(tiny=False, device="cuda")
     assert speed.has_reached(line, measured, arguments) is reached
     assert speed.has_reached(speed.Line("without an aim"), 1.0, arguments) is None
 

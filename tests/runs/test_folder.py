@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from structured_ensembles.runs import folder as runs
-from structured_ensembles.runs.folder import open_run, read_config
+from structured_ensembles.runs.folder import describe_machine, open_run, read_config
 from structured_ensembles.storage import run_lock as locks
 from structured_ensembles.storage.run_files import write_json
 from structured_ensembles.storage.run_lock import LOCK, run_lock
@@ -123,6 +124,16 @@ def test_error_before_any_work_removes_the_folder_and_later_errors_keep_it(tmp_p
     with pytest.raises(ValueError, match="a mistake"):
         fail_at_once(tmp_path / "run")
     assert read_config(tmp_path / "run") == CONFIG
+
+
+def test_records_name_the_device_that_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with two GPUs, also where a command was told to use the CPU."""
+    names = {0: "NVIDIA H200", 1: "NVIDIA A100"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[torch.device(device).index or 0])
+    assert describe_machine("cpu")["device"] == f"CPU, {torch.get_num_threads()} threads"
+    assert describe_machine(torch.device("cuda:1"))["device"] == "NVIDIA A100"
+    assert describe_machine("cuda")["device"] == "NVIDIA H200"
 
 
 def test_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:

@@ -153,3 +153,15 @@ def test_runs_recorded_with_or_without_defaults_are_equal(tmp_path: Path) -> Non
     assert not train_experiment(plain, tmp_path / "run", quiet=True)[1]
     with pytest.raises(ValueError, match="holds a run with another method_arguments"):
         train_experiment(other, tmp_path / "run", quiet=True)
+
+
+def test_resolved_settings_have_the_defaults_and_what_was_given() -> None:
+    given = {"memory": 1.0, "diversity": None}
+    resolved = prepare_experiment(Experiment("digits", "mlp", "structured", method_arguments=given)).resolved
+    arguments = resolved["method_arguments"]
+    assert arguments.items() >= {**given, "initial": "N(0,1)", "selection": "learned", "trained": "auto"}.items()
+    assert not arguments.keys() & {"prune", "members", "seed", "device", "folder", "recipe", "loss", "on_epoch"}
+    sequence = prepare_continual(ContinualExperiment("digits", "lenet5", "structured", tasks=5))
+    resolved = sequence.defaults.resolved(sequence.experiment.config())
+    assert resolved["method_arguments"].items() >= {"prune": 0.5, "extraction": "hard", "search_epochs": 10}.items()
+    assert resolved["method_arguments"]["epochs"] == sequence.learner.settings["epochs"]

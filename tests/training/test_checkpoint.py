@@ -69,7 +69,7 @@ def test_flipped_bits_are_refused_or_harmless(begun: Path) -> None:
         begun.write_bytes(damaged)
         try:
             checkpoint = load_checkpoint(begun)
-        except ValueError as error:
+        except se.ArtifactError as error:
             assert str(begun) in str(error)  # noqa: PT017
             assert "delete it to start anew" in str(error)  # noqa: PT017
             refused += 1

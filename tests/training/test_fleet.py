@@ -230,10 +230,11 @@ def _epochs_done(folder: Path) -> float:
 def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
     se.train(se.Ensemble([network(0)]), few_digits(), RECIPE, checkpoint=path, quiet=True)
-    with pytest.raises(ValueError, match="is of another run"):
+    with pytest.raises(ValueError, match="is of another run") as raised:
         se.train(se.Ensemble([network(0)]), few_digits(), RECIPE, seed=1, checkpoint=path, quiet=True)
+    assert not isinstance(raised.value, se.ArtifactError)  # the file is sound
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"not a checkpoint.*delete it"):
+    with pytest.raises(se.ArtifactError, match=r"not a checkpoint.*delete it"):
         se.train(se.Ensemble([network(0)]), few_digits(), RECIPE, checkpoint=path, quiet=True)
 
 

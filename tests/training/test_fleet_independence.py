@@ -105,6 +105,8 @@ def test_wrong_count_of_member_numbers_is_refused() -> None:
         se.train(se.Ensemble([network(0)]), few_digits(), RECIPE, numbers=[0, 1], quiet=True)
     with pytest.raises(ValueError, match="each of numbers must be a whole number of at least 0, not -1"):
         se.train(se.Ensemble([network(0)]), few_digits(), RECIPE, numbers=[-1], quiet=True)
+    with pytest.raises(ValueError, match=r"each of numbers must be at most 2\*\*63 - 1, not 1180591620717411303424"):
+        se.train(se.Ensemble([network(0)]), few_digits(), RECIPE, numbers=[2**70], quiet=True)
 
 
 def test_no_two_seeds_and_members_share_a_stream() -> None:

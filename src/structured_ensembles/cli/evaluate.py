@@ -12,7 +12,7 @@ from structured_ensembles.data import load_corrupted
 from structured_ensembles.data.corrupted import CORRUPTED_SETS
 from structured_ensembles.evaluation.checks import check_official
 from structured_ensembles.evaluation.corruptions import ORIGIN
-from structured_ensembles.runs.evaluations import merge_figures
+from structured_ensembles.runs.evaluations import is_fitted, merge_figures
 from structured_ensembles.runs.folder import describe_machine, read_config
 from structured_ensembles.runs.ingredients import build_base_network, load_run_data, load_run_ensemble, read_data
 from structured_ensembles.zoo.by_name import Trust
@@ -38,7 +38,8 @@ def evaluate(
 
     Args:
         run: a run folder of sens train
-        split: the split of the data
+        split: the split of the data; of validation without the figures of temperature, thresholds and conformal sets,
+            which were fitted to it
         combine: the mean of probabilities, of logits, or a vote
         corruptions: accuracy under corruptions: all of them, or the named ones
         severities: of the corruptions, from 1 to 5; by default 3 and 5
@@ -50,7 +51,7 @@ def evaluate(
         trust_code: let the folder import the functions that build its network and its data
 
     """
-    from structured_ensembles.common.devices import pick_device
+    from structured_ensembles.common.devices import device_of, pick_device
 
     if severities is not None and corruptions is None and official is None:
         raise ValueError("--severities are those of --corruptions or --official: give one of these, too")
@@ -82,9 +83,12 @@ def evaluate(
             ensemble, data, split, combine, corruptions=images, severities=measured_severities
         )
     figures["size/file_bytes"] = float(path.stat().st_size)  # of the stored file, perhaps with fewer bits per weight
-    record = {"split": split, "combine": combine, **({} if ood is None else {"ood": ood}), **describe_machine()}
-    figures = merge_figures(run / f"evaluation-{split}-{combine}.json", figures, record)
-    print(format_figures({f"{config['method']}, {split}": figures}))
-    if any(name.startswith("cor/") for name in figures):
+    settings = {"split": split, "combine": combine, **({} if ood is None else {"ood": ood})}
+    record = {**settings, **describe_machine(device_of(ensemble))}
+    merged = merge_figures(run / f"evaluation-{split}-{combine}.json", figures, record)
+    print(format_figures({f"{config['method']}, {split}": merged}))
+    if fitted := sorted(name for name in figures.keys() - merged.keys() if is_fitted(name)):
+        print(f"\nleft out, since what they depend on was fitted to the validation split: {', '.join(fitted)}")
+    if any(name.startswith("cor/") for name in merged):
         print(f"\ncor/mean is over the 15 standard corruptions, cor/extra_mean over the four extra ones. {ORIGIN}")
     return 0

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import select
 import shlex
 import sys
 import tempfile
@@ -136,12 +137,23 @@ def _find_tracker() -> str:
 
 def _stdout_is_lost() -> bool:
     """Tell whether stdout is closed; if so, drop its buffer, or Python would fail at exit."""
+    lost = _has_no_reader()
     try:
         sys.stdout.flush()
     except OSError:
+        lost = True
+    if lost:
         with suppress(OSError, ValueError):  # stdout of a notebook is not a file
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, sys.stdout.fileno())
             os.close(null)
-        return True
+    return lost
+
+
+def _has_no_reader() -> bool:
+    """Tell whether stdout is a pipe that nobody reads any more: a long text that failed leaves nothing to flush."""
+    with suppress(OSError, ValueError, AttributeError):  # stdout of a notebook is not a file; Windows has no poll
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
     return False

@@ -107,7 +107,7 @@ def format_predictions(
             writer.writerow(prediction.to_dict() | joined)
         return stream.getvalue().rstrip("\n")
     columns = (*COLUMNS, *(("set",) if conformal_sets(ensemble) else ()), "verdict")
-    table = text_table(("picture", *columns, ""), [prediction.cells() for prediction in predictions])
+    table = text_table(("picture", *columns, "note"), [prediction.cells() for prediction in predictions])
     return table + "\n" + "".join(f"\n{line}" for line in _legend(ensemble))
 
 

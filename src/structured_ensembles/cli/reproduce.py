@@ -41,9 +41,9 @@ def reproduce(
 
     Args:
         name: table-accuracy, figure-memory, table-ece, table-diversity, table-uncertainty, table-pruning,
-            table-initialization, front, table-continual, table-continual-overhead, table-continual-memory,
-            table-continual-ablation, figure-continual-pruning, all, or queue: the runs of all of them in the order of
-            their value
+            table-initialization, front, defaults, subsets, table-continual, table-continual-overhead,
+            table-continual-memory, table-continual-ablation, figure-continual-pruning, all, or queue: the runs of all
+            of them in the order of their value
         dataset: only these data sets
         model: only these networks
         method: only these methods; also package.module:function

@@ -140,7 +140,8 @@ def run_prepared(prepared: PreparedSequence, folder: Path) -> tuple[dict[str, An
         with run_stopwatch(folder) as watch:
             matrix = run_sequence(prepared.learner, prepared.tasks, folder)
             seconds = watch.seconds
-        return _close_run(folder, prepared.learner, matrix, seconds), True
+        settings = prepared.defaults.resolved(prepared.experiment.config())
+        return _close_run(folder, prepared.learner, matrix, seconds, settings), True
 
 
 def _backbone_arguments(model: str, data: Data, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,8 +167,13 @@ def find_backbone_name(model: str) -> str:
     return f"{plain}_backbone"
 
 
-def _close_run(folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: float) -> dict[str, Any]:
-    """Write the figures and the results; `result.json` comes last and says that the run is done."""
+def _close_run(
+    folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: float, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write the figures and the results; `result.json` comes last and says that the run is done.
+
+    settings: all arguments of backbone and method, the defaults too.
+    """
     from structured_ensembles.continual.figures import draw_capacity  # matplotlib takes long to import
 
     charts = {"accuracy.png": matrix.figure()}
@@ -193,7 +199,8 @@ def _close_run(folder: Path, learner: Learner, matrix: AccuracyMatrix, seconds: 
         "seconds": round(seconds, 3),
         "precision": "float32",  # the only one that `fit` computes in
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **describe_machine(),
+        **describe_machine(learner.device),
+        "resolved": settings,
     }
     write_json(folder / "result.json", result)
     (folder / ELAPSED).unlink(missing_ok=True)

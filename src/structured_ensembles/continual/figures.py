@@ -11,10 +11,11 @@ from structured_ensembles.common.colours import GREY, SHADES
 from structured_ensembles.continual.owning import Capacity
 
 
-def draw_accuracy_matrix(rows: Sequence[Sequence[float]], title: str) -> Figure:
+def draw_accuracy_matrix(rows: Sequence[Sequence[float]], numbers: Sequence[int], title: str) -> Figure:
     """Draw R as a heat map: a row per task learned, a column per task tested, in per cent.
 
-    rows: of a lower triangle: row i has the accuracies on the tasks 0 … i after learning task i.
+    rows: of a lower triangle: row i has the accuracies on the first i + 1 tasks after learning the last of these.
+    numbers: of the tasks.
     """
     tasks = len(rows)
     figure = Figure(figsize=(1.6 + 0.62 * tasks, 1.1 + 0.5 * tasks), layout="constrained")
@@ -26,8 +27,8 @@ def draw_accuracy_matrix(rows: Sequence[Sequence[float]], title: str) -> Figure:
         for column, value in enumerate(accuracies):
             light = 100 * value < (low + 100) / 2
             axis.text(column, row, f"{100 * value:.1f}", ha="center", va="center", color="black" if light else "white")
-    axis.set_xticks(range(tasks), [str(task) for task in range(tasks)])
-    axis.set_yticks(range(tasks), [str(task) for task in range(tasks)])
+    axis.set_xticks(range(tasks), [str(number) for number in numbers])
+    axis.set_yticks(range(tasks), [str(number) for number in numbers])
     axis.set(xlabel="accuracy on task (%)", ylabel="after learning task")
     axis.set_title(title)
     axis.title.set_fontsize(10)

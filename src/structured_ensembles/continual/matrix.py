@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AccuracyMatrix:
-    """Accuracy matrix R: row i holds the test accuracies on the tasks 0 … i after learning task i.
+    """Accuracy matrix R: row i holds the test accuracies on the first i + 1 tasks after learning the last of these.
 
+    tasks: their numbers, in the order in which they were learned; by default 0, 1, …
     unaided: accuracy after the last task when the learner has to infer the task of a sample. inferred: how often it
         infers the right task. Both are shares of all test samples.
     """
@@ -25,10 +26,15 @@ class AccuracyMatrix:
     rows: tuple[tuple[float, ...], ...]
     unaided: float | None = None
     inferred: float | None = None
+    tasks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.rows or any(len(row) != number + 1 for number, row in enumerate(self.rows)):
             raise ValueError(f"rows must be a lower triangle of 1, 2, … accuracies, not of {[*map(len, self.rows)]}")
+        if not self.tasks:
+            object.__setattr__(self, "tasks", tuple(range(len(self.rows))))
+        if len(self.tasks) != len(self.rows) or not all(isinstance(task, int) for task in self.tasks):
+            raise ValueError(f"tasks must be the numbers of {len(self.rows)} tasks, not {self.tasks!r:.80}")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -82,11 +88,11 @@ class AccuracyMatrix:
 
     def table(self) -> str:
         """Return R as a text table in per cent, a row per task learned."""
-        header = ("after", *(f"task {number}" for number in range(len(self))), "mean")
+        header = ("after", *(f"task {task}" for task in self.tasks), "mean")
         rows = []
         for number, row in enumerate(self.rows):
             cells = [f"{100 * value:.2f}" for value in row] + [""] * (len(self) - 1 - number)
-            rows.append((f"task {number}", *cells, f"{100 * sum(row) / len(row):.2f}"))
+            rows.append((f"task {self.tasks[number]}", *cells, f"{100 * sum(row) / len(row):.2f}"))
         return text_table(header, rows)
 
     def figure(self) -> Figure:
@@ -94,13 +100,15 @@ class AccuracyMatrix:
         from structured_ensembles.continual.figures import draw_accuracy_matrix  # matplotlib takes long to import
 
         title = f"accuracy {100 * self.accuracy:.2f} %, forgetting {100 * self.forgetting:.2f} %"
-        return draw_accuracy_matrix(self.rows, title)
+        return draw_accuracy_matrix(self.rows, self.tasks, title)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the matrix as JSON has it."""
-        return {"rows": [list(row) for row in self.rows], "unaided": self.unaided, "inferred": self.inferred}
+        shares = {"unaided": self.unaided, "inferred": self.inferred}
+        return {"rows": [list(row) for row in self.rows], **shares, "tasks": list(self.tasks)}
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> AccuracyMatrix:
-        """Rebuild the matrix from `to_dict`."""
-        return cls(tuple(map(tuple, content["rows"])), content["unaided"], content["inferred"])
+        """Rebuild the matrix from `to_dict`, also of a version that did not write the numbers of the tasks."""
+        rows = tuple(map(tuple, content["rows"]))
+        return cls(rows, content["unaided"], content["inferred"], tuple(content.get("tasks", ())))

@@ -49,7 +49,7 @@ def run_sequence(learner: Learner, tasks: Sequence[Task], folder: str | Path | N
             if path is not None:
                 _write_progress(path, identity, rows)
     unaided, inferred = measure_without_identity(learner, tasks)
-    return AccuracyMatrix(tuple(map(tuple, rows)), unaided, inferred)
+    return AccuracyMatrix(tuple(map(tuple, rows)), unaided, inferred, tuple(numbers))
 
 
 def measure_accuracy(learner: Learner, task: Task) -> float:

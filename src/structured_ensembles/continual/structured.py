@@ -157,7 +157,7 @@ class StructuredLearner(OwningLearner):
         ranked = None if scores is None else [scores]
         with warnings.catch_warnings():
             # Expected when capacity runs out, which `capacity()` shows: the last neuron of a layer is taken.
-            warnings.filterwarnings("ignore", message="prune=.* would empty")
+            warnings.filterwarnings("ignore", message="prune=.* would (empty|leave less than one)")
             subnet = select(
                 graph, ranked, prune=share, scope=self.scope, selection=self.selection, members=1, seed=seed
             )[0]

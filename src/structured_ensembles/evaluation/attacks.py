@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.networks.copying import evaluation_mode
 
@@ -23,10 +24,11 @@ def fgsm(ensemble: Ensemble, images: Tensor, targets: Tensor, epsilon: float) ->
             f"images must be floats with pixels in [0,1], "
             f"not {images.dtype} with other values: divide by 255 or undo the normalisation first"
         )
-    with torch.enable_grad(), evaluation_mode(ensemble):
+    with gradients_on(), evaluation_mode(ensemble):
         pixels = images.detach().clone().requires_grad_()
         # A sum, so that a sample's gradient does not depend on the batch size.
-        loss = F.cross_entropy(ensemble(pixels).mean(0), targets, reduction="sum")
+        # A copy of the targets, which may have been made under inference mode.
+        loss = F.cross_entropy(ensemble(pixels).mean(0), targets.clone(), reduction="sum")
         (gradient,) = torch.autograd.grad(loss, pixels)
     return (images + epsilon * gradient.sign()).clamp(0, 1)
 

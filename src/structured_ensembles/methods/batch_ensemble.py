@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_choice, check_seed, check_whole
 from structured_ensembles.common.devices import Device, device_of
+from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.inputs import (
     Inputs,
     batch_from,
@@ -83,7 +84,8 @@ def batch_ensemble(
     data = examine(model, data, device)
     example = data.example(dtype=dtype_of(model))
     layers = find_called_layers(model, example).all
-    network = BatchEnsembleNetwork(model, layers, members, repeat, seed)
+    with gradients_on():  # factors made under inference mode could not be trained
+        network = BatchEnsembleNetwork(model, layers, members, repeat, seed)
     _check_rows(network, example)
     settings = {"members": members, "seed": seed, "repeat": repeat}
     run = open_folder(

@@ -28,11 +28,22 @@ def copy_with(model: nn.Module, parameter: Replace, buffer: Replace) -> nn.Modul
     copy would still use the model's layers is refused, see `check_copyable`.
     """
     check_copyable(model)
+    with torch.inference_mode(False):  # tensors made under it could not be trained
+        copied = _copy_with(model, parameter, buffer)
+    for encoder in _encoders_with_nested_tensors(copied.modules()):
+        encoder.use_nested_tensor = False
+    settle_copy(copied)
+    return copied
+
+
+def _copy_with(model: nn.Module, parameter: Replace, buffer: Replace) -> nn.Module:
+    """Copy a checked model, see `copy_with`."""
     memo: dict[int, object] = {}
     for name, original in model.named_parameters():
-        memo[id(original)] = nn.Parameter(parameter(name, original.detach()), requires_grad=original.requires_grad)
+        replaced = parameter(name, _without_inference(original.detach()))
+        memo[id(original)] = nn.Parameter(replaced, requires_grad=original.requires_grad)
     for name, original_buffer in model.named_buffers():
-        memo[id(original_buffer)] = buffer(name, original_buffer.detach())
+        memo[id(original_buffer)] = buffer(name, _without_inference(original_buffer.detach()))
     for module in model.modules():
         # Tensors in plain attributes, such as the result of an old-style weight norm or stored activations, may belong
         # to an autograd graph, which deepcopy refuses.
@@ -40,11 +51,12 @@ def copy_with(model: nn.Module, parameter: Replace, buffer: Replace) -> nn.Modul
         for tensor in _tensors_in(others):
             if id(tensor) not in memo:
                 memo[id(tensor)] = tensor.detach().clone()
-    copied = copy.deepcopy(model, memo)  # takes what the memo has instead of copying it
-    for encoder in _encoders_with_nested_tensors(copied.modules()):
-        encoder.use_nested_tensor = False
-    settle_copy(copied)
-    return copied
+    return copy.deepcopy(model, memo)  # takes what the memo has instead of copying it
+
+
+def _without_inference(tensor: Tensor) -> Tensor:
+    """Return a tensor that autograd may use: a copy of one that was made under `torch.inference_mode`."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _encoders_with_nested_tensors(modules: Iterable[nn.Module]) -> list[nn.TransformerEncoder]:

@@ -27,12 +27,25 @@ def read_figures(path: Path) -> dict[str, float]:
 
 
 def merge_figures(path: Path, figures: Mapping[str, float], record: Mapping[str, Any]) -> dict[str, float]:
-    """Merge figures into those of the file, where new ones replace old ones; return all of them."""
+    """Merge figures into those of the file, where new ones replace old ones; return all of them.
+
+    Those of the validation split are without what was fitted on it, see `is_fitted`: by them, runs are chosen.
+    """
     before = _read_evaluation(path) if path.exists() else {"figures": {}}
     known = before["figures"]
     merged = _drop_partial_means({**known, **figures}, known, figures)
+    if record["split"] == "validation":
+        merged = {name: value for name, value in merged.items() if not is_fitted(name)}
     write_json(path, {**before, **record, "figures": merged})
     return merged
+
+
+def is_fitted(name: str) -> bool:
+    """Tell whether a figure depends on a temperature, threshold or conformal set, fitted to the validation split."""
+    plain = name
+    for rule in RULES:
+        plain = plain.removesuffix(f"/{rule}")
+    return name.startswith(("unc/", "conf/")) or plain.endswith(("_t", "/filtered_accuracy", "/discarded"))
 
 
 def _read_evaluation(path: Path) -> dict[str, Any]:

@@ -118,6 +118,12 @@ class Prepared:
         changed |= {} if experiment.validation else {"validation": False}
         return make_folder_name([experiment.dataset, experiment.model, experiment.method], changed, experiment.seed)
 
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """Return every setting that training used, for `result.json`; `config.yaml` lacks the defaults."""
+        arguments = self.defaults.resolved(self.experiment.config())
+        return {**arguments, "recipe": self.recipe.to_dict(), "execution": self.experiment.execution.to_dict()}
+
 
 def prepare_experiment(experiment: Experiment, *, root: Path | None = None, device: str = "auto") -> Prepared:
     """Check all arguments of an experiment before any work, and read its data."""
@@ -186,7 +192,7 @@ def train_prepared(prepared: Prepared, folder: Path, *, quiet: bool = False) -> 
             seconds = watch.seconds
         if rank() == 0:
             precision = experiment.execution.precision_on(pick_device(prepared.device, prepared.network))
-            done = close_run(folder, ensemble, prepared.data, seconds, experiment.storage, precision)
+            done = close_run(folder, ensemble, prepared.data, seconds, experiment.storage, precision, prepared.resolved)
         return gather(done)[0], True
 
 

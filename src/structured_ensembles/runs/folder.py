@@ -21,7 +21,7 @@ from torch import Tensor
 
 from structured_ensembles.build import SUBNETS
 from structured_ensembles.common.checks import check_number, check_type
-from structured_ensembles.common.devices import device_of
+from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.version import VERSION
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
@@ -259,11 +259,18 @@ def _checksum(path: Path) -> str:
 
 
 def close_run(
-    folder: Path, ensemble: Ensemble, data: Data, seconds: float, storage: Storage, precision: str
+    folder: Path,
+    ensemble: Ensemble,
+    data: Data,
+    seconds: float,
+    storage: Storage,
+    precision: str,
+    settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Write the results of a run and drop its checkpoints; `result.json` comes last and says that it is done.
 
     seconds: of all starts together, see `run_stopwatch`. precision: of training, see `Execution.precision_on`.
+    settings: all that training used, the defaults too. They are for readers: runs are compared by `config.yaml`.
     The figures are those of the stored file; if it stores less than float32, the figures in float32 are kept too.
     """
     history = ensemble.history
@@ -288,7 +295,8 @@ def close_run(
         "fallbacks": [] if history is None else history.fallbacks,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "checksums": {name: _checksum(folder / name) for name in (HISTORY, SUBNETS) if (folder / name).exists()},
-        **describe_machine(),
+        **describe_machine(device_of(ensemble)),
+        "resolved": settings,
     }
     write_json(folder / "result.json", result)
     for leftover in (*folder.glob(CHECKPOINTS), folder / ELAPSED):
@@ -296,11 +304,12 @@ def close_run(
     return result
 
 
-def describe_machine() -> dict[str, Any]:
-    """Describe the device and the versions, on which figures depend besides the configuration."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+def describe_machine(device: Device) -> dict[str, Any]:
+    """Describe the device that was used and the versions, on which figures depend besides the configuration."""
+    used = torch.device(device)
+    names = {"cpu": f"CPU, {torch.get_num_threads()} threads"}
     return {
-        "device": device,
+        "device": torch.cuda.get_device_name(used) if used.type == "cuda" else names.get(used.type, str(used)),
         "versions": {
             "structured-ensembles": VERSION,
             "source": source_digest(),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from structured_ensembles.common.devices import pick_device
+from structured_ensembles.common.devices import device_of, pick_device
 from structured_ensembles.data import Data, load_corrupted
 from structured_ensembles.data.corrupted import CorruptedData, has_corrupted
 from structured_ensembles.data.dataset import SplitName
@@ -136,29 +136,22 @@ def _measure_test(
             figures |= {f"first/{number}/nll_t": nll for number, nll in enumerate(nlls, start=1)}
         _write_samples(folder, ensemble, data, logits, targets, noisy)
     figures["size/file_bytes"] = float((folder / "ensemble.safetensors").stat().st_size)
-    _write_figures(folder, data, "test", figures)
+    _write_figures(folder, ensemble, data, "test", figures)
 
 
 def _measure_validation(folder: Path, ensemble: Ensemble, data: Data, base: nn.Module | None) -> None:
     """Measure a run on the validation split, and write all figures that nothing fitted to that split enters."""
     figures = evaluate(ensemble, data, "validation", combine=RULES, base=base)
-    clean = {name: value for name, value in figures.items() if not _is_fitted(name)}
-    _write_figures(folder, data, "validation", clean)
+    _write_figures(folder, ensemble, data, "validation", figures)
 
 
-def _is_fitted(name: str) -> bool:
-    """Tell whether a figure depends on a temperature, threshold or conformal set, fitted to the validation split."""
-    plain = name
-    for rule in RULES:
-        plain = plain.removesuffix(f"/{rule}")
-    return name.startswith(("unc/", "conf/")) or plain.endswith("_t")
-
-
-def _write_figures(folder: Path, data: Data, split: SplitName, figures: Mapping[str, float]) -> None:
+def _write_figures(
+    folder: Path, ensemble: Ensemble, data: Data, split: SplitName, figures: Mapping[str, float]
+) -> None:
     """Merge the figures of a split into its files, one for each combination rule."""
     rules = RULES if data.task == "classification" else RULES[:1]
     for rule, rule_figures in sort_by_rule(figures, rules).items():
-        record = {"split": split, "combine": rule, **describe_machine()}
+        record = {"split": split, "combine": rule, **describe_machine(device_of(ensemble))}
         merge_figures(evaluation_path(folder, rule, split), rule_figures, record)
 
 

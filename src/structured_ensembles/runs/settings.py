@@ -47,16 +47,33 @@ class Defaults:
 
     def changed(self, config: Mapping[str, Any], section: str) -> dict[str, Any]:
         """Return the non-default settings of a section of the configuration, such as "changes"."""
-        settings, usual = dict(config[section]), dict(getattr(self, section))
-        if usual.get("prune", 0) is None and settings.get("memory") is None:
-            usual["prune"] = USUAL_PRUNE
-        if usual.get("initial", 0) is None:  # the networks of experiments start untrained
-            usual["initial"] = USUAL_INITIAL
+        settings, usual = dict(config[section]), self._usual(config, section)
         return {
             name: settings[name]
             for name in sorted(settings)
             if name not in usual or not _equal(settings[name], usual[name])
         }
+
+    def resolved(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the model and of the method as JSON holds them, those left at their defaults too.
+
+        Without those that other entries of a configuration give, and defaults of None.
+        """
+        arguments: dict[str, dict[str, Any]] = {}
+        for section in ("model_arguments", "method_arguments"):
+            usual = self._usual(config, section).items()
+            defaults = {name: value for name, value in usual if name not in (*COMMON, *OPTIONAL) and value is not None}
+            arguments[section] = {**defaults, **config[section]}
+        return dict(json.loads(json.dumps(arguments, default=str)))
+
+    def _usual(self, config: Mapping[str, Any], section: str) -> dict[str, Any]:
+        """Return the defaults of a section, where None stands for a value with that value."""
+        usual = dict(getattr(self, section))
+        if usual.get("prune", 0) is None and config[section].get("memory") is None:
+            usual["prune"] = USUAL_PRUNE
+        if usual.get("initial", 0) is None:  # the networks of experiments start untrained
+            usual["initial"] = USUAL_INITIAL
+        return usual
 
 
 def read_defaults(function: Callable[..., Any]) -> dict[str, Any]:

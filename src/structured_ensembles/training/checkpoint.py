@@ -54,7 +54,9 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | No
         if state.pop("tensors", None) != sorted(tensors):
             raise ArtifactError(f"{path} does not have the tensors that it lists")
     except ArtifactError as error:
-        raise ValueError(f"{path} is not a checkpoint of a training run ({error}): delete it to start anew") from error
+        raise ArtifactError(
+            f"{path} is not a checkpoint of a training run ({error}): delete it to start anew"
+        ) from error
     return {name: tensor.clone() for name, tensor in tensors.items()}, state
 
 

@@ -54,6 +54,7 @@ from structured_ensembles.training.recipe import Recipe
 from structured_ensembles.training.state_copies import copy_state, restore_state, update_copy
 from structured_ensembles.training.teaching import Lessons, Teaching
 
+MAX_NUMBER = 2**63 - 1  # of a member
 GRAPH_DEVICES = {"cuda"}  # where the graph engine may run; tests name the CPU, where a captured step is the step itself
 
 
@@ -107,6 +108,12 @@ def prepare_training(
     seed = check_seed(seed)
     check_mixup(recipe.mixup, data, loss is not None)
     numbers = _check_numbers(numbers, len(members))
+    for name, tensor in (*members.named_parameters(), *members.named_buffers()):
+        if tensor.is_inference():
+            raise ValueError(
+                f"the networks cannot be trained: {name} was made under torch.inference_mode(); make or load them "
+                "outside of it"
+            )
     run_device = pick_device(device, members)
     mesh = mesh_for(len(members), run_device)
     captured = _captured(execution, run_device, mesh)
@@ -287,6 +294,8 @@ def _check_numbers(numbers: Sequence[int] | None, members: int) -> list[int]:
         raise ValueError(f"numbers must hold one for each of the {members} networks, not {list(numbers)!r}")
     for number in numbers:
         check_whole("each of numbers", number, least=0)
+        if number > MAX_NUMBER:  # the random generator hashes 64 bits: two members would draw the same
+            raise ValueError(f"each of numbers must be at most 2**63 - 1, not {number!r}")
     return [int(number) for number in numbers]
 
 

@@ -71,12 +71,15 @@ class Recipe:
 
     schedule: "constant"; "step" multiplies the rate with `factor` at each of the epochs `milestones`; "cosine" lowers
         it to zero, step by step. Before that, `warmup` epochs raise it linearly.
-    patience: stop a member after so many epochs without a better validation result; None trains all epochs.
+    patience: stop a member after so many epochs without a better validation result, counted from the first epoch with
+        the best result so far; None trains all epochs.
     augmentation: "crop+flip", "crop", "none"; "auto" crops and flips colour images. "crop+flip+cutout" also sets a
         square of half the image's side to the mean colour.
     mixup: blend every sample with another of its batch, labels too; the share is drawn from the Beta distribution with
         both parameters this number, such as 0.2. 0: no blending.
-    keep: the weights that a member ends with: those of its "best" validation epoch, or of its "last".
+    keep: the weights that a member ends with: those of its "best" validation epoch, or of its "last". The best epoch is
+        that of the highest accuracy, of the lowest loss for a regression; of equal ones the later, which has learned
+        longer.
     averaging: the share of the epochs, at the end, over whose steps the weights are averaged, all alike, such as 0.25.
         A member ends with that average, whatever `keep` says, and batch norm's statistics are measured anew for it.
         Validation results of single epochs are those of the weights before averaging. 0: no averaging.
@@ -108,8 +111,9 @@ class Recipe:
             object.__setattr__(self, name, to_python_number(value))
         for name, least in (("epochs", 0), ("batch_size", 1)):
             check_whole(name, getattr(self, name), least)
-        for name in ("rate", "momentum", "weight_decay", "factor", "warmup", "mixup", "averaging"):
+        for name in ("rate", "weight_decay", "factor", "warmup", "mixup", "averaging"):
             check_number(name, getattr(self, name))
+        check_share("momentum", self.momentum)
         check_share("label_smoothing", self.label_smoothing)
         check_whole("patience", self.patience, or_none=True)
         if self.averaging > 1:
@@ -128,7 +132,9 @@ class Recipe:
         for name, choice in choices.items():
             check_choice(name, getattr(self, name), get_args(choice))
         check_list("milestones", self.milestones)
-        object.__setattr__(self, "milestones", tuple(self.milestones))
+        object.__setattr__(self, "milestones", tuple(map(to_python_number, self.milestones)))
+        for milestone in self.milestones:
+            check_whole("each of milestones", milestone, least=0)
         check_list("rules", self.rules, "ParameterRule")
         object.__setattr__(self, "rules", tuple(map(_as_rule, self.rules)))
 

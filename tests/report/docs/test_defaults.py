@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from scipy.stats import t as student
 
 from structured_ensembles.paper.defaults import CENTRE, FIGURES, defaults, defaults_rows, row_before
 from structured_ensembles.paper.queue import run_queue, write_queue
 from structured_ensembles.paper.sections import Planned
 from structured_ensembles.paper.studies import StudyOptions
-from structured_ensembles.report.docs.defaults import judge, write_sentence
+from structured_ensembles.report.docs.defaults import judge, list_pairs, write_chance, write_sentence
 from structured_ensembles.report.docs.differences import Difference, list_runs_of_row
 from structured_ensembles.report.docs.records import read_records
 from structured_ensembles.report.docs.topics import defaults_topic, render_topic
@@ -54,11 +55,33 @@ def test_verdict_by_two_standard_errors(figure: str, values: tuple[float, ...], 
 def test_sentence_names_the_figures_of_each_verdict() -> None:
     pair = ("a", "b")
     text = write_sentence(pair, ["better", "worse", "not told apart"], 3)
-    assert text == "a, against b: **won** in accuracy, **lost** in NLL, not told apart in ECE."
-    assert write_sentence(pair, ["better", "better", "better"], 3).endswith("**won** in accuracy and NLL and ECE.")
+    assert text == "a, against b: **better** in accuracy, **worse** in NLL, not told apart in ECE."
+    assert write_sentence(pair, ["better", "better", "better"], 3).endswith("**better** in accuracy and NLL and ECE.")
     assert "**not told apart** in accuracy, NLL and ECE" in write_sentence(pair, ["not told apart"] * 3, 3)
     assert write_sentence(pair, [None] * 3, 2) == "a, against b: no verdict yet, 2 of 3 seeds."
     assert write_sentence(pair, [None] * 3, 0) == "a, against b: not run."
+
+
+def test_combined_recipe_is_compared_with_a_deep_ensemble_by_the_same_recipe() -> None:
+    pairs = list_pairs(list(defaults_rows()))
+    assert ("random ×4", "deep ×4") in pairs
+    assert ("random ×4, combination", "deep ×4, combination") in pairs
+    assert len(pairs) == len(set(pairs))
+    assert list_pairs(["random ×4", "random ×8"]) == [("random ×8", "random ×4")]
+
+
+def test_verdicts_claim_no_more_than_the_number_of_comparisons_allows() -> None:
+    """Mean 2, standard error 1/√3 = 0.577: beyond two standard errors, though not beyond the limit for 78."""
+    lead, none = Difference("cls/accuracy", (1.0, 2.0, 3.0)), Difference("cls/accuracy", (-1.0, 0.0, 1.0))
+    clear = Difference("cls/accuracy", (1.0, 1.001, 1.0))
+    text = write_chance([lead] * 20 + [none] * 58)
+    assert (
+        f"in {200 * student.cdf(-2, 2):.0f} of 100 cases: of the 78 compared here about 14 would be, and 20 are" in text
+    )
+    assert f"{student.ppf(1 - 0.025 / 78, 2):.1f} standard errors (Bonferroni, 5 %), 0 are results." in text
+    assert "and 2 are" in write_chance([lead, clear] + [none] * 76)
+    assert write_chance([lead, clear] + [none] * 76).endswith("1 is a result.")
+    assert write_chance([]).endswith("of 100 cases: one alone is a lead and no result.")
 
 
 def test_study_goes_from_the_queue_to_the_page(tmp_path: Path) -> None:
@@ -83,6 +106,6 @@ def test_study_goes_from_the_queue_to_the_page(tmp_path: Path) -> None:
     assert line.startswith(f"| {CENTRE} | {100 * accuracy:.2f} ± ")
     assert not any(name.endswith("_t") for name in validation[0])
     shared = next(line for line in page.splitlines() if line.startswith(f"- {arms[1]}, against {CENTRE}: "))
-    assert shared.partition(": ")[2].startswith(("**won**", "**lost**", "**not told apart**"))
+    assert shared.partition(": ")[2].startswith(("**better**", "**worse**", "**not told apart**"))
     assert f"- {CENTRE}, mixup, against {CENTRE}: not run." in page
     assert f"| {CENTRE}, mixup | not run | not run | not run | 0 |" in page

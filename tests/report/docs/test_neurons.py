@@ -13,6 +13,8 @@ from structured_ensembles.paper.sections import Planned
 from structured_ensembles.paper.studies import StudyOptions
 from structured_ensembles.paper.subsets import analyse_subsets, subsets
 from structured_ensembles.paper.variance import TwoWay
+from structured_ensembles.report.docs import neurons
+from structured_ensembles.report.docs.differences import Difference
 from structured_ensembles.report.docs.neurons import read_values, write_neurons, write_subset_sentence
 from structured_ensembles.report.docs.records import Records, read_records
 from structured_ensembles.report.docs.topics import render_topic, subsets_topic
@@ -37,6 +39,33 @@ def test_analysis_needs_every_subset_and_seed() -> None:
     assert analyse_subsets(values) is not None
     assert analyse_subsets([*values[:5], values[5][:4]]) is None
     assert analyse_subsets([]) is None
+
+
+@pytest.mark.parametrize(
+    ("differences", "text"),
+    [
+        # Of 1, 2 and 3: mean 2, standard error 1/√3; of 0, 1 and 2: mean 1, 1.7 standard errors.
+        (
+            {"cls/accuracy": (-0.0, -0.01, -0.02), "cal/nll": (0.1, 0.2, 0.3)},
+            "accuracy −1.00 ± 0.58 points (not told apart), NLL +0.2000 ± 0.0577 (worse), 3 seeds",
+        ),
+        (
+            {"cls/accuracy": (0.01, 0.02, 0.03), "cal/nll": (-0.1, -0.2, -0.3)},
+            "accuracy +2.00 ± 0.58 points (better), NLL −0.2000 ± 0.0577 (better), 3 seeds",
+        ),
+        (
+            {"cls/accuracy": (0.01,), "cal/nll": (-0.1,)},
+            "accuracy +1.00 points, NLL −0.1000, one seed, a lead",
+        ),
+    ],
+)
+def test_sentence_judges_accuracy_and_nll_in_either_direction(
+    differences: dict[str, tuple[float, ...]], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        neurons, "subtract_rows", lambda _, __, ___, figure, ____: Difference(figure, differences[figure])
+    )
+    assert f"learned − drawn by lot, ResNet20: {text}; mirrored − drawn by lot" in write_neurons(Records([], {}))
 
 
 def test_item_without_runs_says_so() -> None:

@@ -8,12 +8,13 @@ from structured_ensembles.paper.studies import Study, StudyOptions
 from structured_ensembles.paper.subsets import COLUMNS, SHARES, SUBSETS, TRAINING_SEEDS, analyse_subsets, row_of
 from structured_ensembles.paper.variance import TwoWay
 from structured_ensembles.paper.wide_studies import tuned_study
-from structured_ensembles.report.docs.defaults import judge
+from structured_ensembles.report.docs.defaults import LIMIT, judge
 from structured_ensembles.report.docs.differences import subtract_rows
 from structured_ensembles.report.docs.records import NOT_RUN, Records, write_table
 
 LEVEL = 0.05  # of the p-value below which subsets differ
 BEST_OF_HUNDRED = 2.51  # standard deviations: the expected maximum of 100 normal values
+FIGURES = {"cls/accuracy": "accuracy", "cal/nll": "NLL"}
 TITLES = {"cls/accuracy": "accuracy (points)", "cal/nll": "NLL"}
 HEADER = ("pruned", "figure", "between subsets", "between seeds", "rest", "F", "p")
 
@@ -74,17 +75,22 @@ def write_neurons(records: Records) -> str:
     analyses = {prune: analyse_subsets(read_values(records, ceiling, prune, "cls/accuracy")) for prune in SHARES}
     tests = [write_subset_sentence(*item) for item in analyses.items()] if any(analyses.values()) else [f"{NOT_RUN}."]
     tested = f"{SUBSETS} random subsets × {len(TRAINING_SEEDS)} seeds: {' '.join(tests)}"
-    return f"**Which neurons a member keeps**, in accuracy on CIFAR-10. {'; '.join(parts)}. {tested}"
+    verdicts = f"better, worse: by more than {LIMIT:g} standard errors"
+    return f"**Which neurons a member keeps**, on CIFAR-10 ({verdicts}). {'; '.join(parts)}. {tested}"
 
 
 def _compare(records: Records, wanted: Study, pair: tuple[str, str]) -> str:
-    """Format the difference in accuracy and its verdict."""
-    difference = subtract_rows(records, wanted, pair, "cls/accuracy", "mean")
-    if difference is None:
+    """Format the differences in accuracy and NLL, each with its verdict, and the number of seeds."""
+    parts, seeds = [], 0
+    for figure, title in FIGURES.items():
+        difference = subtract_rows(records, wanted, pair, figure, "mean")
+        if difference is not None:
+            verdict = judge(difference)
+            parts.append(f"{title} {difference}{f' ({verdict})' if verdict else ''}")
+            seeds = max(seeds, len(difference.values))
+    if not parts:
         return NOT_RUN
-    number = len(difference.values)
-    seeds = "one seed, a lead" if number == 1 else f"{number} seeds"
-    return f"{difference} ({', '.join(filter(None, (judge(difference), seeds)))})"
+    return f"{', '.join(parts)}, {'one seed, a lead' if seeds == 1 else f'{seeds} seeds'}"
 
 
 def _format(analysis: TwoWay | None, column: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ def chart_matrix(matrix: AccuracyMatrix, label: str) -> Chart:
             Cell(
                 f"{100 * value:.1f}",
                 (100 * value - low) / (100 - low),
-                f"task {task} after learning task {learned}: {100 * value:.2f} %"
+                f"task {matrix.tasks[task]} after learning task {matrix.tasks[learned]}: {100 * value:.2f} %"
                 + (
                     f"\n{100 * (value - matrix.rows[task][task]):+.2f} points since it was learned"
                     if learned > task
@@ -34,7 +34,7 @@ def chart_matrix(matrix: AccuracyMatrix, label: str) -> Chart:
         ]
         for learned, row in enumerate(matrix.rows)
     ]
-    names = [str(task) for task in range(len(matrix.rows))]
+    names = [str(task) for task in matrix.tasks]
     panel = plot_grid("", rows, "accuracy on task (%)", "after learning task", names)
     text = f"Accuracy {100 * matrix.accuracy:.2f} %, forgetting {100 * matrix.forgetting:.2f} %; first seed."
     return Chart("matrix", f"Accuracy matrix: {label}", text, (panel,))
