@@ -29,9 +29,9 @@ STYLE: dict[str, Style] = {
     "random": ("#882255", "<"),
     "magnitude": ("#332288", ">"),
     "prune-and-tune": ("#964BFF", "8"),
-    "taught": ("#8C6D1F", "d"),
+    "taught": ("#664422", "*"),
 }
-OTHER_MARKERS = "ph*dH12"  # for other names; none of them is above
+OTHER_MARKERS = "phdH12"  # for other names; none of them is above
 LINES = ("-", "--", "-.", ":")
 
 

@@ -16,7 +16,7 @@ def palettes() -> list[dict[str, str]]:
     """Return the colours of the style sheet by class, for the light and for the dark theme."""
     text = files("structured_ensembles.report.web").joinpath("page.css").read_text(encoding="utf-8")
     light, dark = text.split("prefers-color-scheme: dark", 1)
-    return [dict(re.findall(r"--(c\d): (#[0-9a-f]{6})", theme)) for theme in (light, dark)]
+    return [dict(re.findall(r"--(c\d+): (#[0-9a-f]{6})", theme)) for theme in (light, dark)]
 
 
 def test_light_colours_are_those_of_all_figures() -> None:
