@@ -203,10 +203,9 @@ def test_finished_runs_are_packed_before_the_queue_ends(tmp_path: Path, monkeypa
     assert files_in(back / "results.tar.gz") == {"s/run/config.yaml", "s/run/result.json"}
 
 
-def test_pack_carries_code_and_returns_runs(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, ROOT / "tools/carry.py", "pack", "--out", tmp_path / "carry"], check=True, cwd=tmp_path
-    )
+def test_pack_carries_code_and_returns_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["carry.py", "pack", "--out", str(tmp_path / "carry")])
+    carry["main"]()
     options = ["--smoke", "--seeds", "0", "--method", "naive", "--device", "cpu", "--backend", "sequential"]
     subprocess.run(
         [

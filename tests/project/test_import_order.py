@@ -130,13 +130,19 @@ def test_every_room_stands_in_the_order_once() -> None:
     assert sorted(ROOMS) == sorted(rooms), "ROOMS must name every folder and root module once, and nothing else"
 
 
-def test_a_room_imports_only_rooms_before_it() -> None:
-    wrong = against_the_order(imports_of(PACKAGE), ROOMS)
+@pytest.fixture(scope="module")
+def imports() -> list[Import]:
+    """List the imports of the package, whose whole code is parsed for it."""
+    return imports_of(PACKAGE)
+
+
+def test_a_room_imports_only_rooms_before_it(imports: list[Import]) -> None:
+    wrong = against_the_order(imports, ROOMS)
     assert not wrong, "\n".join([*wrong, REMEDY])
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    wrong = circle(imports_of(PACKAGE))
+def test_no_modules_import_each_other_in_a_circle(imports: list[Import]) -> None:
+    wrong = circle(imports)
     assert not wrong, "\n".join(["these imports form a circle:", *map(str, wrong), REMEDY])
 
 

@@ -89,6 +89,8 @@ class PruningLearner(OwningLearner):
         needed = self._accuracy(subnetwork, data) - self.margin
         for threshold in THRESHOLDS if free else ():
             fewer = {name: _select_active(activity[name], neurons, threshold) for name, neurons in free.items()}
+            if fewer == chosen:
+                continue  # nothing more is pruned than by the threshold before
             candidate = self.shared.cut(trained, graph, fewer)
             if self._accuracy(candidate, data) < needed:
                 break

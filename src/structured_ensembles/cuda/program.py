@@ -21,6 +21,7 @@ from torch.export import Dim
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves
 
+from structured_ensembles.common.exports import without_stack_traces
 from structured_ensembles.common.inputs import call_arguments, clone_inputs
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.tracing.fake_model import first_line
@@ -106,7 +107,7 @@ def export_program(network: nn.Module, example: Any, training: bool = True) -> P
         shapes[tensor] = {0: batch}
     modes = {layer: layer.training for layer in network.modules()}
     try:
-        with warnings.catch_warnings(), _quiet():
+        with warnings.catch_warnings(), _quiet(), without_stack_traces():
             warnings.simplefilter("ignore")
             network.train(training)
             dynamic = shapes.dynamic_shapes(network, positional, named)

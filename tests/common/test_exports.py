@@ -1,0 +1,32 @@
+"""Exports that are read at once note no lines of code, and torch's setting is as it was before."""
+
+import pytest
+import torch
+from torch import fx, nn
+
+from structured_ensembles.common.exports import SETTING, without_stack_traces
+from structured_ensembles.cuda.program import export_program
+from structured_ensembles.tracing.fake_model import FakeModel
+
+
+def test_traced_and_compiled_networks_note_no_lines_of_code() -> None:
+    model, inputs = nn.Sequential(nn.Linear(3, 4), nn.ReLU()), torch.zeros(2, 3)
+    fake = FakeModel.of(model, (inputs,))
+    graphs = [fake.export(fake.model).graph, export_program(model, inputs).graph]
+    assert not any(node.stack_trace for graph in graphs for node in graph.nodes)
+    usual = torch.export.export(model, (inputs,), strict=False)
+    assert any(node.stack_trace for node in usual.graph.nodes)
+
+
+def fail() -> None:
+    assert getattr(fx.config, SETTING)
+    raise KeyError
+
+
+def test_setting_is_restored_after_an_error_and_not_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyError), without_stack_traces():
+        fail()
+    assert not getattr(fx.config, SETTING)
+    monkeypatch.delattr(fx.config, SETTING)  # as in an older version
+    with without_stack_traces():
+        assert not hasattr(fx.config, SETTING)
