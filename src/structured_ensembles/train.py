@@ -106,13 +106,14 @@ def train(
         lessons=lessons,
     )
     data = examine(ensemble.members[0], data, run.device)
+    teaching = None if lessons is None else lessons.prepare(data, run.device)
     loss = ensemble.adopt(data, loss)
     ensemble.to(run.device)
     ensemble.units = run.units(ensemble.members, data, loss, ensemble.units)
     if run.device.type == "cpu":
         warn_of_slowness()
     with torch.enable_grad():  # the caller may have switched gradients off
-        ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, on_epoch, quiet, lessons)
+        ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, on_epoch, quiet, teaching)
     calibrate_trained(ensemble, data)
     warn_of_one_class(ensemble, data, recipe.epochs)
     return ensemble.history
@@ -125,13 +126,21 @@ def lessons_of(teacher: nn.Module | Teacher | None, data: Data, loss: Loss | Non
     if not isinstance(teacher, Teacher):
         check_type("teacher", teacher, nn.Module, "a trained network or Ensemble, or a Teacher")
         teacher = Teacher(teacher)
-    network, how = teacher.network, (teacher.share, teacher.temperature)
+    network = getattr(teacher.network, "_orig_mod", teacher.network)  # what torch.compile was given
+    how = teacher.share, teacher.temperature
     if data.task != "classification" or (isinstance(network, Ensemble) and network.task != "classification"):
         raise ValueError("teacher must be left out for a regression: classes are taught, by their probabilities")
     if loss is not None:
         raise ValueError("teacher must be left out with a loss of your own, which gets labels and no probabilities")
     if not isinstance(network, Ensemble):
         return Lessons([network], 1.0, "data", *how)
+    numbers = {name: number for number, name in enumerate(network.classes)}
+    for number, name in enumerate(data.classes):
+        if numbers.get(name, number) != number:
+            raise ValueError(
+                f"teacher must have the classes of data in the same order, but {name!r} is its class {numbers[name]} "
+                f"and class {number} of data"
+            )
     return Lessons(list(network.members), network.temperature, network.normalization, *how)
 
 
