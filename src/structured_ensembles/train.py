@@ -144,6 +144,16 @@ def lessons_of(teacher: nn.Module | Teacher | None, data: Data, loss: Loss | Non
     return Lessons(list(network.members), network.temperature, network.normalization, *how)
 
 
+def try_lessons(
+    teacher: nn.Module | Teacher | None, data: Data, loss: Loss | None, device: torch.device
+) -> Lessons | None:
+    """Return `lessons_of` a teacher that was tried on samples, for methods whose members are not the first to train."""
+    lessons = lessons_of(teacher, data, loss)
+    if lessons is not None:
+        lessons.prepare(data, device)
+    return lessons
+
+
 def calibrate_trained(ensemble: Ensemble, data: Data) -> None:
     """Fit what the validation split allows: temperature, thresholds, and conformal sets or intervals of 90 %.
 

@@ -12,6 +12,7 @@ from scipy.special import log_softmax, softmax
 from torch import Tensor, nn
 
 import structured_ensembles as se
+from structured_ensembles import build
 from structured_ensembles.data.augmentation import augment, draw_crops
 from structured_ensembles.training.engine import Plan
 from structured_ensembles.training.teaching import Lessons, taught_cross_entropy
@@ -348,6 +349,19 @@ def test_teacher_with_the_classes_in_another_order_is_refused() -> None:
     for classes in (names, [*names, "another"], ["of", "other", "names"]):
         teacher = se.Ensemble([network(7)], classes=classes)
         se.train(se.Ensemble([network(0)]), data, replace(RECIPE, epochs=1), "cpu", teacher=teacher, quiet=True)
+
+
+def test_what_cannot_teach_is_refused_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "learn_scales", lambda *_, **__: pytest.fail("the search began"))
+    with pytest.raises(ValueError, match="teacher must return logits"):
+        se.structured_ensemble(
+            network(0),
+            few_digits(),
+            2,
+            recipe=RECIPE,
+            teacher=nn.Sequential(nn.Flatten(), nn.Linear(64, 4)),
+            quiet=True,
+        )
 
 
 def test_refused_teacher_leaves_the_calibration() -> None:
