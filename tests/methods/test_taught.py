@@ -100,7 +100,12 @@ class Noisy(nn.Sequential):
 def test_network_that_cannot_teach_is_refused_before_any_training() -> None:
     rows: list[se.EpochRow] = []
     with pytest.raises(ValueError, match="teacher must predict the same each time"):
-        taught_ensemble(Noisy(nn.Linear(64, 10)), se.load_data("digits"), recipe=RECIPE, on_epoch=rows.append)
+        taught_ensemble(
+            Noisy(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)),
+            se.load_data("digits"),
+            recipe=RECIPE,
+            on_epoch=rows.append,
+        )
     assert rows == []
 
 

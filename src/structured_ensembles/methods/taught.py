@@ -70,11 +70,11 @@ def taught_ensemble(
     check_on_epoch(on_epoch)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examine(model, data, device)
-    try_lessons(Teacher(model, share, temperature), data, loss, pick_device(device, model))
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     subnets = select(
         graph, prune=prune, memory=memory, selection=selection, members=members, seed=seed, round_to=round_to
     )
+    try_lessons(Teacher(model, share, temperature), data, loss, pick_device(device, model))
     settings = {"members": members, "prune": prune, "memory": memory, "coupled": coupled, "round_to": round_to}
     run = open_folder(
         folder,

@@ -97,7 +97,7 @@ class Lessons:
     def prepare(self, data: Data, device: torch.device) -> Teaching:
         """Copy the networks to the device, frozen, and try them on samples of the data.
 
-        Raises a ValueError for what cannot teach members by these data.
+        Raises a ValueError or TypeError for what cannot teach members by these data.
         """
         assert data.num_classes is not None, "teachers are for classification"
         applied = data.normalization
@@ -194,7 +194,7 @@ def taught_cross_entropy(
 
 
 def _check_outputs(teaching: Teaching, inputs: Inputs) -> None:
-    """Raise a ValueError unless a teacher gives logits for every class, and the same ones each time.
+    """Raise an error unless a teacher gives logits for every class, and the same ones each time.
 
     inputs: samples as members get them.
     """
@@ -206,7 +206,8 @@ def _check_outputs(teaching: Teaching, inputs: Inputs) -> None:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise ValueError(f"teacher fails on samples of data: {first_line(error)}") from error
+            kind = TypeError if isinstance(error, TypeError) else ValueError  # TypeError: outputs are not one tensor
+            raise kind(f"teacher fails on samples of data: {first_line(error)}") from error
         if logits.dim() != 3 or logits.shape[-1] < teaching.classes:
             raise ValueError(
                 f"teacher must return logits (batch, {teaching.classes}), one for every class of data, not outputs of "
