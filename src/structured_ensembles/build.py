@@ -37,7 +37,7 @@ from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Initial, Placement
 from structured_ensembles.search import check_search, learn_scales
 from structured_ensembles.selection import Scope, Selection, Subnet, select
-from structured_ensembles.train import lessons_of, train
+from structured_ensembles.train import train, try_lessons
 from structured_ensembles.training import Execution, Recipe
 from structured_ensembles.training.execution import execution_or_default
 from structured_ensembles.training.history import OnEpoch, check_on_epoch
@@ -98,7 +98,7 @@ def structured_ensemble(
     temperature: of the combined prediction, 1.0 for none; by default it is fitted on the validation split, by which
     training has also chosen the best epoch: see `Ensemble.calibrate`.
     teacher: a trained network or ensemble that members learn from, beside the labels; see `train`. A larger ensemble
-    makes small members better, see docs/how-to/teacher.md.
+    can make small members better, see docs/how-to/teacher.md.
     folder: where to keep the choice of neurons and a checkpoint of every epoch, of the search too; a run that was
     stopped resumes from there. A folder of another run, with other weights, data or arguments, is refused: see
     `resuming.identity`.
@@ -126,8 +126,8 @@ def structured_ensemble(
     check_rescale(rescale, reinit)
     check_loss(loss)
     check_search(strength, diversity, search_epochs, initial or "N(0,1)", placement, "search_epochs")
-    lessons = lessons_of(teacher, data, loss)
     data = examine(model, data, device)
+    lessons = try_lessons(teacher, data, loss, pick_device(device, model))
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     choose = partial(
         select, graph, prune=prune, memory=memory, scope=scope, members=members, seed=seed, round_to=round_to
@@ -165,7 +165,7 @@ def structured_ensemble(
         rescale=rescale,
         **(search if learned else {}),
         **({"trained": True} if trained else {}),
-        **({} if lessons is None else {"teacher": lessons.identity()}),
+        **({} if lessons is None or folder is None else {"teacher": lessons.identity()}),
     )
     subnets = _read_subnets(run)
     if subnets is None:

@@ -108,12 +108,13 @@ def train(
             lessons=lessons,
         )
         data = examine(ensemble.members[0], data, run.device)
+        teaching = None if lessons is None else lessons.prepare(data, run.device)
         loss = ensemble.adopt(data, loss)
         ensemble.to(run.device)
         ensemble.units = run.units(ensemble.members, data, loss, ensemble.units)
         if run.device.type == "cpu":
             warn_of_slowness()
-        ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, on_epoch, quiet, lessons)
+        ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, on_epoch, quiet, teaching)
         calibrate_trained(ensemble, data)
         warn_of_one_class(ensemble, data, recipe.epochs)
     return ensemble.history
@@ -126,14 +127,32 @@ def lessons_of(teacher: nn.Module | Teacher | None, data: Data, loss: Loss | Non
     if not isinstance(teacher, Teacher):
         check_type("teacher", teacher, nn.Module, "a trained network or Ensemble, or a Teacher")
         teacher = Teacher(teacher)
-    network, how = teacher.network, (teacher.share, teacher.temperature)
+    network = getattr(teacher.network, "_orig_mod", teacher.network)  # what torch.compile was given
+    how = teacher.share, teacher.temperature
     if data.task != "classification" or (isinstance(network, Ensemble) and network.task != "classification"):
         raise ValueError("teacher must be left out for a regression: classes are taught, by their probabilities")
     if loss is not None:
         raise ValueError("teacher must be left out with a loss of your own, which gets labels and no probabilities")
     if not isinstance(network, Ensemble):
         return Lessons([network], 1.0, "data", *how)
+    numbers = {name: number for number, name in enumerate(network.classes)}
+    for number, name in enumerate(data.classes):
+        if numbers.get(name, number) != number:
+            raise ValueError(
+                f"teacher must have the classes of data in the same order, but {name!r} is its class {numbers[name]} "
+                f"and class {number} of data"
+            )
     return Lessons(list(network.members), network.temperature, network.normalization, *how)
+
+
+def try_lessons(
+    teacher: nn.Module | Teacher | None, data: Data, loss: Loss | None, device: torch.device
+) -> Lessons | None:
+    """Return `lessons_of` a teacher that was tried on samples, for methods whose members are not the first to train."""
+    lessons = lessons_of(teacher, data, loss)
+    if lessons is not None:
+        lessons.prepare(data, device)
+    return lessons
 
 
 def calibrate_trained(ensemble: Ensemble, data: Data) -> None:

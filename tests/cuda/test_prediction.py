@@ -10,8 +10,14 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda import prediction
-from structured_ensembles.cuda.prediction import MemberPredictions, check_prediction, compile_predictions
+from structured_ensembles.cuda.prediction import (
+    MemberPredictions,
+    check_prediction,
+    compile_prediction,
+    compile_predictions,
+)
 from structured_ensembles.cuda.program import ProgramError
+from structured_ensembles.evaluation.memory import measure_peak_memory
 from tests.support.programs import Model, conv, images, norm, operations
 
 
@@ -64,6 +70,16 @@ def test_halves_of_a_resnet20() -> None:
         "mean": 1,
         "member_linear": 1,
     }
+
+
+def test_check_holds_one_copy_of_a_network_at_a_time() -> None:
+    """The stack in double precision is twice the weights; it is gone when copies of networks come one by one."""
+    networks = [nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512)).eval() for _ in range(2)]
+    weights = sum(parameter.nbytes for network in networks for parameter in network.parameters())
+    example = torch.randn(2, 64)
+    program = compile_prediction(networks[0], example, len(networks))
+    shapes = {name: tuple(tensor.shape) for name, tensor in networks[0].state_dict().items()}
+    assert measure_peak_memory(lambda: check_prediction(program, networks, shapes, example)) < 2.2 * weights
 
 
 @pytest.mark.parametrize("samples", [1, 2, 9])

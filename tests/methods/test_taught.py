@@ -90,12 +90,31 @@ def test_folder_of_another_teacher_is_refused(tmp_path: Path) -> None:
         made(folder=tmp_path / "run", teachers=3)
 
 
+class Noisy(nn.Sequential):
+    """Draw random numbers in evaluation mode too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(nn.functional.dropout(x.flatten(1), training=True))  # type: ignore[no-any-return]
+
+
+def test_network_that_cannot_teach_is_refused_before_any_training() -> None:
+    rows: list[se.EpochRow] = []
+    with pytest.raises(ValueError, match="teacher must predict the same each time"):
+        taught_ensemble(
+            Noisy(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)),
+            se.load_data("digits"),
+            recipe=RECIPE,
+            on_epoch=rows.append,
+        )
+    assert rows == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"teachers": 0}, "teachers must be a whole number of at least 1, or None"),
         ({"share": 2}, "share must be at most 1"),
-        ({"temperature": 0}, "temperature must be above 0"),
+        ({"temperature": 0}, "temperature must be from 0.01 to 100, not 0"),
         ({"selection": "learned"}, "selection must be one of 'random', 'mirrored'"),
         ({"loss": nn.functional.cross_entropy}, "teacher must be left out with a loss of your own"),
     ],

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from structured_ensembles.paper.estimates import estimate_training_seconds
+from structured_ensembles.paper.estimates import estimate_checkpoint_bytes, estimate_training_seconds
 from structured_ensembles.paper.measured_times import (
     compute_ratios,
     find_correction,
@@ -37,6 +37,14 @@ def test_recorded_runs_take_about_as_long_as_estimated() -> None:
     ]
     assert 0.8 < median(off) < 1.25
     assert_mostly_within(2, off)
+
+
+def test_checkpoints_of_a_taught_run_hold_teachers_and_members() -> None:
+    """Four teachers stay while members in the memory of one network train: five networks in all."""
+    arguments = {"memory": 1.0, "teachers": 4}
+    single = Experiment("cifar10", "resnet18", "single", 0, 1, {}, {}, "modern", {})
+    taught = replace(single, method="taught", members=2, method_arguments=arguments)
+    assert estimate_checkpoint_bytes(taught) == 5 * estimate_checkpoint_bytes(single)
 
 
 def test_estimate_of_a_run_from_the_others_like_it_is_near_its_time() -> None:

@@ -171,7 +171,7 @@ def test_every_method_has_one_identity(method: str, tmp_path: Path) -> None:
         "narrow": {"prune": 0.3},
         "prune-and-tune": {"peak_rate": 0.01},
         "magnitude": {"prune": 0.3, "scope": "network"},
-        "taught": {"share": 0.5},
+        "taught": {"share": 0.8},
         "random": {"reinit": True},
     }
     others: list[tuple[dict[str, Any], str]] = [

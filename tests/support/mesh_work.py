@@ -62,15 +62,15 @@ def work_at(folder: str, what: str, count: str) -> None:
     from structured_ensembles.common.processes import rank
 
     out, data = Path(folder) / f"{what}-{rank()}.safetensors", some_digits()
-    if what in ("train", "die"):
+    if what in ("train", "taught", "die"):
         networks = members(int(count))
         if what == "die":
             networks = [Dying(network, folder) for network in networks]
         ensemble = se.Ensemble(networks)
         recipe = se.Recipe(epochs=5, batch_size=64, rate=0.05, augmentation="crop", patience=2)
-        history = se.train(
-            ensemble, data, recipe, "cpu", seed=3, checkpoint=Path(folder) / "checkpoint.safetensors", quiet=True
-        )
+        teacher = se.Teacher(se.Ensemble(members(4)[2:]), share=0.7) if what == "taught" else None
+        checkpoint = Path(folder) / "checkpoint.safetensors"
+        history = se.train(ensemble, data, recipe, "cpu", seed=3, checkpoint=checkpoint, teacher=teacher, quiet=True)
         write_tensors(out, ensemble.state_dict(), {"rows": str(len(history.rows))})
     elif what == "regression":  # each process starts from weights of its own, and would choose units of its own
         torch.manual_seed((0, 2)[rank()])

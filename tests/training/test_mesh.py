@@ -91,15 +91,15 @@ def run_alone(folder: Path, what: str, count: str = "2") -> None:
     work(str(folder), what, count)
 
 
-@pytest.mark.parametrize(("processes", "count"), [(2, 3), (4, 4)])
+@pytest.mark.parametrize(("what", "processes", "count"), [("train", 2, 3), ("train", 4, 4), ("taught", 2, 2)])
 def test_members_spread_over_processes_are_bit_identical(
-    tmp_path: Path, programs: ForkServer, processes: int, count: int
+    tmp_path: Path, programs: ForkServer, what: str, processes: int, count: int
 ) -> None:
-    run_alone(tmp_path / "one", "train", str(count))
-    run_forked(programs, processes, tmp_path / "many", "train", str(count))
-    expected = load_file(tmp_path / "one" / "train-0.safetensors")
+    run_alone(tmp_path / "one", what, str(count))
+    run_forked(programs, processes, tmp_path / "many", what, str(count))
+    expected = load_file(tmp_path / "one" / f"{what}-0.safetensors")
     for number in range(processes):
-        tensors = load_file(tmp_path / "many" / f"train-{number}.safetensors")
+        tensors = load_file(tmp_path / "many" / f"{what}-{number}.safetensors")
         assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
 
 

@@ -1,6 +1,7 @@
 """Teachers: the loss by hand, what a teacher sees, both engines, checkpoints, and what cannot teach."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,11 +12,12 @@ from scipy.special import log_softmax, softmax
 from torch import Tensor, nn
 
 import structured_ensembles as se
+from structured_ensembles import build
 from structured_ensembles.data.augmentation import augment, draw_crops
 from structured_ensembles.training.engine import Plan
 from structured_ensembles.training.teaching import Lessons, taught_cross_entropy
 from tests.support.engines import Stopped, stop_before_epoch, use_engine
-from tests.support.networks import network
+from tests.support.networks import Viewing, network
 from tests.support.real_data import few_digits
 from tests.support.states import equal, weights
 
@@ -86,6 +88,19 @@ def test_taught_targets_are_the_calibrated_probabilities_of_the_teacher_softened
     probabilities = teacher.predict_proba(pixels, temperature=1.7).double()
     expected = probabilities ** (1 / 3)
     torch.testing.assert_close(targets[:, 1].double(), expected / expected.sum(1, keepdim=True), rtol=1e-4, atol=1e-6)
+
+
+def test_teacher_of_more_classes_than_the_data_have_teaches_what_it_predicts_of_them() -> None:
+    """Its members are combined as in its prediction: one that is sure of another class has little to say."""
+    data = few_digits()
+    torch.manual_seed(0)
+    teacher = se.Ensemble([nn.Sequential(nn.Flatten(), nn.Linear(64, 13)) for _ in range(2)])
+    nn.init.constant_(teacher.members[0][1].bias[12:], 9.0)  # type: ignore[index]
+    pixels = data.train.inputs[:9]
+    lessons = Lessons(list(teacher.members), 1.0, None, 1.0, 1.0)
+    targets = lessons.prepare(data, CPU).add_to(torch.zeros(9, dtype=torch.int64), data.prepare(pixels, torch.float32))
+    expected = teacher.predict_proba(pixels)[:, :10]
+    torch.testing.assert_close(targets[:, 1], expected / expected.sum(1, keepdim=True))
 
 
 def test_networks_of_more_outputs_than_classes_teach_and_learn() -> None:
@@ -272,8 +287,102 @@ def test_structured_ensemble_hands_its_teacher_on_and_keeps_it_in_the_identity(t
         se.structured_ensemble(model, data, folder=tmp_path / "run", **arguments)
 
 
+@pytest.mark.parametrize("flattens_by_view", [False, True])
+def test_teacher_gets_images_in_an_order_that_it_can_run(
+    caplog: pytest.LogCaptureFixture, flattens_by_view: bool
+) -> None:
+    """Members may get images channels last, as on a GPU; a network that flattens by `view` cannot."""
+    data = few_digits()
+    torch.manual_seed(0)
+    teacher = Viewing(1) if flattens_by_view else network(0)
+    teaching = Lessons([teacher], 1.0, "data", 1.0, 1.0).prepare(data, CPU)
+    assert teaching.order == (torch.contiguous_format if flattens_by_view else torch.channels_last)
+    assert ("the teacher's convolutions stay channels first, slower: view size" in caplog.text) == flattens_by_view
+    caplog.clear()
+    batch = data.prepare(data.train.inputs[:9], torch.float32)
+    labels = torch.zeros(9, dtype=torch.int64)
+    expected = teacher.eval()(batch).softmax(1)
+    for order in (torch.contiguous_format, torch.channels_last):
+        targets = teaching.add_to(labels, batch.clone().contiguous(memory_format=order))
+        torch.testing.assert_close(targets[:, 1], expected)
+
+
+def test_convolutions_of_volumes_teach(caplog: pytest.LogCaptureFixture) -> None:
+    volumes = torch.rand(60, 1, 4, 6, 6)
+    data = se.Data.from_arrays(volumes, (volumes.mean((1, 2, 3, 4)) > 0.5).long())
+    teacher = nn.Sequential(nn.Conv3d(1, 2, 3), nn.Flatten(), nn.Linear(64, 2))
+    teacher.append(nn.Unflatten(1, (2, 1, 1))).append(nn.Conv2d(2, 2, 1)).append(nn.Flatten())
+    teaching = Lessons([teacher], 1.0, "data", 1.0, 1.0).prepare(data, CPU)
+    assert "the teacher's convolutions stay channels first" in caplog.text
+    caplog.clear()
+    targets = teaching.add_to(torch.zeros(9, dtype=torch.int64), volumes[:9])
+    torch.testing.assert_close(targets[:, 1], teacher(volumes[:9]).softmax(1).detach())
+
+
+def test_inputs_of_a_half_precision_teacher_are_normalised_before_they_are_cast() -> None:
+    """Columns around 1,000,000 are beyond float16, whose largest number is 65,504."""
+    columns = 1e6 + 1e5 * torch.randn(100, 3)
+    data = se.Data.from_arrays(columns, (columns[:, 0] > 1e6).long(), standardize=False)
+    teacher = nn.Linear(3, 2).half()
+    lessons = Lessons([teacher], 1.0, se.Normalization((1e6,), (1e5,)), 1.0, 1.0)
+    targets = lessons.prepare(data, CPU).add_to(torch.zeros(9, dtype=torch.int64), columns[:9])
+    expected = teacher(((columns[:9] - 1e6) / 1e5).half()).float().softmax(1).detach()
+    torch.testing.assert_close(targets[:, 1], expected, rtol=1e-2, atol=1e-2)
+
+
+def test_compiled_network_teaches_as_the_one_that_was_compiled() -> None:
+    ensembles = []
+    for teacher in (network(7), torch.compile(network(7), backend="eager")):
+        ensemble = se.Ensemble([network(0)])
+        se.train(ensemble, few_digits(), RECIPE, "cpu", teacher=teacher, quiet=True)
+        ensembles.append(ensemble)
+    assert equal(weights(ensembles[0]), weights(ensembles[1]))
+
+
+def test_teacher_with_the_classes_in_another_order_is_refused() -> None:
+    digits = few_digits()
+    names = [f"class {number}" for number in range(10)]
+    data = se.Data.from_arrays(digits.train.inputs, digits.train.targets, classes=names)
+    teacher = se.Ensemble([network(7)], classes=names[::-1])
+    with pytest.raises(ValueError, match="'class 0' is its class 9 and class 0 of data"):
+        se.train(se.Ensemble([network(0)]), data, RECIPE, "cpu", teacher=teacher, quiet=True)
+    for classes in (names, [*names, "another"], ["of", "other", "names"]):
+        teacher = se.Ensemble([network(7)], classes=classes)
+        se.train(se.Ensemble([network(0)]), data, replace(RECIPE, epochs=1), "cpu", teacher=teacher, quiet=True)
+
+
+def test_what_cannot_teach_is_refused_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "learn_scales", lambda *_, **__: pytest.fail("the search began"))
+    with pytest.raises(ValueError, match="teacher must return logits"):
+        se.structured_ensemble(
+            network(0),
+            few_digits(),
+            2,
+            recipe=RECIPE,
+            teacher=nn.Sequential(nn.Flatten(), nn.Linear(64, 4)),
+            quiet=True,
+        )
+
+
+def test_refused_teacher_leaves_the_calibration() -> None:
+    ensemble = se.Ensemble([network(0)])
+    se.train(ensemble, few_digits(), RECIPE, "cpu", quiet=True)
+    before = ensemble.calibration
+    assert before.fitted
+    with pytest.raises(ValueError, match="teacher fails on samples of data"):
+        se.train(ensemble, few_digits(), RECIPE, "cpu", teacher=nn.Linear(3, 10), quiet=True)
+    assert ensemble.calibration == before
+
+
 def few_values() -> se.Data:
     return se.Data.from_arrays(torch.randn(64, 3), torch.randn(64))
+
+
+def broken() -> nn.Module:
+    """Make a network whose logits are infinite."""
+    layer = nn.Linear(64, 10)
+    nn.init.constant_(layer.bias, math.inf)
+    return nn.Sequential(nn.Flatten(), layer)
 
 
 @pytest.mark.parametrize(
@@ -282,6 +391,9 @@ def few_values() -> se.Data:
         ({"teacher": "network"}, "teacher must be a torch.nn.Module, not a str: a trained network or Ensemble"),
         ({"teacher": nn.Sequential(nn.Flatten(), nn.Linear(64, 4))}, r"teacher must return logits \(batch, 10\)"),
         ({"teacher": nn.Conv2d(1, 10, 1)}, r"not outputs of shape \(8, 10, 8, 8\)"),
+        ({"teacher": nn.Conv2d(3, 10, 1)}, "teacher fails on samples of data: .* expected input"),
+        ({"teacher": network(0).to("meta")}, "teacher cannot be copied: Cannot copy out of meta tensor"),
+        ({"teacher": broken()}, "teacher must give a probability to every class, but on samples of data it gives NaN"),
         ({"teacher": network(0), "loss": nn.functional.cross_entropy}, "left out with a loss of your own"),
         ({"teacher": network(0).apply(lambda module: None), "data": few_values()}, "left out for a regression"),
     ],
@@ -317,7 +429,8 @@ def test_teacher_that_draws_random_numbers_is_refused() -> None:
     [
         ({"share": 1.5}, "share must be at most 1, not 1.5"),
         ({"share": -0.1}, "share must be a finite number of at least 0, not -0.1"),
-        ({"temperature": 0}, "temperature must be above 0"),
+        ({"temperature": 0}, "temperature must be from 0.01 to 100, not 0"),
+        ({"temperature": 1e3}, "temperature must be from 0.01 to 100, not 1000.0"),
         ({"temperature": math.inf}, "temperature must be a finite number"),
     ],
 )

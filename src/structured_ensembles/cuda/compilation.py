@@ -269,17 +269,9 @@ def check_program(program: Program, networks: Sequence[nn.Module], shapes: Shape
         gradients = run.backward(2 * outputs)
         statistics = {name: tensor for name, tensor in stack.weights.items() if name not in stack.learned}
         del stack, run
-        rates = [node.args[2] for node in program.nodes if node.target is member_dropout]
         for number, (network, output) in enumerate(zip(networks, outputs.chunk(len(networks)), strict=True)):
-            trial = clone_model(network).double().train()
-            before = host_state([trial])
-            with torch.enable_grad(), _WithoutDropout() as without:
-                expected = call(trial, inputs)
-            if without.rates != rates:  # outputs do not tell: they are compared without dropout
-                raise ProgramError(f"a network drops out at rates {without.rates}, the program at {rates}")
-            if host_state([trial]) != before:
-                raise ProgramError("the network draws random numbers, or keeps count, on the host")
-            _check_member(trial, expected, output, gradients, statistics, program, number)
+            # No variable holds the copy, which would keep it until the next one is made.
+            _check_member(clone_model(network).double().train(), inputs, output, gradients, statistics, program, number)
     except ProgramError:
         raise
     except torch.OutOfMemoryError:
@@ -290,7 +282,7 @@ def check_program(program: Program, networks: Sequence[nn.Module], shapes: Shape
 
 def _check_member(
     trial: nn.Module,
-    expected: Tensor,
+    inputs: Inputs,
     output: Tensor,
     gradients: Mapping[str, Tensor],
     statistics: Mapping[str, Tensor],
@@ -299,9 +291,17 @@ def _check_member(
 ) -> None:
     """Compare a member's output, gradients and statistics in the program with those of its network.
 
-    expected, output: (samples, …), of the network and of the program. gradients, statistics: stacked, by placeholder.
+    trial: a copy of the network. output: of the program, (samples, …). gradients, statistics: stacked, by placeholder.
     number: of the member in the stack.
     """
+    rates = [node.args[2] for node in program.nodes if node.target is member_dropout]
+    before = host_state([trial])
+    with torch.enable_grad(), _WithoutDropout() as without:
+        expected = call(trial, inputs)
+    if without.rates != rates:  # outputs do not tell: they are compared without dropout
+        raise ProgramError(f"a network drops out at rates {without.rates}, the program at {rates}")
+    if host_state([trial]) != before:
+        raise ProgramError("the network draws random numbers, or keeps count, on the host")
     parameters = {name: p for name, p in trial.named_parameters(remove_duplicate=False) if p.requires_grad}
     buffers = dict(trial.named_buffers(remove_duplicate=False))
     network_gradients = torch.autograd.grad(

@@ -108,14 +108,7 @@ def check_prediction(program: Program, networks: Sequence[nn.Module], shapes: Sh
         weights = Stack(program, networks, shapes, double=True).weights
         outputs = Run(program, weights, set(), generators=None).forward(tensors_in(exact))
         del weights  # one copy of a network exists at a time, beside nothing else
-        expected: list[Any] = []
-        for network in networks:
-            trial = clone_model(network).double().eval()
-            before = host_state([trial])
-            expected.append(call(trial, clone_inputs(exact)))
-            if host_state([trial]) != before:
-                raise ProgramError("the network draws random numbers, or keeps count, on the host")
-        together = torch.cat(expected)
+        together = torch.cat([_predict_exactly(network, exact) for network in networks])
     except (ProgramError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -126,6 +119,17 @@ def check_prediction(program: Program, networks: Sequence[nn.Module], shapes: Sh
         together, outputs.to(together.dtype), rtol=1e-6, atol=tolerance, equal_nan=True
     ):
         raise ProgramError("the program predicts other outputs than the network")
+
+
+@torch.no_grad()
+def _predict_exactly(network: nn.Module, inputs: Inputs) -> Any:
+    """Return the outputs of a copy in double precision; raise `ProgramError` for draws or counts on the host."""
+    trial = clone_model(network).double().eval()
+    before = host_state([trial])
+    outputs = call(trial, clone_inputs(inputs))
+    if host_state([trial]) != before:
+        raise ProgramError("the network draws random numbers, or keeps count, on the host")
+    return outputs
 
 
 class MemberPredictions:

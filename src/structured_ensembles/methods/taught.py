@@ -10,7 +10,7 @@ from torch import nn
 
 from structured_ensembles.channels import trace
 from structured_ensembles.common.checks import check_choice, check_seed, check_whole
-from structured_ensembles.common.devices import Device
+from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
@@ -21,7 +21,7 @@ from structured_ensembles.methods.phases import join_histories, renumber_epochs
 from structured_ensembles.networks.copying import dtype_of
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.selection import select
-from structured_ensembles.train import lessons_of, train
+from structured_ensembles.train import train, try_lessons
 from structured_ensembles.training import Execution, Recipe, Teacher
 from structured_ensembles.training.execution import execution_or_default
 from structured_ensembles.training.history import OnEpoch, check_on_epoch
@@ -69,12 +69,12 @@ def taught_ensemble(
     check_choice("selection", selection, ("random", "mirrored"))
     check_on_epoch(on_epoch)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    lessons_of(Teacher(model, share, temperature), data, loss)  # raises for what cannot be taught
     data = examine(model, data, device)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     subnets = select(
         graph, prune=prune, memory=memory, selection=selection, members=members, seed=seed, round_to=round_to
     )
+    try_lessons(Teacher(model, share, temperature), data, loss, pick_device(device, model))
     settings = {"members": members, "prune": prune, "memory": memory, "coupled": coupled, "round_to": round_to}
     run = open_folder(
         folder,

@@ -67,8 +67,13 @@ def _taught_networks(experiment: Experiment, member_factor: float) -> float:
 
     Each of the teacher's networks runs forward, a third of a step, on the batches of every member.
     """
-    teachers = experiment.method_arguments.get("teachers", experiment.members)
-    return float(teachers + experiment.members * (member_factor + teachers / 3))
+    teachers = _count_teachers(experiment)
+    return teachers + experiment.members * (member_factor + teachers / 3)
+
+
+def _count_teachers(experiment: Experiment) -> float:
+    """Return how many networks teach."""
+    return float(experiment.method_arguments.get("teachers", experiment.members))
 
 
 def _share(experiment: Experiment) -> float:
@@ -82,6 +87,8 @@ def estimate_checkpoint_bytes(experiment: Experiment | ContinualExperiment) -> f
     if isinstance(experiment, ContinualExperiment):
         return 4 * 2.4e6 * 2  # the learner after a task, from which it resumes
     networks = experiment.members * _share(experiment)
+    if experiment.method == "taught":
+        networks += _count_teachers(experiment)  # whose checkpoint stays until the members are trained
     if experiment.method in ("single", "batch-ensemble", "mc-dropout"):
         networks = 1.0
     width = experiment.model_arguments.get("width", 1)

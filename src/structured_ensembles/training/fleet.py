@@ -124,7 +124,7 @@ def prepare_training(
         "numbers": numbers,
         "units": None if units is None else units.to_json(),
         "gaussian": gaussian,
-        **({} if lessons is None else {"teacher": lessons.identity()}),
+        **({} if lessons is None or checkpoint is None else {"teacher": lessons.identity()}),
     }
     path, identity = _identify(checkpoint, members, data, recipe, execution, loss, loss_name, settings)
     return PreparedTraining(
@@ -140,15 +140,14 @@ def train_fleet(
     units: Units | None,
     on_epoch: OnEpoch | None,
     quiet: bool,
-    lessons: Lessons | None = None,
+    teaching: Teaching | None = None,
 ) -> History:
     """Train all members at once, in place; each ends with the weights of its best validation epoch.
 
-    members: on the run's device. loss, units: of the training. on_epoch: called after every epoch. lessons: of a
+    members: on the run's device. loss, units: of the training. on_epoch: called after every epoch. teaching: by a
     teacher, if there is one.
     """
     recipe = run.recipe
-    teaching = None if lessons is None else lessons.prepare(data, run.device)
     plan = _make_plan(
         data.to(run.device),
         recipe,

@@ -10,7 +10,7 @@ probabilities p, its share w and the temperature T:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_number, check_type, to_python_number
-from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs
+from structured_ensembles.common.devices import seed_generators
+from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, tensors_in
+from structured_ensembles.cuda.capture import log_once
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.kinds import Normalizations
 from structured_ensembles.data.losses import Loss, label_probabilities, smoothed_cross_entropy
@@ -27,8 +29,11 @@ from structured_ensembles.data.splits import take_samples
 from structured_ensembles.networks.copying import clone_model, dtype_of
 from structured_ensembles.prediction.combination import combine_logs, member_outputs
 from structured_ensembles.storage.fingerprints import digest_module
+from structured_ensembles.tracing.fake_model import first_line
 
 SAMPLES = 8  # on which a teacher is tried before training
+TEMPERATURES = (0.01, 100.0)  # outside of them, float32 rounds T² · KL to zero or to noise
+CLOSE = 1e-2  # difference of log-probabilities that may come from rounding, on a GPU that adds in another order
 Normalized = Normalization | Normalizations | None
 
 
@@ -40,7 +45,8 @@ class Teacher:
         It is copied, and never changes. A network gets the data as members do, normalised; an ensemble as it was
         trained.
     share: of the teacher in the loss, from 0 to 1; the labels have the rest.
-    temperature: 1 teaches the probabilities as they are; higher ones give more weight to the small ones.
+    temperature: from 0.01 to 100. 1 teaches the probabilities as they are; higher ones give more weight to the small
+        ones.
 
     The defaults have the lowest validation NLL of three shares and three temperatures in benchmarks/teaching.py:
     an MLP, 2,000 digits of MNIST, taught by a deep ensemble of four, three seeds; docs/how-to/teacher.md has the
@@ -58,8 +64,9 @@ class Teacher:
             check_number(name, getattr(self, name))
         if self.share > 1:
             raise ValueError(f"share must be at most 1, not {self.share!r}")
-        if not self.temperature:
-            raise ValueError("temperature must be above 0, not 0")
+        lowest, highest = TEMPERATURES
+        if not lowest <= self.temperature <= highest:
+            raise ValueError(f"temperature must be from {lowest:g} to {highest:g}, not {self.temperature!r}")
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,10 @@ class Lessons:
         }
 
     def prepare(self, data: Data, device: torch.device) -> Teaching:
-        """Copy the networks to the device, frozen, and try them on samples of the data."""
+        """Copy the networks to the device, frozen, and try them on samples of the data.
+
+        Raises a ValueError or TypeError for what cannot teach members by these data.
+        """
         assert data.num_classes is not None, "teachers are for classification"
         applied = data.normalization
         expected = applied if self.normalization == "data" else self.normalization
@@ -97,19 +107,24 @@ class Lessons:
                 "teacher was trained with another normalisation of its several inputs: give data the same, by "
                 "normalization="
             )
-        copies = nn.ModuleList(map(clone_model, self.networks)).eval().requires_grad_(False).to(device)
-        if device.type == "cuda":  # the layout of the batches there
-            copies.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        try:
+            copies = nn.ModuleList(map(clone_model, self.networks)).eval().requires_grad_(False).to(device)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # such as of a scripted network, or one without weights
+            raise ValueError(f"teacher cannot be copied: {first_line(error)}") from error
         teaching = Teaching(copies, self, applied, expected, data.num_classes)
-        _try_on(teaching, data, device)
-        return teaching
+        inputs = data.prepare(move_inputs(take_samples(data.train, SAMPLES)[0], device), torch.float32)
+        _check_outputs(teaching, inputs)
+        return _store_channels_last(teaching, inputs)
 
 
 @dataclass(frozen=True)
 class Teaching:
     """Lessons that are ready to be given: networks are copies on the device, in evaluation mode.
 
-    normalization: of the inputs as members get them. expected: as the networks do. classes: of the data.
+    normalization: of the inputs as members get them. expected: as the networks do. classes: of the data. order: in
+    which the networks get images, and have the weights of convolutions.
     """
 
     networks: nn.ModuleList
@@ -117,6 +132,7 @@ class Teaching:
     normalization: Normalized
     expected: Normalized
     classes: int
+    order: torch.memory_format = torch.contiguous_format
 
     def add_to(self, targets: Tensor, inputs: Inputs) -> Tensor:
         """Return the labels and the teacher's softened probabilities of a batch: (batch, 2, classes).
@@ -127,15 +143,19 @@ class Teaching:
         known = targets if targets.is_floating_point() else label_probabilities(targets, self.classes, taught.dtype)
         return torch.stack([known.to(taught.dtype), taught], dim=1)
 
-    @torch.no_grad()
     def log_probabilities(self, inputs: Inputs) -> Tensor:
         """Return logarithms of the teacher's calibrated probabilities up to a constant of the sample: (batch, classes).
 
         Of a teacher that knows more classes than the data have, those that they have.
         """
-        outputs = torch.cat([member_outputs(network, self._convert(inputs)) for network in self.networks])
-        logits = outputs[..., : self.classes].to(torch.promote_types(outputs.dtype, torch.float32))
-        return combine_logs(logits) / self.lessons.calibration
+        logits = self.logits(inputs)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return combine_logs(logits)[:, : self.classes] / self.lessons.calibration
+
+    @torch.no_grad()
+    def logits(self, inputs: Inputs) -> Tensor:
+        """Return the logits of all networks: (networks, batch, classes or more). inputs: as members get them."""
+        return torch.cat([member_outputs(network, self._convert(inputs)) for network in self.networks])
 
     def loss(self, smoothing: float) -> Loss:
         """Return the loss of members that learn from this teacher. smoothing: of the labels."""
@@ -143,13 +163,18 @@ class Teaching:
         return partial(taught_cross_entropy, share=lessons.share, temperature=lessons.temperature, smoothing=smoothing)
 
     def _convert(self, inputs: Inputs) -> Any:
-        """Copy inputs in the dtype of the teacher's networks, normalised as these expect."""
-        dtype = dtype_of(self.networks)
-        if self.normalization != self.expected and isinstance(inputs, Tensor):
-            raw = inputs.to(dtype)
-            raw = self.normalization.undo(raw) if isinstance(self.normalization, Normalization) else raw
-            return self.expected(raw) if isinstance(self.expected, Normalization) else raw
-        return map_inputs(lambda x: x.to(dtype, copy=True) if x.is_floating_point() else x.clone(), inputs)
+        """Copy inputs in the dtype and order of the teacher's networks, normalised as these expect."""
+        if isinstance(inputs, Tensor) and inputs.is_floating_point() and self.normalization != self.expected:
+            # Columns may be larger than half precision can hold before they are normalised.
+            inputs = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+            inputs = self.normalization.undo(inputs) if isinstance(self.normalization, Normalization) else inputs
+            inputs = self.expected(inputs) if isinstance(self.expected, Normalization) else inputs
+        return map_inputs(self._copy, inputs)
+
+    def _copy(self, x: Tensor) -> Tensor:
+        """Copy one input in the dtype and order of the teacher's networks."""
+        dtype = dtype_of(self.networks) if x.is_floating_point() else x.dtype
+        return x.to(dtype, copy=True, memory_format=self.order if x.dim() == 4 else torch.contiguous_format)
 
 
 def taught_cross_entropy(
@@ -168,22 +193,50 @@ def taught_cross_entropy(
     return (1 - share) * labels_loss + share * temperature**2 * divergence
 
 
-def _try_on(teaching: Teaching, data: Data, device: torch.device) -> None:
-    """Raise a ValueError unless a teacher gives logits for every class, and the same ones each time."""
-    inputs, _ = take_samples(data.train, SAMPLES)
-    prepared = data.prepare(move_inputs(inputs, device), dtype_of(teaching.networks))
-    with torch.no_grad():
-        outputs = member_outputs(teaching.networks[0], prepared)
-    if outputs.dim() != 3 or outputs.shape[-1] < teaching.classes:
-        raise ValueError(
-            f"teacher must return logits (batch, {teaching.classes}), one for every class of data, not outputs of "
-            f"shape {tuple(outputs.shape[1:])}"
-        )
+def _check_outputs(teaching: Teaching, inputs: Inputs) -> None:
+    """Raise an error unless a teacher gives logits for every class, and the same ones each time.
+
+    inputs: samples as members get them.
+    """
+    device = tensors_in(inputs)[0].device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
-        first, second = (teaching.log_probabilities(prepared) for _ in range(2))
-    if not torch.equal(first, second):
+        seed_generators(0, device)
+        try:
+            logits = teaching.logits(inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError  # TypeError: outputs are not one tensor
+            raise kind(f"teacher fails on samples of data: {first_line(error)}") from error
+        if logits.dim() != 3 or logits.shape[-1] < teaching.classes:
+            raise ValueError(
+                f"teacher must return logits (batch, {teaching.classes}), one for every class of data, not outputs of "
+                f"shape {tuple(logits.shape[1:])}"
+            )
+        first, second = (teaching.log_probabilities(inputs) for _ in range(2))
+    if first.softmax(-1).isnan().any():
+        raise ValueError("teacher must give a probability to every class, but on samples of data it gives NaN")
+    if not torch.allclose(first, second, rtol=CLOSE, atol=CLOSE):
         raise ValueError(
             "teacher must predict the same each time, but it draws random numbers in evaluation mode, such as "
             "MC-Dropout does"
         )
+
+
+def _store_channels_last(teaching: Teaching, inputs: Inputs) -> Teaching:
+    """Return a teacher with the weights of convolutions stored channels last, if it runs so on samples.
+
+    One that flattens by `view` does not: it stays as it is.
+    """
+    networks = teaching.networks
+    if not any(parameter.dim() == 4 for parameter in networks.parameters()):
+        return teaching
+    reordered = replace(teaching, order=torch.channels_last)
+    try:
+        networks.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        reordered.logits(inputs)
+    except Exception as error:
+        networks.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        log_once(f"the teacher's convolutions stay channels first, slower: {first_line(error)}")
+        return teaching
+    return reordered
