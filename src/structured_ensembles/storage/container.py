@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.networks.provenance import origin_of
 from structured_ensembles.storage.files import check_regular, write_tensors
-from structured_ensembles.storage.tensor_file import checksum
+from structured_ensembles.storage.tensor_file import checksum, to_host
 from structured_ensembles.zoo.by_name import build_model
 
 # Errors that fields of a wrong type or size lead to; RecursionError is a RuntimeError.
@@ -58,6 +58,7 @@ def write_container(
         text = json.dumps(structure)
     except TypeError as error:
         raise ValueError(f"the model's arguments cannot be written as JSON ({error})") from error
+    tensors = to_host(tensors)
     # One metadata entry only: safetensors orders several at random, and equal contents should give equal files.
     envelope = {"version": version, "sha256": checksum(text, tensors), "structure": text}
     write_tensors(Path(path), tensors, {form: json.dumps(envelope)})

@@ -35,6 +35,7 @@ DTYPES = {  # in their order in the file, as the library has it: wide types firs
     torch.bool: "BOOL",
 }
 ALIGNMENT = 8  # of the first tensor, in bytes
+MAX_COPIED = 2**26  # bytes that are copied from a device at a time, for which it needs as much memory more
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 
 
@@ -59,6 +60,34 @@ def save_file(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, 
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             file.write(bytes_of(tensors[name]))
+
+
+def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors on the CPU, those of a device copied in a few pieces.
+
+    A copy waits for the device, however small the tensor is, and a checkpoint of five ResNet20s has 1,700 of them.
+    """
+    elsewhere = {name: tensor for name, tensor in tensors.items() if tensor.device.type != "cpu"}
+    return {**tensors, **copy_in_pieces(elsewhere)}
+
+
+def copy_in_pieces(tensors: Mapping[str, Tensor], max_bytes: int = MAX_COPIED) -> dict[str, Tensor]:
+    """Copy tensors to the CPU in pieces of one type and device, of `max_bytes` unless a tensor is larger."""
+    pieces: dict[object, list[list[str]]] = {}
+    filled: dict[object, int] = {}
+    for name, tensor in tensors.items():
+        kind, size = (tensor.dtype, tensor.device), tensor.numel() * tensor.element_size()
+        if kind not in pieces or filled[kind] + size > max_bytes:
+            pieces.setdefault(kind, []).append([])
+            filled[kind] = 0
+        pieces[kind][-1].append(name)
+        filled[kind] += size
+    copies: dict[str, Tensor] = {}
+    for names in (piece for of_kind in pieces.values() for piece in of_kind):
+        flat = torch.cat([tensors[name].detach().reshape(-1) for name in names]).cpu()
+        slices = flat.split([tensors[name].numel() for name in names])
+        copies |= {name: values.view(tensors[name].shape) for name, values in zip(names, slices, strict=True)}
+    return copies
 
 
 def bytes_of(tensor: Tensor) -> Any:

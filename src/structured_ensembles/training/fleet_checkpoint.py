@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.common.processes import rank
+from structured_ensembles.networks.copying import all_tensors
 from structured_ensembles.resuming.identity import Identity, check_same
 from structured_ensembles.storage.container import check_field, check_list_field, raise_as_artifact_error
 from structured_ensembles.training.averaging import restore_average
@@ -23,7 +24,7 @@ from structured_ensembles.training.engine import Member
 from structured_ensembles.training.history import History
 from structured_ensembles.training.mesh import Mesh, gather_tensors
 from structured_ensembles.training.optimizers import OptimizerState
-from structured_ensembles.training.state_copies import copy_state, restore_state
+from structured_ensembles.training.state_copies import restore_state
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # named tensors, and the state that is written as JSON
 
@@ -36,7 +37,7 @@ def save_fleet(
     for number, member in enumerate(fleet):
         if rank() != mesh.source(number):
             continue
-        tensors |= {f"{number}.now.{name}": tensor for name, tensor in copy_state(member.network).items()}
+        tensors |= {f"{number}.now.{name}": tensor for name, tensor in all_tensors(member.network).items()}
         tensors |= {f"{number}.best.{name}": tensor for name, tensor in member.best.items()}
         tensors |= {f"{number}.average.{name}": tensor for name, tensor in member.average.items()}
         state = member.optimizer_state.tensors()

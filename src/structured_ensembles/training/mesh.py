@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from structured_ensembles.common.processes import rank, world_size
+from structured_ensembles.storage.tensor_file import to_host
 
 if dist.is_available() and not dist.is_initialized():
     import torch.distributed.nn  # loaded later, its functions would hold the group as their default: see _MESHES
@@ -116,7 +117,8 @@ def gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """Return the named tensors of all processes, on process 0; None elsewhere."""
     if world_size() == 1:
         return dict(tensors)
-    packed = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    host = to_host(tensors)  # views of a few pieces, which `save` refuses
+    packed = save({name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in host.items()})
     messages: list[Any] | None = [None] * world_size() if rank() == 0 else None
     dist.gather_object(packed, messages)
     if messages is None:
