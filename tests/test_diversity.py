@@ -1,6 +1,8 @@
 """MMD and overlap penalties against loops over scalars."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import poisson
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import structured_ensembles as se
 from structured_ensembles.diversity import EPSILON, mmd_penalty, overlap_penalty, terms_for
+
+
+class CountOperations(TorchDispatchMode):
+    """Count every operation of PyTorch, forward and backward."""
+
+    operations = 0
+
+    def __torch_dispatch__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.operations += 1
+        return function(*args, **(kwargs or {}))
 
 
 def mmd2_by_loops(one: list[float], other: list[float]) -> float:
@@ -58,7 +73,7 @@ def penalty_by_loops(vectors: dict[str, Tensor]) -> float:
 
 
 def test_mmd_penalty_equals_the_papers_sum_and_gradient() -> None:
-    vectors = {name: torch.randn(4, size, dtype=torch.float64) for name, size in (("a", 5), ("b", 8))}
+    vectors = {name: torch.randn(4, size, dtype=torch.float64) for name, size in (("a", 5), ("b", 8), ("c", 5))}
     terms = {name: terms_for(6.0, value.shape[1]) for name, value in vectors.items()}
     assert float(mmd_penalty(vectors, terms)) == pytest.approx(penalty_by_loops(vectors), rel=1e-9)
 
@@ -72,6 +87,19 @@ def test_mmd_penalty_equals_the_papers_sum_and_gradient() -> None:
             moved["a"][member, entry] += sign * step
             values.append(penalty_by_loops(moved))
         assert float(leaf.grad[member, entry]) == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-4)
+
+
+def test_mmd_penalty_computes_groups_of_one_size_together() -> None:
+    """On a GPU the search is bound by launches: twenty groups must not take ten times those of two."""
+
+    def operations(groups: int) -> int:
+        vectors = {f"{i}": torch.randn(3, 8, requires_grad=True) for i in range(groups)}
+        terms = dict.fromkeys(vectors, 20)
+        with CountOperations() as counter:
+            mmd_penalty(vectors, terms).backward()
+        return counter.operations
+
+    assert operations(20) <= operations(2) + 2 * 18
 
 
 @pytest.mark.parametrize("size", [1, 3, 64, 512])

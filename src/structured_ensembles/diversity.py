@@ -42,8 +42,17 @@ def mmd_penalty(vectors: Mapping[str, Tensor], terms: Mapping[str, int]) -> Tens
 
     vectors: shape (members, size) per group; terms: how many features for each, from `terms_for`.
     """
-    total = torch.stack([distances(vector, terms[name]) for name, vector in vectors.items()]).sum(0)
-    return (_pairs(total) + EPSILON).reciprocal().mean()
+    by_size: dict[int, list[str]] = {}
+    for name, vector in vectors.items():
+        by_size.setdefault(vector.shape[1], []).append(name)
+    # Groups of one size are computed together: one by one, they take half of all launches of a search's step.
+    parts = [
+        distances(torch.stack([vectors[name] for name in names]), max(terms[name] for name in names)).sum(0)
+        for names in by_size.values()
+    ]
+    total = torch.stack(parts).sum(0)
+    above_diagonal = torch.ones_like(total).triu(1)  # indexing the pairs would sort in the backward pass
+    return (above_diagonal / (total + EPSILON)).sum() / math.comb(len(total), 2)
 
 
 def distances(vectors: Tensor, terms: int) -> Tensor:
