@@ -4,23 +4,35 @@ window.checks = (() => {
   const box = (one) => one.getBoundingClientRect();
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
+  // Return the box that the letters of a text can ink. Its client rectangle has the line height of the font, which differs by
+  // font: the same page passed with DejaVu and failed with Noto. Texts are written to the right, or upwards.
+  const ink = (text) => {
+    const [outer, matrix] = [box(text), text.getScreenCTM()];
+    const size = Math.hypot(matrix.c, matrix.d) * parseFloat(getComputedStyle(text).fontSize);
+    const start = text.getStartPositionOfChar(0).matrixTransform(matrix);
+    const [above, below] = [0.78 * size, 0.24 * size];
+    return Math.abs(matrix.b) > 1e-6
+      ? { left: start.x - above, right: start.x + below, top: outer.top, bottom: outer.bottom }
+      : { left: outer.left, right: outer.right, top: start.y - above, bottom: start.y + below };
+  };
+
   // List what is wider than the window or its own box, and texts outside of their plot.
   const overflow = () => {
     const wide = all("body *").filter((one) => !one.closest("svg") && one.id !== "tip" && one.checkVisibility() && box(one).right > innerWidth + 1);
     const cut = all(".wide, .sample, .panel, td, th").filter((one) => one.clientWidth && one.scrollWidth > one.clientWidth + 1);
-    const texts = all("svg.plot text").filter((one) => {
-      const [text, plot] = [box(one), box(one.closest("svg"))];
-      return text.left < plot.left - 2 || text.right > plot.right + 2 || text.bottom > plot.bottom + 2;
+    const texts = all("svg.plot text").filter((one) => one.textContent.trim() && one.checkVisibility()).filter((one) => {
+      const [text, plot] = [ink(one), box(one.closest("svg"))];
+      return text.left < plot.left - 2 || text.right > plot.right + 2 || text.bottom > plot.bottom + 1;
     });
     const page = document.documentElement.scrollWidth > innerWidth ? ["the page"] : [];
     return [...page, ...wide.map(start), ...cut.map(start), ...texts.map((one) => one.textContent)];
   };
 
-  // List pairs of texts of one plot that overlap.
+  // List pairs of texts of one plot whose letters overlap.
   const collisions = () => all("svg.plot").flatMap((plot) => {
-    const texts = all("text", plot).filter((one) => one.checkVisibility()).map((one) => [one.textContent, box(one)]);
+    const texts = all("text", plot).filter((one) => one.textContent.trim() && one.checkVisibility()).map((one) => [one.textContent, ink(one)]);
     const overlap = (one, other) => Math.min(one.right, other.right) - Math.max(one.left, other.left) > 1.5
-      && Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 4;
+      && Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 0.5;
     return texts.flatMap(([name, one], index) => texts.slice(index + 1).filter(([, other]) => overlap(one, other)).map(([other]) => [name, other]));
   });
 
