@@ -18,6 +18,7 @@ from structured_ensembles.common.checks import check_choice, check_seed, check_t
 from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.plurals import counted
+from structured_ensembles.common.precision import Precision
 from structured_ensembles.common.processes import rank
 from structured_ensembles.common.progress import say
 from structured_ensembles.data import Data
@@ -94,7 +95,8 @@ def structured_ensemble(
     (`initial="N(1,0.1)"`), the recipe "tune", and batch norm's statistics are measured anew for every member after
     cutting, see `recalibrate_statistics`. A table of base and ensemble ends the run, unless quiet. A model that
     `with_head` gave a new classifier needs True.
-    execution, on_epoch: how that is computed, and a function to call after every epoch of it; see `train`.
+    execution, on_epoch: how that is computed, and a function to call after every epoch of it; see `train`. The search
+    computes in the same precision, see `learn_scales`.
     temperature: of the combined prediction, 1.0 for none; by default it is fitted on the validation split, by which
     training has also chosen the best epoch: see `Ensemble.calibrate`.
     teacher: a trained network or ensemble that members learn from, beside the labels; see `train`. A larger ensemble
@@ -169,7 +171,9 @@ def structured_ensemble(
     )
     subnets = _read_subnets(run)
     if subnets is None:
-        learn = partial(_learn_scores, model, graph, data, members, search, seed, loss, device, quiet)
+        learn = partial(
+            _learn_scores, model, graph, data, members, search, seed, loss, device, execution.precision, quiet
+        )
         run, subnets = _choose_subnets(run, choose, selection, learn if learned else None)
     if not (reinit or rescale):
         warn_of_small_outputs(model, graph, subnets)
@@ -225,13 +229,15 @@ def _learn_scores(
     seed: int,
     loss: Loss | None,
     device: Device,
+    precision: Precision,
     quiet: bool,
     checkpoint: RunFile | None,
 ) -> list[Scores]:
     """Learn the members' scales and return the saliency of every neuron. search: the search's own arguments."""
     settings = {"epochs" if name == "search_epochs" else name: value for name, value in search.items()}
     common: dict[str, Any] = {"loss": loss, "device": device, "quiet": quiet}
-    scales = learn_scales(model, graph, data, members, seed=seed, checkpoint=checkpoint, **settings, **common)
+    settings |= {"seed": seed, "precision": precision, "checkpoint": checkpoint}
+    scales = learn_scales(model, graph, data, members, **settings, **common)
     return saliency(model, graph, scales, data, **common)
 
 

@@ -26,6 +26,7 @@ from structured_ensembles.common.inputs import (
     split_batch,
     tensors_in,
 )
+from structured_ensembles.common.member_rows import scale_rows
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.data.drawing import derive_seed
@@ -108,8 +109,7 @@ def apply_scales(
     members = len(next(iter(vectors.values())))
     active = slice(None)  # the members whose vectors are used
     handles = []
-    for name, output in graph.outputs.items():
-        layer = output.norm if placement == "norm" and output.norm is not None else name
+    for layer, output in scaled_layers(graph, placement):
 
         def scale(module: nn.Module, _inputs: Any, result: Any, output: Output = output, layer: str = layer) -> Any:
             if isinstance(module, nn.RNNBase):
@@ -137,6 +137,14 @@ def apply_scales(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def scaled_layers(graph: ChannelGraph, placement: Placement) -> list[tuple[str, Output]]:
+    """List the layers that vectors scale, by name, and what is scaled."""
+    return [
+        (output.norm if placement == "norm" and output.norm is not None else name, output)
+        for name, output in graph.outputs.items()
+    ]
 
 
 @torch.no_grad()
@@ -168,18 +176,6 @@ def can_share_batches(model: nn.Module, graph: ChannelGraph, placement: Placemen
 def _run_model(model: nn.Module, rows: Inputs) -> Tensor:
     """Return the output of the model, which must be one tensor."""
     return check_one_tensor(call(model, rows))
-
-
-def scale_rows(result: Tensor, factors: Tensor, dim: int) -> Tensor:
-    """Multiply rows grouped by member, (members * rows, …), with `factors` (members, channels) along `dim`."""
-    return (result.unflatten(0, (len(factors), -1)) * broadcast_per_member(factors, result, dim)).flatten(0, 1)
-
-
-def broadcast_per_member(vectors: Tensor, like: Tensor, dim: int) -> Tensor:
-    """Reshape vectors (members, channels) to broadcast along `dim` of `like`, unflattened to (members, rows, …)."""
-    shape = [1] * (like.dim() + 1)
-    shape[0], shape[dim] = vectors.shape
-    return vectors.view(shape)
 
 
 def _scale_recurrent(result: tuple[Tensor, Any], factors: Tensor) -> tuple[Tensor, Any]:

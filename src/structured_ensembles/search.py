@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -15,11 +15,14 @@ from structured_ensembles.channels import ChannelGraph, check_traced
 from structured_ensembles.common.checks import check_choice, check_number, check_seed, check_type, check_whole
 from structured_ensembles.common.devices import Device, pick_device, seed_generators
 from structured_ensembles.common.gradients import gradients_on
-from structured_ensembles.common.inputs import Inputs, move_inputs, select_rows
+from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, select_rows
 from structured_ensembles.common.plurals import counted
+from structured_ensembles.common.precision import Precision, resolve_precision
 from structured_ensembles.common.processes import average_buffers, rank, sum_over_processes, world_size
 from structured_ensembles.common.progress import progress
-from structured_ensembles.cuda.capture import Step, captured_if_possible
+from structured_ensembles.cuda.capture import CaptureError, Step, captured_if_possible, log_once
+from structured_ensembles.cuda.program import ProgramError
+from structured_ensembles.cuda.scaled_program import Factors, ScaledProgram, compile_and_check
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.batch_shares import assign_samples
@@ -33,11 +36,15 @@ from structured_ensembles.networks.copying import copy_frozen, dtype_of
 from structured_ensembles.resuming.identity import RunFile
 from structured_ensembles.resuming.search_checkpoint import (
     SearchState,
+    Snapshot,
+    check_like,
     gather_random_states,
     identify_search,
+    join_snapshot,
     load_search,
     save_search,
     set_random_state,
+    split_snapshot,
 )
 from structured_ensembles.scaling import (
     Initial,
@@ -47,8 +54,11 @@ from structured_ensembles.scaling import (
     can_share_batches,
     check_prunable,
     check_settings,
+    factors_along,
+    scaled_layers,
 )
 from structured_ensembles.storage.container import raise_as_artifact_error
+from structured_ensembles.tracing.fake_model import first_line
 
 
 def learn_scales(
@@ -67,6 +77,7 @@ def learn_scales(
     rate: float = 1e-3,
     loss: Loss | None = None,
     device: Device = "auto",
+    precision: Precision = "auto",
     checkpoint: str | Path | RunFile | None = None,
     quiet: bool = False,
 ) -> Scales:
@@ -80,6 +91,10 @@ def learn_scales(
     initial, placement: how the vectors are drawn, and what they scale, see `Scales`.
     loss: a function of (outputs, targets) that averages over samples; by default cross-entropy, or the squared error
         for regression, in the units of `train`.
+    precision: what the passes compute in; vectors, losses and the penalty are in the network's own type. "auto" is
+        bfloat16 on a GPU that has it, by the kernels of `train` where the network can become a program. Float32
+        always: one member, whose scales batch norm undoes but for rounding; the penalty "overlap", which needs
+        second derivatives.
     checkpoint: a file to write after every epoch; if it exists already, the search resumes from it, to the same
         vectors.
     """
@@ -89,15 +104,11 @@ def learn_scales(
     scales = Scales.draw(graph, members, initial, placement, seed)
     check_search(strength, diversity, epochs, initial, placement)
     check_number("rate", rate)
+    check_choice("precision", precision, get_args(Precision))
     check_task(graph, data)
-    settings: dict[str, Any] = {
-        "members": members,
-        "strength": strength,
-        "diversity": diversity,
-        "epochs": epochs,
-        "seed": seed,
-    }
-    settings |= {"initial": initial, "placement": placement, "batch_size": batch_size, "rate": rate}
+    settings: dict[str, Any] = {"members": members, "strength": strength, "diversity": diversity, "epochs": epochs}
+    settings |= {"seed": seed, "initial": initial, "placement": placement, "batch_size": batch_size, "rate": rate}
+    settings |= {"precision": precision}
     groups = {group.name: [group.size, group.prunable] for group in graph.groups}
     checkpoint = identify_search(checkpoint, model, data, loss, groups=groups, **settings)
 
@@ -107,55 +118,65 @@ def learn_scales(
         dtype = dtype_of(frozen)
         vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
         steps = data.num_batches("train", batch_size)
-        # Adam moves an entry by about its learning rate per step: this bounds the entries for the whole search.
-        max_change = rate * steps * epochs
-        terms = {
-            name: terms_for(float(value.detach().abs().max()) + max_change, value.shape[1])
-            for name, value in vectors.items()
-        }
+        terms = _count_terms(vectors, rate * steps * epochs)
         penalty = diversity if members > 1 else None
-        together = can_share_batches(frozen, graph, placement, move_inputs(data.example(dtype=dtype), device))
+        example = move_inputs(data.example(dtype=dtype), device)
+        together = can_share_batches(frozen, graph, placement, example)
         units = choose_units([frozen], data, loss)
         search = _Search(frozen, vectors, loss_for(data, loss, units), members, strength, penalty, terms, rate)
         training = feed_for(data.train, data, batch_size, device, dtype=dtype)
-        validation = None
-        if data.validation is not None:
-            validation = feed_for(data.validation, data, batch_size, device, dtype=dtype)
+        if members > 1 and penalty != "overlap" and resolve_precision(precision, device) == "bfloat16":
+            search.compile(graph, placement, example, training.sizes, together)
+        held_out = data.validation
+        validation = None if held_out is None else feed_for(held_out, data, batch_size, device, dtype=dtype)
 
-        best, best_snapshot = math.inf, _snapshot(vectors, frozen)
-        history: list[dict[str, float]] = []
         with (
             torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
             apply_scales(frozen, graph, vectors, placement, together) as search.run,
             progress("search", epochs * steps, quiet) as advance,
         ):
             seed_generators(fold((seed, 3)), device)  # for dropout
-            if checkpoint is not None and (earlier := load_search(checkpoint)):
-                with raise_as_artifact_error(f"{checkpoint.path} does not fit this search; delete it to start anew"):
-                    best_snapshot = _split_snapshot(earlier.kept, best_snapshot)
-                    search.restore(earlier)
-                best, history = earlier.best, list(map(dict, earlier.history))
-                for _ in range(len(history) * steps):
-                    advance()
-            for epoch in range(len(history), epochs):
-                figures = {"epoch": epoch, "loss": search.epoch(training, (seed, epoch), learn=True, advance=advance)}
-                if not math.isfinite(figures["loss"]):
-                    raise FloatingPointError(
-                        f"the search's loss became {figures['loss']} in epoch {epoch + 1}: look for extremes in "
-                        f"`data`, or lower `rate` ({rate:g}) or `strength` ({strength:g})"
-                    )
-                if validation is not None:
-                    figures["validation_loss"] = search.epoch(validation, None, learn=False)
-                history.append(figures)
-                if validation is None or figures["validation_loss"] < best:
-                    best, best_snapshot = figures.get("validation_loss", best), _snapshot(vectors, frozen)
-                if checkpoint is not None:
-                    state = SearchState(
-                        search.copy_state(), _join_snapshot(best_snapshot), best, gather_random_states(device), history
-                    )
-                    save_search(checkpoint, state)
-    learned, statistics = best_snapshot
+            best, history = _learn(search, training, validation, seed, epochs, steps, checkpoint, advance)
+    learned, statistics = best
     return Scales(learned, placement, statistics, tuple(history))
+
+
+def _learn(
+    search: _Search,
+    training: Feed,
+    validation: Feed | None,
+    seed: int,
+    epochs: int,
+    steps: int,
+    checkpoint: RunFile | None,
+    advance: Callable[[], None],
+) -> tuple[Snapshot, list[dict[str, float]]]:
+    """Run the epochs that a checkpoint lacks, each of so many steps; return the best snapshot, and the history."""
+    best, best_snapshot = math.inf, search.snapshot()
+    history: list[dict[str, float]] = []
+    if checkpoint is not None and (earlier := load_search(checkpoint)):
+        with raise_as_artifact_error(f"{checkpoint.path} does not fit this search; delete it to start anew"):
+            best_snapshot = split_snapshot(earlier.kept, best_snapshot)
+            search.restore(earlier)
+        best, history = earlier.best, list(map(dict, earlier.history))
+        for _ in range(len(history) * steps):
+            advance()
+    for epoch in range(len(history), epochs):
+        figures = {"epoch": epoch, "loss": search.epoch(training, (seed, epoch), learn=True, advance=advance)}
+        if not math.isfinite(figures["loss"]):
+            raise FloatingPointError(
+                f"the search's loss became {figures['loss']} in epoch {epoch + 1}: look for extremes in `data`, or "
+                f"lower `rate` ({search.rate:g}) or `strength` ({search.strength:g})"
+            )
+        if validation is not None:
+            figures["validation_loss"] = search.epoch(validation, None, learn=False)
+        history.append(figures)
+        if validation is None or figures["validation_loss"] < best:
+            best, best_snapshot = figures.get("validation_loss", best), search.snapshot()
+        if checkpoint is not None:
+            kept, random = join_snapshot(best_snapshot), gather_random_states(search.device)
+            save_search(checkpoint, SearchState(search.copy_state(), kept, best, random, history))
+    return best_snapshot, history
 
 
 class _Search:
@@ -174,13 +195,40 @@ class _Search:
     ) -> None:
         self.frozen, self.vectors, self.loss, self.members = frozen, vectors, loss, members
         self.run: Callable[[Inputs], Tensor] = frozen
-        self.strength, self.diversity, self.terms = strength, diversity, terms
+        self.strength, self.diversity, self.terms, self.rate = strength, diversity, terms, rate
         self.device = next(iter(vectors.values())).device
         kernels: dict[str, Any] = {"fused": True, "capturable": True} if self.device.type == "cuda" else {}
         self.optimizer = torch.optim.Adam(vectors.values(), lr=rate, **kernels)
         self.steps_done = torch.zeros(1, dtype=torch.int64, device=self.device)  # of the whole search
         self.total = torch.zeros((), device=self.device, dtype=torch.float64)
         self.steps: dict[tuple[bool, int], Step] = {}
+        self.program: ScaledProgram | None = None  # for training passes, where there is one; else `run`
+        self.factors: Callable[[], Factors] = dict
+
+    def compile(
+        self, graph: ChannelGraph, placement: Placement, example: Inputs, sizes: Sequence[int], together: bool
+    ) -> None:
+        """Compile the training pass to a program in bfloat16, if possible.
+
+        sizes: of the batches. together: whether members can share a batch, see `can_share_batches`.
+        """
+        layers = scaled_layers(graph, placement)
+        self.factors = lambda: {layer: factors_along(output.axis, self.vectors) for layer, output in layers}
+        try:
+            if not together:
+                raise ProgramError("members cannot share a batch")
+            if len(dict(layers)) < len(layers):
+                raise ProgramError("a batch norm is scaled twice")
+            dims = {layer: output.dim for layer, output in layers}
+            program = compile_and_check(self.frozen, dims, example, self.factors())
+            for size in sizes if self.device.type == "cuda" else ():
+                rows = self.members * -(-size // self.members)
+                inputs = map_inputs(lambda x, rows=rows: x[:1].expand(rows, *x.shape[1:]).contiguous(), example)
+                program.compile_kernels(inputs, self.factors())
+        except (ProgramError, CaptureError, torch.OutOfMemoryError) as error:
+            log_once(f"the search computes in float32, without our kernels, slower: {first_line(error)}")
+        else:
+            self.program = program
 
     def epoch(
         self, feed: Feed, seed: tuple[int, int] | None, learn: bool, advance: Callable[[], None] = lambda: None
@@ -188,6 +236,8 @@ class _Search:
         """Go through a split once and return the mean loss. On a GPU, a step is a CUDA graph, captured once."""
         self.total.zero_()
         self.frozen.train(learn)
+        if learn and self.program is not None:
+            self.program.load_statistics()
         batches = samples = 0
         for size in feed.epoch(seed):
             step: Step = partial(self._learn if learn else self._measure, feed, size)
@@ -198,13 +248,22 @@ class _Search:
             (step if feed.irregular else self.steps[learn, size])()
             batches, samples = batches + 1, samples + size
             advance()
+        if learn and self.program is not None:
+            self.program.store_statistics()
         if learn:
             average_buffers(list(self.frozen.buffers()))
         return float(self.total) / (batches if learn else samples)
 
     def _state(self, feed: Feed) -> Iterator[Tensor]:
         """Yield the tensors that a step changes; of the network only its buffers, since the weights are frozen."""
-        return tensors_of(self.vectors, self.frozen.buffers(), feed.step, self.steps_done, self.total, self.optimizer)
+        of_program = [] if self.program is None else self.program.tensors()
+        buffers = list(self.frozen.buffers())
+        return tensors_of(self.vectors, buffers, of_program, feed.step, self.steps_done, self.total, self.optimizer)
+
+    def snapshot(self) -> Snapshot:
+        """Copy the vectors, and the buffers that belong to them, to the CPU."""
+        learned = {name: value.detach().cpu().clone() for name, value in self.vectors.items()}
+        return learned, {name: value.detach().cpu().clone() for name, value in self.frozen.named_buffers()}
 
     def copy_state(self) -> dict[str, Tensor]:
         """Copy every tensor that the next epoch starts from to the CPU, by name."""
@@ -226,7 +285,7 @@ class _Search:
         for index, vector in enumerate(self.vectors.values()):
             expected |= {f"optimizer.{index}.{key}": vector for key in ("exp_avg", "exp_avg_sq")}
             expected[f"optimizer.{index}.step"] = torch.zeros(())
-        _check_like(state.changing, expected)
+        check_like(state.changing, expected)
         for name, tensor in state.changing.items():
             if name in tensors:
                 tensors[name].copy_(tensor)
@@ -282,7 +341,11 @@ class _Search:
 
     def _losses(self, inputs: Inputs, targets: Tensor) -> Tensor:
         """Return the loss of each member, shape (members,), on rows grouped by member."""
-        return member_losses(self.loss, self.run(inputs), targets, self.members)
+        if self.program is not None and self.frozen.training:
+            outputs = self.program(inputs, self.factors())
+        else:
+            outputs = self.run(inputs)
+        return member_losses(self.loss, outputs, targets, self.members)
 
     def _penalty(self) -> Tensor:
         """Return the penalty on the vectors; zero, with gradients, where there is none or it is "overlap"."""
@@ -327,36 +390,12 @@ def check_task(graph: ChannelGraph, data: Data) -> None:
         )
 
 
-def _snapshot(vectors: dict[str, Tensor], frozen: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Copy the vectors, and the buffers that belong to them, to the CPU."""
-    learned = {name: value.detach().cpu().clone() for name, value in vectors.items()}
-    return learned, {name: value.detach().cpu().clone() for name, value in frozen.named_buffers()}
+def _count_terms(vectors: Mapping[str, Tensor], largest_change: float) -> dict[str, int]:
+    """Count the terms that the penalty "mmd" needs for each group's vectors, by a bound that holds for a whole search.
 
-
-def _join_snapshot(snapshot: tuple[dict[str, Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Merge a snapshot into one dict for the checkpoint."""
-    learned, statistics = snapshot
-    buffers = {f"statistics.{name}": value for name, value in statistics.items()}
-    return {f"vectors.{name}": value for name, value in learned.items()} | buffers
-
-
-def _split_snapshot(
-    joined: Mapping[str, Tensor], like: tuple[dict[str, Tensor], dict[str, Tensor]]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Undo `_join_snapshot`, in the order of the snapshot `like`, since a file does not keep the order."""
-    _check_like(joined, _join_snapshot(like))
-    like_vectors, like_statistics = like
-    vectors = {name: joined[f"vectors.{name}"] for name in like_vectors}
-    return vectors, {name: joined[f"statistics.{name}"] for name in like_statistics}
-
-
-def _check_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError unless a checkpoint has exactly the tensors of this search, in their shapes and types."""
-    for name in sorted({*tensors, *expected}):
-        if name not in tensors or name not in expected:
-            raise ValueError(f"{name} is missing, or unknown")
-        tensor, reference = tensors[name], expected[name]
-        if tensor.shape != reference.shape or tensor.dtype != reference.dtype or tensor.isnan().any():
-            raise ValueError(f"{name} has another shape or type, or NaN")
-        if name.endswith(".step") and not 0 <= float(tensor) < 2**53:
-            raise ValueError(f"{name} cannot be {float(tensor)}")
+    largest_change: of an entry. Adam moves one by about its learning rate per step.
+    """
+    return {
+        name: terms_for(float(value.detach().abs().max()) + largest_change, value.shape[1])
+        for name, value in vectors.items()
+    }

@@ -123,6 +123,14 @@ def test_search_and_saliency_steps_never_wait_for_the_device(diversity: Any) -> 
     se.saliency(model, traced, scales, data, batch_size=64, device="cpu", quiet=True)
 
 
+@pytest.mark.usefixtures("watched")
+def test_search_steps_of_a_program_never_wait_for_the_device() -> None:
+    data, model = few_digits(), se.zoo.resnet20(in_channels=1)
+    traced = se.trace(model, data.example())
+    settings = {"members": 3, "epochs": 2, "batch_size": 64, "device": "cpu", "quiet": True}
+    se.learn_scales(model, traced, data, precision="bfloat16", **settings)
+
+
 @pytest.mark.parametrize("images", [3, 80])
 @pytest.mark.parametrize("kind", [Viewing, se.zoo.resnet20])
 def test_captured_prediction_never_waits_and_equals_the_plain_pass(

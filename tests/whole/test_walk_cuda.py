@@ -44,10 +44,35 @@ def test_search_and_saliency_are_equal_on_a_gpu(without_tf32: None) -> None:
     for own, other in zip(scores, on_cpu, strict=True):
         for name, values in own.values.items():
             torch.testing.assert_close(values, other.values[name], rtol=5e-3, atol=1e-5)
-    learned = se.learn_scales(on_gpu, graph, data, members=3, epochs=1)
+    learned = se.learn_scales(on_gpu, graph, data, members=3, epochs=1, precision="float32")
     for name, values in learned.vectors.items():
         torch.testing.assert_close(values, scales.vectors[name], rtol=0, atol=5e-3)  # a handful of Adam steps of 1e-3
     assert all(parameter.is_cuda for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("model", [se.zoo.resnet20, se.zoo.vgg11])
+def test_search_by_a_program_in_bfloat16_is_near_that_in_float32(model: Callable[..., nn.Module]) -> None:
+    data = se.load_data("digits") if model is se.zoo.resnet20 else small_pictures()
+    torch.manual_seed(0)
+    network = model(in_channels=data.shape[0]).cuda()
+    graph = se.trace(network, data.example().cuda())
+    drawn = se.Scales.draw(graph, 3)
+    search = partial(se.learn_scales, network, graph, data, members=3, epochs=2, quiet=True)
+    learned = search()  # a fallback would be logged, and fail the test
+    exact = search(precision="float32")
+
+    def distance(one: se.Scales, other: se.Scales) -> float:
+        return sum(float((one.vectors[name] - other.vectors[name]).square().sum()) for name in one.vectors) ** 0.5
+
+    assert distance(learned, exact) < 0.2 * distance(exact, drawn)
+    for name, statistic in exact.statistics.items():
+        torch.testing.assert_close(learned.statistics[name], statistic, rtol=0.1, atol=0.05)
+
+
+def small_pictures() -> se.Data:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (512, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    return se.Data.from_arrays(images, torch.arange(512) % 10, validation=0.25)
 
 
 def test_ensemble_trains_and_round_trips_through_a_file_on_a_gpu(tmp_path: Path) -> None:

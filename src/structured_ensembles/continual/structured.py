@@ -123,6 +123,7 @@ class StructuredLearner(OwningLearner):
                 placement=self.placement,
                 batch_size=self.recipe.batch_size,
                 device=self.device,
+                precision="float32",  # as tasks are trained
                 quiet=self.quiet,
             )
             size = self.recipe.batch_size

@@ -25,12 +25,15 @@ from structured_ensembles.cuda.operations import (
     member_linear,
     predict_conv,
     rank_one_weights,
+    scaled_conv,
 )
 from structured_ensembles.cuda.passes import (
     add_factors,
+    add_scales,
     collect_counters,
     fuse_convolutions,
     fuse_norms,
+    fuse_scales,
     fuse_subsampling,
     remove_inplace,
     replace_dropout,
@@ -121,6 +124,17 @@ def compile_rank_one(rank_one: RankOneMembers, example: Inputs) -> Program:
     program = add_factors(program, rank_one.layers, rank_one.members)
     names = {placeholder: rank_one.prefix + name for placeholder, name in program.names.items()}
     return replace(program, names=names, counters=tuple(rank_one.prefix + name for name in program.counters))
+
+
+def compile_scaled(network: nn.Module, layers: Mapping[str, int], example: Inputs) -> Program:
+    """Export a frozen network in training, run all passes, and scale the outputs of layers, see `add_scales`."""
+    refuse_hooks([network])
+    program = export_program(network, example)
+    program = rewrite_by((collect_counters, remove_inplace, replace_layers, replace_dropout), program)
+    if _draws(program):
+        raise ProgramError("the network draws random numbers")
+    program = add_scales(program, layers)
+    return rewrite_by((fuse_scales, fuse_subsampling, fuse_norms, fuse_convolutions), program)
 
 
 def rewrite_by(passes: Sequence[Pass], program: Program) -> Program:
@@ -217,6 +231,7 @@ def castable(program: Program, network: nn.Module) -> set[str]:
         member_linear: (1, 3),
         predict_conv: (1, 2),
         rank_one_weights: (0, 1),
+        scaled_conv: (1, 3),
     }
 
     def is_cast_by(user: Node, node: Node) -> bool:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from structured_ensembles.common.member_rows import scale_rows
+
 
 def member_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0) -> Tensor:
     """Convolve each member's images with its weights.
@@ -27,6 +29,17 @@ def member_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride
         for batch, filters, shift in zip(batches, weight, biases, strict=True)
     ]
     return torch.cat(results) if len(results) > 1 else results[0]
+
+
+def scaled_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, factors: Tensor, *, stride: int = 1, padding: int = 0
+) -> Tensor:
+    """Convolve with weights that all members share, and scale each member's outputs.
+
+    x: (members × images, inputs, height, width). weight: (1, outputs, inputs, rows, taps). bias: (1, outputs).
+    factors: (members, outputs). The kernels scale the weights instead, which are fewer numbers than the outputs.
+    """
+    return scale_rows(member_conv(x, weight, bias, stride=stride, padding=padding), factors, dim=-3)
 
 
 def member_norm(

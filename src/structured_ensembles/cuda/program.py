@@ -43,6 +43,7 @@ class Program:
     names: for the graph's placeholders of weights, the qualified names of parameters and buffers.
     inputs: the placeholders of the network's inputs, in the order of the tensors in them.
     counters: buffers to which every pass adds one.
+    factors: for the placeholders of factors (members, channels) that the members' outputs are scaled by, the layers.
     members: how many members the program computes at a time, see passes/stack.py.
     """
 
@@ -51,12 +52,14 @@ class Program:
     inputs: tuple[str, ...]
     constants: Mapping[str, Tensor] = field(default_factory=dict)
     counters: tuple[str, ...] = ()
+    factors: Mapping[str, str] = field(default_factory=dict)
     members: int = 1
 
     def __str__(self) -> str:
+        shown = {**self.names, **{placeholder: f"factors of {layer}" for placeholder, layer in self.factors.items()}}
         head = f"program of {counted(self.members, 'member')}"
         lines = [
-            f"  {node.name} = {_operation(node)}({_arguments(node, self.names)})"
+            f"  {node.name} = {_operation(node)}({_arguments(node, shown)})"
             for node in self.nodes
             if node.op == "call_function"
         ]
@@ -87,6 +90,7 @@ class Program:
             graph=graph,
             names={new[placeholder]: name for placeholder, name in self.names.items()},
             inputs=tuple(new[placeholder] for placeholder in self.inputs),
+            factors={new[placeholder]: layer for placeholder, layer in self.factors.items()},
             constants={new[placeholder]: tensor for placeholder, tensor in self.constants.items()},
         )
 

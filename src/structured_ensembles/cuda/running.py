@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structured_ensembles.cuda import batch_norm, convolution, rank_one, subsampling
+from structured_ensembles.cuda import batch_norm, convolution, output_scales, rank_one, subsampling
 from structured_ensembles.cuda.batch_norm import Norm
 from structured_ensembles.cuda.channels_last import stored_channels_last
 from structured_ensembles.cuda.convolution import (
@@ -30,6 +30,7 @@ from structured_ensembles.cuda.convolution import (
 )
 from structured_ensembles.cuda.evaluated_node import EvaluatedNode, evaluate_node
 from structured_ensembles.cuda.operations import (
+    add_member_bias,
     conv_norm,
     member_conv,
     member_dropout,
@@ -37,9 +38,10 @@ from structured_ensembles.cuda.operations import (
     member_norm,
     predict_conv,
     rank_one_weights,
+    scaled_conv,
     subsample,
 )
-from structured_ensembles.cuda.program import Node, Program, last_uses
+from structured_ensembles.cuda.program import Node, Program, ProgramError, last_uses
 
 MAX_BESIDE = 2  # layers whose weights' gradients are computed on the side stream at a time
 Gradients = dict[str, Tensor]  # of weights, by the placeholders' names, (members, …)
@@ -107,6 +109,10 @@ class Run:
         """Compute the value of a node: on our kernels where they fit, else by autograd."""
         if node.target in (conv_norm, member_conv, predict_conv):
             result = self._convolved(node)
+            if result is not None:
+                return result
+        if node.target is scaled_conv:
+            result = self._scaled_conv(node)
             if result is not None:
                 return result
         if node.target is member_norm:
@@ -191,6 +197,36 @@ class Run:
             self.ready[source] = dx, sums
         else:
             self.gradients[source] = dx
+
+    def _scaled_conv(self, node: Node) -> Tensor | None:
+        """Convolve with each member's scaled weights, and record the backward pass; None where no kernel fits."""
+        source, weight_node, bias_node, factors_node = node.args
+        weight, factors = self._value(weight_node), self._value(factors_node)
+        x = stored_channels_last(self.values[source], weight.dtype)
+        scaled = output_scales.scale_weights(weight[0], factors)
+        if not convolution.fits(x, scaled):
+            return None
+        window = Window(**node.kwargs)
+        y, _ = convolution.forward(x, scaled, window)
+        bias = None if bias_node is None else self._value(bias_node)
+        if bias is not None:
+            y = add_member_bias(y, (factors * bias)[None])
+
+        def backward(dy: Tensor) -> None:
+            dy = stored_channels_last(dy, weight.dtype)
+            if self._is_needed(factors_node):
+                of_weights = self._weight_gradient(x, dy, scaled, window)
+                self._join(0)
+                shared_bias = None if bias is None else bias[0]
+                gradient = output_scales.factor_gradient(of_weights, weight[0], dy, shared_bias)
+                self._add_weight_gradient(factors_node.name, gradient)
+            self._conv_backward(node, dy, x, scaled, window)  # goes on to the input; the shared weights are frozen
+
+        if self._is_needed(weight_node) or (bias_node is not None and self._is_needed(bias_node)):
+            raise ProgramError("layers whose outputs are scaled must be frozen")
+        if self._needed(node):
+            self.records[node] = backward
+        return y
 
     def _weight_gradient(self, x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
         """Return the gradient of a convolution's weights; it may be complete only after `_join`."""

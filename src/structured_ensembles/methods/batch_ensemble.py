@@ -28,6 +28,7 @@ from structured_ensembles.common.inputs import (
     select_rows,
     tensors_in,
 )
+from structured_ensembles.common.member_rows import broadcast_per_member
 from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
@@ -40,7 +41,6 @@ from structured_ensembles.networks.hooks import part_of_network
 from structured_ensembles.networks.provenance import copy_origin
 from structured_ensembles.networks.rank_one import RankOneMembers
 from structured_ensembles.resuming.identity import open_folder
-from structured_ensembles.scaling import broadcast_per_member
 from structured_ensembles.train import train
 from structured_ensembles.training import Execution, ParameterRule, Recipe
 from structured_ensembles.training.execution import execution_or_default

@@ -20,6 +20,7 @@ from structured_ensembles.storage.fingerprints import digest_module
 FILE = "checkpoint-search.safetensors"  # one of `identity.CHECKPOINTS`
 FORM = "structured-ensembles-search"
 VERSION = 1
+Snapshot = tuple[dict[str, Tensor], dict[str, Tensor]]  # vectors, and the network's buffers
 
 
 @dataclass(frozen=True)
@@ -104,3 +105,30 @@ def set_random_state(device: torch.device, states: Sequence[Tensor]) -> None:
         torch.cuda.set_rng_state(state, device)
     else:
         torch.set_rng_state(state)
+
+
+def join_snapshot(snapshot: Snapshot) -> dict[str, Tensor]:
+    """Merge a snapshot into one dict for the checkpoint."""
+    learned, statistics = snapshot
+    buffers = {f"statistics.{name}": value for name, value in statistics.items()}
+    return {f"vectors.{name}": value for name, value in learned.items()} | buffers
+
+
+def split_snapshot(joined: Mapping[str, Tensor], like: Snapshot) -> Snapshot:
+    """Undo `join_snapshot`, in the order of the snapshot `like`, since a file does not keep the order."""
+    check_like(joined, join_snapshot(like))
+    like_vectors, like_statistics = like
+    vectors = {name: joined[f"vectors.{name}"] for name in like_vectors}
+    return vectors, {name: joined[f"statistics.{name}"] for name in like_statistics}
+
+
+def check_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError unless a checkpoint has exactly the tensors of this search, in their shapes and types."""
+    for name in sorted({*tensors, *expected}):
+        if name not in tensors or name not in expected:
+            raise ValueError(f"{name} is missing, or unknown")
+        tensor, reference = tensors[name], expected[name]
+        if tensor.shape != reference.shape or tensor.dtype != reference.dtype or tensor.isnan().any():
+            raise ValueError(f"{name} has another shape or type, or NaN")
+        if name.endswith(".step") and not 0 <= float(tensor) < 2**53:
+            raise ValueError(f"{name} cannot be {float(tensor)}")

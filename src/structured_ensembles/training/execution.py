@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 import torch
 
 from structured_ensembles.common.checks import check_choice, check_whole, to_python_number
+from structured_ensembles.common.precision import Precision, resolve_precision
 
 EngineName = Literal["auto", "loop", "graph"]
-Precision = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,7 @@ class Execution:
 
     def precision_on(self, device: torch.device) -> Literal["float32", "bfloat16"]:
         """Return the precision of forward and backward passes on a device: what "auto" means there."""
-        if self.precision != "auto":
-            return self.precision
-        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return "bfloat16" if has_bfloat16 else "float32"
+        return resolve_precision(self.precision, device)
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that are part of a run's identity."""

@@ -9,10 +9,12 @@ from structured_ensembles.cuda.passes.layers import replace_dropout, replace_lay
 from structured_ensembles.cuda.passes.norms import fuse_norms, fuse_running_norms
 from structured_ensembles.cuda.passes.prediction import fuse_predictions, share_inputs
 from structured_ensembles.cuda.passes.rank_one import add_factors
+from structured_ensembles.cuda.passes.scales import add_scales, fuse_scales
 from structured_ensembles.cuda.passes.stack import stack_members
 from structured_ensembles.cuda.passes.subsampling import fuse_subsampling
 
 __all__ = [
-    "add_factors", "collect_counters", "fuse_convolutions", "fuse_norms", "fuse_predictions", "fuse_running_norms",
-    "fuse_subsampling", "remove_inplace", "replace_dropout", "replace_layers", "share_inputs", "stack_members",
+    "add_factors", "add_scales", "collect_counters", "fuse_convolutions", "fuse_norms", "fuse_predictions",
+    "fuse_running_norms", "fuse_scales", "fuse_subsampling", "remove_inplace", "replace_dropout", "replace_layers",
+    "share_inputs", "stack_members",
 ]  # fmt: skip

@@ -1,0 +1,49 @@
+"""Programs with scaled outputs are checked against the network before they are used."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from structured_ensembles.cuda.program import ProgramError
+from structured_ensembles.cuda.scaled_program import compile_and_check
+from tests.support.programs import Model, conv, images, norm
+
+
+def test_weights_that_are_used_beside_their_layer_are_found_out() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        return self.a(x) + F.linear(x, self.a.weight)  # hooks scale the first only
+
+    model = Model(forward, a=nn.Linear(4, 5)).requires_grad_(requires_grad=False)
+    with pytest.raises(ProgramError, match="computes another 'output' than the network"):
+        compile_and_check(model, {"a": -1}, torch.randn(2, 4), {"a": torch.randn(3, 5)})
+
+
+def test_networks_that_draw_on_the_host_are_refused() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        return self.a(x) * (1 + 0 * torch.rand(1).item())
+
+    model = Model(forward, a=nn.Linear(4, 5)).requires_grad_(requires_grad=False)
+    x, factors = torch.randn(2, 4), {"a": torch.randn(3, 5)}
+    before = torch.get_rng_state()
+    with pytest.raises(ProgramError):
+        compile_and_check(model, {"a": -1}, x, factors)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_pass_updates_statistics_and_counters_and_returns_the_type_of_the_factors() -> None:
+    model = nn.Sequential(conv(), norm(), nn.Flatten(), nn.Linear(144, 3)).requires_grad_(requires_grad=False)
+    factors = {"0": torch.randn(3, 4, requires_grad=True)}
+    program = compile_and_check(model, {"0": -3}, images(), factors)
+    assert program.program.factors
+    before = model[1].running_mean.clone()
+    output = program(images(6), factors)
+    assert output.dtype == torch.float32
+    assert output.shape == (6, 3)
+    assert int(model[1].num_batches_tracked) == 1
+    assert torch.equal(model[1].running_mean, before)  # until the epoch ends
+    program.store_statistics()
+    assert not torch.equal(model[1].running_mean, before)
+    (gradient,) = torch.autograd.grad(output.sum(), [factors["0"]])
+    assert gradient.shape == (3, 4)
+    assert gradient.dtype == torch.float32
