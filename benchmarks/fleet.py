@@ -17,6 +17,7 @@ rounds all ways take turns, and the median counts: on a machine whose speed chan
                                shortcut are not regrouped: the same cost, not the same function)
     Lightning, one network     its Trainer on one full network, batches from a DataLoader in memory
     ours, loop, one by one     `train` called for each network (not on a GPU)
+    ours, loop, bfloat16       not on a GPU; fast where the processor has AVX512-BF16 or AMX
     ours, loop | graph | graph, compiled
     ours, graph, S streams     no more than S members at a time: less memory, more time
 
@@ -107,6 +108,9 @@ def compare(arguments: argparse.Namespace, model: str, members: int, bandwidth: 
     }
     if device.startswith("cpu"):
         ways["ours, loop, one by one"] = lambda: separate(make_members(), data, arguments)
+        ways["ours, loop, bfloat16"] = lambda: ours(
+            make_members(), data, arguments, engine="loop", precision="bfloat16"
+        )
     if device.startswith("cuda"):
         ways["ours, graph"] = lambda: ours(make_members(), data, arguments, engine="graph")
         for streams in (count for count in arguments.streams if count < members):
