@@ -507,3 +507,25 @@ def test_what_no_kernel_is_to_blame_for_trains_in_the_loop(
     assert history.fallbacks == ["training goes on without a CUDA graph, slower: it waits for the device"]
     assert history.engine == "loop"
     assert len(warmed_up) == 2
+
+
+def test_kernels_are_compiled_on_the_first_batch_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a member has stopped, the counter stood behind the last batch, where the tables of mixup and cutout end."""
+    compiled: list[int] = []  # numbers of members
+
+    def draw_batches(runner: ProgramRunner, sizes: Sequence[int]) -> None:
+        for size in sizes:
+            runner._batch(size, None)
+        compiled.extend(member.number for member in runner.members)
+
+    def stop_first(member: Member, result: Result) -> Result:
+        return (math.nan, 0.0) if member.number == 0 else result
+
+    monkeypatch.setattr(ProgramRunner, "compile_kernels", draw_batches)
+    change_validation(monkeypatch, stop_first)
+    use_engine(monkeypatch, "graph")
+    recipe = se.Recipe(epochs=2, batch_size=64, rate=0.02, mixup=0.3, augmentation="crop+flip+cutout")
+    with pytest.warns(UserWarning, match="member 0 stops"):
+        _, history = trained(recipe, few_digits())
+    assert compiled == [0, 1, 1]
+    assert history.engine == "graph"

@@ -121,6 +121,11 @@ class GraphEngine:
         return [member for runner in self.runners for member in runner.members]
 
     @property
+    def _counters(self) -> list[Tensor]:
+        """List the feeds' counters of batches."""
+        return [feed.step for feed in (self.training, self.validation) if feed is not None]
+
+    @property
     def _streamed(self) -> bool:
         """Tell whether a loader gives the batches, the same to all members."""
         return isinstance(self.training, StreamFeed)
@@ -174,6 +179,8 @@ class GraphEngine:
             self.streams = side_streams(device, at_a_time)
             try:
                 self.runners = self._make_runners(active, optimizers, at_a_time)
+                for counter in self._counters:  # after an epoch, they are past the last row of its tables
+                    counter.zero_()
                 for runner in self.runners:
                     if isinstance(runner, ProgramRunner):
                         runner.compile_kernels(self.training.sizes)
@@ -208,7 +215,6 @@ class GraphEngine:
             kinds.append(("validate", self.validation, self._validation_step))
         steps: dict[tuple[str, int], Step] = {}
         for kind, feed, function in kinds:
-            feed.step.zero_()
             steps |= {(kind, size): partial(function, size) for size in feed.sizes}
         return steps
 
@@ -261,10 +267,11 @@ class GraphEngine:
 
     def _state(self) -> Iterator[Tensor]:
         """Yield all tensors that steps change."""
-        steps = [feed.step for feed in (self.training, self.validation) if feed is not None]
         averages = [member.average for member in self._members]
         runner_states = [runner.state() for runner in self.runners]
-        return tensors_of(self.rates, self.averaging_weight, averages, steps, self._loss_modules, runner_states)
+        return tensors_of(
+            self.rates, self.averaging_weight, averages, self._counters, self._loss_modules, runner_states
+        )
 
     def _train_step(self, size: int) -> None:
         """Take a training step of all members on batches of `size` samples."""
