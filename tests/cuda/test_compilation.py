@@ -70,6 +70,14 @@ def test_filters_that_are_buffers_are_not_cast() -> None:
     assert {one.program.names[placeholder] for placeholder in one.bfloat16} == {"c.weight"}
 
 
+def test_networks_that_work_in_place_on_their_inputs_share_one_program() -> None:
+    """The check gave the second network the inputs that the first had changed."""
+    networks = [Model(lambda self, x: self.c(x.sub_(0.5)), c=conv(3, 8)) for _ in range(2)]
+    (one,), told = compiled(networks)
+    assert one.numbers == (0, 1)
+    assert told == []
+
+
 def test_networks_of_different_layers_have_programs_of_their_own() -> None:
     other = nn.Sequential(nn.Flatten(), nn.Linear(108, 3))
     programs, told = compiled([member(), other, member(seed=1)])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from structured_ensembles.common.inputs import Inputs, call, map_inputs, tensors_in
+from structured_ensembles.common.inputs import Inputs, call, clone_inputs, map_inputs, tensors_in
 from structured_ensembles.cuda.capture import host_state
 from structured_ensembles.cuda.channel_padding import Shapes, common_network, shapes_of
 from structured_ensembles.cuda.operations import (
@@ -297,7 +297,7 @@ def _check_member(
     rates = [node.args[2] for node in program.nodes if node.target is member_dropout]
     before = host_state([trial])
     with torch.enable_grad(), _WithoutDropout() as without:
-        expected = call(trial, inputs)
+        expected = call(trial, clone_inputs(inputs))  # it may work in place on them
     if without.rates != rates:  # outputs do not tell: they are compared without dropout
         raise ProgramError(f"a network drops out at rates {without.rates}, the program at {rates}")
     if host_state([trial]) != before:
