@@ -17,6 +17,7 @@ from structured_ensembles.cuda.compilation import Compiled, check_program, compi
 from structured_ensembles.cuda.operations import member_norm
 from structured_ensembles.cuda.passes import stack_members
 from structured_ensembles.cuda.program import Program, ProgramError
+from structured_ensembles.cuda.stacking import Stack
 from structured_ensembles.evaluation.memory import measure_peak_memory
 from tests.support.networks import Nested, Sparse, Viewing
 from tests.support.programs import Model, conv, images, norm, operations
@@ -76,6 +77,21 @@ def test_networks_that_work_in_place_on_their_inputs_share_one_program() -> None
     (one,), told = compiled(networks)
     assert one.numbers == (0, 1)
     assert told == []
+
+
+def test_members_are_compiled_one_by_one_if_memory_is_short_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In double precision, all of them may not fit a GPU that can train them; this ended the training."""
+
+    def scarce(program: Program, networks: Sequence[nn.Module], *arguments: Any, **options: Any) -> Stack:
+        if len(networks) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+        return Stack(program, networks, *arguments, **options)
+
+    monkeypatch.setattr(compilation, "Stack", scarce)
+    programs, told = compiled([member(), member(seed=1)])
+    assert [one.numbers for one in programs] == [(0,), (1,)]
+    (sentence,) = told
+    assert sentence.startswith("members are computed one by one, slower: the program fails: CUDA out of memory.")
 
 
 def test_networks_of_different_layers_have_programs_of_their_own() -> None:

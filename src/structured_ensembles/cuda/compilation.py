@@ -258,7 +258,8 @@ class _WithoutDropout(TorchFunctionMode):
 def check_program(program: Program, networks: Sequence[nn.Module], shapes: Shapes, example: Inputs) -> None:
     """Raise `ProgramError` unless a program computes what the networks do: tried in double precision.
 
-    One copy of a network exists at a time: a GPU that has memory for training large ones has it for this, too.
+    One copy of a network exists at a time: a GPU that has memory for training large ones has it for this, too. Where it
+    has not, that is a `ProgramError`: without a program, the networks may train all the same.
     """
     try:
         device = next(networks[0].parameters()).device
@@ -273,8 +274,6 @@ def check_program(program: Program, networks: Sequence[nn.Module], shapes: Shape
             # No variable holds the copy, which would keep it until the next one is made.
             _check_member(clone_model(network).double().train(), inputs, output, gradients, statistics, program, number)
     except ProgramError:
-        raise
-    except torch.OutOfMemoryError:
         raise
     except Exception as error:
         raise ProgramError(f"the program fails: {first_line(error)}") from error
