@@ -25,7 +25,7 @@ from structured_ensembles.cuda.compilation import Compiled
 from structured_ensembles.cuda.launch import compile_only
 from structured_ensembles.cuda.operations import conv_norm, member_conv
 from structured_ensembles.cuda.running import Run
-from structured_ensembles.cuda.stacking import Stack, copy_all, unpadded
+from structured_ensembles.cuda.stacking import Stack, assign_gradients, unpadded
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data.feeds import MemberFeed
 from structured_ensembles.data.losses import mean_loss
@@ -260,11 +260,9 @@ class ModuleRunner:
                 outputs = functional_call(network, self.bfloat16.copies, positional, named, tie_weights=False)
             outputs = pick_logits(outputs)
             cost = mean_loss(self.plan.loss, _stacked(outputs, network).to(self.plan.loss_dtype), targets)
-        gradients = torch.autograd.grad(cost, [*self.leaves, *self.copied], allow_unused=True)
-        if any(gradient is not None for gradient in gradients[len(self.leaves) :]):
-            raise CaptureError("it reaches a layer's weights by another way than through the layer")
+        gradients = self._gradients(cost)
         with torch.no_grad():
-            self._set_gradients(gradients[: len(self.leaves)])
+            assign_gradients(gradients)
             _descend(self.optimizer)
             self.bfloat16.refresh()
             self.losses.add_(cost)
@@ -290,20 +288,14 @@ class ModuleRunner:
         assert self.feed is not None
         return self.feed.batch(size) if self.drawer is None else self.drawer.batch(size)
 
-    def _set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
-        """Set the gradient of every parameter, in its type and layout."""
-        targets: list[Tensor] = []
-        sources: list[Tensor] = []
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            if gradient is None:  # of a layer that runs without gradients, or not at all
-                continue
-            if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
-                parameter.grad = gradient
-            else:
-                parameter.grad = torch.empty_like(parameter)
-                targets.append(parameter.grad)
-                sources.append(gradient)
-        copy_all(targets, sources)
+    def _gradients(self, cost: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return pairs of a parameter and its gradient, or that of its copy; none for layers that did not run."""
+        gradients = torch.autograd.grad(cost, [*self.leaves, *self.copied], allow_unused=True)
+        of_leaves, of_originals = gradients[: len(self.leaves)], gradients[len(self.leaves) :]
+        if any(gradient is not None for gradient in of_originals):
+            raise CaptureError("it reaches a layer's weights by another way than through the layer")
+        pairs = zip(self.parameters, of_leaves, strict=True)
+        return [(parameter, gradient) for parameter, gradient in pairs if gradient is not None]
 
 
 def _descend(optimizer: torch.optim.Optimizer) -> None:
