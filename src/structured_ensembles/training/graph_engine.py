@@ -27,7 +27,6 @@ from structured_ensembles.cuda.compilation import Compiled, compile_networks
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.feeds import Feed, MemberFeed, StreamFeed, feed_for
-from structured_ensembles.data.splits import Batch
 from structured_ensembles.training.averaging import update_average
 from structured_ensembles.training.engine import Member, Plan, Result
 from structured_ensembles.training.optimizers import optimizer_for, rate_factors
@@ -132,7 +131,7 @@ class GraphEngine:
 
     def prepare(self, active: Sequence[Member]) -> None:
         """Capture the steps of these members, unless they are those of the last epoch."""
-        if not active or {member for runner in self.runners for member in runner.members} == set(active):
+        if not active or set(self._members) == set(active):
             return
         try:
             self._prepare(active)
@@ -240,8 +239,10 @@ class GraphEngine:
                     )
                 )
             rest = [member for member in rest if member not in left]
+        compiled_size = self.training.sizes[0] if self.plan.execution.compile else None
         runners += [
-            ModuleRunner(member, self.plan, optimizers[member], self._feed(member), self.kernels) for member in rest
+            ModuleRunner(member, self.plan, optimizers[member], self._feed(member), self.kernels, compiled_size)
+            for member in rest
         ]
         return runners
 
@@ -280,19 +281,11 @@ class GraphEngine:
         step = self.training.step.clamp(max=self.plan.steps - 1) if self._streamed else self.training.step
         for factor, table in self.rate_tables.items():
             self.rates[factor].copy_(table[step].squeeze(0))
-        self._run([(runner, partial(self._train, runner, size, batch)) for runner in self.runners])
+        self._run([(runner, partial(runner.train_step, size, batch)) for runner in self.runners])
         if self.plan.recipe.averaging:
             self.averaging_weight.copy_(self.averaging_table[step].squeeze(0))
             update_average(self._members, self.averaging_weight)
         self.training.step.add_(1)
-
-    def _train(self, runner: Runner, size: int, batch: Batch | None, streams: Sequence[torch.cuda.Stream]) -> None:
-        """Take a training step of one runner's members."""
-        if isinstance(runner, ModuleRunner):
-            compiled = self.plan.execution.compile and size == self.training.sizes[0]
-            runner.train_step(size, batch, streams, compiled)
-        else:
-            runner.train_step(size, batch, streams)
 
     def _validation_step(self, size: int) -> None:
         """Validate all members on a batch of `size` samples."""

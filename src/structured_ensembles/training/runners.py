@@ -5,10 +5,10 @@ A runner's steps work in place on tensors that stay where they are, so that they
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -215,10 +215,19 @@ class ProgramRunner:
 
 
 class ModuleRunner:
-    """One member whose network has no program: it runs as it is, with weights cast to bfloat16 once a step."""
+    """One member whose network has no program: it runs as it is, with weights cast to bfloat16 once a step.
+
+    kernels: whether our own may run. compiled_size: of the batches that run through torch.compile; None: of none.
+    """
 
     def __init__(
-        self, member: Member, plan: Plan, optimizer: torch.optim.Optimizer, feed: MemberFeed | None, kernels: bool
+        self,
+        member: Member,
+        plan: Plan,
+        optimizer: torch.optim.Optimizer,
+        feed: MemberFeed | None,
+        kernels: bool,
+        compiled_size: int | None,
     ) -> None:
         self.members: Sequence[Member] = [member]
         self.member, self.plan, self.optimizer, self.feed = member, plan, optimizer, feed
@@ -235,10 +244,10 @@ class ModuleRunner:
         self._generator = _generator(plan.device)
         if self._generator is not None:
             self._generator.manual_seed(0)  # from here on, an offset means that the network draws
-        if plan.execution.compile:
-            self.compiled = torch.compile(
-                partial(functional_call, network, self.bfloat16.copies, tie_weights=False), dynamic=False
-            )
+        self.forward: Callable[..., Any] = partial(functional_call, network, self.bfloat16.copies, tie_weights=False)
+        self.compiled_size = compiled_size
+        if compiled_size is not None:
+            self.compiled = torch.compile(self.forward, dynamic=False)
 
     def begin(self, epoch: int) -> None:
         self.losses.zero_()
@@ -248,17 +257,13 @@ class ModuleRunner:
         if self._generator is not None:
             self._generator.manual_seed(self.plan.member_seed("dropout", self.member, epoch))
 
-    def train_step(self, size: int, shared: Batch | None, streams: Streams, compiled: bool = False) -> None:
+    def train_step(self, size: int, shared: Batch | None, streams: Streams) -> None:
         inputs, targets = self._batch(size) if shared is None else (clone_inputs(shared[0]), shared[1])
         targets = self.plan.teach(targets, inputs)
         network = self.member.network.train()
         with draw_from(self._generator), self.plan.autocast(), torch.enable_grad():
-            positional, named = call_arguments(inputs)
-            if compiled:
-                outputs = self.compiled((positional), named) if named else self.compiled(positional)
-            else:
-                outputs = functional_call(network, self.bfloat16.copies, positional, named, tie_weights=False)
-            outputs = pick_logits(outputs)
+            forward = self.compiled if size == self.compiled_size else self.forward
+            outputs = pick_logits(forward(*call_arguments(inputs)))
             cost = mean_loss(self.plan.loss, _stacked(outputs, network).to(self.plan.loss_dtype), targets)
         gradients = self._gradients(cost)
         with torch.no_grad():
