@@ -88,7 +88,7 @@ def test_the_functions_of_the_page_run_in_its_order(monkeypatch: pytest.MonkeyPa
     with recorded_calls(codes) as calls:
         history = se.train(se.Ensemble(networks), data, recipe, "cpu", quiet=True)
     assert history.fallbacks == []
-    begin = calls.index("training/runners.py: ProgramRunner.train_step")
+    begin = calls.index("training/program_runner.py: ProgramRunner.train_step")
     for named, section in ((PREPARATION, calls[:begin]), (STEP, calls[begin:])):
         listed = [f"{path}: {name}" for path, name in named if name not in ON_A_GPU]
         assert list(dict.fromkeys(call for call in section if call in listed)) == listed

@@ -17,7 +17,7 @@ import structured_ensembles as se
 from structured_ensembles.cuda.capture import CaptureError, Step, all_captured
 from structured_ensembles.training import graph_engine as graph
 from structured_ensembles.training.engine import Member, Result
-from structured_ensembles.training.runners import ProgramRunner
+from structured_ensembles.training.program_runner import ProgramRunner
 from tests.support.engines import Stopped, change_validation, stop_before_epoch, use_engine
 from tests.support.networks import network
 from tests.support.real_data import few_digits

@@ -29,8 +29,10 @@ from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.feeds import Feed, MemberFeed, StreamFeed, feed_for
 from structured_ensembles.training.averaging import update_average
 from structured_ensembles.training.engine import Member, Plan, Result
+from structured_ensembles.training.module_runner import ModuleRunner
 from structured_ensembles.training.optimizers import optimizer_for, rate_factors
-from structured_ensembles.training.runners import ModuleRunner, ProgramRunner, Runner
+from structured_ensembles.training.program_runner import ProgramRunner
+from structured_ensembles.training.runners import Runner
 
 
 class GraphEngine:
@@ -137,8 +139,8 @@ class GraphEngine:
             self._prepare(active)
             return
         except CaptureError as error:
-            ours = any(runner.ours for runner in self.runners)
-            if not ours or isinstance(error.__cause__, torch.OutOfMemoryError):
+            ours_run = any(runner.uses_our_kernels for runner in self.runners)
+            if not ours_run or isinstance(error.__cause__, torch.OutOfMemoryError):
                 raise
             reason = str(error)
         # Perhaps it is our kernels that fail: Triton needs a C compiler, and more of some GPUs than they have.
