@@ -40,6 +40,7 @@ from structured_ensembles.cuda.operations import (
     subsample,
 )
 from structured_ensembles.cuda.program import Node, Program, last_uses
+from structured_ensembles.cuda.weight_gradient import weight_gradient
 
 MAX_BESIDE = 2  # layers whose weights' gradients are computed on the side stream at a time
 Gradients = dict[str, Tensor]  # of weights, by the placeholders' names, (members, …)
@@ -195,10 +196,10 @@ class Run:
     def _weight_gradient(self, x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
         """Return the gradient of a convolution's weights; it may be complete only after `_join`."""
         if self.side is None:
-            return convolution.weight_gradient(x, dy, weight, window)
+            return weight_gradient(x, dy, weight, window)
         self.side.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(self.side):
-            gradient = convolution.weight_gradient(x, dy, weight, window)
+            gradient = weight_gradient(x, dy, weight, window)
             self._beside.append((self.side.record_event(), (x, dy)))
         self._join(MAX_BESIDE)
         return gradient
