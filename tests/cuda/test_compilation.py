@@ -12,13 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.cuda import compilation
-from structured_ensembles.cuda.compilation import Compiled, check_program, compile_network, compile_networks, has_hooks
+from structured_ensembles.cuda import compilation, program_check
+from structured_ensembles.cuda.compilation import Compiled, compile_network, compile_networks, has_hooks
 from structured_ensembles.cuda.operations import member_norm
-from structured_ensembles.cuda.passes import stack_members
 from structured_ensembles.cuda.program import Program, ProgramError
 from structured_ensembles.cuda.stacking import Stack
-from structured_ensembles.evaluation.memory import measure_peak_memory
 from tests.support.networks import Nested, Sparse, Viewing
 from tests.support.programs import Model, conv, images, norm, operations
 
@@ -87,7 +85,7 @@ def test_members_are_compiled_one_by_one_if_memory_is_short_for_the_check(monkey
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
         return Stack(program, networks, *arguments, **options)
 
-    monkeypatch.setattr(compilation, "Stack", scarce)
+    monkeypatch.setattr(program_check, "Stack", scarce)
     programs, told = compiled([member(), member(seed=1)])
     assert [one.numbers for one in programs] == [(0,), (1,)]
     (sentence,) = told
@@ -388,28 +386,6 @@ def test_a_pass_that_breaks_the_program_is_found(monkeypatch: pytest.MonkeyPatch
     programs, (told,) = compiled([member()])
     assert programs == []
     assert "the program fails" in told
-
-
-def test_a_program_of_other_weights_is_found() -> None:
-    program = compile_network(member(), images())
-    shapes = {name: tuple(tensor.shape) for name, tensor in member().state_dict().items()}
-    check_program(program, [member(seed=3)], shapes, images())
-    exchanged = {
-        placeholder: {"1.weight": "1.bias", "1.bias": "1.weight"}.get(name, name)
-        for placeholder, name in program.names.items()
-    }
-    with pytest.raises(ProgramError, match="another 'output'"):
-        check_program(replace(program, names=exchanged), [member(seed=3)], shapes, images())
-
-
-def test_check_of_large_members_takes_less_memory_than_their_training() -> None:
-    """Stack and gradients are four times the weights, in double precision; copies of networks come one by one."""
-    networks = [nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512)) for _ in range(4)]
-    weights = sum(parameter.nbytes for network in networks for parameter in network.parameters())
-    example = torch.randn(2, 64)
-    program = stack_members(compile_network(networks[0], example), len(networks))
-    shapes = {name: tuple(tensor.shape) for name, tensor in networks[0].state_dict().items()}
-    assert measure_peak_memory(lambda: check_program(program, networks, shapes, example)) < 5.2 * weights
 
 
 def test_hooks_of_all_modules_count_too() -> None:

@@ -1,22 +1,17 @@
 """compile_networks(): programs for networks in training, one for all that can share it.
 
-Every program is checked before it is used, in double precision and against the networks themselves: outputs, gradients
-and statistics. An operation that export has left out, a pass that is wrong and padding that changes a result are found
-here, not in somebody's figures.
+Every program is checked before it is used, see program_check.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
-from structured_ensembles.common.inputs import Inputs, call, clone_inputs, map_inputs, tensors_in
-from structured_ensembles.cuda.capture import host_state
+from structured_ensembles.common.inputs import Inputs
 from structured_ensembles.cuda.channel_padding import Shapes, common_network, shapes_of
 from structured_ensembles.cuda.operations import (
     conv_norm,
@@ -38,8 +33,7 @@ from structured_ensembles.cuda.passes import (
     stack_members,
 )
 from structured_ensembles.cuda.program import Node, Pass, Program, ProgramError, export_program
-from structured_ensembles.cuda.running import Run
-from structured_ensembles.cuda.stacking import Stack, unpadded
+from structured_ensembles.cuda.program_check import check_program
 from structured_ensembles.data.random_states import preserve_random_states
 from structured_ensembles.networks.copying import clear_hooks, clone_model
 from structured_ensembles.networks.hooks import watching
@@ -229,99 +223,3 @@ def castable(program: Program, network: nn.Module) -> set[str]:
         if node.op == "placeholder" and program.names.get(node.name) in parameters and node.users
         if all(is_cast_by(user, node) for user in node.users)
     }
-
-
-class _WithoutDropout(TorchFunctionMode):
-    """A mode in which dropout returns its input, so that outputs can be compared; it lists the rates.
-
-    A program and a network draw different masks.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rates: list[float] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (nn.functional.dropout, torch.dropout):
-            return self._dropout(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def _dropout(
-        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True
-    ) -> Tensor:
-        """Return the input and note the rate; the signature is that of both functions."""
-        if p and training and train:
-            self.rates.append(p)
-        return input
-
-
-def check_program(program: Program, networks: Sequence[nn.Module], shapes: Shapes, example: Inputs) -> None:
-    """Raise `ProgramError` unless a program computes what the networks do: tried in double precision.
-
-    One copy of a network exists at a time: a GPU that has memory for training large ones has it for this, too. Where it
-    has not, that is a `ProgramError`: without a program, the networks may train all the same.
-    """
-    try:
-        device = next(networks[0].parameters()).device
-        inputs = map_inputs(lambda x: x.to(device, torch.float64 if x.is_floating_point() else x.dtype), example)
-        stack = Stack(program, networks, shapes, double=True)
-        run = Run(program, stack.weights, stack.learned, generators=None)
-        outputs = run.forward([torch.cat([x] * len(networks)) for x in tensors_in(inputs)])
-        gradients = run.backward(2 * outputs)
-        statistics = {name: tensor for name, tensor in stack.weights.items() if name not in stack.learned}
-        del stack, run
-        for number, (network, output) in enumerate(zip(networks, outputs.chunk(len(networks)), strict=True)):
-            # No variable holds the copy, which would keep it until the next one is made.
-            _check_member(clone_model(network).double().train(), inputs, output, gradients, statistics, program, number)
-    except ProgramError:
-        raise
-    except Exception as error:
-        raise ProgramError(f"the program fails: {first_line(error)}") from error
-
-
-def _check_member(
-    trial: nn.Module,
-    inputs: Inputs,
-    output: Tensor,
-    gradients: Mapping[str, Tensor],
-    statistics: Mapping[str, Tensor],
-    program: Program,
-    number: int,
-) -> None:
-    """Compare a member's output, gradients and statistics in the program with those of its network.
-
-    trial: a copy of the network. output: of the program, (samples, …). gradients, statistics: stacked, by placeholder.
-    number: of the member in the stack.
-    """
-    rates = [node.args[2] for node in program.nodes if node.target is member_dropout]
-    before = host_state([trial])
-    with torch.enable_grad(), _WithoutDropout() as without:
-        expected = call(trial, clone_inputs(inputs))  # it may work in place on them
-    if without.rates != rates:  # outputs do not tell: they are compared without dropout
-        raise ProgramError(f"a network drops out at rates {without.rates}, the program at {rates}")
-    if host_state([trial]) != before:
-        raise ProgramError("the network draws random numbers, or keeps count, on the host")
-    parameters = {name: p for name, p in trial.named_parameters(remove_duplicate=False) if p.requires_grad}
-    buffers = dict(trial.named_buffers(remove_duplicate=False))
-    network_gradients = torch.autograd.grad(
-        expected.square().sum(), list(parameters.values()), allow_unused=True, materialize_grads=True
-    )
-    program_gradients: dict[int, Tensor] = {}  # by parameter: one with several names has one gradient
-    for placeholder, stacked in gradients.items():
-        parameter = parameters[program.names[placeholder]]
-        gradient = unpadded(stacked[number], parameter.shape)
-        earlier = program_gradients.get(id(parameter))
-        program_gradients[id(parameter)] = gradient if earlier is None else earlier + gradient
-    pairs = [("output", expected, output)]
-    for (name, parameter), gradient in zip(parameters.items(), network_gradients, strict=True):
-        pairs.append((name, gradient, program_gradients.get(id(parameter), torch.zeros_like(parameter))))
-    for placeholder, name in program.names.items():
-        if name in buffers and name not in program.counters:
-            pairs.append((name, buffers[name], unpadded(statistics[placeholder][number], buffers[name].shape)))
-    for name, of_network, of_program in pairs:
-        scale = of_network.detach().abs().max().item() if of_network.numel() else 0.0
-        tolerance = 1e-9 + 1e-7 * scale
-        if of_network.shape != of_program.shape or not torch.allclose(
-            of_network.to(of_program.dtype), of_program, rtol=1e-6, atol=tolerance, equal_nan=True
-        ):
-            raise ProgramError(f"the program computes another {name!r} than the network")
