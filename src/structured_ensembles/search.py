@@ -150,10 +150,8 @@ def learn_scales(
                 if validation is None or figures["validation_loss"] < best:
                     best, best_snapshot = figures.get("validation_loss", best), _snapshot(vectors, frozen)
                 if checkpoint is not None:
-                    state = SearchState(
-                        search.copy_state(), _join_snapshot(best_snapshot), best, gather_random_states(device), history
-                    )
-                    save_search(checkpoint, state)
+                    kept, random = _join_snapshot(best_snapshot), gather_random_states(device)
+                    save_search(checkpoint, SearchState(search.tensors(), kept, best, random, history))
     learned, statistics = best_snapshot
     return Scales(learned, placement, statistics, tuple(history))
 
@@ -206,22 +204,24 @@ class _Search:
         """Yield the tensors that a step changes; of the network only its buffers, since the weights are frozen."""
         return tensors_of(self.vectors, self.frozen.buffers(), feed.step, self.steps_done, self.total, self.optimizer)
 
-    def copy_state(self) -> dict[str, Tensor]:
-        """Copy every tensor that the next epoch starts from to the CPU, by name."""
-        tensors = {"turn": self.steps_done}
-        tensors |= {f"vectors.{name}": value for name, value in self.vectors.items()}
-        tensors |= {f"buffers.{name}": value for name, value in self.frozen.named_buffers()}
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor that the next epoch starts from, by name."""
+        tensors = self._restored_tensors()
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
-        return {name: value.detach().cpu().clone() for name, value in tensors.items()}
+        return tensors
+
+    def _restored_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that `restore` overwrites, by name: the counter of steps, vectors and buffers."""
+        tensors = {"turn": self.steps_done}
+        tensors |= {f"vectors.{name}": value.detach() for name, value in self.vectors.items()}
+        return tensors | {f"buffers.{name}": value for name, value in self.frozen.named_buffers()}
 
     @torch.no_grad()
     def restore(self, state: SearchState) -> None:
         """Load the state of a search after an epoch, random generators included."""
         optimizer_state: dict[int, dict[str, Tensor]] = {}
-        tensors = {"turn": self.steps_done}
-        tensors |= {f"vectors.{name}": value for name, value in self.vectors.items()}
-        tensors |= {f"buffers.{name}": value for name, value in self.frozen.named_buffers()}
+        tensors = self._restored_tensors()
         expected = dict(tensors)
         for index, vector in enumerate(self.vectors.values()):
             expected |= {f"optimizer.{index}.{key}": vector for key in ("exp_avg", "exp_avg_sq")}
