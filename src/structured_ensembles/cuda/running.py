@@ -8,7 +8,6 @@ the batch norm before it needs (see convolution.py), without a kernel of its own
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
@@ -40,9 +39,9 @@ from structured_ensembles.cuda.operations import (
     subsample,
 )
 from structured_ensembles.cuda.program import Node, Program, last_uses
+from structured_ensembles.cuda.side_stream import SideStream
 from structured_ensembles.cuda.weight_gradient import weight_gradient
 
-MAX_BESIDE = 2  # layers whose weights' gradients are computed on the side stream at a time
 Gradients = dict[str, Tensor]  # of weights, by the placeholders' names, (members, …)
 
 
@@ -64,13 +63,12 @@ class Run:
     ) -> None:
         self.program, self.weights, self.learned, self.generators = program, weights, learned, generators
         self.values: dict[Node, Any] = {}
-        self.records: dict[Node, Callable[[Any], None]] = {}
-        self.gradients: dict[Node, Any] = {}
+        self.records: dict[Node, Callable[[Any], None]] = {}  # backward passes: functions of a value's gradient
+        self.gradients: dict[Node, Any] = {}  # of values, as far as they have arrived
         self.ready: dict[Node, tuple[Tensor, BlockSums]] = {}  # gradients of the input of a norm's ReLU, and their sums
-        self.norms: dict[Node, NormBefore] = {}
+        self.norms: dict[Node, NormBefore] = {}  # batch norms, by the node of their output
         self.weight_gradients: dict[str, list[Tensor]] = {}  # one for each use of a weight
-        self.side = side
-        self._beside: deque[tuple[torch.cuda.Event, tuple[Tensor, Tensor]]] = deque()
+        self.side = SideStream(side)
         self.order = {node: number for number, node in enumerate(program.nodes)}
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -99,7 +97,7 @@ class Run:
             arrived = self.gradients.pop(node, None)
             if record is not None and (arrived is not None or node in self.ready):
                 record(arrived)
-        self._join(0)
+        self.side.join()
         self.norms.clear()  # of those that no gradient has reached
         # Only now: until the streams have joined, the side stream may still compute a gradient.
         return {placeholder: reduce(operator.add, uses) for placeholder, uses in self.weight_gradients.items()}
@@ -179,7 +177,7 @@ class Run:
         """
         source, weight_node = node.args[:2]
         if self._is_needed(weight_node):
-            self._add_any_gradient(weight_node, self._weight_gradient(x, dy, weight, window))
+            self._add_weight_gradient(weight_node, self.side.run(weight_gradient, x, dy, weight, window))
         if source not in self.records:
             return
         is_first_reader = min(source.users, key=self.order.__getitem__) is node
@@ -192,23 +190,6 @@ class Run:
             self.ready[source] = dx, sums
         else:
             self.gradients[source] = dx
-
-    def _weight_gradient(self, x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
-        """Return the gradient of a convolution's weights; it may be complete only after `_join`."""
-        if self.side is None:
-            return weight_gradient(x, dy, weight, window)
-        self.side.wait_stream(torch.cuda.current_stream(x.device))
-        with torch.cuda.stream(self.side):
-            gradient = weight_gradient(x, dy, weight, window)
-            self._beside.append((self.side.record_event(), (x, dy)))
-        self._join(MAX_BESIDE)
-        return gradient
-
-    def _join(self, unfinished: int) -> None:
-        """Wait until at most so many layers are unfinished on the side stream; others' inputs may be freed then."""
-        while len(self._beside) > unfinished:
-            done, _ = self._beside.popleft()
-            torch.cuda.current_stream(self.side.device).wait_event(done)  # type: ignore[union-attr]
 
     def _subsample(self, node: Node, x: Tensor) -> Tensor:
         """Subsample, and record the backward pass."""
@@ -265,7 +246,7 @@ class Run:
             dx, parameters = batch_norm.input_gradient(masked, dy_sums, x, saved, norm)
             for name, gradient in zip(names[:2], parameters, strict=True):
                 if name in self.learned:
-                    self._add_weight_gradient(name, gradient)
+                    self._add_learned_gradient(name, gradient)
             return dx
 
         return y, backward
@@ -287,9 +268,9 @@ class Run:
         def backward(dy: Tensor) -> None:
             gradient = dy.to(weight.dtype).reshape(y.shape)
             if self._is_needed(weight_node):
-                self._add_any_gradient(weight_node, _product_in_float32(gradient.transpose(1, 2), rows))
+                self._add_weight_gradient(weight_node, _product_in_float32(gradient.transpose(1, 2), rows))
             if bias is not None and bias.name in self.learned:
-                self._add_weight_gradient(bias.name, gradient.sum(1, dtype=_wide(gradient.dtype)))
+                self._add_learned_gradient(bias.name, gradient.sum(1, dtype=_wide(gradient.dtype)))
             if source in self.records:
                 self._add_gradient(source, torch.bmm(gradient, weight).reshape(x.shape))
 
@@ -303,11 +284,11 @@ class Run:
         tensors = [self.weights[name][0] for name in placeholders]
 
         def backward(gradient: Tensor) -> None:
-            self._join(0)  # it may have been computed on the side stream
+            self.side.join()  # it may have been computed on the side stream
             gradients = rank_one.factor_gradients(gradient, *tensors)
             for placeholder, of_argument in zip(placeholders, gradients, strict=True):
                 if placeholder in self.learned:
-                    self._add_weight_gradient(placeholder, of_argument[None])
+                    self._add_learned_gradient(placeholder, of_argument[None])
 
         if self._needed(node):
             self.records[node] = backward
@@ -341,7 +322,7 @@ class Run:
         """Add the gradients of a node's arguments. dy: of its result; where that is a tuple, a dict by index."""
         for argument, gradient in evaluated.gradients(dy):
             if self._is_weight(argument):
-                self._add_weight_gradient(argument.name, gradient)
+                self._add_learned_gradient(argument.name, gradient)
             else:
                 self._add_gradient(argument, gradient)
 
@@ -371,13 +352,13 @@ class Run:
         """Tell whether a node stands for a stacked weight or buffer."""
         return node.op == "placeholder" and node.name in self.weights
 
-    def _add_any_gradient(self, node: Node, gradient: Tensor) -> None:
+    def _add_weight_gradient(self, node: Node, gradient: Tensor) -> None:
         """Add a gradient of a weight: to a placeholder's, or to that of the node that has computed it."""
         if node.name in self.learned:
-            self._add_weight_gradient(node.name, gradient)
+            self._add_learned_gradient(node.name, gradient)
             return
         if node in self.gradients:  # both may still be computed on the side stream
-            self._join(0)
+            self.side.join()
         self._add_gradient(node, gradient)
 
     def _add_gradient(self, node: Node, gradient: Tensor) -> None:
@@ -391,7 +372,7 @@ class Run:
         items = self.gradients.setdefault(node, {})
         items[number] = items[number] + gradient if number in items else gradient
 
-    def _add_weight_gradient(self, placeholder: str, gradient: Tensor) -> None:
+    def _add_learned_gradient(self, placeholder: str, gradient: Tensor) -> None:
         """Note the gradient of one use of a weight; `backward` sums them up."""
         self.weight_gradients.setdefault(placeholder, []).append(gradient)
 
