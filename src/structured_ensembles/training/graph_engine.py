@@ -158,7 +158,7 @@ class GraphEngine:
             # Members share a function's code.
             config.recompile_limit = max(config.recompile_limit, 2 * len(active))
         optimizers = {member: self._optimizer(member) for member in active}
-        self.steps = self._captured(active, optimizers)
+        self.steps = self._capture(active, optimizers)
         for member, optimizer in optimizers.items():  # only now, when nothing can fail any more
             member.optimizer_state.optimizer = self.optimizers[member] = optimizer
 
@@ -170,7 +170,7 @@ class GraphEngine:
         member.optimizer_state.load_into(optimizer)
         return optimizer
 
-    def _captured(
+    def _capture(
         self, active: Sequence[Member], optimizers: dict[Member, torch.optim.Optimizer]
     ) -> dict[tuple[str, int], Step]:
         """Capture the steps: of all members at a time, or of as many as the GPU has memory for."""
