@@ -71,13 +71,13 @@ def test_streamed_data_with_an_odd_last_batch(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_only_what_autocast_casts_has_a_copy() -> None:
-    from structured_ensembles.cuda.bf16_copies import castable
+    from structured_ensembles.cuda.bf16_copies import castable_parameters
 
     shared = nn.Linear(4, 4)
     embedding = nn.Embedding(4, 4)
     embedding.weight = shared.weight  # used by two kinds of layers: cast by neither
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), shared, embedding, nn.Linear(4, 2, bias=False))
-    assert castable(net) == ["0.weight", "0.bias", "2.bias", "4.weight"]
+    assert castable_parameters(net) == ["0.weight", "0.bias", "2.bias", "4.weight"]
 
 
 def test_workspaces_are_small_unless_the_user_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

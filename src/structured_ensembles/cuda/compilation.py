@@ -69,12 +69,12 @@ class Compiled:
 def compile_networks(
     networks: Sequence[nn.Module], example: Inputs, bfloat16: bool, together: bool, tell: Callable[[str], None]
 ) -> list[Compiled]:
-    """Compile the training passes of networks. Networks that cannot be compiled are in none of the results.
+    """Compile the training passes of networks to programs, without those of networks that cannot be compiled.
 
     example: at least two samples. bfloat16: whether passes compute in it. together: whether networks may share a
     program. tell: called with a sentence for every fallback.
     """
-    groups = alike(networks) if together else [(number,) for number in range(len(networks))]
+    groups = group_alike(networks) if together else [(number,) for number in range(len(networks))]
     return compile_groups(groups, lambda numbers: _compile(networks, numbers, example, bfloat16), tell)
 
 
@@ -138,16 +138,16 @@ def _compile(networks: Sequence[nn.Module], numbers: tuple[int, ...], example: I
     if isinstance(rank_one, RankOneMembers):
         program = compile_rank_one(rank_one, example)
         check_program(program, group, {}, example)
-        return Compiled(program, numbers, {}, frozenset(castable(program, group[0]) if bfloat16 else ()))
+        return Compiled(program, numbers, {}, frozenset(castable_placeholders(program, group[0]) if bfloat16 else ()))
     wide, shapes = common_network(group, example, multiple=8 if bfloat16 else 1)
     program = stack_members(compile_network(wide, example), len(group))
     if len(group) > 1 and _draws(program) and any(shapes_of(network) != shapes_of(group[0]) for network in group):
         raise ProgramError("their widths differ, and dropout draws a number for each channel")
     check_program(program, group, shapes, example)
-    return Compiled(program, numbers, shapes, frozenset(castable(program, wide) if bfloat16 else ()))
+    return Compiled(program, numbers, shapes, frozenset(castable_placeholders(program, wide) if bfloat16 else ()))
 
 
-def alike(networks: Sequence[nn.Module]) -> list[tuple[int, ...]]:
+def group_alike(networks: Sequence[nn.Module]) -> list[tuple[int, ...]]:
     """Group the networks that may share a program: those with the same layers and tensors, whatever their widths."""
     groups: dict[object, list[int]] = {}
     for number, network in enumerate(networks):
@@ -198,7 +198,7 @@ def _is_attention_without_dropout(node: Node) -> bool:
     return dropout == 0.0
 
 
-def castable(program: Program, network: nn.Module) -> set[str]:
+def castable_placeholders(program: Program, network: nn.Module) -> set[str]:
     """Return the placeholders of weights and biases that only our convolutions and linear layers use.
 
     A buffer is not cast: the stack's values go back to the networks.

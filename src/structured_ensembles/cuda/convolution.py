@@ -213,7 +213,7 @@ class _Job:
         self.epilogue_tensors: tuple[Tensor, ...] = (y, y, pivot, y, y, y)
         if norm is not None:
             self.epilogue_tensors = (norm.norm_input, norm.norm_output, pivot, norm.saved, norm.weight, norm.bias)
-        self.finish = {"RELU": relu, "SHARED": shared, "TF32": tf32}  # of the kernels that `predict` launches
+        self.options = {"RELU": relu, "SHARED": shared, "TF32": tf32}  # of `predict`
         self.constants: dict[str, Any] = {
             "INPUT_UNIT": input_unit, "OUTPUT_UNIT": output_unit, "ADD": add is not None, "EPILOGUE": epilogue,
             "MASK": NO_RELU if norm is None else norm.mask,
@@ -256,7 +256,7 @@ def _convolve(job: _Job, window: Window) -> BlockSums | None:
         convolve, (blocks, job.members, ceil_div(job.outputs, wide)),
         *tensors, pixels, *job.x.shape[2:], window.padding, job.input_units, job.output_units, tiles, job.eps,
         STRIDE=window.stride, OUT_WIDTH=job.y.shape[3], OUT_PIXELS=job.y.shape[2] * job.y.shape[3],
-        ROWS=job.rows, TAPS=job.taps, BACKWARD=job.backward, BY_ROWS=by_rows, **job.constants, **job.finish,
+        ROWS=job.rows, TAPS=job.taps, BACKWARD=job.backward, BY_ROWS=by_rows, **job.constants, **job.options,
         HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return sums
@@ -282,7 +282,7 @@ def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
         convolve_by_sweep, (blocks, job.members),
         *tensors, job.images, job.x.shape[2], height, window.padding, job.input_units, job.output_units,
         sweep.strips, sweep.strip, job.eps, WIDTH=job.x.shape[3], OUT_WIDTH=width, BACKWARD=job.backward,
-        **job.constants, **job.finish, IMAGES=sweep.images, HIGH=max(sweep.pixels, 16 * warps),
+        **job.constants, **job.options, IMAGES=sweep.images, HIGH=max(sweep.pixels, 16 * warps),
         WIDE=max(LEAST_OUTPUTS, power_of_two(job.outputs)), DEEP=deep, STAGES=stages, num_warps=warps,
     )  # fmt: skip
     return sums

@@ -163,7 +163,7 @@ class Run:
         """Convolve, and record the backward pass."""
         window = Window(**node.kwargs)
         y, _ = convolution.forward(x, weight, window)
-        if self._needed(node):
+        if self._must_record(node):
             self.records[node] = lambda dy: self._conv_backward(
                 node, stored_channels_last(dy, weight.dtype), x, weight, window
             )
@@ -194,7 +194,7 @@ class Run:
     def _subsample(self, node: Node, x: Tensor) -> Tensor:
         """Subsample, and record the backward pass."""
         source, stride, channels = node.args
-        if self._needed(node):
+        if self._must_record(node):
             self.records[node] = lambda dy: self._add_gradient(
                 source, subsampling.subsample_gradient(stored_channels_last(dy), stride, x.shape)
             )
@@ -205,7 +205,7 @@ class Run:
         y, sums = convolution.forward(x, weight, window, self.weights[node.args[4].name])
         assert sums is not None
         result, gradient_of_norm = self._normalized(node, y, sums, node.args[2:])
-        if self._needed(node):
+        if self._must_record(node):
             self.records[node] = lambda dy: self._conv_backward(node, gradient_of_norm(dy), x, weight, window)
         return result
 
@@ -213,7 +213,7 @@ class Run:
         """Normalise, and record the backward pass."""
         sums = batch_norm.moments(x, self.program.members)
         result, gradient_of_norm = self._normalized(node, x, sums, node.args[1:])
-        if self._needed(node):
+        if self._must_record(node):
             self.records[node] = lambda dy: self._add_gradient(node.args[0], gradient_of_norm(dy))
         return result
 
@@ -229,7 +229,7 @@ class Run:
         add = None if other is None else stored_channels_last(self.values[other], x.dtype)
         y, saved = batch_norm.normalize(x, sums, norm, add, relu)
         mask = (BY_INPUT if other is None else BY_OUTPUT) if relu else NO_RELU
-        if self._needed(node):
+        if self._must_record(node):
             self.norms[node] = NormBefore(x, y if mask == BY_OUTPUT else x, saved, norm.weight, norm.bias, mask)
 
         def backward(dy: Tensor | None) -> Tensor:
@@ -274,7 +274,7 @@ class Run:
             if source in self.records:
                 self._add_gradient(source, torch.bmm(gradient, weight).reshape(x.shape))
 
-        if self._needed(node):
+        if self._must_record(node):
             self.records[node] = backward
         return y.reshape(*x.shape[:-1], weight.shape[1])
 
@@ -290,7 +290,7 @@ class Run:
                 if placeholder in self.learned:
                     self._add_learned_gradient(placeholder, of_argument[None])
 
-        if self._needed(node):
+        if self._must_record(node):
             self.records[node] = backward
         return rank_one.member_weights(*tensors)
 
@@ -336,8 +336,8 @@ class Run:
 
     # --- gradients
 
-    def _needed(self, node: Node) -> bool:
-        """Tell whether a node's gradient is needed: it has a learned weight, or one comes before it."""
+    def _must_record(self, node: Node) -> bool:
+        """Tell whether a node needs a backward pass: it has a learned weight, or one comes before it."""
         return any(self._is_needed(argument) for argument in node.all_input_nodes)
 
     def _is_needed(self, node: Node) -> bool:

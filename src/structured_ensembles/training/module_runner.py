@@ -15,7 +15,7 @@ from structured_ensembles.common.inputs import call_arguments, clone_inputs
 from structured_ensembles.common.outputs import pick_logits
 from structured_ensembles.cuda import batch_drawing
 from structured_ensembles.cuda.batch_drawing import BatchDrawer
-from structured_ensembles.cuda.bf16_copies import Bfloat16Copies, castable
+from structured_ensembles.cuda.bf16_copies import Bfloat16Copies, castable_parameters
 from structured_ensembles.cuda.capture import CaptureError
 from structured_ensembles.cuda.stacking import assign_gradients
 from structured_ensembles.cuda.state import tensors_of
@@ -54,7 +54,7 @@ class ModuleRunner:
         self.drawer = BatchDrawer([feed]) if kernels and feed is not None and batch_drawing.fits(feed) else None
         self.uses_our_kernels = self.drawer is not None
         named = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
-        self.bfloat16 = Bfloat16Copies(network, castable(network) if plan.uses_bfloat16 else [])
+        self.bfloat16 = Bfloat16Copies(network, castable_parameters(network) if plan.uses_bfloat16 else [])
         self.parameters = list(named.values())
         self.leaves = [self.bfloat16.copies.get(name, parameter) for name, parameter in named.items()]
         self.copied = [parameter for name, parameter in named.items() if name in self.bfloat16.copies]
