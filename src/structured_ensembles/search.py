@@ -50,6 +50,8 @@ from structured_ensembles.scaling import (
 )
 from structured_ensembles.storage.container import raise_as_artifact_error
 
+Snapshot = tuple[dict[str, Tensor], dict[str, Tensor]]  # vectors and the network's buffers, on the CPU, by name
+
 
 def learn_scales(
     model: nn.Module,
@@ -122,38 +124,56 @@ def learn_scales(
         if data.validation is not None:
             validation = feed_for(data.validation, data, batch_size, device, dtype=dtype)
 
-        best, best_snapshot = math.inf, _snapshot(vectors, frozen)
-        history: list[dict[str, float]] = []
         with (
             torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
             apply_scales(frozen, graph, vectors, placement, together) as search.run,
             progress("search", epochs * steps, quiet) as advance,
         ):
             seed_generators(fold((seed, 3)), device)  # for dropout
-            if checkpoint is not None and (earlier := load_search(checkpoint)):
-                with raise_as_artifact_error(f"{checkpoint.path} does not fit this search; delete it to start anew"):
-                    best_snapshot = _split_snapshot(earlier.kept, best_snapshot)
-                    search.restore(earlier)
-                best, history = earlier.best, list(map(dict, earlier.history))
-                for _ in range(len(history) * steps):
-                    advance()
-            for epoch in range(len(history), epochs):
-                figures = {"epoch": epoch, "loss": search.epoch(training, (seed, epoch), learn=True, advance=advance)}
-                if not math.isfinite(figures["loss"]):
-                    raise FloatingPointError(
-                        f"the search's loss became {figures['loss']} in epoch {epoch + 1}: look for extremes in "
-                        f"`data`, or lower `rate` ({rate:g}) or `strength` ({strength:g})"
-                    )
-                if validation is not None:
-                    figures["validation_loss"] = search.epoch(validation, None, learn=False)
-                history.append(figures)
-                if validation is None or figures["validation_loss"] < best:
-                    best, best_snapshot = figures.get("validation_loss", best), _snapshot(vectors, frozen)
-                if checkpoint is not None:
-                    kept, random = _join_snapshot(best_snapshot), gather_random_states(device)
-                    save_search(checkpoint, SearchState(search.tensors(), kept, best, random, history))
-    learned, statistics = best_snapshot
+            best, history = _run_epochs(search, training, validation, epochs, steps, seed, checkpoint, advance)
+    learned, statistics = best
     return Scales(learned, placement, statistics, tuple(history))
+
+
+def _run_epochs(
+    search: _Search,
+    training: Feed,
+    validation: Feed | None,
+    epochs: int,
+    steps: int,
+    seed: int,
+    checkpoint: RunFile | None,
+    advance: Callable[[], None],
+) -> tuple[Snapshot, list[dict[str, float]]]:
+    """Run the epochs that a checkpoint does not have yet; return the snapshot of the best one, and all figures.
+
+    steps: of an epoch. advance: called after every step, and for those of the checkpoint.
+    """
+    best, best_snapshot = math.inf, search.snapshot()
+    history: list[dict[str, float]] = []
+    if checkpoint is not None and (earlier := load_search(checkpoint)):
+        with raise_as_artifact_error(f"{checkpoint.path} does not fit this search; delete it to start anew"):
+            best_snapshot = _split_snapshot(earlier.kept, best_snapshot)
+            search.restore(earlier)
+        best, history = earlier.best, list(map(dict, earlier.history))
+        for _ in range(len(history) * steps):
+            advance()
+    for epoch in range(len(history), epochs):
+        figures = {"epoch": epoch, "loss": search.epoch(training, (seed, epoch), learn=True, advance=advance)}
+        if not math.isfinite(figures["loss"]):
+            raise FloatingPointError(
+                f"the search's loss became {figures['loss']} in epoch {epoch + 1}: look for extremes in "
+                f"`data`, or lower `rate` ({search.rate:g}) or `strength` ({search.strength:g})"
+            )
+        if validation is not None:
+            figures["validation_loss"] = search.epoch(validation, None, learn=False)
+        history.append(figures)
+        if validation is None or figures["validation_loss"] < best:
+            best, best_snapshot = figures.get("validation_loss", best), search.snapshot()
+        if checkpoint is not None:
+            kept, random = _join_snapshot(best_snapshot), gather_random_states(search.device)
+            save_search(checkpoint, SearchState(search.tensors(), kept, best, random, history))
+    return best_snapshot, history
 
 
 class _Search:
@@ -172,7 +192,7 @@ class _Search:
     ) -> None:
         self.frozen, self.vectors, self.loss, self.members = frozen, vectors, loss, members
         self.run: Callable[[Inputs], Tensor] = frozen
-        self.strength, self.diversity, self.terms = strength, diversity, terms
+        self.strength, self.diversity, self.terms, self.rate = strength, diversity, terms, rate
         self.device = next(iter(vectors.values())).device
         kernels: dict[str, Any] = {"fused": True, "capturable": True} if self.device.type == "cuda" else {}
         self.optimizer = torch.optim.Adam(vectors.values(), lr=rate, **kernels)
@@ -203,6 +223,11 @@ class _Search:
     def _state(self, feed: Feed) -> Iterator[Tensor]:
         """Yield the tensors that a step changes; of the network only its buffers, since the weights are frozen."""
         return tensors_of(self.vectors, self.frozen.buffers(), feed.step, self.steps_done, self.total, self.optimizer)
+
+    def snapshot(self) -> Snapshot:
+        """Copy the vectors, and the buffers that belong to them, to the CPU."""
+        learned = {name: value.detach().cpu().clone() for name, value in self.vectors.items()}
+        return learned, {name: value.detach().cpu().clone() for name, value in self.frozen.named_buffers()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor that the next epoch starts from, by name."""
@@ -327,22 +352,14 @@ def check_task(graph: ChannelGraph, data: Data) -> None:
         )
 
 
-def _snapshot(vectors: dict[str, Tensor], frozen: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Copy the vectors, and the buffers that belong to them, to the CPU."""
-    learned = {name: value.detach().cpu().clone() for name, value in vectors.items()}
-    return learned, {name: value.detach().cpu().clone() for name, value in frozen.named_buffers()}
-
-
-def _join_snapshot(snapshot: tuple[dict[str, Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+def _join_snapshot(snapshot: Snapshot) -> dict[str, Tensor]:
     """Merge a snapshot into one dict for the checkpoint."""
     learned, statistics = snapshot
     buffers = {f"statistics.{name}": value for name, value in statistics.items()}
     return {f"vectors.{name}": value for name, value in learned.items()} | buffers
 
 
-def _split_snapshot(
-    joined: Mapping[str, Tensor], like: tuple[dict[str, Tensor], dict[str, Tensor]]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _split_snapshot(joined: Mapping[str, Tensor], like: Snapshot) -> Snapshot:
     """Undo `_join_snapshot`, in the order of the snapshot `like`, since a file does not keep the order."""
     _check_like(joined, _join_snapshot(like))
     like_vectors, like_statistics = like
