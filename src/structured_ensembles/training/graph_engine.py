@@ -173,27 +173,11 @@ class GraphEngine:
     def _capture(
         self, active: Sequence[Member], optimizers: dict[Member, torch.optim.Optimizer]
     ) -> dict[tuple[str, int], Step]:
-        """Capture the steps: of all members at a time, or of as many as the GPU has memory for."""
-        device = self.plan.device
+        """Capture the steps of all members at a time, or of as many as the GPU has memory for."""
         while True:
             at_a_time = min(self.max_parallel or len(active), len(active))
-            self.streams = side_streams(device, at_a_time)
             try:
-                self.runners = self._make_runners(active, optimizers, at_a_time)
-                for counter in self._counters:  # after an epoch, they are past the last row of its tables
-                    counter.zero_()
-                for runner in self.runners:
-                    if isinstance(runner, ProgramRunner):
-                        runner.compile_kernels(self.training.sizes)
-                steps = self._plain_steps()
-                captured = all_captured(
-                    list(steps.values()),
-                    device,
-                    self._state,
-                    modules=[member.network for member in active] + self._loss_modules + self._teachers,
-                    generators=lambda: [drawn for runner in self.runners for drawn in runner.generators()],
-                )
-                return dict(zip(steps, captured, strict=True))
+                return self._capture_steps(active, optimizers, at_a_time)
             except (CaptureError, torch.OutOfMemoryError) as error:
                 cause = error if isinstance(error, torch.OutOfMemoryError) else error.__cause__
                 if at_a_time == 1 or not isinstance(cause, torch.OutOfMemoryError):
@@ -206,8 +190,29 @@ class GraphEngine:
             )
             self.runners = []
             gc.collect()
-            if device.type == "cuda":
+            if self.plan.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def _capture_steps(
+        self, active: Sequence[Member], optimizers: dict[Member, torch.optim.Optimizer], at_a_time: int
+    ) -> dict[tuple[str, int], Step]:
+        """Make the runners and capture their steps, of so many members at a time."""
+        self.streams = side_streams(self.plan.device, at_a_time)
+        self.runners = self._make_runners(active, optimizers, at_a_time)
+        for counter in self._counters:  # after an epoch, they are past the last row of its tables
+            counter.zero_()
+        for runner in self.runners:
+            if isinstance(runner, ProgramRunner):
+                runner.compile_kernels(self.training.sizes)
+        steps = self._plain_steps()
+        captured = all_captured(
+            list(steps.values()),
+            self.plan.device,
+            self._state,
+            modules=[member.network for member in active] + self._loss_modules + self._teachers,
+            generators=lambda: [drawn for runner in self.runners for drawn in runner.generators()],
+        )
+        return dict(zip(steps, captured, strict=True))
 
     def _plain_steps(self) -> dict[tuple[str, int], Step]:
         """Return the steps to capture, by kind ("train", "validate") and size of batch."""
