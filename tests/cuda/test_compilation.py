@@ -1,6 +1,8 @@
 """Networks are compiled together where they can share a program; each program is tried; what is refused says why."""
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.cuda import compilation, program_check
+from structured_ensembles.cuda import compilation
 from structured_ensembles.cuda.compilation import Compiled, compile_network, compile_networks, has_hooks
 from structured_ensembles.cuda.operations import member_norm
 from structured_ensembles.cuda.program import Program, ProgramError
-from structured_ensembles.cuda.stacking import Stack
+from structured_ensembles.cuda.running import Run
 from tests.support.networks import Nested, Sparse, Viewing
 from tests.support.programs import Model, conv, images, norm, operations
 
@@ -79,14 +81,22 @@ def test_networks_that_work_in_place_on_their_inputs_share_one_program() -> None
 
 def test_members_are_compiled_one_by_one_if_memory_is_short_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """In double precision, all of them may not fit a GPU that can train them; this ended the training."""
+    tried: list[weakref.ref[Tensor]] = []
+    backward = Run.backward
 
-    def scarce(program: Program, networks: Sequence[nn.Module], *arguments: Any, **options: Any) -> Stack:
-        if len(networks) > 1:
+    def scarce(run: Run, gradient: Tensor) -> Any:
+        assert all(weight() is None for weight in tried), "what an earlier check has allocated is still there"
+        tried.extend(weakref.ref(weight) for weight in run.weights.values())
+        if run.program.members > 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
-        return Stack(program, networks, *arguments, **options)
+        return backward(run, gradient)
 
-    monkeypatch.setattr(program_check, "Stack", scarce)
-    programs, told = compiled([member(), member(seed=1)])
+    monkeypatch.setattr(Run, "backward", scarce)
+    gc.disable()
+    try:
+        programs, told = compiled([member(), member(seed=1)])
+    finally:
+        gc.enable()
     assert [one.numbers for one in programs] == [(0,), (1,)]
     (sentence,) = told
     assert sentence.startswith("members are computed one by one, slower: the program fails: CUDA out of memory.")

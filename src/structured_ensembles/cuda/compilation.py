@@ -5,6 +5,7 @@ Every program is checked before it is used, see program_check.py.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -93,6 +94,7 @@ def compile_groups(
                     tell(f"PyTorch's own kernels are used, slower: {error}")
                     continue
                 tell(f"members are computed one by one, slower: {error}")
+            gc.collect()  # a run of a program refers to itself: what a failed check had allocated would stay
             results += compile_groups([(number,) for number in numbers], compile_group, tell)
     return results
 
