@@ -136,22 +136,25 @@ def learn_scales(
             progress("search", epochs * steps, quiet) as advance,
         ):
             seed_generators(fold((seed, 3)), device)  # for dropout
-            best, history = _learn(search, training, validation, seed, epochs, steps, checkpoint, advance)
+            best, history = _run_epochs(search, training, validation, epochs, steps, seed, checkpoint, advance)
     learned, statistics = best
     return Scales(learned, placement, statistics, tuple(history))
 
 
-def _learn(
+def _run_epochs(
     search: _Search,
     training: Feed,
     validation: Feed | None,
-    seed: int,
     epochs: int,
     steps: int,
+    seed: int,
     checkpoint: RunFile | None,
     advance: Callable[[], None],
 ) -> tuple[Snapshot, list[dict[str, float]]]:
-    """Run the epochs that a checkpoint lacks, each of so many steps; return the best snapshot, and the history."""
+    """Run the epochs that a checkpoint does not have yet; return the snapshot of the best one, and all figures.
+
+    steps: of an epoch. advance: called after every step, and for those of the checkpoint.
+    """
     best, best_snapshot = math.inf, search.snapshot()
     history: list[dict[str, float]] = []
     if checkpoint is not None and (earlier := load_search(checkpoint)):
@@ -165,8 +168,8 @@ def _learn(
         figures = {"epoch": epoch, "loss": search.epoch(training, (seed, epoch), learn=True, advance=advance)}
         if not math.isfinite(figures["loss"]):
             raise FloatingPointError(
-                f"the search's loss became {figures['loss']} in epoch {epoch + 1}: look for extremes in `data`, or "
-                f"lower `rate` ({search.rate:g}) or `strength` ({search.strength:g})"
+                f"the search's loss became {figures['loss']} in epoch {epoch + 1}: look for extremes in "
+                f"`data`, or lower `rate` ({search.rate:g}) or `strength` ({search.strength:g})"
             )
         if validation is not None:
             figures["validation_loss"] = search.epoch(validation, None, learn=False)
@@ -175,7 +178,7 @@ def _learn(
             best, best_snapshot = figures.get("validation_loss", best), search.snapshot()
         if checkpoint is not None:
             kept, random = join_snapshot(best_snapshot), gather_random_states(search.device)
-            save_search(checkpoint, SearchState(search.copy_state(), kept, best, random, history))
+            save_search(checkpoint, SearchState(search.tensors(), kept, best, random, history))
     return best_snapshot, history
 
 
@@ -265,22 +268,24 @@ class _Search:
         learned = {name: value.detach().cpu().clone() for name, value in self.vectors.items()}
         return learned, {name: value.detach().cpu().clone() for name, value in self.frozen.named_buffers()}
 
-    def copy_state(self) -> dict[str, Tensor]:
-        """Copy every tensor that the next epoch starts from to the CPU, by name."""
-        tensors = {"turn": self.steps_done}
-        tensors |= {f"vectors.{name}": value for name, value in self.vectors.items()}
-        tensors |= {f"buffers.{name}": value for name, value in self.frozen.named_buffers()}
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor that the next epoch starts from, by name."""
+        tensors = self._restored_tensors()
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
-        return {name: value.detach().cpu().clone() for name, value in tensors.items()}
+        return tensors
+
+    def _restored_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that `restore` overwrites, by name: the counter of steps, vectors and buffers."""
+        tensors = {"turn": self.steps_done}
+        tensors |= {f"vectors.{name}": value.detach() for name, value in self.vectors.items()}
+        return tensors | {f"buffers.{name}": value for name, value in self.frozen.named_buffers()}
 
     @torch.no_grad()
     def restore(self, state: SearchState) -> None:
         """Load the state of a search after an epoch, random generators included."""
         optimizer_state: dict[int, dict[str, Tensor]] = {}
-        tensors = {"turn": self.steps_done}
-        tensors |= {f"vectors.{name}": value for name, value in self.vectors.items()}
-        tensors |= {f"buffers.{name}": value for name, value in self.frozen.named_buffers()}
+        tensors = self._restored_tensors()
         expected = dict(tensors)
         for index, vector in enumerate(self.vectors.values()):
             expected |= {f"optimizer.{index}.{key}": vector for key in ("exp_avg", "exp_avg_sq")}

@@ -12,7 +12,7 @@ from structured_ensembles.cuda.channel_padding import common_network, shapes_of
 from structured_ensembles.cuda.compilation import compile_networks
 from structured_ensembles.cuda.program import ProgramError
 from structured_ensembles.training import graph_engine
-from structured_ensembles.training.runners import ProgramRunner
+from structured_ensembles.training.program_runner import ProgramRunner
 from tests.support.engines import use_engine
 from tests.support.networks import pruned
 from tests.support.programs import assert_equal, images, results_of, results_of_network

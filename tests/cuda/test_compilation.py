@@ -1,6 +1,8 @@
 """Networks are compiled together where they can share a program; each program is tried; what is refused says why."""
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,11 +15,10 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda import compilation
-from structured_ensembles.cuda.compilation import Compiled, check_program, compile_network, compile_networks, has_hooks
+from structured_ensembles.cuda.compilation import Compiled, compile_network, compile_networks, has_hooks
 from structured_ensembles.cuda.operations import member_norm
-from structured_ensembles.cuda.passes import stack_members
 from structured_ensembles.cuda.program import Program, ProgramError
-from structured_ensembles.evaluation.memory import measure_peak_memory
+from structured_ensembles.cuda.running import Run
 from tests.support.networks import Nested, Sparse, Viewing
 from tests.support.programs import Model, conv, images, norm, operations
 
@@ -68,6 +69,37 @@ def test_filters_that_are_buffers_are_not_cast() -> None:
     (one,), told = compiled([network], bfloat16=True)
     assert told == []
     assert {one.program.names[placeholder] for placeholder in one.bfloat16} == {"c.weight"}
+
+
+def test_networks_that_work_in_place_on_their_inputs_share_one_program() -> None:
+    """The check gave the second network the inputs that the first had changed."""
+    networks = [Model(lambda self, x: self.c(x.sub_(0.5)), c=conv(3, 8)) for _ in range(2)]
+    (one,), told = compiled(networks)
+    assert one.numbers == (0, 1)
+    assert told == []
+
+
+def test_members_are_compiled_one_by_one_if_memory_is_short_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In double precision, all of them may not fit a GPU that can train them; this ended the training."""
+    tried: list[weakref.ref[Tensor]] = []
+    backward = Run.backward
+
+    def scarce(run: Run, gradient: Tensor) -> Any:
+        assert all(weight() is None for weight in tried), "what an earlier check has allocated is still there"
+        tried.extend(weakref.ref(weight) for weight in run.weights.values())
+        if run.program.members > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+        return backward(run, gradient)
+
+    monkeypatch.setattr(Run, "backward", scarce)
+    gc.disable()
+    try:
+        programs, told = compiled([member(), member(seed=1)])
+    finally:
+        gc.enable()
+    assert [one.numbers for one in programs] == [(0,), (1,)]
+    (sentence,) = told
+    assert sentence.startswith("members are computed one by one, slower: the program fails: CUDA out of memory.")
 
 
 def test_networks_of_different_layers_have_programs_of_their_own() -> None:
@@ -364,28 +396,6 @@ def test_a_pass_that_breaks_the_program_is_found(monkeypatch: pytest.MonkeyPatch
     programs, (told,) = compiled([member()])
     assert programs == []
     assert "the program fails" in told
-
-
-def test_a_program_of_other_weights_is_found() -> None:
-    program = compile_network(member(), images())
-    shapes = {name: tuple(tensor.shape) for name, tensor in member().state_dict().items()}
-    check_program(program, [member(seed=3)], shapes, images())
-    exchanged = {
-        placeholder: {"1.weight": "1.bias", "1.bias": "1.weight"}.get(name, name)
-        for placeholder, name in program.names.items()
-    }
-    with pytest.raises(ProgramError, match="another 'output'"):
-        check_program(replace(program, names=exchanged), [member(seed=3)], shapes, images())
-
-
-def test_check_of_large_members_takes_less_memory_than_their_training() -> None:
-    """Stack and gradients are four times the weights, in double precision; copies of networks come one by one."""
-    networks = [nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512)) for _ in range(4)]
-    weights = sum(parameter.nbytes for network in networks for parameter in network.parameters())
-    example = torch.randn(2, 64)
-    program = stack_members(compile_network(networks[0], example), len(networks))
-    shapes = {name: tuple(tensor.shape) for name, tensor in networks[0].state_dict().items()}
-    assert measure_peak_memory(lambda: check_program(program, networks, shapes, example)) < 5.2 * weights
 
 
 def test_hooks_of_all_modules_count_too() -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.cuda import batch_norm, convolution, stacking
+from structured_ensembles.cuda.weight_gradient import weight_gradient
 from tests.support.kernel_checks import (
     CONVOLUTION_KERNELS,
     Layer,
@@ -117,7 +118,7 @@ def test_the_layers_above_reach_every_kernel() -> None:
             x, weight, dy = layer.draw(torch.float32, "cpu")
             convolution.forward(x, weight, layer.window)
             convolution.input_gradient(dy, weight, layer.window, x.shape)
-            convolution.weight_gradient(x, dy, weight, layer.window)
+            weight_gradient(x, dy, weight, layer.window)
     assert set(names) == set(CONVOLUTION_KERNELS)
 
 
@@ -135,7 +136,7 @@ def check_weight_gradient(layer: Layer) -> None:
         x.double(), leaf := weight[0].double().requires_grad_(), None, layer.stride, layer.padding
     )
     (expected,) = torch.autograd.grad(exact, leaf, dy.double())
-    actual = convolution.weight_gradient(x, dy, weight, layer.window)
+    actual = weight_gradient(x, dy, weight, layer.window)
     torch.testing.assert_close(actual[0].double(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 

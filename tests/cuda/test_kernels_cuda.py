@@ -5,6 +5,7 @@ import torch
 
 from structured_ensembles.cuda import convolution
 from structured_ensembles.cuda.stacking import copier
+from structured_ensembles.cuda.weight_gradient import weight_gradient
 from tests.support.kernel_checks import (
     CONVOLUTION_KERNELS,
     Layer,
@@ -86,7 +87,7 @@ def test_the_layers_above_reach_every_kernel() -> None:
             assert convolution.fits(x, weight)
             convolution.forward(x, weight, layer.window)
             convolution.input_gradient(dy, weight, layer.window, x.shape)
-            convolution.weight_gradient(x, dy, weight, layer.window)
+            weight_gradient(x, dy, weight, layer.window)
     assert set(names) == set(CONVOLUTION_KERNELS)
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.cuda import batch_norm, convolution
+from structured_ensembles.cuda import batch_norm, convolution, running
 from structured_ensembles.cuda.compilation import compile_network
 from structured_ensembles.cuda.passes import stack_members
 from structured_ensembles.cuda.program import Program
@@ -223,7 +223,7 @@ class MainStream:
 def test_gradients_of_a_shared_weight_are_summed_only_when_the_side_stream_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    side, compute = SideStream(), convolution.weight_gradient
+    side, compute = SideStream(), running.weight_gradient
 
     def compute_later(*arguments: Any) -> Tensor:
         gradient = compute(*arguments)
@@ -231,7 +231,7 @@ def test_gradients_of_a_shared_weight_are_summed_only_when_the_side_stream_is_do
         side.work.append(lambda: result.copy_(gradient))
         return result
 
-    monkeypatch.setattr(convolution, "weight_gradient", compute_later)
+    monkeypatch.setattr(running, "weight_gradient", compute_later)
     monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: MainStream())
     network = Model(lambda self, x: self.c(self.c(self.c(x)).relu()), c=conv(3, 3))

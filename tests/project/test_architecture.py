@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.cuda import batch_norm, convolution, prediction_graphs
+from structured_ensembles.cuda import batch_norm, convolution, prediction_graphs, weight_gradient
 from structured_ensembles.cuda.launch import empty
 from tests.support.engines import use_engine
 from tests.support.kernel_checks import here
@@ -77,7 +77,7 @@ def test_the_functions_of_the_page_run_in_its_order(monkeypatch: pytest.MonkeyPa
     codes = {code_of(path, name): f"{path}: {name}" for path, name in PREPARATION + STEP}
     monkeypatch.setattr(convolution, "fits", lambda x, weight: x.dtype == torch.float32)
     monkeypatch.setattr(batch_norm, "fits", lambda x, members: x.dim() == 4 and x.dtype == torch.float32)
-    for module in (convolution, batch_norm):
+    for module in (convolution, weight_gradient, batch_norm):
         monkeypatch.setattr(module, "launch", lambda *_arguments, **_constants: None)
         monkeypatch.setattr(module, "empty", zeros)
     use_engine(monkeypatch, "graph")
@@ -88,7 +88,7 @@ def test_the_functions_of_the_page_run_in_its_order(monkeypatch: pytest.MonkeyPa
     with recorded_calls(codes) as calls:
         history = se.train(se.Ensemble(networks), data, recipe, "cpu", quiet=True)
     assert history.fallbacks == []
-    begin = calls.index("training/runners.py: ProgramRunner.train_step")
+    begin = calls.index("training/program_runner.py: ProgramRunner.train_step")
     for named, section in ((PREPARATION, calls[:begin]), (STEP, calls[begin:])):
         listed = [f"{path}: {name}" for path, name in named if name not in ON_A_GPU]
         assert list(dict.fromkeys(call for call in section if call in listed)) == listed

@@ -50,3 +50,11 @@ def test_a_piece_has_one_type_and_at_most_the_bytes_that_are_allowed() -> None:
 def test_tensors_on_the_cpu_are_not_copied() -> None:
     tensors = various_tensors()
     assert all(tensor is tensors[name] for name, tensor in to_host(tensors).items())
+
+
+def test_a_tensor_larger_than_a_piece_is_not_copied_on_its_device() -> None:
+    """A GPU that training has filled may not have the memory for a second one."""
+    tensors = {"large": torch.zeros(100), "small": torch.zeros(10), "also small": torch.zeros(10)}
+    copies = copy_in_pieces(tensors, max_bytes=120)
+    assert copies["large"].data_ptr() == tensors["large"].data_ptr()  # on the CPU, to go there is no copy either
+    assert copies["small"].data_ptr() != tensors["small"].data_ptr()

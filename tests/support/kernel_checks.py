@@ -16,6 +16,7 @@ from structured_ensembles.cuda.batch_drawing import BatchDrawer
 from structured_ensembles.cuda.batch_norm import Norm
 from structured_ensembles.cuda.convolution import BlockSums, NormBefore, RunningNorm, Window
 from structured_ensembles.cuda.operations import member_conv, member_norm, predict_conv
+from structured_ensembles.cuda.weight_gradient import weight_gradient
 from structured_ensembles.data.feeds import TableFeed
 from structured_ensembles.data.splits import TensorSplit
 
@@ -100,7 +101,7 @@ def check_convolution(layer: Layer, dtype: torch.dtype, device: str) -> None:
     add = channels_last(torch.randn_like(x))
     found_dx, _ = convolution.input_gradient(dy, weight, layer.window, x.shape, add)
     assert_near(found_dx, dx + add.double(), dtype)
-    found_dw = convolution.weight_gradient(x, dy, weight, layer.window)
+    found_dw = weight_gradient(x, dy, weight, layer.window)
     assert found_dw.dtype == torch.float32
     assert found_dw.permute(0, 1, 3, 4, 2).is_contiguous()
     assert_near(found_dw, dw, dtype)

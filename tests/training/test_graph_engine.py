@@ -17,7 +17,7 @@ import structured_ensembles as se
 from structured_ensembles.cuda.capture import CaptureError, Step, all_captured
 from structured_ensembles.training import graph_engine as graph
 from structured_ensembles.training.engine import Member, Result
-from structured_ensembles.training.runners import ProgramRunner
+from structured_ensembles.training.program_runner import ProgramRunner
 from tests.support.engines import Stopped, change_validation, stop_before_epoch, use_engine
 from tests.support.networks import network
 from tests.support.real_data import few_digits
@@ -71,13 +71,13 @@ def test_streamed_data_with_an_odd_last_batch(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_only_what_autocast_casts_has_a_copy() -> None:
-    from structured_ensembles.cuda.bf16_copies import castable
+    from structured_ensembles.cuda.bf16_copies import castable_parameters
 
     shared = nn.Linear(4, 4)
     embedding = nn.Embedding(4, 4)
     embedding.weight = shared.weight  # used by two kinds of layers: cast by neither
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), shared, embedding, nn.Linear(4, 2, bias=False))
-    assert castable(net) == ["0.weight", "0.bias", "2.bias", "4.weight"]
+    assert castable_parameters(net) == ["0.weight", "0.bias", "2.bias", "4.weight"]
 
 
 def test_workspaces_are_small_unless_the_user_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,3 +507,25 @@ def test_what_no_kernel_is_to_blame_for_trains_in_the_loop(
     assert history.fallbacks == ["training goes on without a CUDA graph, slower: it waits for the device"]
     assert history.engine == "loop"
     assert len(warmed_up) == 2
+
+
+def test_kernels_are_compiled_on_the_first_batch_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a member has stopped, the counter stood behind the last batch, where the tables of mixup and cutout end."""
+    compiled: list[int] = []  # numbers of members
+
+    def draw_batches(runner: ProgramRunner, sizes: Sequence[int]) -> None:
+        for size in sizes:
+            runner._batch(size, None)
+        compiled.extend(member.number for member in runner.members)
+
+    def stop_first(member: Member, result: Result) -> Result:
+        return (math.nan, 0.0) if member.number == 0 else result
+
+    monkeypatch.setattr(ProgramRunner, "compile_kernels", draw_batches)
+    change_validation(monkeypatch, stop_first)
+    use_engine(monkeypatch, "graph")
+    recipe = se.Recipe(epochs=2, batch_size=64, rate=0.02, mixup=0.3, augmentation="crop+flip+cutout")
+    with pytest.warns(UserWarning, match="member 0 stops"):
+        _, history = trained(recipe, few_digits())
+    assert compiled == [0, 1, 1]
+    assert history.engine == "graph"

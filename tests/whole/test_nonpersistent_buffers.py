@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS, Learner
 from structured_ensembles.continual.storage import FORMAT
-from structured_ensembles.networks.copying import all_tensors, fill, tensors_of
+from structured_ensembles.networks.copying import all_tensors, fill, saved_tensors
 from structured_ensembles.storage.container import read_container, write_container
 from structured_ensembles.training.checkpoint import check_complete
 from structured_ensembles.training.state_copies import copy_state, restore_state, update_copy
@@ -114,11 +114,11 @@ def test_resumed_run_ends_with_equal_buffers(tmp_path: Path, monkeypatch: pytest
 
 def test_checkpoint_without_nonpersistent_buffers_is_refused() -> None:
     network = backbone()
-    check_complete(network, tensors_of(network), earlier_version=False)
+    check_complete(network, saved_tensors(network), earlier_version=False)
     with pytest.raises(ValueError, match=r"an earlier version wrote it, without the non-persistent buffer 2\.mean"):
-        check_complete(network, tensors_of(network), earlier_version=True)
+        check_complete(network, saved_tensors(network), earlier_version=True)
     plain = nn.Linear(2, 2)
-    check_complete(plain, tensors_of(plain), earlier_version=True)
+    check_complete(plain, saved_tensors(plain), earlier_version=True)
 
 
 def test_ensemble_file_keeps_nonpersistent_buffers(tmp_path: Path) -> None:

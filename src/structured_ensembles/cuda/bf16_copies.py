@@ -33,7 +33,7 @@ class Bfloat16Copies:
         return list(self.copies.values())
 
 
-def castable(network: nn.Module) -> list[str]:
+def castable_parameters(network: nn.Module) -> list[str]:
     """List the parameters that autocast would cast: of linear layers and convolutions, used by nothing else."""
     users: dict[int, list[type[nn.Module]]] = {}
     for module in network.modules():

@@ -1,22 +1,18 @@
 """compile_networks(): programs for networks in training, one for all that can share it.
 
-Every program is checked before it is used, in double precision and against the networks themselves: outputs, gradients
-and statistics. An operation that export has left out, a pass that is wrong and padding that changes a result are found
-here, not in somebody's figures.
+Every program is checked before it is used, see program_check.py.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
-from structured_ensembles.common.inputs import Inputs, call, map_inputs, tensors_in
-from structured_ensembles.cuda.capture import host_state
+from structured_ensembles.common.inputs import Inputs
 from structured_ensembles.cuda.channel_padding import Shapes, common_network, shapes_of
 from structured_ensembles.cuda.operations import (
     conv_norm,
@@ -41,8 +37,7 @@ from structured_ensembles.cuda.passes import (
     stack_members,
 )
 from structured_ensembles.cuda.program import Node, Pass, Program, ProgramError, export_program
-from structured_ensembles.cuda.running import Run
-from structured_ensembles.cuda.stacking import Stack, unpadded
+from structured_ensembles.cuda.program_check import check_program
 from structured_ensembles.data.random_states import preserve_random_states
 from structured_ensembles.networks.copying import clear_hooks, clone_model
 from structured_ensembles.networks.hooks import watching
@@ -78,12 +73,12 @@ class Compiled:
 def compile_networks(
     networks: Sequence[nn.Module], example: Inputs, bfloat16: bool, together: bool, tell: Callable[[str], None]
 ) -> list[Compiled]:
-    """Compile the training passes of networks. Networks that cannot be compiled are in none of the results.
+    """Compile the training passes of networks to programs, without those of networks that cannot be compiled.
 
     example: at least two samples. bfloat16: whether passes compute in it. together: whether networks may share a
     program. tell: called with a sentence for every fallback.
     """
-    groups = alike(networks) if together else [(number,) for number in range(len(networks))]
+    groups = group_alike(networks) if together else [(number,) for number in range(len(networks))]
     return compile_groups(groups, lambda numbers: _compile(networks, numbers, example, bfloat16), tell)
 
 
@@ -102,6 +97,7 @@ def compile_groups(
                     tell(f"PyTorch's own kernels are used, slower: {error}")
                     continue
                 tell(f"members are computed one by one, slower: {error}")
+            gc.collect()  # a run of a program refers to itself: what a failed check had allocated would stay
             results += compile_groups([(number,) for number in numbers], compile_group, tell)
     return results
 
@@ -158,16 +154,16 @@ def _compile(networks: Sequence[nn.Module], numbers: tuple[int, ...], example: I
     if isinstance(rank_one, RankOneMembers):
         program = compile_rank_one(rank_one, example)
         check_program(program, group, {}, example)
-        return Compiled(program, numbers, {}, frozenset(castable(program, group[0]) if bfloat16 else ()))
+        return Compiled(program, numbers, {}, frozenset(castable_placeholders(program, group[0]) if bfloat16 else ()))
     wide, shapes = common_network(group, example, multiple=8 if bfloat16 else 1)
     program = stack_members(compile_network(wide, example), len(group))
     if len(group) > 1 and _draws(program) and any(shapes_of(network) != shapes_of(group[0]) for network in group):
         raise ProgramError("their widths differ, and dropout draws a number for each channel")
     check_program(program, group, shapes, example)
-    return Compiled(program, numbers, shapes, frozenset(castable(program, wide) if bfloat16 else ()))
+    return Compiled(program, numbers, shapes, frozenset(castable_placeholders(program, wide) if bfloat16 else ()))
 
 
-def alike(networks: Sequence[nn.Module]) -> list[tuple[int, ...]]:
+def group_alike(networks: Sequence[nn.Module]) -> list[tuple[int, ...]]:
     """Group the networks that may share a program: those with the same layers and tensors, whatever their widths."""
     groups: dict[object, list[int]] = {}
     for number, network in enumerate(networks):
@@ -218,7 +214,7 @@ def _is_attention_without_dropout(node: Node) -> bool:
     return dropout == 0.0
 
 
-def castable(program: Program, network: nn.Module) -> set[str]:
+def castable_placeholders(program: Program, network: nn.Module) -> set[str]:
     """Return the placeholders of weights and biases that only our convolutions and linear layers use.
 
     A buffer is not cast: the stack's values go back to the networks.
@@ -244,100 +240,3 @@ def castable(program: Program, network: nn.Module) -> set[str]:
         if node.op == "placeholder" and program.names.get(node.name) in parameters and node.users
         if all(is_cast_by(user, node) for user in node.users)
     }
-
-
-class _WithoutDropout(TorchFunctionMode):
-    """A mode in which dropout returns its input, so that outputs can be compared; it lists the rates.
-
-    A program and a network draw different masks.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rates: list[float] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (nn.functional.dropout, torch.dropout):
-            return self._dropout(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def _dropout(
-        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True
-    ) -> Tensor:
-        """Return the input and note the rate; the signature is that of both functions."""
-        if p and training and train:
-            self.rates.append(p)
-        return input
-
-
-def check_program(program: Program, networks: Sequence[nn.Module], shapes: Shapes, example: Inputs) -> None:
-    """Raise `ProgramError` unless a program computes what the networks do: tried in double precision.
-
-    One copy of a network exists at a time: a GPU that has memory for training large ones has it for this, too.
-    """
-    try:
-        device = next(networks[0].parameters()).device
-        inputs = map_inputs(lambda x: x.to(device, torch.float64 if x.is_floating_point() else x.dtype), example)
-        stack = Stack(program, networks, shapes, double=True)
-        run = Run(program, stack.weights, stack.learned, generators=None)
-        outputs = run.forward([torch.cat([x] * len(networks)) for x in tensors_in(inputs)])
-        gradients = run.backward(2 * outputs)
-        statistics = {name: tensor for name, tensor in stack.weights.items() if name not in stack.learned}
-        del stack, run
-        for number, (network, output) in enumerate(zip(networks, outputs.chunk(len(networks)), strict=True)):
-            # No variable holds the copy, which would keep it until the next one is made.
-            _check_member(clone_model(network).double().train(), inputs, output, gradients, statistics, program, number)
-    except ProgramError:
-        raise
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        raise ProgramError(f"the program fails: {first_line(error)}") from error
-
-
-def _check_member(
-    trial: nn.Module,
-    inputs: Inputs,
-    output: Tensor,
-    gradients: Mapping[str, Tensor],
-    statistics: Mapping[str, Tensor],
-    program: Program,
-    number: int,
-) -> None:
-    """Compare a member's output, gradients and statistics in the program with those of its network.
-
-    trial: a copy of the network. output: of the program, (samples, …). gradients, statistics: stacked, by placeholder.
-    number: of the member in the stack.
-    """
-    rates = [node.args[2] for node in program.nodes if node.target is member_dropout]
-    before = host_state([trial])
-    with torch.enable_grad(), _WithoutDropout() as without:
-        expected = call(trial, inputs)
-    if without.rates != rates:  # outputs do not tell: they are compared without dropout
-        raise ProgramError(f"a network drops out at rates {without.rates}, the program at {rates}")
-    if host_state([trial]) != before:
-        raise ProgramError("the network draws random numbers, or keeps count, on the host")
-    parameters = {name: p for name, p in trial.named_parameters(remove_duplicate=False) if p.requires_grad}
-    buffers = dict(trial.named_buffers(remove_duplicate=False))
-    network_gradients = torch.autograd.grad(
-        expected.square().sum(), list(parameters.values()), allow_unused=True, materialize_grads=True
-    )
-    program_gradients: dict[int, Tensor] = {}  # by parameter: one with several names has one gradient
-    for placeholder, stacked in gradients.items():
-        parameter = parameters[program.names[placeholder]]
-        gradient = unpadded(stacked[number], parameter.shape)
-        earlier = program_gradients.get(id(parameter))
-        program_gradients[id(parameter)] = gradient if earlier is None else earlier + gradient
-    pairs = [("output", expected, output)]
-    for (name, parameter), gradient in zip(parameters.items(), network_gradients, strict=True):
-        pairs.append((name, gradient, program_gradients.get(id(parameter), torch.zeros_like(parameter))))
-    for placeholder, name in program.names.items():
-        if name in buffers and name not in program.counters:
-            pairs.append((name, buffers[name], unpadded(statistics[placeholder][number], buffers[name].shape)))
-    for name, of_network, of_program in pairs:
-        scale = of_network.detach().abs().max().item() if of_network.numel() else 0.0
-        tolerance = 1e-9 + 1e-7 * scale
-        if of_network.shape != of_program.shape or not torch.allclose(
-            of_network.to(of_program.dtype), of_program, rtol=1e-6, atol=tolerance, equal_nan=True
-        ):
-            raise ProgramError(f"the program computes another {name!r} than the network")

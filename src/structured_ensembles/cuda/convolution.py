@@ -15,24 +15,19 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.cuda.launch import empty, launch
-from structured_ensembles.cuda.launch_grid import ceil_div, channel_units, dot_size, moment_blocks, power_of_two
+from structured_ensembles.cuda.launch_grid import Sweep, ceil_div, channel_units, dot_size, moment_blocks, power_of_two
 
 LARGEST = 2**31  # elements of a tensor: kernels count in 32 bits
-PROGRAMS = 1200  # enough to keep a GPU busy: about eight for each multiprocessor
 # What a kernel computes from a tile of outputs, see kernels/epilogue.py.
 NO_EPILOGUE, MOMENTS, NORM_SUMS, RUNNING_NORM, BIAS = 0, 1, 2, 3, 4
 NO_RELU, BY_INPUT, BY_OUTPUT = 0, 1, 2  # how the gradient of a norm's ReLU is found: from the norm's input or output
-# Pixels of a tile, warps, stages of the pipeline: by rows and by taps, and for the weights' gradients.
+# Pixels of a tile, warps, stages of the pipeline: by rows, by taps, by sweeps, and for gradients of strided layers.
 ROW_TILE, TAP_TILE, LARGE_TAP_TILE = (64, 4, 1), (64, 4, 3), (128, 4, 3)
 LARGE = 2**17  # pixels of all members; from here on tiles are larger
-ROW_PRODUCTS, TAP_PRODUCTS = (64, 4, 2), (64, 4, 3)
 SWEEP_TILE, NARROW_SWEEP_TILE, BACK_TILE = (64, 2, 3), (32, 1, 3), (128, 4, 1)
-SWEEP_PRODUCTS, WIDE_SWEEP_PRODUCTS = (64, 2, 3), (128, 4, 3)  # up to 64 columns, and beyond
 WIDEST_SWEEP, WIDEST_ROW = 128, 128  # columns (taps × inputs) up to which layers are computed by sweeps, and by rows
-SWEEPS, LEAST_STRIP = 800, 6  # strips of all members that keep a GPU busy; the least rows of a strip
 WIDEST, DEEPEST = 128, 64  # outputs and inputs of a tile by taps
 LEAST_OUTPUTS = 8  # of a tile of a sweep: what a matrix instruction has at least
-MERGED_BLOCKS, MERGE_TILE = 64, 1024  # blocks of weights' gradients, and numbers in all, that are merged at a time
 WIDEST_FLOAT32, DEEPEST_FLOAT32 = 64, 32  # columns by sweeps and by rows, inputs by taps: float32 takes twice the room
 
 
@@ -218,7 +213,7 @@ class _Job:
         self.epilogue_tensors: tuple[Tensor, ...] = (y, y, pivot, y, y, y)
         if norm is not None:
             self.epilogue_tensors = (norm.norm_input, norm.norm_output, pivot, norm.saved, norm.weight, norm.bias)
-        self.finish = {"RELU": relu, "SHARED": shared, "TF32": tf32}  # of the kernels that `predict` launches
+        self.options = {"RELU": relu, "SHARED": shared, "TF32": tf32}  # of `predict`
         self.constants: dict[str, Any] = {
             "INPUT_UNIT": input_unit, "OUTPUT_UNIT": output_unit, "ADD": add is not None, "EPILOGUE": epilogue,
             "MASK": NO_RELU if norm is None else norm.mask,
@@ -261,7 +256,7 @@ def _convolve(job: _Job, window: Window) -> BlockSums | None:
         convolve, (blocks, job.members, ceil_div(job.outputs, wide)),
         *tensors, pixels, *job.x.shape[2:], window.padding, job.input_units, job.output_units, tiles, job.eps,
         STRIDE=window.stride, OUT_WIDTH=job.y.shape[3], OUT_PIXELS=job.y.shape[2] * job.y.shape[3],
-        ROWS=job.rows, TAPS=job.taps, BACKWARD=job.backward, BY_ROWS=by_rows, **job.constants, **job.finish,
+        ROWS=job.rows, TAPS=job.taps, BACKWARD=job.backward, BY_ROWS=by_rows, **job.constants, **job.options,
         HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return sums
@@ -271,26 +266,6 @@ def _can_be_swept(job: _Job) -> bool:
     """Tell whether a layer is narrow enough for the kernels that keep three rows of the window at hand."""
     widest = WIDEST_FLOAT32 if job.float32 else WIDEST_SWEEP
     return 3 * job.inputs <= widest and job.outputs <= 32 and job.y.shape[3] <= 128
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A division of images into strips of rows, each of which one program goes down."""
-
-    images: int  # side by side in a strip
-    strip: int  # rows of a strip
-    strips: int  # of an image
-    pixels: int  # of a row of a tile, a power of two
-
-    @classmethod
-    def of(cls, images: int, rows: int, width: int, members: int, pixels: int) -> Sweep:
-        """Divide the images of each member. rows, width: of an image. pixels: that a row of a tile should have."""
-        beside = max(min(pixels // width, images), 1)
-        groups = ceil_div(images, beside)
-        # Strips read two more rows than they have: as few as keep the GPU busy.
-        strips = min(max(ceil_div(SWEEPS, groups * members), 1), ceil_div(rows, LEAST_STRIP))
-        strip = ceil_div(rows, strips)
-        return cls(beside, strip, ceil_div(rows, strip), dot_size(beside * width))
 
 
 def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
@@ -307,7 +282,7 @@ def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
         convolve_by_sweep, (blocks, job.members),
         *tensors, job.images, job.x.shape[2], height, window.padding, job.input_units, job.output_units,
         sweep.strips, sweep.strip, job.eps, WIDTH=job.x.shape[3], OUT_WIDTH=width, BACKWARD=job.backward,
-        **job.constants, **job.finish, IMAGES=sweep.images, HIGH=max(sweep.pixels, 16 * warps),
+        **job.constants, **job.options, IMAGES=sweep.images, HIGH=max(sweep.pixels, 16 * warps),
         WIDE=max(LEAST_OUTPUTS, power_of_two(job.outputs)), DEEP=deep, STAGES=stages, num_warps=warps,
     )  # fmt: skip
     return sums
@@ -335,57 +310,6 @@ def _convolve_back_strided(job: _Job, window: Window) -> BlockSums | None:
         HIGH=high, WIDE=wide, DEEP=min(DEEPEST, dot_size(job.inputs)), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return sums
-
-
-def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """Return the gradient of the weights, (members, outputs, inputs, rows, taps), in float32."""
-    from structured_ensembles.cuda.kernels import weight_gradient as kernels
-
-    members, outputs, inputs, rows, taps = weight.shape
-    size = outputs * rows * taps * inputs
-    input_units, input_unit = channel_units(inputs)
-    output_units, output_unit = channel_units(outputs)
-    units: dict[str, Any] = {"INPUT_UNIT": input_unit, "OUTPUT_UNIT": output_unit}
-    (height, width), (out_height, out_width) = x.shape[2:], dy.shape[2:]
-    images = len(x) // members
-    narrow = rows <= 3 and taps * inputs <= 128 and outputs <= 32
-    high = dot_size(taps * inputs) if narrow else min(64, dot_size(inputs))
-    wide = min(64, dot_size(outputs))
-    if narrow and rows == taps == 3 and window.stride == 1 and out_width <= 128:
-        deep, warps, stages = SWEEP_PRODUCTS if high <= 64 else WIDE_SWEEP_PRODUCTS
-        sweep = Sweep.of(images, height, out_width, members, deep)
-        blocks = ceil_div(images, sweep.images) * sweep.strips
-        partial = empty(members, blocks, size, like=x)
-        launch(
-            kernels.weight_products_by_sweep, (blocks, members),
-            x, dy, partial, images, height, out_height, window.padding, input_units, output_units,
-            sweep.strips, sweep.strip, WIDTH=width, OUT_WIDTH=out_width, **units, IMAGES=sweep.images,
-            HIGH=high, WIDE=wide, DEEP=sweep.pixels, STAGES=stages, num_warps=warps,
-        )  # fmt: skip
-    else:
-        deep, warps, stages = ROW_PRODUCTS if narrow else TAP_PRODUCTS
-        pixels = images * out_height * out_width
-        input_tiles = 1 if narrow else ceil_div(inputs, high)
-        parts = ceil_div(outputs, wide) * (1 if narrow else rows * taps * input_tiles)
-        blocks = min(max(ceil_div(PROGRAMS, members * parts), 1), max(pixels // (4 * deep), 1), 256)
-        tiles = ceil_div(ceil_div(pixels, blocks), deep)
-        blocks = ceil_div(pixels, tiles * deep)
-        partial = empty(members, blocks, size, like=x)
-        kernel = kernels.weight_products if narrow else kernels.weight_products_by_tap
-        launch(
-            kernel, (blocks, members, parts),
-            x, dy, partial, pixels, height, width, window.padding, input_units, output_units, tiles,
-            *(() if narrow else (input_tiles,)),
-            STRIDE=window.stride, OUT_WIDTH=out_width, OUT_PIXELS=out_height * out_width, ROWS=rows, TAPS=taps, **units,
-            HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-    result = empty(members, outputs, rows, taps, inputs, like=x)
-    tall = min(MERGED_BLOCKS, dot_size(blocks))
-    across = max(MERGE_TILE // tall, 1)
-    launch(
-        kernels.merge_blocks, (ceil_div(size, across), members), partial, result, size, blocks, HIGH=tall, WIDE=across
-    )
-    return result.permute(0, 1, 4, 2, 3)
 
 
 def _empty(like: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:

@@ -26,7 +26,14 @@ from structured_ensembles.common.inputs import (
 )
 from structured_ensembles.cuda.capture import host_state
 from structured_ensembles.cuda.channel_padding import Shapes, common_network
-from structured_ensembles.cuda.compilation import Compiled, alike, castable, compile_groups, refuse_hooks, rewrite_by
+from structured_ensembles.cuda.compilation import (
+    Compiled,
+    castable_placeholders,
+    compile_groups,
+    group_alike,
+    refuse_hooks,
+    rewrite_by,
+)
 from structured_ensembles.cuda.passes import (
     fuse_predictions,
     fuse_running_norms,
@@ -50,12 +57,12 @@ WIDEST_LAYER = 128  # channels of a convolution; wider ones keep a GPU busy one 
 def compile_predictions(
     networks: Sequence[nn.Module], inputs: Inputs, bfloat16: bool, tell: Callable[[str], None]
 ) -> list[Compiled]:
-    """Compile the predictions of networks on batches like `inputs`. Some of them may be in none of the results.
+    """Compile the predictions of networks on batches like `inputs` to programs, without those that would not pay.
 
-    Those with wide convolutions are not, since cuDNN's kernels are made for these, nor those without any. bfloat16:
-    whether passes compute in it, as under autocast. tell: called with a sentence for every fallback.
+    A program pays for networks with narrow convolutions; cuDNN's kernels are made for wide ones. bfloat16: whether
+    passes compute in it, as under autocast. tell: called with a sentence for every fallback.
     """
-    groups = [numbers for numbers in alike(networks) if all(_is_narrow(networks[number]) for number in numbers)]
+    groups = [numbers for numbers in group_alike(networks) if all(_is_narrow(networks[number]) for number in numbers)]
     return compile_groups(groups, lambda numbers: _compile(networks, numbers, inputs, bfloat16), tell)
 
 
@@ -85,7 +92,7 @@ def _compile(networks: Sequence[nn.Module], numbers: tuple[int, ...], inputs: In
     example = join_batches([few, few]) if batch_size(few) == 1 else few
     wide, shapes = common_network(group, example, multiple=8)
     program = compile_prediction(wide, example, len(group))
-    compiled = Compiled(program, numbers, shapes, frozenset(castable(program, wide) if bfloat16 else ()))
+    compiled = Compiled(program, numbers, shapes, frozenset(castable_placeholders(program, wide) if bfloat16 else ()))
     left = next((node.target for node in program.nodes if str(node.target).startswith("aten.conv")), None)
     if left is not None:
         raise ProgramError(f"there is no kernel for {left} with groups, dilation or uneven windows")

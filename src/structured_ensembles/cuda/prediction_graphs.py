@@ -215,7 +215,7 @@ def compiled_prediction(ensemble: Any, x: Inputs, graph: Graph) -> Graph:
 
 
 def _programs(ensemble: Any, x: Inputs) -> list[MemberPredictions]:
-    """Compile the members for inputs like x; those that cannot be compiled, or need not, are in none of the results."""
+    """Compile the members for inputs like x, without those for which that is impossible or would not pay."""
     precision, device = _precision(ensemble), tensors_in(x)[0].device
     if precision is None:
         return []

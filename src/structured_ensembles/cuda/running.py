@@ -8,7 +8,6 @@ the batch norm before it needs (see convolution.py), without a kernel of its own
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
@@ -42,8 +41,9 @@ from structured_ensembles.cuda.operations import (
     subsample,
 )
 from structured_ensembles.cuda.program import Node, Program, ProgramError, last_uses
+from structured_ensembles.cuda.side_stream import SideStream
+from structured_ensembles.cuda.weight_gradient import weight_gradient
 
-MAX_BESIDE = 2  # layers whose weights' gradients are computed on the side stream at a time
 Gradients = dict[str, Tensor]  # of weights, by the placeholders' names, (members, …)
 
 
@@ -65,13 +65,12 @@ class Run:
     ) -> None:
         self.program, self.weights, self.learned, self.generators = program, weights, learned, generators
         self.values: dict[Node, Any] = {}
-        self.records: dict[Node, Callable[[Any], None]] = {}
-        self.gradients: dict[Node, Any] = {}
+        self.records: dict[Node, Callable[[Any], None]] = {}  # backward passes: functions of a value's gradient
+        self.gradients: dict[Node, Any] = {}  # of values, as far as they have arrived
         self.ready: dict[Node, tuple[Tensor, BlockSums]] = {}  # gradients of the input of a norm's ReLU, and their sums
-        self.norms: dict[Node, NormBefore] = {}
+        self.norms: dict[Node, NormBefore] = {}  # batch norms, by the node of their output
         self.weight_gradients: dict[str, list[Tensor]] = {}  # one for each use of a weight
-        self.side = side
-        self._beside: deque[tuple[torch.cuda.Event, tuple[Tensor, Tensor]]] = deque()
+        self.side = SideStream(side)
         self.order = {node: number for number, node in enumerate(program.nodes)}
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -100,7 +99,7 @@ class Run:
             arrived = self.gradients.pop(node, None)
             if record is not None and (arrived is not None or node in self.ready):
                 record(arrived)
-        self._join(0)
+        self.side.join()
         self.norms.clear()  # of those that no gradient has reached
         # Only now: until the streams have joined, the side stream may still compute a gradient.
         return {placeholder: reduce(operator.add, uses) for placeholder, uses in self.weight_gradients.items()}
@@ -170,7 +169,7 @@ class Run:
         """Convolve, and record the backward pass."""
         window = Window(**node.kwargs)
         y, _ = convolution.forward(x, weight, window)
-        if self._needed(node):
+        if self._must_record(node):
             self.records[node] = lambda dy: self._conv_backward(
                 node, stored_channels_last(dy, weight.dtype), x, weight, window
             )
@@ -184,7 +183,7 @@ class Run:
         """
         source, weight_node = node.args[:2]
         if self._is_needed(weight_node):
-            self._add_any_gradient(weight_node, self._weight_gradient(x, dy, weight, window))
+            self._add_weight_gradient(weight_node, self.side.run(weight_gradient, x, dy, weight, window))
         if source not in self.records:
             return
         is_first_reader = min(source.users, key=self.order.__getitem__) is node
@@ -215,40 +214,21 @@ class Run:
         def backward(dy: Tensor) -> None:
             dy = stored_channels_last(dy, weight.dtype)
             if self._is_needed(factors_node):
-                of_weights = self._weight_gradient(x, dy, scaled, window)
-                self._join(0)
-                shared_bias = None if bias is None else bias[0]
-                gradient = output_scales.factor_gradient(of_weights, weight[0], dy, shared_bias)
-                self._add_weight_gradient(factors_node.name, gradient)
+                shared = (weight[0], None if bias is None else bias[0])
+                gradient = self.side.run(output_scales.factor_gradient, x, dy, scaled, window, *shared)
+                self._add_learned_gradient(factors_node.name, gradient)
             self._conv_backward(node, dy, x, scaled, window)  # goes on to the input; the shared weights are frozen
 
         if self._is_needed(weight_node) or (bias_node is not None and self._is_needed(bias_node)):
             raise ProgramError("layers whose outputs are scaled must be frozen")
-        if self._needed(node):
+        if self._must_record(node):
             self.records[node] = backward
         return y
-
-    def _weight_gradient(self, x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
-        """Return the gradient of a convolution's weights; it may be complete only after `_join`."""
-        if self.side is None:
-            return convolution.weight_gradient(x, dy, weight, window)
-        self.side.wait_stream(torch.cuda.current_stream(x.device))
-        with torch.cuda.stream(self.side):
-            gradient = convolution.weight_gradient(x, dy, weight, window)
-            self._beside.append((self.side.record_event(), (x, dy)))
-        self._join(MAX_BESIDE)
-        return gradient
-
-    def _join(self, unfinished: int) -> None:
-        """Wait until at most so many layers are unfinished on the side stream; others' inputs may be freed then."""
-        while len(self._beside) > unfinished:
-            done, _ = self._beside.popleft()
-            torch.cuda.current_stream(self.side.device).wait_event(done)  # type: ignore[union-attr]
 
     def _subsample(self, node: Node, x: Tensor) -> Tensor:
         """Subsample, and record the backward pass."""
         source, stride, channels = node.args
-        if self._needed(node):
+        if self._must_record(node):
             self.records[node] = lambda dy: self._add_gradient(
                 source, subsampling.subsample_gradient(stored_channels_last(dy), stride, x.shape)
             )
@@ -259,7 +239,7 @@ class Run:
         y, sums = convolution.forward(x, weight, window, self.weights[node.args[4].name])
         assert sums is not None
         result, gradient_of_norm = self._normalized(node, y, sums, node.args[2:])
-        if self._needed(node):
+        if self._must_record(node):
             self.records[node] = lambda dy: self._conv_backward(node, gradient_of_norm(dy), x, weight, window)
         return result
 
@@ -267,7 +247,7 @@ class Run:
         """Normalise, and record the backward pass."""
         sums = batch_norm.moments(x, self.program.members)
         result, gradient_of_norm = self._normalized(node, x, sums, node.args[1:])
-        if self._needed(node):
+        if self._must_record(node):
             self.records[node] = lambda dy: self._add_gradient(node.args[0], gradient_of_norm(dy))
         return result
 
@@ -283,7 +263,7 @@ class Run:
         add = None if other is None else stored_channels_last(self.values[other], x.dtype)
         y, saved = batch_norm.normalize(x, sums, norm, add, relu)
         mask = (BY_INPUT if other is None else BY_OUTPUT) if relu else NO_RELU
-        if self._needed(node):
+        if self._must_record(node):
             self.norms[node] = NormBefore(x, y if mask == BY_OUTPUT else x, saved, norm.weight, norm.bias, mask)
 
         def backward(dy: Tensor | None) -> Tensor:
@@ -300,7 +280,7 @@ class Run:
             dx, parameters = batch_norm.input_gradient(masked, dy_sums, x, saved, norm)
             for name, gradient in zip(names[:2], parameters, strict=True):
                 if name in self.learned:
-                    self._add_weight_gradient(name, gradient)
+                    self._add_learned_gradient(name, gradient)
             return dx
 
         return y, backward
@@ -322,13 +302,13 @@ class Run:
         def backward(dy: Tensor) -> None:
             gradient = dy.to(weight.dtype).reshape(y.shape)
             if self._is_needed(weight_node):
-                self._add_any_gradient(weight_node, _product_in_float32(gradient.transpose(1, 2), rows))
+                self._add_weight_gradient(weight_node, _product_in_float32(gradient.transpose(1, 2), rows))
             if bias is not None and bias.name in self.learned:
-                self._add_weight_gradient(bias.name, gradient.sum(1, dtype=_wide(gradient.dtype)))
+                self._add_learned_gradient(bias.name, gradient.sum(1, dtype=_wide(gradient.dtype)))
             if source in self.records:
                 self._add_gradient(source, torch.bmm(gradient, weight).reshape(x.shape))
 
-        if self._needed(node):
+        if self._must_record(node):
             self.records[node] = backward
         return y.reshape(*x.shape[:-1], weight.shape[1])
 
@@ -338,13 +318,13 @@ class Run:
         tensors = [self.weights[name][0] for name in placeholders]
 
         def backward(gradient: Tensor) -> None:
-            self._join(0)  # it may have been computed on the side stream
+            self.side.join()  # it may have been computed on the side stream
             gradients = rank_one.factor_gradients(gradient, *tensors)
             for placeholder, of_argument in zip(placeholders, gradients, strict=True):
                 if placeholder in self.learned:
-                    self._add_weight_gradient(placeholder, of_argument[None])
+                    self._add_learned_gradient(placeholder, of_argument[None])
 
-        if self._needed(node):
+        if self._must_record(node):
             self.records[node] = backward
         return rank_one.member_weights(*tensors)
 
@@ -376,7 +356,7 @@ class Run:
         """Add the gradients of a node's arguments. dy: of its result; where that is a tuple, a dict by index."""
         for argument, gradient in evaluated.gradients(dy):
             if self._is_weight(argument):
-                self._add_weight_gradient(argument.name, gradient)
+                self._add_learned_gradient(argument.name, gradient)
             else:
                 self._add_gradient(argument, gradient)
 
@@ -390,8 +370,8 @@ class Run:
 
     # --- gradients
 
-    def _needed(self, node: Node) -> bool:
-        """Tell whether a node's gradient is needed: it has a learned weight, or one comes before it."""
+    def _must_record(self, node: Node) -> bool:
+        """Tell whether a node needs a backward pass: it has a learned weight, or one comes before it."""
         return any(self._is_needed(argument) for argument in node.all_input_nodes)
 
     def _is_needed(self, node: Node) -> bool:
@@ -406,13 +386,13 @@ class Run:
         """Tell whether a node stands for a stacked weight or buffer."""
         return node.op == "placeholder" and node.name in self.weights
 
-    def _add_any_gradient(self, node: Node, gradient: Tensor) -> None:
+    def _add_weight_gradient(self, node: Node, gradient: Tensor) -> None:
         """Add a gradient of a weight: to a placeholder's, or to that of the node that has computed it."""
         if node.name in self.learned:
-            self._add_weight_gradient(node.name, gradient)
+            self._add_learned_gradient(node.name, gradient)
             return
         if node in self.gradients:  # both may still be computed on the side stream
-            self._join(0)
+            self.side.join()
         self._add_gradient(node, gradient)
 
     def _add_gradient(self, node: Node, gradient: Tensor) -> None:
@@ -426,7 +406,7 @@ class Run:
         items = self.gradients.setdefault(node, {})
         items[number] = items[number] + gradient if number in items else gradient
 
-    def _add_weight_gradient(self, placeholder: str, gradient: Tensor) -> None:
+    def _add_learned_gradient(self, placeholder: str, gradient: Tensor) -> None:
         """Note the gradient of one use of a weight; `backward` sums them up."""
         self.weight_gradients.setdefault(placeholder, []).append(gradient)
 

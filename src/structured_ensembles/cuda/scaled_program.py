@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from structured_ensembles.common.inputs import Inputs, call, map_inputs, tensors_in
 from structured_ensembles.common.member_rows import scale_rows
 from structured_ensembles.cuda.capture import CaptureError, host_state
-from structured_ensembles.cuda.compilation import castable, compile_scaled
+from structured_ensembles.cuda.compilation import castable_placeholders, compile_scaled
 from structured_ensembles.cuda.launch import compile_only
 from structured_ensembles.cuda.program import Program, ProgramError
 from structured_ensembles.cuda.running import Run
@@ -34,7 +34,7 @@ class ScaledProgram:
 
     def __init__(self, program: Program, network: nn.Module, *, bfloat16: bool, double: bool = False) -> None:
         self.program, self.bfloat16 = program, bfloat16
-        cast = castable(program, network) if bfloat16 else ()
+        cast = castable_placeholders(program, network) if bfloat16 else ()
         self.stack = Stack(program, [network], {}, cast, double=double)
         buffers = dict(network.named_buffers(remove_duplicate=False))
         self._counters = [buffers[name] for name in program.counters]

@@ -85,22 +85,12 @@ class Stack:
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Set the gradient of every parameter, in its type and layout; gradients: stacked, by placeholder."""
-        targets: list[Tensor] = []
-        sources: list[Tensor] = []
+        pairs: list[tuple[Tensor, Tensor]] = []
         for placeholder, parameters in self.parameters.items():
-            stacked = gradients.get(placeholder)
-            if stacked is None:
-                continue
-            stacked = stacked.to(parameters[0].dtype)
-            for parameter, padded in zip(parameters, stacked, strict=True):
-                gradient = unpadded(padded, parameter.shape)
-                if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
-                    parameter.grad = gradient
-                else:
-                    parameter.grad = torch.empty_like(parameter)
-                    targets.append(parameter.grad)
-                    sources.append(gradient)
-        copy_all(targets, sources)
+            if placeholder in gradients:
+                stacked = gradients[placeholder].to(parameters[0].dtype)
+                pairs += [(one, unpadded(padded, one.shape)) for one, padded in zip(parameters, stacked, strict=True)]
+        assign_gradients(pairs)
 
     def tensors(self) -> list[Tensor]:
         """List all tensors of the stack, which a step changes."""
@@ -113,6 +103,20 @@ def unpadded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
         if tensor.shape[dim] != size:
             tensor = tensor.narrow(dim, 0, size)
     return tensor
+
+
+def assign_gradients(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Set the gradient of the first of each pair, a parameter, to the second; of another type or layout, to a copy."""
+    targets: list[Tensor] = []
+    sources: list[Tensor] = []
+    for parameter, gradient in pairs:
+        if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
+            parameter.grad = gradient
+        else:
+            parameter.grad = torch.empty_like(parameter)
+            targets.append(parameter.grad)
+            sources.append(gradient)
+    copy_all(targets, sources)
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

@@ -194,20 +194,20 @@ def clear_hooks(model: nn.Module) -> None:
         module._forward_pre_hooks.clear()
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a model's state dict, without other values that a module may keep there."""
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def all_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return a model's state and its non-persistent buffers: every tensor that its outputs may depend on."""
-    state = tensors_of(model)
+    state = saved_tensors(model)
     return state | {name: buffer for name, buffer in model.named_buffers() if name not in state}
 
 
 def unsaved_buffers(model: nn.Module) -> set[str]:
     """Name the non-persistent buffers, which a state dict leaves out."""
-    return {name for name, _ in model.named_buffers()} - set(tensors_of(model))
+    return {name for name, _ in model.named_buffers()} - set(saved_tensors(model))
 
 
 def check_fits(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -216,7 +216,7 @@ def check_fits(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     A non-persistent buffer may be missing, or have another shape, such as a cache that grows.
     """
     optional = unsaved_buffers(model)
-    expected = {(name, tensor.shape) for name, tensor in tensors_of(model).items()}
+    expected = {(name, tensor.shape) for name, tensor in saved_tensors(model).items()}
     actual = {(name, tensor.shape) for name, tensor in tensors.items() if name not in optional}
     if differing := {name for name, _ in expected ^ actual}:
         raise ValueError(f"{min(differing)} has another shape, or is not in both")

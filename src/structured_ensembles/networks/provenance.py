@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
-from structured_ensembles.networks.copying import tensors_of
+from structured_ensembles.networks.copying import saved_tensors
 
 ATTRIBUTE = "structured_ensembles_origin"  # holds a network's Origin; members cut out of it have it too
 SHAPES = "structured_ensembles_base_shapes"  # holds the shapes that a network had before it was cut
@@ -127,7 +127,7 @@ def check_shapes(model: nn.Module, members: Sequence[Mapping[str, Tensor]], base
 
 def _shapes(network: nn.Module) -> Shapes:
     """Return the shapes of a network's state, by name."""
-    return {name: tuple(tensor.shape) for name, tensor in tensors_of(network).items()}
+    return {name: tuple(tensor.shape) for name, tensor in saved_tensors(network).items()}
 
 
 def _has_known_sizes(shape: Sequence[int], known: Sequence[Sequence[int]]) -> bool:

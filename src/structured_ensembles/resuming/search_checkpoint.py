@@ -27,8 +27,8 @@ Snapshot = tuple[dict[str, Tensor], dict[str, Tensor]]  # vectors, and the netwo
 class SearchState:
     """State of a search after some epochs.
 
-    changing: every tensor that the next epoch begins with, by name, on the CPU. kept: the vectors and statistics of the
-        best epoch so far. best: its validation loss. random: the states of the generators, one tensor per process.
+    changing: every tensor that the next epoch begins with, by name. kept: the vectors and statistics of the best epoch
+        so far. best: its validation loss. random: the states of the generators, one tensor per process.
     history: figures of the epochs so far.
     """
 

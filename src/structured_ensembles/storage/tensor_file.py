@@ -84,8 +84,9 @@ def copy_in_pieces(tensors: Mapping[str, Tensor], max_bytes: int = MAX_COPIED) -
         filled[kind] += size
     copies: dict[str, Tensor] = {}
     for names in (piece for of_kind in pieces.values() for piece in of_kind):
-        flat = torch.cat([tensors[name].detach().reshape(-1) for name in names]).cpu()
-        slices = flat.split([tensors[name].numel() for name in names])
+        flat = [tensors[name].detach().reshape(-1) for name in names]
+        together = torch.cat(flat) if len(flat) > 1 else flat[0]  # a large one alone needs no copy on its device
+        slices = together.cpu().split([tensors[name].numel() for name in names])
         copies |= {name: values.view(tensors[name].shape) for name, values in zip(names, slices, strict=True)}
     return copies
 

@@ -62,7 +62,7 @@ GRAPH_DEVICES = {"cuda"}  # where the graph engine may run; tests name the CPU, 
 class PreparedTraining:
     """The checked arguments of a training run, and the checkpoint of an earlier call.
 
-    numbers: of the members. captured: whether a CUDA graph computes the epochs. path, identity: of the checkpoint.
+    numbers: of the members. uses_graph: whether a CUDA graph computes the epochs. path, identity: of the checkpoint.
     earlier: the checkpoint that is there already, or None.
     """
 
@@ -72,7 +72,7 @@ class PreparedTraining:
     numbers: Sequence[int]
     device: torch.device
     mesh: Mesh
-    captured: bool
+    uses_graph: bool
     path: Path | None
     identity: Identity
     earlier: Checkpoint | None
@@ -116,8 +116,8 @@ def prepare_training(
             )
     run_device = pick_device(device, members)
     mesh = mesh_for(len(members), run_device)
-    captured = _captured(execution, run_device, mesh)
-    if captured:
+    uses_graph = _uses_graph(execution, run_device, mesh)
+    if uses_graph:
         ask_for_small_workspaces()  # before cuBLAS allocates a large one
     settings = {
         "seed": seed,
@@ -128,7 +128,7 @@ def prepare_training(
     }
     path, identity = _identify(checkpoint, members, data, recipe, execution, loss, loss_name, settings)
     return PreparedTraining(
-        recipe, execution, seed, numbers, run_device, mesh, captured, path, identity, load_fleet(path, identity)
+        recipe, execution, seed, numbers, run_device, mesh, uses_graph, path, identity, load_fleet(path, identity)
     )
 
 
@@ -172,26 +172,11 @@ def train_fleet(
         ]
         history, first = resume_fleet(run.earlier, fleet, run.path)
         run_state = {"identity": run.identity, "units": None if units is None else units.to_json()}
-        engine: Engine = GraphEngine(plan) if run.captured else LoopEngine(plan)
+        engine: Engine = GraphEngine(plan) if run.uses_graph else LoopEngine(plan)
         for epoch in range(first, recipe.epochs):
-            active = {number: member for number, member in enumerate(fleet) if member.stopped is None}
-            if not active:
+            if all(member.stopped is not None for member in fleet):
                 break
-            start = time.perf_counter()
-            local = {number: member for number, member in active.items() if run.mesh.trains(number)}
-            engine = _prepare_engine(engine, plan, list(local.values()))
-            losses, results = _run_epoch(engine, list(local.values()), epoch, display)
-            history.add_engine(engine.name, plan.fallbacks)
-            rate = recipe.rate_at((epoch + 1) * plan.steps - 1, plan.steps)
-            seconds = time.perf_counter() - start
-            rows = [
-                dict(zip(COLUMNS, (epoch, number, rate, cost, *result, seconds), strict=True))
-                for number, cost, result in zip(local, losses, results, strict=True)
-            ]
-            for (number, member), row in zip(local.items(), rows, strict=True):
-                _judge_epoch(member, number, row, recipe)
-            _share_results(fleet, history, local, rows, run.mesh)
-            display.epoch(epoch, history, rate)
+            engine = _train_epoch(engine, plan, fleet, history, epoch, display)
             if run.path is not None:
                 save_fleet(run.path, fleet, history, epoch + 1, run_state, run.mesh)
             _call_on_epoch(on_epoch, history, epoch)
@@ -204,13 +189,33 @@ def train_fleet(
     return history
 
 
-def _run_epoch(
-    engine: Engine, active: Sequence[Member], epoch: int, display: Display
-) -> tuple[list[float], list[Result]]:
-    """Train and validate one epoch of this process's members; return their losses and results."""
-    if not active:  # the members of this process have stopped, those of others have not
-        return [], []
-    return engine.train_epoch(active, epoch, display.step), engine.validate(active)
+def _train_epoch(
+    engine: Engine, plan: Plan, fleet: Sequence[Member], history: History, epoch: int, display: Display
+) -> Engine:
+    """Train the members that have not stopped for an epoch, judge it, and add it to the history.
+
+    Returns the engine for the next epoch: another one if this engine could not train these members.
+    """
+    start = time.perf_counter()
+    local = {n: member for n, member in enumerate(fleet) if member.stopped is None and plan.mesh.trains(n)}
+    members = list(local.values())
+    engine = _prepare_engine(engine, plan, members)
+    losses: list[float] = []
+    results: list[Result] = []
+    if members:  # else those of this process have stopped, and others have not
+        losses, results = engine.train_epoch(members, epoch, display.step), engine.validate(members)
+    history.add_engine(engine.name, plan.fallbacks)
+    rate = plan.recipe.rate_at((epoch + 1) * plan.steps - 1, plan.steps)
+    seconds = time.perf_counter() - start
+    rows = [
+        dict(zip(COLUMNS, (epoch, number, rate, cost, *result, seconds), strict=True))
+        for number, cost, result in zip(local, losses, results, strict=True)
+    ]
+    for (number, member), row in zip(local.items(), rows, strict=True):
+        _judge_epoch(member, number, row, plan.recipe)
+    _share_results(fleet, history, local, rows, plan.mesh)
+    display.epoch(epoch, history, rate)
+    return engine
 
 
 def _prepare_engine(engine: Engine, plan: Plan, active: Sequence[Member]) -> Engine:
@@ -250,7 +255,7 @@ def _call_on_epoch(on_epoch: OnEpoch | None, history: History, epoch: int) -> No
     decide_in_first_process(call)  # a collective call: every process takes part, with or without a function
 
 
-def _captured(execution: Execution, device: torch.device, mesh: Mesh) -> bool:
+def _uses_graph(execution: Execution, device: torch.device, mesh: Mesh) -> bool:
     """Tell whether a CUDA graph computes the epochs; it cannot where processes exchange gradients in a step."""
     if execution.engine == "graph" and device.type not in GRAPH_DEVICES:
         raise ValueError(f"engine must be 'loop' or 'auto' on {device}: 'graph' is for CUDA devices")
@@ -309,7 +314,7 @@ def _judge_epoch(member: Member, number: int, row: Row, recipe: Recipe) -> None:
             warnings.warn(
                 f"member {number} stops with the weights {origin}: {member.stopped}. Look for extremes in `data`, or "
                 f"lower the recipe's rate ({recipe.rate:g})",
-                stacklevel=4,
+                stacklevel=5,
             )
             return
     # The score is the accuracy, or minus the loss of a regression. Of equal epochs the last one counts, which has

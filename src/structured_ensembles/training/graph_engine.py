@@ -27,11 +27,12 @@ from structured_ensembles.cuda.compilation import Compiled, compile_networks
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.feeds import Feed, MemberFeed, StreamFeed, feed_for
-from structured_ensembles.data.splits import Batch
 from structured_ensembles.training.averaging import update_average
 from structured_ensembles.training.engine import Member, Plan, Result
+from structured_ensembles.training.module_runner import ModuleRunner
 from structured_ensembles.training.optimizers import optimizer_for, rate_factors
-from structured_ensembles.training.runners import ModuleRunner, ProgramRunner, Runner
+from structured_ensembles.training.program_runner import ProgramRunner
+from structured_ensembles.training.runners import Runner
 
 
 class GraphEngine:
@@ -121,20 +122,25 @@ class GraphEngine:
         return [member for runner in self.runners for member in runner.members]
 
     @property
+    def _counters(self) -> list[Tensor]:
+        """List the feeds' counters of batches."""
+        return [feed.step for feed in (self.training, self.validation) if feed is not None]
+
+    @property
     def _streamed(self) -> bool:
         """Tell whether a loader gives the batches, the same to all members."""
         return isinstance(self.training, StreamFeed)
 
     def prepare(self, active: Sequence[Member]) -> None:
         """Capture the steps of these members, unless they are those of the last epoch."""
-        if not active or {member for runner in self.runners for member in runner.members} == set(active):
+        if not active or set(self._members) == set(active):
             return
         try:
             self._prepare(active)
             return
         except CaptureError as error:
-            ours = any(runner.ours for runner in self.runners)
-            if not ours or isinstance(error.__cause__, torch.OutOfMemoryError):
+            ours_run = any(runner.uses_our_kernels for runner in self.runners)
+            if not ours_run or isinstance(error.__cause__, torch.OutOfMemoryError):
                 raise
             reason = str(error)
         # Perhaps it is our kernels that fail: Triton needs a C compiler, and more of some GPUs than they have.
@@ -152,7 +158,7 @@ class GraphEngine:
             # Members share a function's code.
             config.recompile_limit = max(config.recompile_limit, 2 * len(active))
         optimizers = {member: self._optimizer(member) for member in active}
-        self.steps = self._captured(active, optimizers)
+        self.steps = self._capture(active, optimizers)
         for member, optimizer in optimizers.items():  # only now, when nothing can fail any more
             member.optimizer_state.optimizer = self.optimizers[member] = optimizer
 
@@ -164,28 +170,14 @@ class GraphEngine:
         member.optimizer_state.load_into(optimizer)
         return optimizer
 
-    def _captured(
+    def _capture(
         self, active: Sequence[Member], optimizers: dict[Member, torch.optim.Optimizer]
     ) -> dict[tuple[str, int], Step]:
-        """Capture the steps: of all members at a time, or of as many as the GPU has memory for."""
-        device = self.plan.device
+        """Capture the steps of all members at a time, or of as many as the GPU has memory for."""
         while True:
             at_a_time = min(self.max_parallel or len(active), len(active))
-            self.streams = side_streams(device, at_a_time)
             try:
-                self.runners = self._make_runners(active, optimizers, at_a_time)
-                for runner in self.runners:
-                    if isinstance(runner, ProgramRunner):
-                        runner.compile_kernels(self.training.sizes)
-                steps = self._plain_steps()
-                captured = all_captured(
-                    list(steps.values()),
-                    device,
-                    self._state,
-                    modules=[member.network for member in active] + self._loss_modules + self._teachers,
-                    generators=lambda: [drawn for runner in self.runners for drawn in runner.generators()],
-                )
-                return dict(zip(steps, captured, strict=True))
+                return self._capture_steps(active, optimizers, at_a_time)
             except (CaptureError, torch.OutOfMemoryError) as error:
                 cause = error if isinstance(error, torch.OutOfMemoryError) else error.__cause__
                 if at_a_time == 1 or not isinstance(cause, torch.OutOfMemoryError):
@@ -198,8 +190,29 @@ class GraphEngine:
             )
             self.runners = []
             gc.collect()
-            if device.type == "cuda":
+            if self.plan.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def _capture_steps(
+        self, active: Sequence[Member], optimizers: dict[Member, torch.optim.Optimizer], at_a_time: int
+    ) -> dict[tuple[str, int], Step]:
+        """Make the runners and capture their steps, of so many members at a time."""
+        self.streams = side_streams(self.plan.device, at_a_time)
+        self.runners = self._make_runners(active, optimizers, at_a_time)
+        for counter in self._counters:  # after an epoch, they are past the last row of its tables
+            counter.zero_()
+        for runner in self.runners:
+            if isinstance(runner, ProgramRunner):
+                runner.compile_kernels(self.training.sizes)
+        steps = self._plain_steps()
+        captured = all_captured(
+            list(steps.values()),
+            self.plan.device,
+            self._state,
+            modules=[member.network for member in active] + self._loss_modules + self._teachers,
+            generators=lambda: [drawn for runner in self.runners for drawn in runner.generators()],
+        )
+        return dict(zip(steps, captured, strict=True))
 
     def _plain_steps(self) -> dict[tuple[str, int], Step]:
         """Return the steps to capture, by kind ("train", "validate") and size of batch."""
@@ -208,7 +221,6 @@ class GraphEngine:
             kinds.append(("validate", self.validation, self._validation_step))
         steps: dict[tuple[str, int], Step] = {}
         for kind, feed, function in kinds:
-            feed.step.zero_()
             steps |= {(kind, size): partial(function, size) for size in feed.sizes}
         return steps
 
@@ -234,8 +246,10 @@ class GraphEngine:
                     )
                 )
             rest = [member for member in rest if member not in left]
+        compiled_size = self.training.sizes[0] if self.plan.execution.compile else None
         runners += [
-            ModuleRunner(member, self.plan, optimizers[member], self._feed(member), self.kernels) for member in rest
+            ModuleRunner(member, self.plan, optimizers[member], self._feed(member), self.kernels, compiled_size)
+            for member in rest
         ]
         return runners
 
@@ -261,10 +275,11 @@ class GraphEngine:
 
     def _state(self) -> Iterator[Tensor]:
         """Yield all tensors that steps change."""
-        steps = [feed.step for feed in (self.training, self.validation) if feed is not None]
         averages = [member.average for member in self._members]
         runner_states = [runner.state() for runner in self.runners]
-        return tensors_of(self.rates, self.averaging_weight, averages, steps, self._loss_modules, runner_states)
+        return tensors_of(
+            self.rates, self.averaging_weight, averages, self._counters, self._loss_modules, runner_states
+        )
 
     def _train_step(self, size: int) -> None:
         """Take a training step of all members on batches of `size` samples."""
@@ -273,19 +288,11 @@ class GraphEngine:
         step = self.training.step.clamp(max=self.plan.steps - 1) if self._streamed else self.training.step
         for factor, table in self.rate_tables.items():
             self.rates[factor].copy_(table[step].squeeze(0))
-        self._run([(runner, partial(self._train, runner, size, batch)) for runner in self.runners])
+        self._run([(runner, partial(runner.train_step, size, batch)) for runner in self.runners])
         if self.plan.recipe.averaging:
             self.averaging_weight.copy_(self.averaging_table[step].squeeze(0))
             update_average(self._members, self.averaging_weight)
         self.training.step.add_(1)
-
-    def _train(self, runner: Runner, size: int, batch: Batch | None, streams: Sequence[torch.cuda.Stream]) -> None:
-        """Take a training step of one runner's members."""
-        if isinstance(runner, ModuleRunner):
-            compiled = self.plan.execution.compile and size == self.training.sizes[0]
-            runner.train_step(size, batch, streams, compiled)
-        else:
-            runner.train_step(size, batch, streams)
 
     def _validation_step(self, size: int) -> None:
         """Validate all members on a batch of `size` samples."""

@@ -121,7 +121,7 @@ class Lessons:
 
 @dataclass(frozen=True)
 class Teaching:
-    """Lessons that are ready to be given: networks are copies on the device, in evaluation mode.
+    """Copies of a teacher's networks on the device, frozen and in evaluation mode, which give its lessons.
 
     normalization: of the inputs as members get them. expected: as the networks do. classes: of the data. order: in
     which the networks get images, and have the weights of convolutions.

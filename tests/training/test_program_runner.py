@@ -1,4 +1,4 @@
-"""Runners of the graph engine: compiling kernels before the first step leaves no trace, and may fail."""
+"""A runner of a program: compiling kernels before the first step leaves no trace, and may fail."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import structured_ensembles as se
 from structured_ensembles.cuda.capture import CaptureError
 from structured_ensembles.cuda.compilation import compile_networks
 from structured_ensembles.training.engine import Member, Plan
-from structured_ensembles.training.runners import ProgramRunner
+from structured_ensembles.training.program_runner import ProgramRunner
 from structured_ensembles.training.state_copies import copy_state
 from tests.support.kernel_checks import here
 from tests.support.real_data import few_digits

@@ -1,0 +1,106 @@
+"""Gradients of the weights of stacked convolutions: one launch for all members, and one that adds up its partial sums.
+
+A member's pixels are divided among the programs of the first kernel, as blocks. Each writes the gradient of all weights
+as far as its block goes, (members, blocks, weights); the second kernel adds up the blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from structured_ensembles.cuda.convolution import Window
+from structured_ensembles.cuda.launch import empty, launch
+from structured_ensembles.cuda.launch_grid import Sweep, ceil_div, channel_units, dot_size
+
+PROGRAMS = 1200  # enough to keep a GPU busy: about eight for each multiprocessor
+WIDEST_INPUTS, WIDEST_OUTPUTS = 128, 32  # columns (taps × inputs) and outputs up to which layers are narrow
+WIDEST_IMAGE = 128  # pixels of a row that a sweep holds
+# Pixels of a tile, warps, stages of the pipeline: by rows and by taps, and by sweeps up to 64 columns and beyond.
+ROW_PRODUCTS, TAP_PRODUCTS = (64, 4, 2), (64, 4, 3)
+SWEEP_PRODUCTS, WIDE_SWEEP_PRODUCTS = (64, 2, 3), (128, 4, 3)
+MERGED_BLOCKS, MERGE_TILE = 64, 1024  # blocks, and numbers in all, that are merged at a time
+
+
+def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """Return the gradient of the weights, (members, outputs, inputs, rows, taps), in float32.
+
+    x: (members × images, inputs, height, width). dy: the gradient of the outputs. weight: only its shape matters.
+    """
+    _, outputs, inputs, rows, taps = weight.shape
+    narrow = rows <= 3 and taps * inputs <= WIDEST_INPUTS and outputs <= WIDEST_OUTPUTS
+    if narrow and rows == taps == 3 and window.stride == 1 and dy.shape[3] <= WIDEST_IMAGE:
+        partial = _products_by_sweep(x, dy, weight, window)
+    else:
+        partial = _products(x, dy, weight, window, narrow)
+    return _merge_blocks(partial, weight)
+
+
+def _products_by_sweep(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """Launch the kernel for narrow layers with a window of 3 × 3 and stride 1."""
+    from structured_ensembles.cuda.kernels.weight_gradient import weight_products_by_sweep
+
+    members, outputs, inputs, rows, taps = weight.shape
+    input_units, output_units, units = _units(inputs, outputs)
+    (height, width), (out_height, out_width) = x.shape[2:], dy.shape[2:]
+    images = len(x) // members
+    high = dot_size(taps * inputs)
+    deep, warps, stages = SWEEP_PRODUCTS if high <= 64 else WIDE_SWEEP_PRODUCTS
+    sweep = Sweep.of(images, height, out_width, members, deep)
+    blocks = ceil_div(images, sweep.images) * sweep.strips
+    partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
+    launch(
+        weight_products_by_sweep, (blocks, members),
+        x, dy, partial, images, height, out_height, window.padding, input_units, output_units,
+        sweep.strips, sweep.strip, WIDTH=width, OUT_WIDTH=out_width, **units, IMAGES=sweep.images,
+        HIGH=high, WIDE=min(64, dot_size(outputs)), DEEP=sweep.pixels, STAGES=stages, num_warps=warps,
+    )  # fmt: skip
+    return partial
+
+
+def _products(x: Tensor, dy: Tensor, weight: Tensor, window: Window, narrow: bool) -> Tensor:
+    """Launch the kernel that computes a row of the window at a time, for narrow layers, or the one for single taps."""
+    from structured_ensembles.cuda.kernels.weight_gradient import weight_products, weight_products_by_tap
+
+    members, outputs, inputs, rows, taps = weight.shape
+    input_units, output_units, units = _units(inputs, outputs)
+    out_height, out_width = dy.shape[2:]
+    high = dot_size(taps * inputs) if narrow else min(64, dot_size(inputs))
+    wide = min(64, dot_size(outputs))
+    deep, warps, stages = ROW_PRODUCTS if narrow else TAP_PRODUCTS
+    pixels = len(x) // members * out_height * out_width
+    input_tiles = 1 if narrow else ceil_div(inputs, high)
+    parts = ceil_div(outputs, wide) * (1 if narrow else rows * taps * input_tiles)
+    blocks = min(max(ceil_div(PROGRAMS, members * parts), 1), max(pixels // (4 * deep), 1), 256)
+    tiles = ceil_div(ceil_div(pixels, blocks), deep)
+    blocks = ceil_div(pixels, tiles * deep)
+    partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
+    launch(
+        weight_products if narrow else weight_products_by_tap, (blocks, members, parts),
+        x, dy, partial, pixels, *x.shape[2:], window.padding, input_units, output_units, tiles,
+        *(() if narrow else (input_tiles,)),
+        STRIDE=window.stride, OUT_WIDTH=out_width, OUT_PIXELS=out_height * out_width, ROWS=rows, TAPS=taps, **units,
+        HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return partial
+
+
+def _merge_blocks(partial: Tensor, weight: Tensor) -> Tensor:
+    """Add up partial sums (members, blocks, weights) over the blocks; the result has the shape of `weight`."""
+    from structured_ensembles.cuda.kernels.weight_gradient import merge_blocks
+
+    members, outputs, inputs, rows, taps = weight.shape
+    _, blocks, size = partial.shape
+    result = empty(members, outputs, rows, taps, inputs, like=partial)
+    tall = min(MERGED_BLOCKS, dot_size(blocks))
+    across = max(MERGE_TILE // tall, 1)
+    launch(merge_blocks, (ceil_div(size, across), members), partial, result, size, blocks, HIGH=tall, WIDE=across)
+    return result.permute(0, 1, 4, 2, 3)
+
+
+def _units(inputs: int, outputs: int) -> tuple[int, int, dict[str, Any]]:
+    """Return the numbers of units of inputs and outputs, and the kernels' constants that say how large a unit is."""
+    input_units, input_unit = channel_units(inputs)
+    output_units, output_unit = channel_units(outputs)
+    return input_units, output_units, {"INPUT_UNIT": input_unit, "OUTPUT_UNIT": output_unit}
