@@ -234,3 +234,14 @@ def test_attack_counts_are_recorded() -> None:
     assert f"none took more than {math.ceil(seconds)} s or {math.ceil(size / 10) * 10} MiB" in GUARANTEES
     assert f"{record['kills']['total']['cases']} runs that were killed" in GUARANTEES
     assert f"of {record['races']['total']['cases']} pairs of processes" in GUARANTEES
+
+
+def test_what_bfloat16_changes_in_a_search_is_recorded() -> None:
+    rows = recorded("search-precision-cpu")
+    kept, by_order = (
+        f"{100 * statistics.mean(row[name] for row in rows):.1f} %"
+        for name in ("kept_differently", "kept_differently_by_order")
+    )
+    page = read_page("concepts/scales.md")
+    assert len(rows) == 2
+    assert f"keep {kept} other neurons than in float32, and {by_order} others" in page
