@@ -317,6 +317,23 @@ def test_eager_time_is_steps_times_epochs_of_all_networks(tmp_path: Path) -> Non
     assert "not measured" in wall_time_table(records, other).splitlines()[2]
 
 
+def test_whole_networks_that_are_trained_first_count_with_their_own_eager_step(tmp_path: Path) -> None:
+    """Of prune-and-tune the base, of taught members their teachers: numbers from the members' on."""
+    tuned = Experiment("cifar10", "resnet20", "prune-and-tune", members=2, method_arguments={"prune": 0.5})
+    (tmp_path / tuned.folder).mkdir()
+    rows = ["0,2", "1,2", "2,2", "3,0", "3,1"]  # three epochs of the base, one of both members
+    (tmp_path / tuned.folder / "history.csv").write_text(
+        "\n".join([",".join(COLUMNS), *(f"{row},0.1,1,1,0.5,2" for row in rows)])
+    )
+    records = Records([Planned("a", tuned)], {tuned.folder: finished(tuned, tmp_path)})
+    steps = {("NVIDIA H200", Step("resnet20", 1, 32, kind)): ms for kind, ms in (("full", 100.0), ("prune=0.5", 50.0))}
+    line = wall_time_table(records, steps).splitlines()[2]
+    # 352 steps an epoch: 3 · 35.2 s and 2 · 17.6 s
+    assert line == f"| `{tuned.folder}` | 100 | 200 | 5 | graph | 100.0, then 50.0 | 141 | 1.4 |"
+    del steps["NVIDIA H200", Step("resnet20", 1, 32, "full")]
+    assert wall_time_table(records, steps).splitlines()[2].endswith("| 5 | graph | not measured | – | – |")
+
+
 def test_fastest_recorded_eager_step_counts_and_own_measurements_come_first(tmp_path: Path) -> None:
     fleet = [
         {"model": "resnet20", "members": 5, "name": "one full network, eager", "ms": 8.0},
