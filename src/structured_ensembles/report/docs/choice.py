@@ -12,7 +12,13 @@ from structured_ensembles.paper.wide_studies import tuned_study
 from structured_ensembles.report.docs.differences import list_runs_of_row, subtract_rows
 from structured_ensembles.report.docs.records import NOT_RUN, Records, write_table
 
-FIGURES = {"cls/accuracy": "accuracy (points)", "cal/nll": "NLL", "cal/ece15": "ECE, 15 bins (points)"}
+FIGURES = {
+    "cls/accuracy": "accuracy (points)",
+    "cal/nll": "NLL",
+    "cal/ece15": "ECE, 15 bins (points)",
+    "cal/nll_t": "NLL after temperature",
+    "cal/ece15_t": "ECE after temperature (points)",
+}
 HEADER = ("CIFAR-10", "memory (networks)", *FIGURES.values(), "seeds")
 HALVES, TUNED, ALONE = "random ×4, 40 epochs", "prune-and-tune ×4, 30 + 10 epochs", "single, 40 epochs"
 FIVE = "structured, layer"
