@@ -240,7 +240,7 @@ def test_targets_without_runs_take_at_most_one_line() -> None:
     runs = seeds_of("table-continual", "structured", [0.93, 0.92], "cl__accuracy", StudyOptions(datasets=("cifar10",)))
     judged = list_targets(records_of(*runs))
     table = targets_table(judged).splitlines()
-    assert "| Split-CIFAR-10: accuracy ≥ 92.27 % | 92.50 % | 2 of 3 | met so far |" in table
+    assert "| Split-CIFAR-10: accuracy ≥ 92.27 % | 92.50 ± 0.50 % | 2 of 3 | met so far |" in table  # ± 0.71 / √2
     assert sum("Front, CIFAR-100" in line for line in table) == 2
     summary = targets_summary(judged).splitlines()
     assert summary[2:] == ["| Split-CIFAR-10 | 1 of 1 | – | 2 of 3 |"]
@@ -499,7 +499,7 @@ def test_words_on_when_to_use_it_follow_from_the_recorded_runs(text: str) -> Non
 
 
 def test_words_on_calibration_follow_from_the_recorded_runs() -> None:
-    """README.md and results.md.jinja: after temperature, the ECE of wide halves is within half a point of the network's."""
+    """README.md, results.md: with temperatures, the ECE of wide halves is within half a point of the network's."""
     records = read_records(ROOT / "results", PLANNED)
     for comparison in list_comparisons():
         if "wide network" in comparison.text:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
+from scipy.stats import t as student
 
 from structured_ensembles.paper.queue import run_queue
 from structured_ensembles.paper.sections import Planned
@@ -65,7 +66,9 @@ def test_sentence_judges_accuracy_and_nll_in_either_direction(
     monkeypatch.setattr(
         neurons, "subtract_rows", lambda _, __, ___, figure, ____: Difference(figure, differences[figure])
     )
-    assert f"learned − drawn by lot, ResNet20: {text}; mirrored − drawn by lot" in write_neurons(Records([], {}))
+    page = write_neurons(Records([], {}))
+    assert f"learned − drawn by lot, ResNet20: {text}; mirrored − drawn by lot" in page
+    assert f"by more than 2 standard errors, as in {200 * student.cdf(-2, 2):.0f} of 100 cases" in page
 
 
 def test_item_without_runs_says_so() -> None:
