@@ -6,7 +6,14 @@ import pytest
 import yaml
 from scipy.stats import t as student
 
-from structured_ensembles.paper.defaults import CENTRE, FIGURES, defaults, defaults_rows, row_before
+from structured_ensembles.paper.defaults import (
+    CENTRE,
+    FIGURES,
+    defaults,
+    defaults_on_test,
+    defaults_rows,
+    row_before,
+)
 from structured_ensembles.paper.queue import run_queue, write_queue
 from structured_ensembles.paper.sections import Planned
 from structured_ensembles.paper.studies import StudyOptions
@@ -33,6 +40,19 @@ def test_every_arm_changes_one_setting() -> None:
             name for name in {*row.arguments, *old.arguments} if row.arguments.get(name) != old.arguments.get(name)
         }
         assert len(arguments) + len(row.changes) + (row.members != old.members) == 1, label
+
+
+def test_test_figures_are_of_rows_named_before_the_runs_and_epochs_are_not_chosen() -> None:
+    """Neither rows nor epochs may be chosen by figures of the split that they are shown on."""
+    shown = defaults_on_test(StudyOptions())
+    assert shown.split == "test"
+    combined = [f"{method}, combination" for method in ("random ×4", "single", "deep ×4")]
+    taught = [f"{method}, taught" for method in ("random ×4", "single", "random ×4, combination")]
+    assert sorted(shown.rows) == sorted(["random ×4", "single", "deep ×4", *combined, *taught])
+    chosen_by = defaults(StudyOptions())
+    assert chosen_by.split == "validation"
+    assert set(shown.rows) < set(chosen_by.rows)
+    assert all(run.changes["keep"] == "last" for run in chosen_by.experiments)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +125,10 @@ def test_study_goes_from_the_queue_to_the_page(tmp_path: Path) -> None:
     line = next(line for line in page.splitlines() if line.startswith(f"| {CENTRE} |"))
     assert line.startswith(f"| {CENTRE} | {100 * accuracy:.2f} ± ")
     assert not any(name.endswith("_t") for name in validation[0])
+    on_test = sum(records.done[run.folder].figures["cls/accuracy"] for run in list_runs_of_row(wanted, CENTRE)) / 3
+    last = [line for line in page.splitlines() if line.startswith(f"| {CENTRE} |")][-1]
+    assert f"| {100 * on_test:.2f} ± " in last
+    assert on_test != accuracy
     shared = next(line for line in page.splitlines() if line.startswith(f"- {arms[1]}, against {CENTRE}: "))
     assert shared.partition(": ")[2].startswith(("**better**", "**worse**", "**not told apart**"))
     assert f"- {CENTRE}, mixup, against {CENTRE}: not run." in page
