@@ -236,6 +236,25 @@ def test_targets_of_tuned_members_are_judged_from_runs() -> None:
     assert judged["NLL at least 15 % below single, 40 epochs"].figure == "−14.5 %"
 
 
+def test_ratio_of_a_target_is_of_the_seeds_that_both_rows_have() -> None:
+    first, second = (
+        list_runs_of_row(tuned_study(), row) for row in ("prune-and-tune ×4, 30 + 10 epochs", "single, 40 epochs")
+    )
+    runs = [(first[0], {"cal__nll": 0.16}), (first[1], {"cal__nll": 0.18})]
+    runs += [(run, {"cal__nll": nll}) for run, nll in zip(second, (0.2, 0.2, 9.0), strict=True)]
+    (target,) = (
+        one for one in list_targets(records_of(*runs)) if one.text == "NLL at least 15 % below single, 40 epochs"
+    )
+    assert (target.figure, target.seeds, target.met) == ("−15.0 %", 2, True)
+
+
+@pytest.mark.parametrize(("accuracy", "met"), [(0.9530, True), (0.9529, False)])
+def test_target_of_one_network_is_its_usual_accuracy(accuracy: float, met: bool) -> None:
+    records = records_of((ABSOLUTE_CHECK, {"cls__accuracy": accuracy}))
+    (target,) = (one for one in list_targets(records) if one.group.startswith("ResNet18 alone"))
+    assert (target.met, target.planned_seeds) == (met, 1)
+
+
 def test_targets_without_runs_take_at_most_one_line() -> None:
     runs = seeds_of("table-continual", "structured", [0.93, 0.92], "cl__accuracy", StudyOptions(datasets=("cifar10",)))
     judged = list_targets(records_of(*runs))
