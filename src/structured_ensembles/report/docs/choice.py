@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -51,10 +50,10 @@ def list_comparisons() -> list[Comparison]:
     ]
 
 
-def choice_table(records: Records, comparisons: Sequence[Comparison] | None = None) -> str:
+def choice_table(records: Records) -> str:
     """Write a line for each comparison: the memory of both rows, and differences by the mean of probabilities."""
     lines = []
-    for comparison in list_comparisons() if comparisons is None else comparisons:
+    for comparison in list_comparisons():
         differences = [subtract_rows(records, comparison.study, comparison.pair, figure, "mean") for figure in FIGURES]
         cells = [NOT_RUN if difference is None else difference.number for difference in differences]
         seeds = max(0 if difference is None else len(difference.values) for difference in differences)
