@@ -60,6 +60,15 @@ def test_supsup_keeps_all_weights_and_masks_half_of_them() -> None:
         assert not torch.equal(*masks)
 
 
+def test_memory_of_supsup_has_the_statistics_of_norms_of_every_task() -> None:
+    learner = SupSupLearner(make_backbone("normalized"), **SHORT)
+    for task in TASKS[:2]:
+        learner.learn(task)
+    assert learner.memory().factors == 2 * 2 * (6 + 8 + 10)  # tasks, mean and variance, channels
+    weights = [tensor for tensor in learner.backbone.parameters() if tensor.dim() > 1]
+    assert learner.memory().masks == 2 * sum(map(torch.numel, weights))
+
+
 def test_supermask_equals_a_hand_computation() -> None:
     """Forward keeps the largest |scores|; backward treats the mask as the |scores| themselves."""
     mask = Supermask(torch.Size([2, 3]), keep=0.5, seed=0)
@@ -98,6 +107,18 @@ def test_batch_ensemble_keeps_the_weights_of_the_first_task() -> None:
     assert not torch.equal(weight, start["conv2.weight"])
 
 
+def test_factors_of_a_batch_ensemble_have_no_weight_decay() -> None:
+    """The first step's gradient does not depend on the decay, so that only what decays differs after it."""
+    step = {"epochs": 1, "batch_size": 1000, "optimizer": "sgd", "rate": 0.1, "momentum": 0.0, "quiet": True}
+    learners = [BatchEnsembleLearner(make_backbone("plain"), weight_decay=decay, **step) for decay in (0.0, 0.5)]
+    for learner in learners:
+        learner.learn(TASKS[0])
+    plain, decayed = (learner.task_tensors[0] for learner in learners)
+    for name in ("conv1.weight#outputs", "conv1.weight#inputs", "conv2.weight#outputs", "conv2.weight#inputs"):
+        assert torch.equal(plain[name], decayed[name])
+    torch.testing.assert_close(plain["conv1.bias"] - decayed["conv1.bias"], 0.05 * make_backbone("plain").conv1.bias)
+
+
 def test_pruning_learns_later_tasks_and_cuts_connections_to_new_neurons() -> None:
     """The authors' own code stops learning after the second task."""
     learner = PruningLearner(make_backbone("plain"), strength=1e-3, margin=0.2, **{**SHORT, "epochs": 8})
@@ -133,7 +154,21 @@ def test_pruning_loses_no_more_accuracy_than_its_margin() -> None:
         pruned, full = ((compared.predict(inputs, 0) == targets).double().mean() for compared in (learner, unpruned))
         assert pruned >= full - margin - 1e-9
         kept[margin] = sum(learner.shared.owners.count(0).values())
-    assert kept[0.3] <= kept[0.0] < 24
+    assert kept[0.3] < kept[0.0] < 24
+
+
+def test_weights_of_the_pruning_learner_have_an_l1_penalty() -> None:
+    """After one step of plain SGD, a penalty of 0.1 has moved every weight by a tenth of the rate towards zero."""
+    step = {"epochs": 1, "batch_size": 1000, "optimizer": "sgd", "rate": 0.01, "momentum": 0.0, "quiet": True}
+    start = make_backbone("plain").conv1.weight.detach()
+    learners = [PruningLearner(make_backbone("plain"), strength=strength, **step) for strength in (0.0, 0.1)]
+    for learner in learners:
+        learner.learn(TASKS[0])
+    owned = [set(learner.shared.owners.used(0)["backbone.conv1"]) for learner in learners]
+    common = sorted(owned[0] & owned[1])
+    assert common
+    plain, penalised = (learner.backbone.conv1.weight.detach()[common] for learner in learners)
+    torch.testing.assert_close(plain - penalised, 0.001 * start[common].sign())
 
 
 def test_mean_activity_equals_a_hand_computation() -> None:

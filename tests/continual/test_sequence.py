@@ -13,6 +13,7 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS, AccuracyMatrix, Learner, StructuredLearner, Task, run_sequence
+from structured_ensembles.continual.learner import find_surest_task
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.storage.run_files import read_json, write_json
 from tests.support.continual_cases import LONG, SHORT, inputs_of, learn_and_check, logits_of, make_backbone, make_tasks
@@ -38,6 +39,16 @@ def test_matrix_figures_equal_a_hand_computation() -> None:
     assert (alone.accuracy, alone.forgetting, alone.backward_transfer) == (0.9, 0.0, 0.0)
     with pytest.raises(ValueError, match="triangle"):
         AccuracyMatrix(((0.9,), (0.8,)))
+
+
+def test_surest_task_has_the_lowest_entropy_relative_to_that_of_its_classes() -> None:
+    """Of 0.8 and 0.2 it is 0.50 of 0.69 nats; of 0.85 and three times 0.05 it is 0.59 of 1.39."""
+    logits = {3: torch.tensor([[0.8, 0.2]]).log(), 5: torch.tensor([[0.85, 0.05, 0.05, 0.05]]).log()}
+    assert find_surest_task(logits).tolist() == [5]
+    # Of two samples, the second is surer of task 3; together, the mean over both decides.
+    both = {3: torch.tensor([[0.8, 0.2], [0.99, 0.01]]).log(), 5: logits[5].repeat(2, 1)}
+    assert find_surest_task(both).tolist() == [5, 3]
+    assert find_surest_task(both, together=True).tolist() == [3, 3]  # (0.72 + 0.08) / 2 against 0.42
 
 
 def test_accuracy_matrix_names_tasks_by_their_own_numbers() -> None:

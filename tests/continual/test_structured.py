@@ -1,11 +1,16 @@
 """StructuredLearner with a plan: every task gets an equal share of the neurons."""
 
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+import structured_ensembles as se
 from structured_ensembles.continual import StructuredLearner
+from structured_ensembles.continual.fitting import derive_seed
+from structured_ensembles.continual.heads import create_head
 from structured_ensembles.continual.structured import count_share
 from tests.support.continual_cases import SHORT, inputs_of, learn_and_check, make_backbone, make_tasks
 
@@ -52,6 +57,34 @@ def test_without_a_plan_later_tasks_get_fewer_neurons() -> None:
         learner.learn(task)
     assert dict(learner.capacity().taken)["backbone.conv2"] == (8, 4, 2)  # n - ⌈(n-1)/2⌉ of 16, 8 and 4
     assert "tasks" not in learner.settings
+
+
+class Wave(nn.Module):
+    """Fold pixels, so that those of another mean and deviation look altogether different."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(5 * x)
+
+
+def test_search_gets_inputs_as_the_task_is_trained_on() -> None:
+    """Under the head that the first task will draw, this backbone is a network trained on pixels in [0,1].
+
+    The search would take such a network for a trained one, and give it pixels in [0,1]; the task trains on others.
+    """
+    data, seed = se.load_data("digits"), 3
+    torch.manual_seed(0)
+    trained = nn.Sequential(Wave(), nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    unit = se.Data.from_arrays(data.train.inputs, data.train.targets, normalization="unit")
+    se.train(se.Ensemble([trained]), unit, se.Recipe(epochs=12, rate=0.1), "cpu", quiet=True)
+    head = create_head("linear", 10, 10, derive_seed(seed, 0, 1))
+    inverse = torch.linalg.pinv(head.weight.detach())
+    before_head = nn.Linear(10, 10)
+    before_head.load_state_dict({"weight": inverse, "bias": -inverse @ head.bias.detach()})
+    learner = StructuredLearner(nn.Sequential(trained, before_head), seed=seed, **QUICK)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learner.learn(data)
+    assert learner.learned[0].normalization == data.normalization
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from scipy import stats
 
 import structured_ensembles as se
-from structured_ensembles.data.batch_changes import changes_for, cut_out, draw_shares, mix, stack_changes
+from structured_ensembles.data.batch_changes import changes_for, check_mixup, cut_out, draw_shares, mix, stack_changes
+from structured_ensembles.data.drawing import draw
 from structured_ensembles.data.losses import smoothed_cross_entropy
 from tests.support.real_data import few_digits
 
@@ -24,6 +25,27 @@ def test_cutout_is_a_square_around_its_centre_within_the_image() -> None:
     assert cut_out(images.to(memory_format=torch.channels_last), torch.zeros(3, 2).long()).is_contiguous(
         memory_format=torch.channels_last
     )
+
+
+def test_hole_in_an_oblong_image_has_half_of_its_shorter_side_rounded_up() -> None:
+    cut = cut_out(torch.ones(1, 1, 5, 9), torch.tensor([[2, 6]]))
+    expected = torch.ones(1, 1, 5, 9)
+    expected[0, 0, 1:4, 5:8] = 0  # three of five rows around row 2, as many columns around column 6
+    assert torch.equal(cut, expected)
+
+
+def test_holes_are_anywhere_in_the_image_and_do_not_follow_the_shares() -> None:
+    data = se.Data.from_arrays(torch.zeros(400, 3, 4, 10, dtype=torch.uint8), torch.arange(400) % 2)
+    changes = changes_for("crop+flip+cutout", 0.4, data, 400, 400, torch.device("cpu"))
+    assert changes is not None
+    assert changes.holes is not None
+    changes.shuffle(7)
+    rows, columns = changes.holes[0].T
+    assert rows.unique().tolist() == list(range(4))
+    assert columns.unique().tolist() == list(range(10))
+    # The 400 numbers behind the shares would give these rows; the same numbers twice would tie holes to blends.
+    assert not torch.equal(rows, draw((7, 2), 400) % 4)
+    assert not torch.equal(rows, draw((7,), 400) % 4)
 
 
 def test_mixup_blends_each_sample_with_the_next_of_its_member() -> None:
@@ -78,3 +100,14 @@ def test_what_cannot_be_blended_is_an_error() -> None:
         se.train(se.Ensemble([se.zoo.mlp(3, 1)]), regression, recipe, quiet=True)
     with pytest.raises(ValueError, match="mixup must be 0 for a loss of your own"):
         se.train(se.Ensemble([se.zoo.lenet5(10)]), few_digits(), recipe, loss=F.cross_entropy, quiet=True)
+    labels = torch.arange(20) % 2
+    pairs = torch.utils.data.TensorDataset(torch.randn(20, 3), labels)
+    others = {
+        "Data.from_loaders": se.Data.from_loaders(torch.utils.data.DataLoader(pairs, 10), classes=2),
+        "data of several inputs": se.Data.from_arrays((torch.randn(20, 3), torch.randn(20, 3)), labels),
+        "inputs that are ids": se.Data.from_arrays(torch.arange(60).view(20, 3), labels, ids=True),
+    }
+    for reason, data in others.items():
+        with pytest.raises(ValueError, match=f"mixup must be 0 for {reason}"):
+            check_mixup(0.2, data, has_own_loss=False)
+        check_mixup(0.0, data, has_own_loss=False)

@@ -1,5 +1,6 @@
 """Prune and Tune: a base, mirrored children cut out of it, one cycle of the learning rate, both costs counted."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,31 @@ def test_rate_of_the_children_is_one_cycle_below_the_peak(monkeypatch: pytest.Mo
     assert rates[:peak] == sorted(rates[:peak])
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
     assert rates[-1] < 1e-4
+
+
+def test_by_default_a_quarter_of_the_epochs_tunes_at_half_of_the_rate() -> None:
+    history = made(recipe=se.Recipe(epochs=5, batch_size=64, rate=0.1)).history
+    assert history is not None
+    assert len(history.of(2)) == 3
+    first, last = (row["rate"] for row in history.of(0))  # a quarter of five, rounded up
+    steps = 21  # 1,295 samples in batches of 64
+    done = ((steps - 1) / steps - 0.2) / (2 - 0.2)  # of the cosine, after a rise of a tenth of two epochs
+    assert first == pytest.approx(0.05 * (1 + math.cos(math.pi * done)) / 2)
+    assert last < 0.001
+
+
+def test_statistics_of_children_are_measured_anew_before_they_are_tuned() -> None:
+    """At a rate of zero and with momentum 0, batch norm ends with the statistics that tuning began with."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(32, momentum=0.0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), norm, nn.ReLU(), nn.Linear(32, 10))
+    data, recipe = se.load_data("digits"), se.Recipe(epochs=2, batch_size=64)
+    ensemble = prune_and_tune(network, data, 2, recipe=recipe, tune_epochs=1, peak_rate=0.0, device="cpu", quiet=True)
+    x = data.prepare(data.train.inputs[data.train.index], torch.float32)
+    for member in ensemble.members:
+        before_norm = member[1](x.flatten(1)).detach()  # type: ignore[index, operator]
+        torch.testing.assert_close(member[2].running_mean, before_norm.mean(0), rtol=0, atol=0.05)  # type: ignore[index]
+        assert not torch.equal(member[2].running_mean, torch.zeros(16))  # type: ignore[index]
 
 
 @pytest.mark.parametrize("selection", ["mirrored", "random"])

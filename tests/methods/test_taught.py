@@ -1,5 +1,6 @@
 """Taught members: what is trained, with which teacher, both costs counted, and a run that resumes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,47 @@ def test_members_are_random_members_taught_by_the_deep_ensemble_of_the_seed() ->
     ours = made(teachers=3, memory=1.0, share=0.6, temperature=3.0, seed=4)
     assert ours.subnets == by_hand.subnets
     assert equal(weights(ours.members), weights(by_hand.members))
+
+
+class Residual(nn.Module):
+    """Add one block to a residual stream, whose channels only `coupled` members may lose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(64, 16), nn.Linear(16, 10)
+        self.block = nn.Sequential(nn.ReLU(), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x.flatten(1))
+        return self.head(torch.relu(x + self.block(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "selected"),
+    [
+        ({}, {"prune": 0.5}),
+        ({"prune": 0.8, "round_to": 4}, {"prune": 0.8, "round_to": 4}),
+        ({"selection": "mirrored"}, {"prune": 0.5, "selection": "mirrored"}),
+        ({"coupled": True}, {"prune": 0.5}),
+    ],
+)
+def test_members_keep_what_select_gives_for_these_arguments(
+    arguments: dict[str, Any], selected: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    network, data = Residual(), se.load_data("digits")
+    short = replace(RECIPE, epochs=1)
+    ensemble = taught_ensemble(network, data, 2, recipe=short, seed=5, device="cpu", quiet=True, **arguments)
+    graph = se.trace(network, data.example(), coupled=arguments.get("coupled", False))
+    assert len(graph.prunable) == (2 if "coupled" in arguments else 1)
+    expected = se.select(graph, **{"selection": "random", "members": 2, "seed": 5, **selected})
+    assert list(ensemble.subnets or ()) == expected
+
+
+def test_by_default_there_are_as_many_teachers_as_members() -> None:
+    history = made(recipe=replace(RECIPE, epochs=1)).history
+    assert history is not None
+    assert {row["member"] for row in history.rows} == {0, 1, 2, 3}  # members, then teachers
 
 
 def test_history_counts_teacher_and_members() -> None:
@@ -85,9 +127,11 @@ def test_stopped_run_resumes_to_the_same_members(monkeypatch: pytest.MonkeyPatch
 
 
 def test_folder_of_another_teacher_is_refused(tmp_path: Path) -> None:
-    made(folder=tmp_path / "run")
-    with pytest.raises(ValueError, match="differs in teachers"):
-        made(folder=tmp_path / "run", teachers=3)
+    short = replace(RECIPE, epochs=1)
+    made(folder=tmp_path / "run", recipe=short)
+    for name, value in {"teachers": 3, "share": 0.4, "temperature": 3.0, "selection": "mirrored"}.items():
+        with pytest.raises(ValueError, match=f"differs in {name}"):
+            made(folder=tmp_path / "run", recipe=short, **{name: value})
 
 
 class Noisy(nn.Sequential):

@@ -57,6 +57,12 @@ def test_bold_needs_all_rows_a_direction_and_finite_figures() -> None:
     )
 
 
+def test_figures_that_look_the_same_are_both_bold() -> None:
+    ours = {("a", "x"): [0.91234], ("b", "x"): [0.91228], ("c", "x"): [0.9122]}
+    lines = markdown_table(("a", "b", "c"), ("x",), {"x": "cls/accuracy"}, ours).splitlines()
+    assert lines[2:5] == ["| a | **91.23** |", "| b | **91.23** |", "| c | 91.22 |"]
+
+
 def test_blank_cells_stay_empty() -> None:
     ours = {("single", "cifar10/resnet20"): [0.8], ("deep", "cifar10/resnet20"): [0.9], ("deep", "svhn/vgg11"): [0.95]}
     blank = [("structured", "cifar10/resnet20")]

@@ -79,3 +79,19 @@ def test_closest_finished_runs_correct_an_estimate(tmp_path: Path) -> None:
     # The same but the seed: 2. The same network, method and training: itself, 4. Another recipe: the mean of both.
     expected = [2 * seconds[0], 2 * seconds[1], 4 * seconds[2], 3 * seconds[3], seconds[4]]
     assert [60 * value for value in minutes] == pytest.approx(expected)
+
+
+def test_runs_of_the_same_training_come_before_those_of_the_same_network() -> None:
+    paper = Experiment("cifar10", "resnet20", "deep", recipe="paper")
+    modern = replace(paper, recipe="modern")
+    seconds = [(paper, 2.0), (replace(paper, dataset="cifar100"), 4.0), (modern, 9.0)]
+    ratios = compute_ratios([(run, times * estimate_training_seconds(run)) for run, times in seconds])
+    svhn = replace(paper, dataset="svhn")
+    expected = [
+        (paper, 2.0),  # the same but the seed
+        (svhn, 3.0),  # trained alike: 2 and 4
+        (replace(svhn, recipe="regression"), 5.0),  # the same network and method: 2, 4 and 9
+        (replace(svhn, method="single"), 1.0),
+    ]
+    for run, correction in expected:
+        assert find_correction(run, ratios) == pytest.approx(correction)

@@ -1,5 +1,9 @@
 """Random subsets of the studies: those of the method `random`, with shared batches or another training seed."""
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
 import structured_ensembles as se
@@ -51,3 +55,32 @@ def test_shared_batches_are_those_of_the_first_member() -> None:
     )
     assert torch.equal(shared[0], shared[1])  # nothing is pruned: the same network on the same batches
     assert not torch.equal(own[0], own[1])
+
+
+def test_coupled_subsets_are_those_of_the_method_random_too() -> None:
+    torch.manual_seed(0)
+    model = se.zoo.resnet20(num_classes=3, in_channels=1)
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randint(256, (24, 1, 8, 8), generator=generator).byte(), torch.arange(24) % 3
+    settings = {"members": 2, "memory": 1.0, "coupled": True, "device": "cpu", "quiet": True}
+    settings |= {"recipe": se.Recipe(epochs=0, keep="last"), "seed": 1}
+    ensembles = [
+        make(model, se.Data.from_arrays(x, y), **settings) for make in (train_random_subsets, METHODS["random"])
+    ]
+    assert ensembles[0].subnets == ensembles[1].subnets
+    assert len(dict(ensembles[0].subnets[0].kept)) > 9  # more than the first convolutions of nine blocks
+
+
+@pytest.mark.parametrize("changed", [{"shared_batches": True}, {"training_seed": 3}])
+def test_folder_of_another_control_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+    settings = {
+        "members": 2,
+        "prune": 0.5,
+        "recipe": RECIPE,
+        "device": "cpu",
+        "quiet": True,
+        "folder": tmp_path / "run",
+    }
+    train_random_subsets(network(), toy_data(), **settings)
+    with pytest.raises(ValueError, match=f"differs in {next(iter(changed))}"):
+        train_random_subsets(network(), toy_data(), **settings, **changed)

@@ -33,3 +33,10 @@ def test_rows_that_differ_less_than_chance_have_no_deviation() -> None:
     assert result.p > 0.05
     with pytest.raises(ValueError, match="at least 2 rows"):
         analyse_two_ways([[1.0, 2.0]])
+
+
+def test_equal_rows_do_not_differ_even_if_nothing_else_does() -> None:
+    equal = analyse_two_ways([[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])
+    assert (equal.f, equal.p, equal.deviations) == (0.0, 1.0, (0.0, 0.0, 0.0))
+    exact = analyse_two_ways([[0.5, 0.25], [0.75, 0.5]])  # nothing is left for chance: F has no bound
+    assert (exact.f, exact.p) == (float("inf"), 0.0)

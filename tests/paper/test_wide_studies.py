@@ -43,7 +43,7 @@ def test_members_have_the_epochs_that_the_rows_say() -> None:
 
 @pytest.mark.parametrize("row", ["prune-and-tune ×4, 30 + 10 epochs", "random ×4, 18 epochs"])
 def test_tiny_run_of_the_study_works_from_start_to_end(row: str, tmp_path: Path) -> None:
-    planned = tuned_study((0,)).sources[row, "cls/accuracy"][0][0]
+    planned = tuned_study().sources[row, "cls/accuracy"][0][0]
     arguments = {**planned.method_arguments, **({"tune_epochs": 1} if "+" in row else {})}
     tiny = replace(
         planned,

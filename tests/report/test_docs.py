@@ -236,11 +236,30 @@ def test_targets_of_tuned_members_are_judged_from_runs() -> None:
     assert judged["NLL at least 15 % below single, 40 epochs"].figure == "−14.5 %"
 
 
+def test_ratio_of_a_target_is_of_the_seeds_that_both_rows_have() -> None:
+    first, second = (
+        list_runs_of_row(tuned_study(), row) for row in ("prune-and-tune ×4, 30 + 10 epochs", "single, 40 epochs")
+    )
+    runs = [(first[0], {"cal__nll": 0.16}), (first[1], {"cal__nll": 0.18})]
+    runs += [(run, {"cal__nll": nll}) for run, nll in zip(second, (0.2, 0.2, 9.0), strict=True)]
+    (target,) = (
+        one for one in list_targets(records_of(*runs)) if one.text == "NLL at least 15 % below single, 40 epochs"
+    )
+    assert (target.figure, target.seeds, target.met) == ("−15.0 %", 2, True)
+
+
+@pytest.mark.parametrize(("accuracy", "met"), [(0.9530, True), (0.9529, False)])
+def test_target_of_one_network_is_its_usual_accuracy(accuracy: float, met: bool) -> None:
+    records = records_of((ABSOLUTE_CHECK, {"cls__accuracy": accuracy}))
+    (target,) = (one for one in list_targets(records) if one.group.startswith("ResNet18 alone"))
+    assert (target.met, target.planned_seeds) == (met, 1)
+
+
 def test_targets_without_runs_take_at_most_one_line() -> None:
     runs = seeds_of("table-continual", "structured", [0.93, 0.92], "cl__accuracy", StudyOptions(datasets=("cifar10",)))
     judged = list_targets(records_of(*runs))
     table = targets_table(judged).splitlines()
-    assert "| Split-CIFAR-10: accuracy ≥ 92.27 % | 92.50 % | 2 of 3 | met so far |" in table
+    assert "| Split-CIFAR-10: accuracy ≥ 92.27 % | 92.50 ± 0.50 % | 2 of 3 | met so far |" in table  # ± 0.71 / √2
     assert sum("Front, CIFAR-100" in line for line in table) == 2
     summary = targets_summary(judged).splitlines()
     assert summary[2:] == ["| Split-CIFAR-10 | 1 of 1 | – | 2 of 3 |"]
@@ -315,6 +334,23 @@ def test_eager_time_is_steps_times_epochs_of_all_networks(tmp_path: Path) -> Non
     assert count_steps_per_epoch(replace(deep, validation=False)) == 391
     other = {("NVIDIA L4", Step("resnet20", 1, 32, "full")): 100.0}
     assert "not measured" in wall_time_table(records, other).splitlines()[2]
+
+
+def test_whole_networks_that_are_trained_first_count_with_their_own_eager_step(tmp_path: Path) -> None:
+    """Of prune-and-tune the base, of taught members their teachers: numbers from the members' on."""
+    tuned = Experiment("cifar10", "resnet20", "prune-and-tune", members=2, method_arguments={"prune": 0.5})
+    (tmp_path / tuned.folder).mkdir()
+    rows = ["0,2", "1,2", "2,2", "3,0", "3,1"]  # three epochs of the base, one of both members
+    (tmp_path / tuned.folder / "history.csv").write_text(
+        "\n".join([",".join(COLUMNS), *(f"{row},0.1,1,1,0.5,2" for row in rows)])
+    )
+    records = Records([Planned("a", tuned)], {tuned.folder: finished(tuned, tmp_path)})
+    steps = {("NVIDIA H200", Step("resnet20", 1, 32, kind)): ms for kind, ms in (("full", 100.0), ("prune=0.5", 50.0))}
+    line = wall_time_table(records, steps).splitlines()[2]
+    # 352 steps an epoch: 3 · 35.2 s and 2 · 17.6 s
+    assert line == f"| `{tuned.folder}` | 100 | 200 | 5 | graph | 100.0, then 50.0 | 141 | 1.4 |"
+    del steps["NVIDIA H200", Step("resnet20", 1, 32, "full")]
+    assert wall_time_table(records, steps).splitlines()[2].endswith("| 5 | graph | not measured | – | – |")
 
 
 def test_fastest_recorded_eager_step_counts_and_own_measurements_come_first(tmp_path: Path) -> None:
@@ -453,19 +489,20 @@ def test_choice_shows_memory_differences_and_seeds() -> None:
     )
     line = choice_table(records).splitlines()[2]
     # Differences of 1 and 2 points: their mean is 1.5, its standard error is 0.5.
-    expected = "1.0 against 1.0 | +1.50 ± 0.50 | not run | not run | 2 |"
-    assert line == f"| wide network: two halves − the network | {expected}"
-    assert choice_table(records_of()).splitlines()[2].endswith("| not run | not run | not run | not run | 0 |")
+    missing = " | not run" * 4
+    assert line == f"| wide network: two halves − the network | 1.0 against 1.0 | +1.50 ± 0.50{missing} | 2 |"
+    assert choice_table(records_of()).splitlines()[2].endswith(f"| not run | not run{missing} | 0 |")
 
 
-# Pairs that the README and docs/results.md speak of, with the sign of (accuracy, NLL, ECE) that their words say.
+# Pairs that the README and docs/results.md speak of, with the sign that their words say of each figure of CLAIMED.
+CLAIMED = ("cls/accuracy", "cal/nll", "cal/ece15", "cal/nll_t", "cal/ece15_t")
 CLAIMS = {
-    "wide network: two halves − the network": (+1, -1, -1),
-    "wide network: four halves − the network": (+1, -1, -1),
-    "trained wide network: four halves of it, tuned − the network": (+1, -1, -1),
-    "trained wide network: four halves of it, tuned − four from scratch": (-1, +1, None),
-    "ResNet20: five halves − the network": (+1, -1, -1),
-    "ResNet20: five halves − five full networks": (-1, +1, None),
+    "wide network: two halves − the network": (+1, -1, -1, -1, None),
+    "wide network: four halves − the network": (+1, -1, -1, -1, None),
+    "trained wide network: four halves of it, tuned − the network": (+1, -1, -1, -1, None),
+    "trained wide network: four halves of it, tuned − four from scratch": (-1, +1, None, +1, None),
+    "ResNet20: five halves − the network": (+1, -1, -1, -1, +1),
+    "ResNet20: five halves − five full networks": (-1, +1, None, +1, None),
 }
 
 
@@ -474,7 +511,17 @@ def test_words_on_when_to_use_it_follow_from_the_recorded_runs(text: str) -> Non
     """Where this fails, the bullets below the table of choice must change, in README.md and results.md.jinja."""
     records = read_records(ROOT / "results", PLANNED)
     (wanted,) = (comparison for comparison in list_comparisons() if comparison.text == text)
-    for figure, sign in zip(("cls/accuracy", "cal/nll", "cal/ece15"), CLAIMS[text], strict=True):
+    for figure, sign in zip(CLAIMED, CLAIMS[text], strict=True):
         difference = subtract_rows(records, wanted.study, wanted.pair, figure, "mean")
         assert difference is not None
         assert sign is None or sign * difference.mean > 2 * (difference.error or 0.0)
+
+
+def test_words_on_calibration_follow_from_the_recorded_runs() -> None:
+    """README.md, results.md: with temperatures, the ECE of wide halves is within half a point of the network's."""
+    records = read_records(ROOT / "results", PLANNED)
+    for comparison in list_comparisons():
+        if "wide network" in comparison.text:
+            difference = subtract_rows(records, comparison.study, comparison.pair, "cal/ece15_t", "mean")
+            assert difference is not None
+            assert abs(difference.mean) < 0.005

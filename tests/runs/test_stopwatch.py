@@ -76,11 +76,20 @@ def test_result_counts_the_seconds_of_all_starts(run: Callable[[Path], dict[str,
     assert not (tmp_path / "run" / ELAPSED).exists()
 
 
-def test_folder_that_vanishes_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_cannot_be_written_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the thread that writes now and then, whose errors pytest reports, nor the end of the run."""
     monkeypatch.setattr(stopwatch, "INTERVAL", 0.01)
-    with run_stopwatch(tmp_path / "gone") as watch:
+    written: list[Path] = []
+
+    def fail(path: Path, _: object) -> None:
+        written.append(path)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(stopwatch, "write_json", fail)
+    with run_stopwatch(tmp_path) as watch:
         time.sleep(0.1)
     assert watch.seconds >= 0.1
+    assert len(written) > 2
 
 
 @pytest.mark.parametrize("content", ['{"seconds": -1}', '{"seconds": "1"}', "{}", "[1]", "1e400", ""])

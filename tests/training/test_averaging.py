@@ -5,6 +5,7 @@ from typing import Literal
 
 import pytest
 import torch
+from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.training import averaging, loop_engine
@@ -97,3 +98,25 @@ def test_diverged_member_ends_with_its_best_weights_not_an_average() -> None:
     with pytest.warns(UserWarning, match="stops with the weights it started with"):
         se.train(ensemble, few_digits(), recipe, "cpu", quiet=True)
     assert equal(weights(ensemble.members[0]), weights(network(0, dropout=0.0)))
+
+
+def test_average_of_other_parameters_is_refused() -> None:
+    average = averaging.start_average(nn.Linear(3, 2))
+    for wrong in ({"weight": torch.zeros(2, 3)}, {"weight": torch.zeros(3, 2), "bias": torch.zeros(2)}):
+        with pytest.raises(ValueError, match="averages are not those of the networks' parameters"):
+            averaging.restore_average(average, wrong)
+    averaging.restore_average(average, {"weight": torch.ones(2, 3), "bias": torch.ones(2)})
+    assert all(torch.equal(tensor, torch.ones_like(tensor)) for tensor in average.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"averaging": 1.5}, "averaging must be a share of the epochs, from 0 to 1, not 1.5"),
+        ({"averaging": 0.5, "patience": 3}, "patience must be None with averaging, not 3"),
+    ],
+)
+def test_average_that_cannot_be_is_an_error(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        se.Recipe(**changes)  # type: ignore[arg-type]
+    assert se.Recipe(averaging=1.0).averaging_weight(0, 1) == 1.0

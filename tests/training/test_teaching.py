@@ -1,5 +1,6 @@
 """Teachers: the loss by hand, what a teacher sees, both engines, checkpoints, and what cannot teach."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 import structured_ensembles as se
 from structured_ensembles import build
 from structured_ensembles.data.augmentation import augment, draw_crops
+from structured_ensembles.data.kinds import Normalizations
+from structured_ensembles.train import lessons_of
 from structured_ensembles.training.engine import Plan
 from structured_ensembles.training.teaching import Lessons, taught_cross_entropy
 from tests.support.engines import Stopped, stop_before_epoch, use_engine
@@ -88,6 +91,50 @@ def test_taught_targets_are_the_calibrated_probabilities_of_the_teacher_softened
     probabilities = teacher.predict_proba(pixels, temperature=1.7).double()
     expected = probabilities ** (1 / 3)
     torch.testing.assert_close(targets[:, 1].double(), expected / expected.sum(1, keepdim=True), rtol=1e-4, atol=1e-6)
+
+
+def test_ensemble_teaches_with_its_own_temperature_and_normalisation() -> None:
+    teacher = teacher_of_two()
+    lessons = lessons_of(se.Teacher(teacher, share=0.7, temperature=3.0), few_digits(), None)
+    assert lessons is not None
+    assert (lessons.calibration, lessons.normalization) == (1.7, teacher.normalization)
+    assert (lessons.share, lessons.temperature) == (0.7, 3.0)
+    alone = lessons_of(teacher.members[0], few_digits(), None)
+    assert alone is not None
+    assert (alone.calibration, alone.normalization) == (1.0, "data")
+
+
+def test_identity_tells_teachers_apart_by_all_that_changes_what_they_teach() -> None:
+    lessons = Lessons([network(7)], 1.7, se.Normalization((0.2,), (0.5,)), 0.7, 3.0)
+    others = [
+        replace(lessons, networks=[network(8)]),
+        replace(lessons, calibration=1.0),
+        replace(lessons, normalization=se.Normalization((0.2,), (0.4,))),
+        replace(lessons, normalization="data"),
+        replace(lessons, normalization=None),
+        replace(lessons, share=0.6),
+        replace(lessons, temperature=2.0),
+    ]
+    assert lessons.identity() == replace(lessons, networks=[network(7)]).identity()
+    identities = [json.dumps(each.identity(), sort_keys=True) for each in (lessons, *others)]
+    assert len(set(identities)) == len(identities)
+
+
+def test_teacher_of_several_inputs_needs_the_normalisation_of_the_data() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, first: Tensor, second: Tensor) -> Tensor:
+            return self.layer(first + second)  # type: ignore[no-any-return]
+
+    inputs = (torch.randn(40, 3), 5 + torch.randn(40, 3))
+    data = se.Data.from_arrays(inputs, (inputs[0][:, 0] > 0).long())
+    other = Normalizations((None, se.Normalization((5.0,), (2.0,))))
+    with pytest.raises(ValueError, match="another normalisation of its several inputs"):
+        Lessons([Sum()], 1.0, other, 0.5, 1.0).prepare(data, CPU)
+    assert Lessons([Sum()], 1.0, data.normalization, 0.5, 1.0).prepare(data, CPU).classes == 2
 
 
 def test_teacher_of_more_classes_than_the_data_have_teaches_what_it_predicts_of_them() -> None:
@@ -396,6 +443,7 @@ def broken() -> nn.Module:
         ({"teacher": broken()}, "teacher must give a probability to every class, but on samples of data it gives NaN"),
         ({"teacher": network(0), "loss": nn.functional.cross_entropy}, "left out with a loss of your own"),
         ({"teacher": network(0).apply(lambda module: None), "data": few_values()}, "left out for a regression"),
+        ({"teacher": se.Ensemble([nn.Linear(64, 10)], task="regression")}, "left out for a regression"),
     ],
 )
 def test_what_cannot_teach_is_refused_before_any_work(options: dict[str, Any], message: str) -> None:

@@ -6,6 +6,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypedDict, get_args
 
@@ -126,7 +127,8 @@ class Learner(ABC):
             task = make_task(task, 1 + max(self.learned, default=-1))
         self._check(task)
         changed = self._copy()
-        data = task.data.to(self.device)
+        # A new head has learned nothing: by its outputs, no search can tell a normalisation that fits better.
+        data = replace(task.data.to(self.device), normalization_settled=True)
         example = self._example(data.shape)
         features = count_features(self.backbone, example)
         head = create_head(self.head, features, data.num_classes, derive_seed(self.seed, task.number, 1)).to(example)

@@ -33,12 +33,12 @@ def false_acceptance(known: Tensor, foreign: Tensor, kept: float = 0.95) -> floa
     return float((foreign.double() <= threshold).double().mean())
 
 
-def false_alarms(known: Tensor, foreign: Tensor, detected: float = 0.95) -> float:
-    """Compute the share of known samples rejected when at least a share `detected` of the foreign ones is.
+def false_alarms(known: Tensor, foreign: Tensor) -> float:
+    """Compute the share of known samples rejected when at least 95 % of the foreign ones are.
 
     known, foreign: scores (samples,), high for samples to reject. NaN without samples of each kind.
     """
-    return false_acceptance(-foreign, -known, detected)
+    return false_acceptance(-foreign, -known)
 
 
 def mean_over_ties(scores: Tensor, values: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ def compute_regression_figures(outputs: Tensor, targets: Tensor) -> dict[str, fl
     }
 
 
-def compute_gaussian_figures(gaussians: Gaussians, targets: Tensor, coverage: float = 0.9) -> dict[str, float]:
+def compute_gaussian_figures(gaussians: Gaussians, targets: Tensor) -> dict[str, float]:
     """Compute the figures of Gaussian heads: as above with the total deviation as spread, and of the distributions.
 
     nll: of the mixture, in nats for each value; nll_matched: of one Gaussian with its mean and deviation; member_nll.
@@ -36,8 +36,7 @@ def compute_gaussian_figures(gaussians: Gaussians, targets: Tensor, coverage: fl
     in an interval that should hold 90 % of them, and its mean width. targets: (samples, values) or (samples,).
     """
     targets = gaussians.fitting(targets)
-    low, high = gaussians.interval(coverage)
-    suffix = f"at_{100 * coverage:g}"
+    low, high = gaussians.interval(0.9)
     return {
         **compute_regression_figures(gaussians.means, targets),
         "spread": float(gaussians.deviation.mean()),
@@ -46,8 +45,8 @@ def compute_gaussian_figures(gaussians: Gaussians, targets: Tensor, coverage: fl
         "nll": float(gaussians.nll(targets).mean()),
         "nll_matched": float(gaussians.matched_nll(targets).mean()),
         "member_nll": float(negative_log_density(gaussians.means, gaussians.deviations, targets).mean()),
-        f"coverage_{suffix}": float(((low <= targets) & (targets <= high)).double().mean()),
-        f"width_{suffix}": float((high - low).mean()),
+        "coverage_at_90": float(((low <= targets) & (targets <= high)).double().mean()),
+        "width_at_90": float((high - low).mean()),
     }
 
 

@@ -1,4 +1,4 @@
-"""Methods of two phases: a first ensemble is trained, then the one that is returned; one history has both."""
+"""Methods of several phases: ensembles are trained one after the other; one history has the epochs of all."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,10 @@ from structured_ensembles.training.history import OnEpoch
 
 
 def renumber_epochs(on_epoch: OnEpoch | None, first: int, members: Mapping[int, int]) -> OnEpoch | None:
-    """Wrap `on_epoch` so that it gets rows as `join_histories` numbers them: epochs from `first`, new `members`."""
+    """Wrap `on_epoch` so that it gets the rows of a phase with epochs from `first`, and new numbers of members.
+
+    members: the new number of each member, by its number in the phase.
+    """
     if on_epoch is None:
         return None
 

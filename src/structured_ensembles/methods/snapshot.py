@@ -13,12 +13,13 @@ from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.target_scaling import Units
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import examine
+from structured_ensembles.methods.phases import renumber_epochs
 from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.resuming.identity import open_folder
 from structured_ensembles.train import calibrate_trained, train
 from structured_ensembles.training import Execution, Recipe
 from structured_ensembles.training.execution import execution_or_default
-from structured_ensembles.training.history import EpochRow, History, OnEpoch
+from structured_ensembles.training.history import History, OnEpoch
 from structured_ensembles.training.recipe import recipe_for
 
 CYCLE = 50  # epochs, in the paper
@@ -79,7 +80,7 @@ def snapshot_ensemble(
             numbers=[number],
             loss=loss,
             checkpoint=checkpoint,
-            on_epoch=None if on_epoch is None else _renumber_epochs(on_epoch, number, cycle),
+            on_epoch=renumber_epochs(on_epoch, number * cycle, {0: number}),
             quiet=quiet,
         )
         units = member.units
@@ -92,17 +93,8 @@ def snapshot_ensemble(
     return ensemble
 
 
-def _renumber_epochs(on_epoch: OnEpoch, number: int, cycle: int) -> OnEpoch:
-    """Wrap `on_epoch` so that it gets the rows of cycle `number` as `_append_cycle` numbers them."""
-
-    def call(row: EpochRow) -> None:
-        on_epoch(row.renumbered(number * cycle + row.epoch, {0: number}))
-
-    return call
-
-
 def _append_cycle(history: History, member_history: History, number: int, cycle: int) -> None:
-    """Append the rows of cycle `number` as those of member `number`, with epochs numbered across cycles."""
+    """Append the rows of cycle `number` as those of member `number`, with epochs numbered as for `on_epoch`."""
     history.rows += [
         {**row, "epoch": number * cycle + int(row["epoch"] or 0), "member": number} for row in member_history.rows
     ]

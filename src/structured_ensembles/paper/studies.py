@@ -188,7 +188,6 @@ def _study_by_figure(
     rows: Rows,
     more: Sequence[str] = (),
     request: Request = NOTHING_MORE,
-    title: str | None = None,
     prefix: str = "table",
     rules: tuple[Combine, ...] = RULES,
 ) -> Study:
@@ -209,9 +208,7 @@ def _study_by_figure(
                 if cell is not None and not options.smoke and setup == (table.dataset, table.model):
                     cells[label, column] = cell
     labels = tuple(dict.fromkeys(row for row, _ in sources))
-    return Study(
-        f"{prefix}-{name}", title or table.title, labels, columns, metrics, sources, cells, request, rules=rules
-    )
+    return Study(f"{prefix}-{name}", table.title, labels, columns, metrics, sources, cells, request, rules=rules)
 
 
 def figure_of(column: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from statistics import fmean
 
 from scipy.special import fdtrc
@@ -40,7 +40,7 @@ def analyse_two_ways(table: Sequence[Sequence[float]]) -> TwoWay:
         value - row_means[i] - column_means[j] + mean for i, row in enumerate(table) for j, value in enumerate(row)
     )
     rest = sum(residual**2 for residual in residuals) / freedom[1]
-    f = of_rows / rest if rest else float("inf")
+    f = of_rows / rest if rest else inf if of_rows else 0.0  # of equal values, rows do not differ
     variances = ((of_rows - rest) / columns, (of_columns - rest) / rows, rest)
     first, second, third = (sqrt(max(0.0, variance)) for variance in variances)
     return TwoWay(freedom, f, float(fdtrc(*freedom, f)), (first, second, third))

@@ -21,20 +21,20 @@ UNCERTAINTY_BASELINES = {
 PUBLISHED_COLUMNS = ("cls/accuracy", "cal/nll", "cal/ece15")
 
 
-def wide_front_study(seeds: tuple[int, ...] = SEEDS) -> Study:
+def wide_front_study() -> Study:
     """Return the study of the front's centre with a ResNet20 four times as wide."""
-    return _study("front-wide-resnet20", "Quality against memory, a ResNet20 four times as wide", wide_front(seeds))
+    return _study("front-wide-resnet20", "Quality against memory, a ResNet20 four times as wide", wide_front(SEEDS))
 
 
-def tuned_study(seeds: tuple[int, ...] = SEEDS) -> Study:
+def tuned_study() -> Study:
     """Return the study of members that are tuned out of a trained network, against members trained from scratch."""
     title = "Members of a trained network, a ResNet20 four times as wide"
-    return _study("tuned-wide-resnet20", title, tuned_members(seeds), _tuned_row)
+    return _study("tuned-wide-resnet20", title, tuned_members(SEEDS), _tuned_row)
 
 
-def wide_resnet_study(dataset: str, seeds: tuple[int, ...] = SEEDS) -> Study:
+def wide_resnet_study(dataset: str) -> Study:
     """Return the study of WRN-28-10 on one data set, beside figures published by others."""
-    runs = [run for run in wide_resnets(seeds) if run.dataset == dataset]
+    runs = [run for run in wide_resnets(SEEDS) if run.dataset == dataset]
     ours = _study(f"wrn28-10-{dataset}", f"WRN-28-10, {dataset}", runs)
     cells = {
         (row, column): Cell(value)

@@ -10,9 +10,7 @@ from structured_ensembles.common.colours import BLUE, GREY, ORANGE, PALE
 from structured_ensembles.continual.memory import Memory
 
 
-def draw_accuracy_against_memory(
-    methods: Mapping[str, tuple[Sequence[float], Memory]], baseline: str = "naive", highlight: str = "structured"
-) -> Figure:
+def draw_accuracy_against_memory(methods: Mapping[str, tuple[Sequence[float], Memory]]) -> Figure:
     """Draw accuracy (mean and range over seeds) against memory besides one backbone and the heads.
 
     methods: the accuracies of each, and its memory. The axis includes zero, for methods that store nothing more.
@@ -23,7 +21,7 @@ def draw_accuracy_against_memory(
         extra = (memory.bits(heads=False) - 32 * memory.backbone) / 8
         mean = 100 * sum(accuracies) / len(accuracies)
         spread = [[mean - 100 * min(accuracies)], [100 * max(accuracies) - mean]]
-        colour = BLUE if name == highlight else GREY if name in (baseline, "single") else ORANGE
+        colour = BLUE if name == "structured" else GREY if name in ("naive", "single") else ORANGE
         axis.errorbar(extra, mean, spread, fmt="o", color=colour, capsize=3, markersize=7)
         label = name.replace("_", " ")
         axis.annotate(label, (extra, mean), xytext=(8, 4), textcoords="offset points", fontsize=9)

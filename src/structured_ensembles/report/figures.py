@@ -48,13 +48,13 @@ def draw_kept_neurons(subnets: Sequence[Subnet]) -> Figure:
     return figure
 
 
-def draw_reliability(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10) -> Figure:
+def draw_reliability(curves: Sequence[tuple[str, Tensor, Tensor]]) -> Figure:
     """Draw accuracy against confidence: (name, probabilities (samples, classes), targets (samples,)) per curve."""
     confidences = []
     for name, probabilities, targets in curves:
         confidence, labels = probabilities.max(-1)
         confidences.append((name, confidence, labels == targets))
-    return draw_reliability_of_confidence(confidences, bins)
+    return draw_reliability_of_confidence(confidences)
 
 
 def draw_reliability_of_confidence(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10) -> Figure:
@@ -92,10 +92,10 @@ def as_svg(figure: Figure) -> str:
     return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
 
 
-def as_png(figure: Figure, dpi: int = 150) -> bytes:
+def as_png(figure: Figure) -> bytes:
     """Return the bytes of the figure as a PNG file; the same figure gives the same bytes."""
     stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None})
+    figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
     return stream.getvalue()
 
 

@@ -15,6 +15,7 @@ GAPS = (5.0, 8.0, 12.0, 17.0)  # points from the centre of a marker
 # Distance and side of a label, the best first.
 OFFSETS = [(gap if 0 in side else gap * math.sqrt(0.5), *side) for gap in GAPS for side in SIDES]
 MARKER = 4.0  # half its size
+STEP = 2.0  # between sampled points of a line
 
 
 class Label(NamedTuple):
@@ -98,10 +99,10 @@ def _candidate_boxes(centre: Point, width: float, height: float) -> list[Box]:
     return boxes
 
 
-def _sample_line(corners: Sequence[Point], step: float = 2.0) -> list[Point]:
-    """Sample points along a line, `step` apart."""
+def _sample_line(corners: Sequence[Point]) -> list[Point]:
+    """Sample points along a line, `STEP` apart."""
     points = []
     for (left, low), (right, high) in pairwise(corners):
-        count = max(1, int(math.hypot(right - left, high - low) / step))
+        count = max(1, int(math.hypot(right - left, high - low) / STEP))
         points += [(left + (right - left) * k / count, low + (high - low) * k / count) for k in range(count)]
     return points

@@ -32,6 +32,7 @@ from structured_ensembles.report.style import (
 
 OUTCOMES = {"right": "#0072B2", "wrong": "#D55E00", "corrupted": "#CC79A7"}
 OTHER_COLOURS = [colour for colour, _ in STYLE.values() if colour not in OUTCOMES.values()]
+MAX_POINTS = 200  # of a drawn curve
 
 
 def draw_overheads(overheads: Mapping[str, Sequence[float]]) -> Figure:
@@ -130,8 +131,8 @@ def draw_discarding_curves(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figur
     return figure
 
 
-def _curve(curve: tuple[Tensor, Tensor], max_points: int = 200) -> tuple[list[float], list[float]]:
-    """Convert a curve to per cent, thinned to `max_points` with the first and the last among them."""
+def _curve(curve: tuple[Tensor, Tensor]) -> tuple[list[float], list[float]]:
+    """Convert a curve to per cent, thinned to `MAX_POINTS` with the first and the last among them."""
     shares, accuracy = (values.detach().cpu().double() for values in curve)
     if shares.shape != accuracy.shape or shares.dim() != 1:
         raise ValueError(
@@ -139,8 +140,8 @@ def _curve(curve: tuple[Tensor, Tensor], max_points: int = 200) -> tuple[list[fl
         )
     finite = shares.isfinite() & accuracy.isfinite()
     shares, accuracy = shares[finite], accuracy[finite]
-    if len(shares) > max_points:
-        kept = torch.linspace(0, len(shares) - 1, max_points).round().long()
+    if len(shares) > MAX_POINTS:
+        kept = torch.linspace(0, len(shares) - 1, MAX_POINTS).round().long()
         shares, accuracy = shares[kept], accuracy[kept]
     return (100 * shares).tolist(), (100 * accuracy).tolist()
 

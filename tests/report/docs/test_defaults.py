@@ -6,14 +6,28 @@ import pytest
 import yaml
 from scipy.stats import t as student
 
-from structured_ensembles.paper.defaults import CENTRE, FIGURES, defaults, defaults_rows, row_before
+from structured_ensembles.paper.defaults import (
+    CENTRE,
+    FIGURES,
+    defaults,
+    defaults_on_test,
+    defaults_rows,
+    row_before,
+)
 from structured_ensembles.paper.queue import run_queue, write_queue
 from structured_ensembles.paper.sections import Planned
 from structured_ensembles.paper.studies import StudyOptions
-from structured_ensembles.report.docs.defaults import judge, list_pairs, write_chance, write_sentence
+from structured_ensembles.report.docs.defaults import (
+    judge,
+    list_pairs,
+    write_chance,
+    write_choice_of_defaults,
+    write_sentence,
+)
 from structured_ensembles.report.docs.differences import Difference, list_runs_of_row
-from structured_ensembles.report.docs.records import read_records
+from structured_ensembles.report.docs.records import Records, read_records
 from structured_ensembles.report.docs.topics import defaults_topic, render_topic
+from structured_ensembles.runs.finished import Finished
 
 TRIAL = StudyOptions(smoke=True, epochs=2, limit=64)
 
@@ -33,6 +47,19 @@ def test_every_arm_changes_one_setting() -> None:
             name for name in {*row.arguments, *old.arguments} if row.arguments.get(name) != old.arguments.get(name)
         }
         assert len(arguments) + len(row.changes) + (row.members != old.members) == 1, label
+
+
+def test_test_figures_are_of_rows_named_before_the_runs_and_epochs_are_not_chosen() -> None:
+    """Neither rows nor epochs may be chosen by figures of the split that they are shown on."""
+    shown = defaults_on_test(StudyOptions())
+    assert shown.split == "test"
+    combined = [f"{method}, combination" for method in ("random ×4", "single", "deep ×4")]
+    taught = [f"{method}, taught" for method in ("random ×4", "single", "random ×4, combination")]
+    assert sorted(shown.rows) == sorted(["random ×4", "single", "deep ×4", *combined, *taught])
+    chosen_by = defaults(StudyOptions())
+    assert chosen_by.split == "validation"
+    assert set(shown.rows) < set(chosen_by.rows)
+    assert all(run.changes["keep"] == "last" for run in chosen_by.experiments)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +85,8 @@ def test_sentence_names_the_figures_of_each_verdict() -> None:
     assert text == "a, against b: **better** in accuracy, **worse** in NLL, not told apart in ECE."
     assert write_sentence(pair, ["better", "better", "better"], 3).endswith("**better** in accuracy and NLL and ECE.")
     assert "**not told apart** in accuracy, NLL and ECE" in write_sentence(pair, ["not told apart"] * 3, 3)
+    text = write_sentence(pair, ["not told apart", "worse", "worse"], 3)
+    assert text == "a, against b: **worse** in NLL and ECE, not told apart in accuracy."
     assert write_sentence(pair, [None] * 3, 2) == "a, against b: no verdict yet, 2 of 3 seeds."
     assert write_sentence(pair, [None] * 3, 0) == "a, against b: not run."
 
@@ -66,6 +95,7 @@ def test_combined_recipe_is_compared_with_a_deep_ensemble_by_the_same_recipe() -
     pairs = list_pairs(list(defaults_rows()))
     assert ("random ×4", "deep ×4") in pairs
     assert ("random ×4, combination", "deep ×4, combination") in pairs
+    assert ("random ×4, combination", "deep ×4") in pairs
     assert len(pairs) == len(set(pairs))
     assert list_pairs(["random ×4", "random ×8"]) == [("random ×8", "random ×4")]
 
@@ -82,6 +112,33 @@ def test_verdicts_claim_no_more_than_the_number_of_comparisons_allows() -> None:
     assert "and 2 are" in write_chance([lead, clear] + [none] * 76)
     assert write_chance([lead, clear] + [none] * 76).endswith("1 is a result.")
     assert write_chance([]).endswith("of 100 cases: one alone is a lead and no result.")
+
+
+def test_page_subtracts_the_changed_row_from_the_other_by_validation_figures_and_counts_complete_ones() -> None:
+    wanted = defaults(StudyOptions())
+    validation = {  # accuracies by seed; NLL and ECE are a tenth of them
+        CENTRE: (0.94, 0.94, 0.94),
+        f"{CENTRE}, mixup": (0.95, 0.96, 0.97),
+        f"{CENTRE}, cutout": (0.92, 0.93),  # two seeds: no verdict
+    }
+    done = {}
+    for row, accuracies in validation.items():
+        for run, accuracy in zip(list_runs_of_row(wanted, row), accuracies, strict=False):
+            figures = dict(zip(FIGURES, (accuracy, accuracy / 10, accuracy / 10), strict=True))
+            on_test = dict.fromkeys(FIGURES, 0.5)
+            done[run.folder] = Finished(
+                Path(run.folder), run.config(), {}, on_test, on_test, {"mean": figures, "logits": on_test}
+            )
+    page = write_choice_of_defaults(Records([], done), wanted)
+    # Differences of 1, 2 and 3 points: their mean is 2, its standard error 1/√3, so 3.5 errors.
+    assert (
+        f"| {CENTRE}, mixup − {CENTRE} | +2.00 ± 0.58 (+3.5) | +0.0020 ± 0.0006 (+3.5) | +0.20 ± 0.06 (+3.5) | 3 |"
+        in page
+    )
+    assert f"- {CENTRE}, mixup, against {CENTRE}: **better** in accuracy, **worse** in NLL and ECE." in page
+    assert f"| {CENTRE}, cutout − {CENTRE} | −1.50 ± 0.50 (−3.0) |" in page
+    assert f"- {CENTRE}, cutout, against {CENTRE}: no verdict yet, 2 of 3 seeds." in page
+    assert "of the 3 compared here about 1 would be, and 3 are." in page
 
 
 def test_study_goes_from_the_queue_to_the_page(tmp_path: Path) -> None:
@@ -105,6 +162,10 @@ def test_study_goes_from_the_queue_to_the_page(tmp_path: Path) -> None:
     line = next(line for line in page.splitlines() if line.startswith(f"| {CENTRE} |"))
     assert line.startswith(f"| {CENTRE} | {100 * accuracy:.2f} ± ")
     assert not any(name.endswith("_t") for name in validation[0])
+    on_test = sum(records.done[run.folder].figures["cls/accuracy"] for run in list_runs_of_row(wanted, CENTRE)) / 3
+    last = [line for line in page.splitlines() if line.startswith(f"| {CENTRE} |")][-1]
+    assert f"| {100 * on_test:.2f} ± " in last
+    assert on_test != accuracy
     shared = next(line for line in page.splitlines() if line.startswith(f"- {arms[1]}, against {CENTRE}: "))
     assert shared.partition(": ")[2].startswith(("**better**", "**worse**", "**not told apart**"))
     assert f"- {CENTRE}, mixup, against {CENTRE}: not run." in page

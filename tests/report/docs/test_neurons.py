@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
+from scipy.stats import t as student
 
 from structured_ensembles.paper.queue import run_queue
 from structured_ensembles.paper.sections import Planned
@@ -15,9 +16,15 @@ from structured_ensembles.paper.subsets import analyse_subsets, subsets
 from structured_ensembles.paper.variance import TwoWay
 from structured_ensembles.report.docs import neurons
 from structured_ensembles.report.docs.differences import Difference
-from structured_ensembles.report.docs.neurons import read_values, write_neurons, write_subset_sentence
+from structured_ensembles.report.docs.neurons import (
+    read_values,
+    write_neurons,
+    write_subset_analysis,
+    write_subset_sentence,
+)
 from structured_ensembles.report.docs.records import Records, read_records
 from structured_ensembles.report.docs.topics import render_topic, subsets_topic
+from structured_ensembles.runs.finished import Finished
 
 TRIAL = StudyOptions(smoke=True, epochs=2, limit=512)
 
@@ -65,13 +72,35 @@ def test_sentence_judges_accuracy_and_nll_in_either_direction(
     monkeypatch.setattr(
         neurons, "subtract_rows", lambda _, __, ___, figure, ____: Difference(figure, differences[figure])
     )
-    assert f"learned − drawn by lot, ResNet20: {text}; mirrored − drawn by lot" in write_neurons(Records([], {}))
+    page = write_neurons(Records([], {}))
+    assert f"learned − drawn by lot, ResNet20: {text}; mirrored − drawn by lot" in page
+    assert f"by more than 2 standard errors, as in {200 * student.cdf(-2, 2):.0f} of 100 cases" in page
 
 
 def test_item_without_runs_says_so() -> None:
     text = write_neurons(Records([], {}))
     assert text.count("not run") == 3
     assert "\n" not in text
+
+
+def test_paragraph_and_page_speak_of_the_accuracy_of_subsets() -> None:
+    """Subset n has an accuracy of 0.9 + n/100 in all runs but for noise; its NLL is noise only."""
+    wanted, noise = subsets(StudyOptions()), np.random.default_rng(0).normal(size=(5, 6, 2)) / 1000
+    halves = [run for run in wanted.experiments if run.method_arguments["prune"] == 0.5]
+    done = {}
+    for number, run in enumerate(halves):
+        figures = {}
+        for member in range(6):
+            figures[f"member/{member}/accuracy"] = 0.9 + member / 100 + noise[number, member, 0]
+            figures[f"member/{member}/nll"] = 0.3 + noise[number, member, 1]
+        done[run.folder] = Finished(Path(run.folder), run.config(), {}, figures)
+    records = Records([], done)
+    paragraph, page = write_neurons(records), write_subset_analysis(records, wanted)
+    for text in (paragraph, page):
+        assert "50 % pruned: subsets **differ**" in text
+        assert "80 % pruned: not run." in text
+    deviation = np.arange(6).std(ddof=1)  # of 0, 1, …, 5 points
+    assert f"by a standard deviation of {deviation:.2f} points" in paragraph
 
 
 def test_study_goes_from_the_queue_to_the_page(tmp_path: Path) -> None:
@@ -89,6 +118,11 @@ def test_study_goes_from_the_queue_to_the_page(tmp_path: Path) -> None:
     f = (5 * table.mean(1).var(ddof=1)) / ((rest**2).sum() / 20)
     line = next(line for line in page.splitlines() if line.startswith("| 50 % | accuracy (points) |"))
     assert f"| F(5, 20) = {f:.1f} |" in line
+    unexplained = (rest**2).sum() / 20
+    variances = (table.mean(1).var(ddof=1) - unexplained / 5, table.mean(0).var(ddof=1) - unexplained / 6, unexplained)
+    cells = [f"{100 * max(0.0, variance) ** 0.5:.2f}" for variance in variances]
+    assert len(set(cells)) > 1
+    assert line.startswith(f"| 50 % | accuracy (points) | {' | '.join(cells)} |")
     assert f"| 50 % pruned, subset 1 | {100 * table[0].mean():.2f} ± " in page
     assert "| 80 % | NLL | not run | not run | not run | not run | not run |" in page
     assert "- 80 % pruned: not run." in page

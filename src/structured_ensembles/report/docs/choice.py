@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -12,7 +11,13 @@ from structured_ensembles.paper.wide_studies import tuned_study
 from structured_ensembles.report.docs.differences import list_runs_of_row, subtract_rows
 from structured_ensembles.report.docs.records import NOT_RUN, Records, write_table
 
-FIGURES = {"cls/accuracy": "accuracy (points)", "cal/nll": "NLL", "cal/ece15": "ECE, 15 bins (points)"}
+FIGURES = {
+    "cls/accuracy": "accuracy (points)",
+    "cal/nll": "NLL",
+    "cal/ece15": "ECE, 15 bins (points)",
+    "cal/nll_t": "NLL after temperature",
+    "cal/ece15_t": "ECE after temperature (points)",
+}
 HEADER = ("CIFAR-10", "memory (networks)", *FIGURES.values(), "seeds")
 HALVES, TUNED, ALONE = "random ×4, 40 epochs", "prune-and-tune ×4, 30 + 10 epochs", "single, 40 epochs"
 FIVE = "structured, layer"
@@ -45,10 +50,10 @@ def list_comparisons() -> list[Comparison]:
     ]
 
 
-def choice_table(records: Records, comparisons: Sequence[Comparison] | None = None) -> str:
+def choice_table(records: Records) -> str:
     """Write a line for each comparison: the memory of both rows, and differences by the mean of probabilities."""
     lines = []
-    for comparison in list_comparisons() if comparisons is None else comparisons:
+    for comparison in list_comparisons():
         differences = [subtract_rows(records, comparison.study, comparison.pair, figure, "mean") for figure in FIGURES]
         cells = [NOT_RUN if difference is None else difference.number for difference in differences]
         seeds = max(0 if difference is None else len(difference.values) for difference in differences)

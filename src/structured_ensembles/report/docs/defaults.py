@@ -55,8 +55,7 @@ def write_chance(judged: Sequence[Difference]) -> str:
 
     judged: the differences with all seeds.
     """
-    freedom, count = len(SEEDS) - 1, len(judged)
-    chance = 2 * stdtr(freedom, -LIMIT)
+    freedom, count, chance = len(SEEDS) - 1, len(judged), chance_beyond_limit()
     text = f"A figure that does not differ at all is as far off in {100 * chance:.0f} of 100 cases"
     if not count:
         return f"{text}: one alone is a lead and no result."
@@ -68,6 +67,11 @@ def write_chance(judged: Sequence[Difference]) -> str:
         f"standard errors (Bonferroni, {100 * LEVEL:.0f} %), {beyond[1]} "
         f"{'is a result' if beyond[1] == 1 else 'are results'}."
     )
+
+
+def chance_beyond_limit() -> float:
+    """Return the chance that the seeds put a figure beyond the limit that does not differ at all."""
+    return float(2 * stdtr(len(SEEDS) - 1, -LIMIT))
 
 
 def judge(difference: Difference | None) -> Verdict | None:

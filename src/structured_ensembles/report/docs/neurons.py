@@ -8,7 +8,7 @@ from structured_ensembles.paper.studies import Study, StudyOptions
 from structured_ensembles.paper.subsets import COLUMNS, SHARES, SUBSETS, TRAINING_SEEDS, analyse_subsets, row_of
 from structured_ensembles.paper.variance import TwoWay
 from structured_ensembles.paper.wide_studies import tuned_study
-from structured_ensembles.report.docs.defaults import LIMIT, judge
+from structured_ensembles.report.docs.defaults import LIMIT, chance_beyond_limit, judge
 from structured_ensembles.report.docs.differences import subtract_rows
 from structured_ensembles.report.docs.records import NOT_RUN, Records, write_table
 
@@ -75,7 +75,10 @@ def write_neurons(records: Records) -> str:
     analyses = {prune: analyse_subsets(read_values(records, ceiling, prune, "cls/accuracy")) for prune in SHARES}
     tests = [write_subset_sentence(*item) for item in analyses.items()] if any(analyses.values()) else [f"{NOT_RUN}."]
     tested = f"{SUBSETS} random subsets × {len(TRAINING_SEEDS)} seeds: {' '.join(tests)}"
-    verdicts = f"better, worse: by more than {LIMIT:g} standard errors"
+    verdicts = (
+        f"better, worse: by more than {LIMIT:g} standard errors, as in {100 * chance_beyond_limit():.0f} of 100 cases "
+        "without any difference: a lead"
+    )
     return f"**Which neurons a member keeps**, on CIFAR-10 ({verdicts}). {'; '.join(parts)}. {tested}"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from math import sqrt
+from statistics import fmean, stdev
 
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.metrics import metric_of
@@ -115,7 +116,8 @@ def _bound(records: Records, wanted: Study, row: str, figure: str, rule: Combine
         return Target(group, text)
     mean = fmean(values)
     met = mean >= bound if higher else mean <= bound
-    return Target(group, text, f"{metric.shown(mean)} %", len(values), met=met)
+    error = f" ± {metric.shown(stdev(values) / sqrt(len(values)))}" if len(values) > 1 else ""
+    return Target(group, text, f"{metric.shown(mean)}{error} %", len(values), met=met)
 
 
 def _lead(records: Records, wanted: Study, pair: tuple[str, str], rule: Combine, group: str, points: float) -> Target:

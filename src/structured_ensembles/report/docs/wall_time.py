@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from structured_ensembles.paper.sections import Run
 from structured_ensembles.report.docs.records import Records, write_table
 from structured_ensembles.runs.experiment import Experiment
 from structured_ensembles.runs.finished import Finished
+from structured_ensembles.runs.folder import read_history
 from structured_ensembles.training import Recipe
 
 BATCH = 128  # of the measured steps
@@ -103,21 +105,29 @@ def wall_time_table(records: Records, steps: Mapping[tuple[str, Step], float]) -
 
 def _line(experiment: Run, run: Finished, steps: Mapping[tuple[str, Step], float]) -> tuple[str, ...]:
     """Format the line of a finished run."""
-    seconds, epochs, trained = run.seconds, run.result.get("epochs"), count_network_epochs(run)
-    shown = [f"`{run.folder.name}`", f"{seconds:,.0f}", _or_dash(epochs), _or_dash(trained)]
+    seconds, epochs, by_step = run.seconds, run.result.get("epochs"), count_network_epochs(experiment, run)
+    shown = [f"`{run.folder.name}`", f"{seconds:,.0f}", _or_dash(epochs), _or_dash(sum(by_step.values()) or None)]
     shown.append(run.result.get("engine") or "–")
-    step = describe_step(experiment)
-    milliseconds = None if step is None else steps.get((run.result["device"], step))
-    if milliseconds is None or trained is None or not isinstance(experiment, Experiment):
+    milliseconds = [steps.get((run.result["device"], step)) for step in by_step]
+    known = [ms for ms in milliseconds if ms is not None]
+    if not by_step or len(known) < len(by_step) or not isinstance(experiment, Experiment):
         return (*shown, NOT_MEASURED, "–", "–")
-    eager = milliseconds / 1000 * count_steps_per_epoch(experiment) * trained
-    return (*shown, f"{milliseconds:.1f}", f"{eager:,.0f}", f"{eager / seconds:.1f}")
+    network_seconds = sum(ms / 1000 * trained for ms, trained in zip(known, by_step.values(), strict=True))
+    eager = count_steps_per_epoch(experiment) * network_seconds
+    return (*shown, ", then ".join(f"{ms:.1f}" for ms in known), f"{eager:,.0f}", f"{eager / seconds:.1f}")
 
 
-def count_network_epochs(run: Finished) -> int | None:
-    """Count the epochs of all networks of a run: one row of the history each."""
-    path = run.folder / "history.csv"
-    return len(path.read_text(encoding="utf-8").splitlines()) - 1 if path.exists() else None
+def count_network_epochs(experiment: Run, run: Finished) -> dict[Step, int]:
+    """Count the epochs of all networks of a run by their training step: one row of the history each.
+
+    Whole networks that are trained before the members, a base or teachers, have numbers from the members' on.
+    """
+    step = describe_step(experiment)
+    if step is None or not isinstance(experiment, Experiment):
+        return {}
+    whole = replace(step, kind="full")
+    rows = read_history(run.folder, run.result)
+    return Counter(whole if int(row["member"] or 0) >= experiment.members else step for row in rows)
 
 
 def count_steps_per_epoch(experiment: Experiment) -> int:

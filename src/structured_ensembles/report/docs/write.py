@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
-from structured_ensembles.paper.sections import Planned, plan_runs
+from structured_ensembles.paper.sections import plan_runs
 from structured_ensembles.report.docs.choice import choice_table
 from structured_ensembles.report.docs.neurons import write_neurons
 from structured_ensembles.report.docs.records import (
@@ -66,9 +66,9 @@ def write_docs(results: Path, root: Path | None = None) -> list[Path]:
     return [root / path for path in texts]
 
 
-def render_docs(results: Path, root: Path, planned: Sequence[Planned] | None = None) -> Docs:
+def render_docs(results: Path, root: Path) -> Docs:
     """Render page, README and charts without writing; the same runs give the same bytes."""
-    records = read_records(results, plan_runs() if planned is None else planned)
+    records = read_records(results, plan_runs())
     known = list_topics()
     images = {
         name: figure
