@@ -25,9 +25,10 @@ from structured_ensembles.prediction.combination import combine_logs, entropy_of
 from structured_ensembles.prediction.held_out import gather_outputs
 from structured_ensembles.resuming.identity import RunFile
 from structured_ensembles.training.execution import Execution, execution_or_default
-from structured_ensembles.training.fleet import prepare_training, train_fleet
+from structured_ensembles.training.fleet import train_fleet
 from structured_ensembles.training.history import History, OnEpoch, check_on_epoch
 from structured_ensembles.training.optimizers import check_rules
+from structured_ensembles.training.preparation import prepare_training
 from structured_ensembles.training.recipe import Recipe, recipe_for
 from structured_ensembles.training.teaching import Lessons, Teacher
 

@@ -224,6 +224,14 @@ def test_batch_drawn_in_one_kernel_equals_the_batches_of_the_feeds(augmentation:
 
 
 @here
+@pytest.mark.parametrize("augmentation", ["crop", "crop+flip+cutout"])
+@pytest.mark.parametrize("mixup", [0.0, 0.3])
+def test_drawn_batch_is_cut_out_and_blended_as_those_of_the_feeds(augmentation: str, mixup: float) -> None:
+    check_drawn_batch(augmentation, (3, 9, 12), 2, "cpu", mixup=mixup)
+    check_drawn_batch(augmentation, (3, 9, 12), 2, "cpu", dtype=torch.float16, last=True, mixup=mixup)
+
+
+@here
 @pytest.mark.parametrize("normalization", ["none", "unit", "imagenet"])
 def test_drawn_batch_is_normalised_as_the_data_say(normalization: str) -> None:
     check_drawn_batch("crop", (3, 9, 12), 2, "cpu", normalization)

@@ -122,5 +122,11 @@ def test_batch_drawn_in_one_kernel_equals_the_batches_of_the_feeds(augmentation:
     check_drawn_batch(augmentation, (1, 11, 7), members, "cuda", dtype=torch.bfloat16, last=True)
 
 
+@pytest.mark.parametrize("mixup", [0.0, 0.3])
+def test_drawn_batch_is_cut_out_and_blended_as_those_of_the_feeds(mixup: float) -> None:
+    check_drawn_batch("crop+flip+cutout", (3, 32, 32), 3, "cuda", mixup=mixup)
+    check_drawn_batch("crop+flip+cutout", (1, 11, 7), 3, "cuda", dtype=torch.bfloat16, last=True, mixup=mixup)
+
+
 def test_one_kernel_copies_parts_of_tensors_of_several_types() -> None:
     check_copier("cuda", copier)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from structured_ensembles.training import fleet, fleet_checkpoint
+from structured_ensembles.training import fleet_checkpoint, preparation
 from structured_ensembles.training.engine import Member, Result
 from structured_ensembles.training.graph_engine import GraphEngine
 from structured_ensembles.training.loop_engine import LoopEngine
@@ -17,7 +17,7 @@ class Stopped(Exception):  # noqa: N818
 
 def use_engine(monkeypatch: pytest.MonkeyPatch, engine: Literal["loop", "graph"]) -> None:
     """Let `engine="auto"` mean this engine on the CPU."""
-    monkeypatch.setattr(fleet, "GRAPH_DEVICES", {"cpu"} if engine == "graph" else set())
+    monkeypatch.setattr(preparation, "GRAPH_DEVICES", {"cpu"} if engine == "graph" else set())
 
 
 def stop_before_epoch(monkeypatch: pytest.MonkeyPatch, stop: int | None) -> None:

@@ -349,6 +349,7 @@ def check_drawn_batch(
     *,
     dtype: torch.dtype | None = None,
     last: bool = False,
+    mixup: float = 0.0,
 ) -> None:
     """Compare the kernel with the feeds' own twenty operations, for a whole and for the last, smaller batch."""
     generator = torch.Generator().manual_seed(0)
@@ -358,7 +359,7 @@ def check_drawn_batch(
     assert isinstance(data.train, TensorSplit)
     step = torch.zeros(1, dtype=torch.int64, device=device)
     feeds = [
-        TableFeed(data.train, data, 16, augmentation, torch.float32, step=step)  # type: ignore[arg-type]
+        TableFeed(data.train, data, 16, augmentation, torch.float32, step=step, mixup=mixup)  # type: ignore[arg-type]
         for _ in range(members)
     ]
     drawer = BatchDrawer(feeds, dtype, channels_last=last)

@@ -1,6 +1,7 @@
 """Training in CUDA graphs: the losses of the plain loop, bounded memory, and a fallback where a capture fails."""
 
 import gc
+import math
 import random
 
 import pytest
@@ -9,6 +10,8 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda.compilation import Compiled, compile_networks
+from structured_ensembles.training.engine import Member, Result
+from tests.support.engines import change_validation
 from tests.support.kernel_checks import recorded_launches
 from tests.support.networks import Sparse, small_networks
 
@@ -45,6 +48,38 @@ def test_graph_and_loop_losses_agree_with_a_teacher() -> None:
         assert history.engine == engine
         losses[engine] = [row["loss"] for row in history.rows]
     assert losses["graph"] == pytest.approx(losses["loop"], rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.usefixtures("without_tf32")
+def test_graph_and_loop_agree_with_cutout_mixup_and_averaging() -> None:
+    data = se.load_data("digits")
+    recipe = se.Recipe(epochs=5, rate=0.01, averaging=0.4, mixup=0.3, augmentation="crop+flip+cutout", batch_size=128)
+    losses, outputs = {}, {}
+    for engine in ("graph", "loop"):
+        ensemble = se.Ensemble(small_networks())
+        execution = se.Execution(engine=engine, precision="float32")
+        history = se.train(ensemble, data, recipe, execution=execution, quiet=True)
+        assert history.engine == engine
+        losses[engine] = [row["loss"] for row in history.rows]
+        outputs[engine] = ensemble.logits(data.test.inputs)
+    assert losses["graph"] == pytest.approx(losses["loop"], rel=1e-4, abs=1e-4)
+    torch.testing.assert_close(outputs["graph"], outputs["loop"], rtol=1e-2, atol=1e-2)
+
+
+def test_members_go_on_with_cutout_and_mixup_after_one_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their kernels are compiled anew, on the first batch: the tables of an epoch have no row after the last."""
+
+    def stop_first(member: Member, result: Result) -> Result:
+        return (math.nan, 0.0) if member.number == 0 else result
+
+    change_validation(monkeypatch, stop_first)
+    ensemble = se.Ensemble([se.zoo.resnet20(in_channels=1) for _ in range(3)])
+    recipe = se.Recipe(epochs=3, mixup=0.3, augmentation="crop+flip+cutout")
+    with pytest.warns(UserWarning, match="member 0 stops"):
+        history = se.train(ensemble, se.load_data("digits"), recipe, quiet=True)
+    assert history.engine == "graph"
+    assert history.fallbacks == []
+    assert [len(history.of(number)) for number in range(3)] == [1, 3, 3]
 
 
 def test_members_learn_from_a_teacher_in_bfloat16() -> None:

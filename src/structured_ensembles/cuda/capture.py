@@ -82,7 +82,7 @@ def _capture(step: Step, device: torch.device, generators: Sequence[torch.Genera
     for generator in generators:
         graph.register_generator_state(generator)
     _drop_workspaces()
-    here, reason = torch.cuda.current_stream(device), None
+    caller_stream, reason = torch.cuda.current_stream(device), None
     try:
         # "thread_local": a loader's thread may pin memory meanwhile.
         with (
@@ -95,7 +95,7 @@ def _capture(step: Step, device: torch.device, generators: Sequence[torch.Genera
                 reason = error
                 raise
     except BaseException as error:
-        _clean_up(graph, pool, here)
+        _clean_up(graph, pool, caller_stream)
         cause = reason or error
         raise (CaptureError(str(cause)) if isinstance(cause, ValueError) else cause) from None
     return graph.replay
@@ -165,28 +165,28 @@ def side_by_side(steps: Sequence[Step], streams: Sequence[torch.cuda.Stream]) ->
         for step in steps:
             step()
         return
-    here = torch.cuda.current_stream(streams[0].device)
+    current = torch.cuda.current_stream(streams[0].device)
     used = streams[: len(steps)]
     for stream in used:
-        stream.wait_stream(here)
+        stream.wait_stream(current)
     for number, step in enumerate(steps):
         with torch.cuda.stream(streams[number % len(streams)]):
             step()
     for stream in used:
-        here.wait_stream(stream)
+        current.wait_stream(stream)
 
 
 def _warm_up(
     step: Step, device: torch.device, state: Callable[[], Iterable[Tensor]], modules: Sequence[nn.Module]
 ) -> None:
     """Run a step twice and restore its state. Raises `CaptureError` for what a graph could not repeat."""
-    kept = {id(tensor): (tensor, tensor.detach().clone()) for tensor in state()}
+    copies = {id(tensor): (tensor, tensor.detach().clone()) for tensor in state()}
 
     @torch.no_grad()
     def restore() -> None:
         for tensor in state():
-            if id(tensor) in kept:
-                tensor.copy_(kept[id(tensor)][1])
+            if id(tensor) in copies:
+                tensor.copy_(copies[id(tensor)][1])
             else:
                 tensor.zero_()
 

@@ -44,12 +44,12 @@ def common_network(networks: Sequence[nn.Module], example: Inputs, multiple: int
         if alike:
             return first, shapes[0]
         raise ProgramError(f"the network cannot be traced: {first_line(error)}") from error
-    free = set(graph.prunable) - _fixed(first, graph.axes)
+    paddable = set(graph.prunable) - _unpaddable(first, graph.axes)
     widths = [{**graph.prunable, **_widths(graph.axes, of_member)} for of_member in shapes]
     common: dict[str, int] = {}
     for group in graph.prunable:
         sizes = [of_member[group] for of_member in widths]
-        if group in free:
+        if group in paddable:
             common[group] = max(sizes) + -max(sizes) % multiple
         elif len(set(sizes)) > 1:
             raise ProgramError(f"widths of {group!r} differ, and channels of zeros would change the result")
@@ -69,12 +69,12 @@ def _uneven(network: nn.Module, multiple: int) -> bool:
     )
 
 
-def _fixed(network: nn.Module, axes: Mapping[str, Sequence[Axis]]) -> set[str | None]:
+def _unpaddable(network: nn.Module, axes: Mapping[str, Sequence[Axis]]) -> set[str | None]:
     """Return the groups that cannot be padded: channels of tensors beside those of `LAYERS`.
 
     Also groups on an axis that has several positions for a channel, or other groups beside it.
     """
-    able = {
+    paddable = {
         f"{name}.{tensor}"
         for name, layer in network.named_modules()
         if type(layer) in LAYERS and not (isinstance(layer, nn.Conv2d) and layer.groups > 1)
@@ -85,7 +85,7 @@ def _fixed(network: nn.Module, axes: Mapping[str, Sequence[Axis]]) -> set[str | 
         for name, tensor_axes in axes.items()
         for axis in tensor_axes
         for span in axis
-        if name not in able or len(axis) > 1 or span.block > 1
+        if name not in paddable or len(axis) > 1 or span.block > 1
     }
 
 

@@ -20,13 +20,13 @@ def channels_last(networks: Iterable[nn.Module], example: Inputs, tell: Callable
     Outputs of convolutions are channels last too then, which fails in a network that flattens by `view`.
     tell: called with a sentence on why a network cannot.
     """
-    able = [network for network in networks if _runs_channels_last(network, example, tell)]
+    switched = [network for network in networks if _runs_channels_last(network, example, tell)]
     try:
-        for network in able:
+        for network in switched:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         yield
     finally:
-        for network in able:
+        for network in switched:
             network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 

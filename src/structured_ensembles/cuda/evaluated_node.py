@@ -24,20 +24,22 @@ class EvaluatedNode:
     @property
     def has_gradients(self) -> bool:
         """Tell whether some argument has a gradient."""
-        return bool(self.leaves) and any(isinstance(one, Tensor) and one.requires_grad for one in self._outputs)
+        return bool(self.leaves) and any(
+            isinstance(output, Tensor) and output.requires_grad for output in self._outputs
+        )
 
     @property
     def detached(self) -> Any:
         """Return the result without what autograd keeps."""
         if isinstance(self.result, tuple | list):
-            return tuple(one.detach() if isinstance(one, Tensor) else one for one in self.result)
+            return tuple(output.detach() if isinstance(output, Tensor) else output for output in self.result)
         return self.result.detach() if isinstance(self.result, Tensor) else self.result
 
     def gradients(self, dy: Any) -> Iterator[tuple[Node, Tensor]]:
         """Yield arguments and their gradients. dy: that of the result; where this is a tuple, a dict by index."""
         several = isinstance(self.result, tuple | list)
         arrived = dy if several else {0: dy}
-        pairs = [(one, arrived[number]) for number, one in enumerate(self._outputs) if arrived.get(number) is not None]
+        pairs = [(y, arrived[number]) for number, y in enumerate(self._outputs) if arrived.get(number) is not None]
         outputs, gradients = zip(*pairs, strict=True)
         gradients = tuple(gradient.to(output.dtype) for gradient, output in zip(gradients, outputs, strict=True))
         of_leaves = torch.autograd.grad(outputs, list(self.leaves.values()), gradients, allow_unused=True)

@@ -93,9 +93,9 @@ def _compile(networks: Sequence[nn.Module], numbers: tuple[int, ...], inputs: In
     wide, shapes = common_network(group, example, multiple=8)
     program = compile_prediction(wide, example, len(group))
     compiled = Compiled(program, numbers, shapes, frozenset(castable_placeholders(program, wide) if bfloat16 else ()))
-    left = next((node.target for node in program.nodes if str(node.target).startswith("aten.conv")), None)
-    if left is not None:
-        raise ProgramError(f"there is no kernel for {left} with groups, dilation or uneven windows")
+    unfused = next((node.target for node in program.nodes if str(node.target).startswith("aten.conv")), None)
+    if unfused is not None:
+        raise ProgramError(f"there is no kernel for {unfused} with groups, dilation or uneven windows")
     if compiled.draws:
         raise ProgramError("the network draws random numbers in evaluation mode")
     check_prediction(program, group, shapes, few)

@@ -189,8 +189,8 @@ class Run:
         is_first_reader = min(source.users, key=self.order.__getitem__) is node
         alike = len(weight) == self.program.members  # not of members that are normalised together
         norm = self.norms.get(source) if is_first_reader and alike else None
-        other = self.gradients.pop(source, None)
-        add = None if other is None else stored_channels_last(other, dy.dtype)
+        by_others = self.gradients.pop(source, None)
+        add = None if by_others is None else stored_channels_last(by_others, dy.dtype)
         dx, sums = convolution.input_gradient(dy, weight, window, x.shape, add, norm)
         if sums is not None:
             self.ready[source] = dx, sums
@@ -256,13 +256,13 @@ class Run:
     ) -> tuple[Tensor, Callable[[Tensor | None], Tensor]]:
         """Normalise x; returns the result, and a function from its gradient to that of x."""
         names = [argument.name for argument in arguments[:4]]
-        other = arguments[4] if len(arguments) > 4 else None
+        added = arguments[4] if len(arguments) > 4 else None
         weight, bias, mean, var = (self.weights[name] for name in names)
         norm = Norm(weight, bias, mean, var, node.kwargs["momentum"], node.kwargs["eps"])
         relu = node.kwargs["relu"]
-        add = None if other is None else stored_channels_last(self.values[other], x.dtype)
+        add = None if added is None else stored_channels_last(self.values[added], x.dtype)
         y, saved = batch_norm.normalize(x, sums, norm, add, relu)
-        mask = (BY_INPUT if other is None else BY_OUTPUT) if relu else NO_RELU
+        mask = (BY_INPUT if added is None else BY_OUTPUT) if relu else NO_RELU
         if self._must_record(node):
             self.norms[node] = NormBefore(x, y if mask == BY_OUTPUT else x, saved, norm.weight, norm.bias, mask)
 
@@ -275,8 +275,8 @@ class Run:
                 masked, dy_sums = batch_norm.gradient_sums(
                     stored_channels_last(dy, x.dtype), x, y if mask == BY_OUTPUT else x, saved, norm, mask
                 )
-            if other is not None:
-                self._add_gradient(other, masked)
+            if added is not None:
+                self._add_gradient(added, masked)
             dx, parameters = batch_norm.input_gradient(masked, dy_sums, x, saved, norm)
             for name, gradient in zip(names[:2], parameters, strict=True):
                 if name in self.learned:

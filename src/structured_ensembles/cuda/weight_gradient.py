@@ -71,13 +71,13 @@ def _products(x: Tensor, dy: Tensor, weight: Tensor, window: Window, narrow: boo
     deep, warps, stages = ROW_PRODUCTS if narrow else TAP_PRODUCTS
     pixels = len(x) // members * out_height * out_width
     input_tiles = 1 if narrow else ceil_div(inputs, high)
-    parts = ceil_div(outputs, wide) * (1 if narrow else rows * taps * input_tiles)
-    blocks = min(max(ceil_div(PROGRAMS, members * parts), 1), max(pixels // (4 * deep), 1), 256)
+    weight_tiles = ceil_div(outputs, wide) * (1 if narrow else rows * taps * input_tiles)
+    blocks = min(max(ceil_div(PROGRAMS, members * weight_tiles), 1), max(pixels // (4 * deep), 1), 256)
     tiles = ceil_div(ceil_div(pixels, blocks), deep)
     blocks = ceil_div(pixels, tiles * deep)
     partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
     launch(
-        weight_products if narrow else weight_products_by_tap, (blocks, members, parts),
+        weight_products if narrow else weight_products_by_tap, (blocks, members, weight_tiles),
         x, dy, partial, pixels, *x.shape[2:], window.padding, input_units, output_units, tiles,
         *(() if narrow else (input_tiles,)),
         STRIDE=window.stride, OUT_WIDTH=out_width, OUT_PIXELS=out_height * out_width, ROWS=rows, TAPS=taps, **units,

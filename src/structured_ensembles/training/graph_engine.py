@@ -97,14 +97,14 @@ class GraphEngine:
     def validate(self, active: Sequence[Member]) -> list[Result]:
         if self.validation is None:
             return [(None, None)] * len(active)
-        seen = 0
+        samples = 0
         for runner in self.runners:
             runner.totals.zero_()
         for size in self.validation.epoch(None):
             step = None if self.validation.irregular else self.steps.get(("validate", size))
             (step or partial(self._validation_step, size))()
-            seen += size
-        totals = self._by_member({runner: (runner.totals / seen).tolist() for runner in self.runners})
+            samples += size
+        totals = self._by_member({runner: (runner.totals / samples).tolist() for runner in self.runners})
         classifying = self.plan.data.task == "classification"
         return [(totals[member][0], totals[member][1] if classifying else None) for member in active]
 
@@ -210,7 +210,7 @@ class GraphEngine:
             self.plan.device,
             self._state,
             modules=[member.network for member in active] + self._loss_modules + self._teachers,
-            generators=lambda: [drawn for runner in self.runners for drawn in runner.generators()],
+            generators=lambda: [generator for runner in self.runners for generator in runner.generators()],
         )
         return dict(zip(steps, captured, strict=True))
 
@@ -233,9 +233,9 @@ class GraphEngine:
         runners: list[Runner] = []
         rest = list(active)
         for members, compiled in self.compiled:
-            left = [member for member in members if member in rest]
-            for start in range(0, len(left), at_a_time):
-                group = left[start : start + at_a_time]
+            remaining = [member for member in members if member in rest]
+            for start in range(0, len(remaining), at_a_time):
+                group = remaining[start : start + at_a_time]
                 runners.append(
                     ProgramRunner(
                         group,
@@ -245,7 +245,7 @@ class GraphEngine:
                         [self._feed(member) for member in group],
                     )
                 )
-            rest = [member for member in rest if member not in left]
+            rest = [member for member in rest if member not in remaining]
         compiled_size = self.training.sizes[0] if self.plan.execution.compile else None
         runners += [
             ModuleRunner(member, self.plan, optimizers[member], self._feed(member), self.kernels, compiled_size)

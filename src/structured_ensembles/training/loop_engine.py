@@ -124,7 +124,7 @@ class LoopEngine:
             return [(None, None)] * len(active)
         classifying = plan.data.task == "classification"
         totals = torch.zeros(len(active), 2, dtype=torch.float64, device=plan.device)
-        seen = 0
+        samples = 0
         for member in active:
             member.network.eval()
         for inputs, targets in plan.data.batches("validation", 512, device=plan.device, dtype=plan.dtype):
@@ -134,8 +134,8 @@ class LoopEngine:
                 totals[index, 0] += mean_loss(plan.loss, outputs, self._cast_targets(targets)) * len(targets)
                 if classifying:
                     totals[index, 1] += (combine_logits(outputs).argmax(-1) == targets).sum()
-            seen += len(targets)
-        rows: list[list[float]] = (totals / seen).tolist()
+            samples += len(targets)
+        rows: list[list[float]] = (totals / samples).tolist()
         return [(cost, accuracy if classifying else None) for cost, accuracy in rows]
 
 

@@ -168,7 +168,9 @@ class ProgramRunner:
         if count > 1 and self.plan.loss is F.cross_entropy and outputs.dim() == 2:
             return F.cross_entropy(outputs, targets, reduction="none").view(count, -1).mean(1)
         pairs = zip(_members_of(outputs, self.networks[0], count), targets.chunk(count), strict=True)
-        return torch.stack([mean_loss(self.plan.loss, member_outputs, wanted) for member_outputs, wanted in pairs])
+        return torch.stack(
+            [mean_loss(self.plan.loss, member_outputs, member_targets) for member_outputs, member_targets in pairs]
+        )
 
 
 def _members_of(outputs: Tensor, network: nn.Module, count: int) -> list[Tensor]:
