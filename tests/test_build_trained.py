@@ -138,6 +138,8 @@ def test_invalid_arguments_are_errors(base: nn.Module, data: se.Data, arguments:
 
 
 def test_trained_network_of_other_classes_is_refused(data: se.Data) -> None:
-    message = r"trained=True needs a model for the classes of data, 10, but it has 7 outputs: with_head\(model, 10\)"
+    message = r"trained=True needs a model for the classes of data, 10, but it has 12 outputs: with_head\(model, 10\)"
     with pytest.raises(ValueError, match=message):
+        se.structured_ensemble(se.zoo.mlp(64, 12), data, 2, trained=True, quiet=True)
+    with pytest.raises(ValueError, match=r"model has 7 outputs, but data has 10 classes: .* with_head\(model, 10\)"):
         se.structured_ensemble(se.zoo.mlp(64, 7), data, 2, trained=True, quiet=True)

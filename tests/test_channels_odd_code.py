@@ -149,6 +149,14 @@ def test_numbers_that_follow_the_batch_are_not_frozen_in_a_graph() -> None:
     assert not se.trace(branching.double(), rows()).prunable
 
 
+def test_code_that_branches_on_values_gets_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    """torch.export logs a warning and prints a graph for it."""
+    model = Network(lambda _, hidden: hidden.relu() if hidden.sum() > 0 else hidden).double()
+    with pytest.raises(ValueError, match=r"cannot be followed on .* seems to branch on the values of a tensor"):
+        se.trace(model, rows())
+    assert capfd.readouterr() == ("", "")
+
+
 def test_expanded_channels_of_one_value_are_cut_in_the_graph() -> None:
     # In training mode, sets are found to be the same again, after they got their names in evaluation mode.
     class Gated(nn.Module):

@@ -22,6 +22,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -35,6 +36,7 @@ PACKAGES = "packages.tar.gz"
 CODE = "code.tar.gz"
 FINISHED, UNFINISHED = "results.tar.gz", "unfinished-{}.tar.gz"  # of carry/back
 POLL_SECONDS = 5.0  # between two looks for finished runs
+ENDING_SECONDS = 5.0  # for the command to end by itself, when it was interrupted as this program was
 
 
 def main() -> None:
@@ -223,14 +225,21 @@ def run_and_pack(command: list[str], environment: dict[str, str], results: Path,
     """
     packed: list[Path] = []
     with subprocess.Popen(command, env=environment) as process:
-        while process.poll() is None:
+        try:
+            while process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_SECONDS)
+                finished = finished_runs(results)
+                if finished != packed:
+                    back.mkdir(parents=True, exist_ok=True)
+                    pack_finished(finished, results, back)
+                    packed = finished
+        except BaseException:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_SECONDS)
-            finished = finished_runs(results)
-            if finished != packed:
-                back.mkdir(parents=True, exist_ok=True)
-                pack_finished(finished, results, back)
-                packed = finished
+                process.wait(ENDING_SECONDS)  # a terminal's Ctrl-C reaches the command, too
+            process.terminate()
+            process.wait()  # leaving `with` after Ctrl-C would wait a quarter of a second only
+            raise
 
 
 def unpack_data(name: str, folder: Path, out: Path) -> None:
@@ -247,10 +256,13 @@ def unpack_data(name: str, folder: Path, out: Path) -> None:
     for path in files:
         content = path.read_bytes()
         first = 8 + int.from_bytes(content[:8], "little")
-        header = json.loads(content[8:first])
-        for block_name, encoding, size in header["blocks"]:
-            blocks[block_name] = (encoding, content[first : first + size])
-            first += size
+        if len(content) >= first:
+            header = json.loads(content[8:first])
+            for block_name, encoding, size in header["blocks"]:
+                blocks[block_name] = (encoding, content[first : first + size])
+                first += size
+        if len(content) != first:
+            sys.exit(f"{path} was not copied as a whole: copy it again")
     if len(files) != header["parts"]:
         sys.exit(f"{folder} has {len(files)} of the {header['parts']} files of {name}: copy the others too")
 
@@ -317,4 +329,9 @@ def pack_back(results: Path, back: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # As after Ctrl-C, the command that runs the queue is ended and what there is is packed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

@@ -128,7 +128,7 @@ def structured_ensemble(
     check_rescale(rescale, reinit)
     check_loss(loss)
     check_search(strength, diversity, search_epochs, initial or "N(0,1)", placement, "search_epochs")
-    data = examine(model, data, device)
+    data = examine(model, data, device, loss)
     lessons = try_lessons(teacher, data, loss, pick_device(device, model))
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     choose = partial(

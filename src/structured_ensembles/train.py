@@ -108,7 +108,7 @@ def train(
             gaussian=ensemble.gaussian,
             lessons=lessons,
         )
-        data = examine(ensemble.members[0], data, run.device)
+        data = examine(ensemble.members[0], data, run.device, loss)
         teaching = None if lessons is None else lessons.prepare(data, run.device)
         loss = ensemble.adopt(data, loss)
         ensemble.to(run.device)

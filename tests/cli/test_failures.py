@@ -5,7 +5,9 @@ import logging
 import os
 import re
 import resource
+import signal
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -196,6 +198,28 @@ def test_ctrl_c_mentions_resuming_only_for_resumable_commands(
     monkeypatch.setattr(LISTS, interrupted)
     assert main(["datasets"]) == 130
     assert capsys.readouterr().err == "sens: stopped\n"
+
+
+def test_termination_stops_a_command_as_ctrl_c_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It must leave the contexts that end worker processes; a second signal must not cut that short."""
+    ended = []
+
+    def terminated(*_: Any, **__: Any) -> Any:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            ended.append(True)
+
+    monkeypatch.setattr(LoopEngine, "train_epoch", terminated)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert main([*QUICK, "--out", str(tmp_path / "run")]) == 130
+    assert ended == [True]
+    assert "resumes from here" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_main_restores_warnings_path_streams_and_log_handlers(capsys: pytest.CaptureFixture[str]) -> None:

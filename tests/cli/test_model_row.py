@@ -20,6 +20,11 @@ def pair():
 def fixed():
     return nn.Linear(5, 4), torch.rand(2, 5)
 
+def needy(width, depth):
+    return nn.Linear(width, depth)
+
+network = nn.Linear(5, 4)
+
 def number():
     return 3
 
@@ -67,6 +72,8 @@ def test_the_list_shows_types_without_their_packages(capsys: pytest.CaptureFixtu
     [
         (["models_of_mine:net"], "needs an example of its inputs: give --shape"),
         (["models_of_mine:number"], "must return a torch.nn.Module, or a pair of one and an example, not a int"),
+        (["models_of_mine:needy"], "model 'models_of_mine:needy' takes the arguments width, depth, but was given none"),
+        (["models_of_mine:network"], "model 'models_of_mine:network' is not a function"),
         (["models_of_mine:net", "--shape", "3", "0"], "--shape must be positive numbers"),
         (["models_of_mine:missing", "--shape", "3"], "cannot be imported"),
         (["models_of_mine:unfitting", "--shape", "3"], "torchvision was built for another version than torch"),

@@ -130,6 +130,15 @@ def test_unreadable_pictures_are_named_and_left_out(
     assert fingerprint_split(data.train) == fingerprint_split(expected.train)
 
 
+def test_a_pipe_is_left_out_and_not_waited_for(shapes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "pictures"
+    shutil.copytree(shapes, folder)
+    os.mkfifo(folder / "disc" / "pipe.png")
+    assert len(se.Data.from_folder(folder, size=8, validation=0.0).train) == 36
+    assert "1 of 37 pictures" in caplog.text
+    assert "pipe.png (it is not a regular file)" in caplog.text
+
+
 def test_nothing_readable_is_an_error(shapes: Path, tmp_path: Path) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(shapes, folder)
@@ -140,7 +149,7 @@ def test_nothing_readable_is_an_error(shapes: Path, tmp_path: Path) -> None:
         se.Data.from_folder(shapes, test=tmp_path / "test")
     with pytest.raises(ValueError, match="no training picture of class 'disc' can be read"):
         se.Data.from_folder(folder)
-    with pytest.raises(ValueError, match="none of the 36 pictures"):
+    with pytest.raises(ValueError, match=r"none of the 36 pictures .* such as bar/000\.png \(it is none of PNG"):
         se.Data.from_folder(tmp_path / "test")
     with pytest.raises(ValueError, match="no picture of the train split can be read"):
         se.Data.from_folder(tmp_path / "test", size=8)
@@ -169,6 +178,11 @@ def test_splits_are_folders_or_shares(tmp_path: Path) -> None:
         assert len(torch.cat(seen).flatten(1).unique(dim=0)) == 18
         assert one.normalization == se.Normalization.of(torch.cat(seen[:2]))  # test pictures do not count
     assert not torch.equal(all_samples(plain[0].validation)[0], all_samples(plain[1].validation)[0])
+
+
+def test_a_share_that_holds_out_no_picture_is_refused(shapes: Path) -> None:
+    with pytest.raises(ValueError, match=r"test=0.02 is less than a picture of each class .* give a larger share"):
+        se.Data.from_folder(shapes, test=0.02)
 
 
 def test_fingerprint_follows_the_contents(shapes: Path, tmp_path: Path) -> None:

@@ -339,3 +339,21 @@ def test_multi_member_networks_refuse_models_that_do_not_return_one_tensor(repea
         for training in (True, False):
             with pytest.raises(TypeError, match="model must return one tensor"):
                 network.train(training)(x)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_refuses_networks_with_fewer_outputs_than_classes(method: str, tmp_path: Path) -> None:
+    digits = se.load_data("digits")
+    data = se.Data.from_arrays(digits.train.inputs, digits.train.targets, classes=[f"class {n}" for n in range(12)])
+    message = r"model has 10 outputs, but data has 12 classes: .* with_head\(model, 12\)"
+    with pytest.raises(ValueError, match=message):
+        METHODS[method](se.zoo.mlp(64), data, members=2, recipe=RECIPE, quiet=True, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_names_arguments_that_are_no_network_or_no_data(method: str) -> None:
+    with pytest.raises(TypeError, match="data must be a Data, not a Tensor"):
+        METHODS[method](se.zoo.mlp(64), X)
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, not a str"):
+        METHODS[method]("resnet20", se.load_data("digits"))

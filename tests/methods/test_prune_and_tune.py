@@ -150,6 +150,7 @@ def test_regression_keeps_the_units_of_the_base() -> None:
     ("arguments", "message"),
     [
         ({"tune_epochs": 0}, "tune_epochs must be a whole number from 1 to the recipe's 8 epochs, not 0"),
+        ({"tune_epochs": True}, "tune_epochs must be .* not True"),
         ({"tune_epochs": 9}, "tune_epochs must be .* not 9"),
         ({"peak_rate": -1.0}, "peak_rate must be a finite number of at least 0"),
         ({"selection": "learned"}, "selection must be one of 'mirrored', 'random', not 'learned'"),

@@ -92,6 +92,8 @@ def test_saved_ensemble_knows_the_new_number_of_classes(tmp_path: Path) -> None:
         (nn.Sequential(nn.Conv2d(3, 4, 3)), {}, r"convolution of kernel size 1 .* its last layer is 0, Conv2d\(3, 4"),
         (nn.Sequential(nn.Linear(32, 4)), {"example": X}, r"must give \(batch, 2\) .* it gives \(2, 3, 32, 2\)"),
         (nn.Linear(4, 4), {}, "model is a single layer"),
+        (se.zoo.mlp(4), {"example": X}, r"example must be a batch .* not a tensor of shape \(2, 3, 32, 32\), which it"),
+        (se.zoo.mlp(4), {"example": "x"}, "example must be a batch as the model gets it, .* not a str"),
         (se.zoo.mlp(4), {"classes": 0}, "classes must be a whole number of at least 1, not 0"),
     ],
 )

@@ -269,3 +269,18 @@ def test_restricted_passes_do_not_shorten_the_queue_file(
     assert main(["reproduce", "queue", "--smoke"]) == 0
     assert yaml.safe_load(Path("results/queue.yaml").read_text(encoding="utf-8"))["runs"] == listed
     assert "see runs/reproduce/smoke/queue.yaml" in capsys.readouterr().out
+
+
+def test_the_queue_file_knows_finished_runs_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is committed together with the finished runs."""
+
+    def interrupted(*_: Any, **__: Any) -> Progress:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("structured_ensembles.cli.reproduce.run_queue", interrupted)
+    assert main(["reproduce", "queue"]) == 130
+    assert len(yaml.safe_load(Path("results/queue.yaml").read_text(encoding="utf-8"))["runs"]) == len(plan_runs())
+    assert "the same command resumes" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -56,6 +57,15 @@ def test_missing_part_of_a_pack_is_an_error(data_folder: Path, tmp_path: Path) -
     (tmp_path / "cifar10.1.part").unlink()
     with pytest.raises(SystemExit, match="has 2 of the 3 files of cifar10"):
         carry["unpack_data"]("cifar10", tmp_path, tmp_path / "there")
+
+
+@pytest.mark.parametrize("kept", [4, 100, -1])
+def test_truncated_part_of_a_pack_is_an_error(data_folder: Path, tmp_path: Path, kept: int) -> None:
+    carry["pack_data"]("mnist", data_folder, tmp_path, 10**6)
+    part = tmp_path / "mnist.0.part"
+    part.write_bytes(part.read_bytes()[:kept])
+    with pytest.raises(SystemExit, match=r"mnist\.0\.part was not copied as a whole: copy it again"):
+        carry["unpack_data"]("mnist", tmp_path, tmp_path / "there")
 
 
 def files_in(archive: Path) -> set[str]:
@@ -201,6 +211,26 @@ def test_finished_runs_are_packed_before_the_queue_ends(tmp_path: Path, monkeypa
     command = [sys.executable, "-c", queue, str(results / "s" / "run"), str(back / "results.tar.gz")]
     carry["run_and_pack"](command, dict(os.environ), results, back)
     assert files_in(back / "results.tar.gz") == {"s/run/config.yaml", "s/run/result.json"}
+
+
+def test_command_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
+    """It is ended by SIGTERM, which reaches the program only, after it has had the time to end by itself."""
+    started = tmp_path / "started"
+    waiting = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(60)"
+    script = (
+        f"import os, pathlib, runpy, signal, sys\n"
+        f"run = runpy.run_path({str(ROOT / 'tools' / 'carry.py')!r})['run_and_pack']\n"
+        f"run.__globals__.update(ENDING_SECONDS=0.1, finished_runs=lambda _: [])\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        f"run([sys.executable, '-c', {waiting!r}], dict(os.environ), pathlib.Path('r'), pathlib.Path('b'))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script]) as program:
+        while not started.exists():
+            time.sleep(0.05)
+        before = time.monotonic()
+        program.terminate()
+        assert program.wait(30) == 143  # it waits for the command
+        assert time.monotonic() - before < 20
 
 
 def test_pack_carries_code_and_returns_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import joblib
 import pytest
 import torch
 
+from structured_ensembles.common.threads import use_threads
 from structured_ensembles.runs.grid import Job, Outcome, _format_time_left, run_grid
 from structured_ensembles.runs.workers import Backend, _submit_one_each, worker_environment
 from tests.support.grid_jobs import (
@@ -209,8 +210,11 @@ def test_unpicklable_job_or_result_fails_that_job(grid: Grid) -> None:
 
 def test_workers_share_cores_and_have_one_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joblib, "cpu_count", lambda: 7)
-    assert worker_environment(0, 2)["OMP_NUM_THREADS"] == "3"
-    assert worker_environment(0, 9)["OMP_NUM_THREADS"] == "1"
+    with use_threads(7):
+        assert worker_environment(0, 2)["OMP_NUM_THREADS"] == "3"
+        assert worker_environment(0, 9)["OMP_NUM_THREADS"] == "1"
+    with use_threads(2):  # by the user's choice
+        assert [worker_environment(0, workers)["OMP_NUM_THREADS"] for workers in (1, 2, 7)] == ["2", "2", "1"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert [worker_environment(number, 3)["CUDA_VISIBLE_DEVICES"] for number in range(3)] == ["0", "1", "0"]

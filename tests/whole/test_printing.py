@@ -50,6 +50,7 @@ def test_history_prints_one_row_per_member() -> None:
     history.stopped[1] = "no better validation result for 1 epochs"
     assert str(history).splitlines()[3].endswith("0.4000  no better validation result for 1 epochs")
     without = str(History([row(0, 0, 2.0, None, None)])).splitlines()
+    assert "1 epoch in" in "\n".join(without)
     assert without[2].split() == ["0", "1", "2.0000", "–", "–"]
     assert "0 epochs" in str(History())
 

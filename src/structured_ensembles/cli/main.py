@@ -6,7 +6,9 @@ import inspect
 import logging
 import math
 import platform
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,7 +54,7 @@ HELP = ("--help", "-h")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; a failure prints a sentence, not a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with _plain_output():
+    with _plain_output(), _stopped_by_termination():
         return run_guarded(lambda: _run(words), words)
 
 
@@ -106,6 +108,24 @@ def _plain_output() -> Iterator[None]:
         warnings.showwarning = shown_before
         for stream, errors in stream_errors.items():
             stream.reconfigure(errors=errors)
+
+
+@contextmanager
+def _stopped_by_termination() -> Iterator[None]:
+    """Let SIGTERM stop a command as Ctrl-C does: without that, its worker processes would go on when it is killed."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def interrupt(*_: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the end of the workers
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class _SentenceHandler(logging.Handler):

@@ -11,7 +11,7 @@ from torch import nn
 from structured_ensembles.checking.comparison import Difference
 from structured_ensembles.checking.model_check import ModelCheck
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.zoo.by_name import build_model, find_model, torchvision_hint
+from structured_ensembles.zoo.by_name import build_model, check_accepted, find_model, torchvision_hint
 
 REASONS = 5  # at most so many reasons are printed
 
@@ -40,6 +40,7 @@ def make_model_and_example(
 
 def _call(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """Call the user's function; it may import a library that needs a torchvision which fits torch."""
+    check_accepted(name, function, arguments)
     try:
         return function(**arguments)
     except (ImportError, RuntimeError) as error:

@@ -135,12 +135,14 @@ def _run_queue(
         )
         print(f"{(time.monotonic() - start) / 60:5.1f} min  {outcome.name}: {news}", flush=True)
 
-    progress = run_queue(
-        chosen, out, minutes=minutes, workers=workers, root=root, device=device, backend=backend, quiet=quiet,
-        on_outcome=print_outcome,
-    )  # fmt: skip
-    # The file lists all runs, whichever seeds this call was restricted to.
-    write_queue(plan_runs(tuple(sorted({*SEEDS, *options.seeds}))) if not options.smoke else planned, out)
+    try:
+        progress = run_queue(
+            chosen, out, minutes=minutes, workers=workers, root=root, device=device, backend=backend, quiet=quiet,
+            on_outcome=print_outcome,
+        )  # fmt: skip
+    finally:  # also after Ctrl-C, when some runs may be done
+        # The file lists all runs, whichever seeds this call was restricted to.
+        write_queue(plan_runs(tuple(sorted({*SEEDS, *options.seeds}))) if not options.smoke else planned, out)
     for run, error in progress.failed.items():
         print(f"sens: {run} failed: {error}", file=sys.stderr)
     for name, reason in progress.without.items():

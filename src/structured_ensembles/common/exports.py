@@ -1,9 +1,11 @@
-"""What every export of a network that is read at once, and thrown away, can do without."""
+"""Contexts for exports of a network that are read at once and thrown away: without stack traces, without messages."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 
 import torch.fx.config
 
@@ -23,3 +25,16 @@ def without_stack_traces() -> Iterator[None]:
         yield
     finally:
         setattr(config, SETTING, before)
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Silence torch.export, which logs tracebacks and prints graphs to stderr where it fails: its error says enough."""
+    logger = logging.getLogger("torch")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with redirect_stderr(StringIO()):
+            yield
+    finally:
+        logger.setLevel(before)

@@ -7,12 +7,9 @@ that its caller passes by name, those of one network or of several stacked membe
 
 from __future__ import annotations
 
-import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from io import StringIO
 from typing import Any
 
 import torch
@@ -21,7 +18,7 @@ from torch.export import Dim
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves
 
-from structured_ensembles.common.exports import without_stack_traces
+from structured_ensembles.common.exports import quiet_export, without_stack_traces
 from structured_ensembles.common.inputs import call_arguments, clone_inputs
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.tracing.fake_model import first_line
@@ -111,7 +108,7 @@ def export_program(network: nn.Module, example: Any, training: bool = True) -> P
         shapes[tensor] = {0: batch}
     modes = {layer: layer.training for layer in network.modules()}
     try:
-        with warnings.catch_warnings(), _quiet(), without_stack_traces():
+        with warnings.catch_warnings(), quiet_export(), without_stack_traces():
             warnings.simplefilter("ignore")
             network.train(training)
             dynamic = shapes.dynamic_shapes(network, positional, named)
@@ -202,16 +199,3 @@ def last_uses(program: Program) -> dict[Node, list[Node]]:
     for argument, node in last.items():
         uses.setdefault(node, []).append(argument)
     return uses
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence torch.export, which logs tracebacks and prints graphs to stderr where it fails, here without harm."""
-    logger = logging.getLogger("torch")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with redirect_stderr(StringIO()):
-            yield
-    finally:
-        logger.setLevel(before)

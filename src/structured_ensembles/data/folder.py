@@ -73,6 +73,11 @@ def read_folder(
     }
     if shares["test"]:
         kept, held_out = hold_out(torch.tensor(listings["train"].labels), shares["test"], seed=0)
+        if not len(held_out):
+            raise ValueError(
+                f"test={shares['test']} is less than a picture of each class below {folders['train']}, so that no "
+                "picture would be in the test split: give a larger share, a folder, or more pictures"
+            )
         listings |= {
             split: listings["train"].select(rows.tolist()) for split, rows in (("train", kept), ("test", held_out))
         }

@@ -54,7 +54,9 @@ def list_classes(folder: Path) -> tuple[str, ...]:
     classes = _folders(folder)
     if len(classes) < 2:
         present = f"only {classes[0]!r}" if classes else "none"
-        raise ValueError(f"{folder} must have a folder of pictures for each class, at least two, but has {present}")
+        raise ValueError(
+            f"path must have a folder of pictures for each class, at least two, but {folder} has {present}"
+        )
     return classes
 
 
@@ -92,9 +94,18 @@ def _folders(path: Path) -> tuple[str, ...]:
 
 
 def _pictures(folder: Path, deep: bool = True) -> Iterator[Path]:
-    """Yield the picture files of a folder and, if `deep`, of all folders in it, not of hidden ones."""
+    """Yield the picture files of a folder and, if `deep`, of all folders in it, not of hidden ones.
+
+    A folder that links lead to again, such as to itself, counts once: its pictures would be in several splits.
+    """
+    seen = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if deep and not _is_hidden(name)]
+        status = os.stat(parent)
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(name for name in folders if deep and not _is_hidden(name))
         yield from (Path(parent, name) for name in files if name.lower().endswith(SUFFIXES) and not _is_hidden(name))
 
 

@@ -40,13 +40,15 @@ def first_shape(listing: Listing, size: int | None, channels: int) -> tuple[int,
     """Return the shape (channels, height, width) of all pictures: a square of `size`, or that of the first readable."""
     if size is not None:
         return channels, size, size
+    reasons = []
     for name in listing.names:
         try:
             _, height, width = decode_picture(read_content(listing.root, name), None, channels).shape
-        except OSError:
+        except OSError as error:
+            reasons.append(f"{name} ({error.strerror or error})")
             continue
         return channels, height, width
-    raise ValueError(f"none of the {len(listing):,} pictures below {listing.root} can be read")
+    raise ValueError(f"none of the {len(listing):,} pictures below {listing.root} can be read, such as {reasons[0]}")
 
 
 def scan_pictures(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import stat
 from pathlib import Path
 from typing import IO
 
@@ -15,8 +17,14 @@ DRAFT = 2  # a JPEG decoder may shrink a picture itself, down to this many times
 
 
 def read_content(root: Path, name: str) -> bytes:
-    """Read a file below a folder. Plain strings and no buffer: pathlib would hold Python's lock twice as long."""
-    with open(f"{root}/{name}", "rb", buffering=0) as file:
+    """Read a regular file below a folder; raise an OSError for anything else: to open a pipe would wait for a writer.
+
+    Plain strings and no buffer: pathlib would hold Python's lock twice as long.
+    """
+    path = f"{root}/{name}"
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError("it is not a regular file")
+    with open(path, "rb", buffering=0) as file:
         return file.read()
 
 

@@ -9,29 +9,52 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.common.checks import check_type
 from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.inputs import Inputs, call, move_inputs
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.data import Data
+from structured_ensembles.data.dataset import check_data
+from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.splits import take_samples
 from structured_ensembles.examination.embedding_ids import check_data_ids
 from structured_ensembles.examination.pretrained import find_normalization
+from structured_ensembles.examination.trained import count_outputs
 from structured_ensembles.networks.copying import copy_for_trial, dtype_of
 
 RESHAPING = ("View", "Reshape", "Squeeze", "Unsqueeze", "Clone", "Copy", "Alias", "Transpose", "Permute", "Slice")
 
 
-def examine(model: nn.Module, data: Data, device: Device = "auto") -> Data:
+def examine(model: nn.Module, data: Data, device: Device = "auto", loss: Loss | None = None) -> Data:
     """Return the data with the normalisation that the model expects, marked as examined; examined data are unchanged.
 
-    See `find_normalization` and `warn_about_probabilities`. Ids outside the model's embedding raise a ValueError.
+    See `find_normalization` and `warn_about_probabilities`. Ids outside the model's embedding raise a ValueError, and
+    fewer outputs than classes, unless the loss is the user's own.
     """
     if data.examined:
         return data
     check_data_ids(model, data)
+    check_outputs(model, data, loss)
     check_own_parameters(model, data)
     data = replace(find_normalization(model, data, device), examined=True)
     warn_about_probabilities(model, data)
     return data
+
+
+def check_arguments(model: nn.Module, data: Data) -> None:
+    """Raise a TypeError unless the first two arguments of every method are a network and a `Data`."""
+    check_type("model", model, nn.Module)
+    check_data(data)
+
+
+def check_outputs(model: nn.Module, data: Data, loss: Loss | None) -> None:
+    """Raise a ValueError if a model has fewer outputs than there are classes, unless the loss is the user's own."""
+    outputs = count_outputs(model, data) if data.task == "classification" and loss is None else 0
+    if 0 < outputs < data.num_classes:
+        raise ValueError(
+            f"model has {counted(outputs, 'output')}, but data has {counted(data.num_classes, 'class')}: it needs one "
+            f"for each class, also for two; with_head(model, {data.num_classes}) gives it a new classifier"
+        )
 
 
 def check_own_parameters(network: nn.Module, data: Data) -> None:

@@ -33,7 +33,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examine
+from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.methods.layers import find_called_layers, get_layer
 from structured_ensembles.networks.conversions import register_rebuilder
 from structured_ensembles.networks.copying import clone_model, copy_with, dtype_of
@@ -80,8 +80,9 @@ def batch_ensemble(
     repeat: in training every member sees the whole batch ("tile"), or each row goes to one member ("split"), which
         costs no more than to train one network.
     """
+    check_arguments(model, data)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examine(model, data, device)
+    data = examine(model, data, device, loss)
     example = data.example(dtype=dtype_of(model))
     layers = find_called_layers(model, example).all
     with gradients_on():  # factors made under inference mode could not be trained

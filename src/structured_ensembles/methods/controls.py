@@ -13,7 +13,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examine
+from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.extraction import check_rescale, extract, warn_of_small_outputs
 from structured_ensembles.networks.copying import clone_model, dtype_of
 from structured_ensembles.networks.initialization import draw_weights
@@ -57,12 +57,13 @@ def magnitude_ensemble(
     In one network these are the same for all members. So each member is cut out of a network of its own: the model,
     and copies with reinitialised weights, as in a deep ensemble. The arguments are those of `select` and `extract`.
     """
+    check_arguments(model, data)
     check_whole("members", members)
     check_rescale(rescale, reinit=False)
     if prune is None and memory is None:
         prune = 0.5
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examine(model, data, device)
+    data = examine(model, data, device, loss)
     settings = {"members": members, "prune": prune, "memory": memory, "scope": scope, "coupled": coupled}
     run = open_folder(
         folder,

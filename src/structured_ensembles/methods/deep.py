@@ -10,7 +10,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examine
+from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.networks.initialization import draw_weights
 from structured_ensembles.resuming.identity import open_folder
@@ -37,9 +37,10 @@ def deep_ensemble(
     loss_name: str | None = None,
 ) -> Ensemble:
     """Train a deep ensemble: the first member starts from the model's weights, the others are reinitialised."""
+    check_arguments(model, data)
     check_whole("members", members)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examine(model, data, device)
+    data = examine(model, data, device, loss)
     settings = {"members": members, "seed": seed}
     run = open_folder(
         folder, "deep", model, data, recipe=recipe, execution=execution, loss=loss, loss_name=loss_name, **settings

@@ -21,7 +21,7 @@ from structured_ensembles.common.inputs import Inputs, batch_from, call, check_o
 from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examine
+from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.methods.layers import find_called_layers, get_layer
 from structured_ensembles.networks.conversions import register_rebuilder
 from structured_ensembles.networks.copying import clone_model, dtype_of
@@ -56,8 +56,9 @@ def mc_dropout(
     members: how many dropout masks a prediction draws.
     probability: of an element of the output of a hidden linear layer or convolution to be dropped.
     """
+    check_arguments(model, data)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examine(model, data, device)
+    data = examine(model, data, device, loss)
     layers = find_called_layers(model, data.example(dtype=dtype_of(model))).hidden
     network = DropoutNetwork(model, layers, members, probability, seed)
     settings = {"members": members, "seed": seed, "probability": probability}

@@ -16,6 +16,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
+from structured_ensembles.examination.examine import check_arguments, check_outputs
 from structured_ensembles.extraction import extract
 from structured_ensembles.networks.copying import dtype_of
 from structured_ensembles.resuming.identity import open_folder
@@ -53,9 +54,11 @@ def narrow_ensemble(
     coupled: narrow the residual stream too, as Packed-Ensembles does; otherwise only the layers inside its blocks.
     round_to: as in `select`.
     """
+    check_arguments(model, data)
     if prune is None and memory is None:
         prune = 0.5
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
+    check_outputs(model, data, loss)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     # Which channels are selected does not matter: only the sizes are used.
     subnets = select(graph, prune=prune, memory=memory, selection="random", members=members, round_to=round_to)

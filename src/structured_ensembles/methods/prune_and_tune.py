@@ -18,7 +18,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.comparison import compare_with_base
-from structured_ensembles.examination.examine import examine
+from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.extraction import extract
 from structured_ensembles.methods.phases import join_histories, renumber_epochs
 from structured_ensembles.networks.copying import clone_model, dtype_of
@@ -66,6 +66,7 @@ def prune_and_tune(
     peak_rate: to which the learning rate of the children rises in the first tenth of their steps, before it falls to
     zero along a cosine; by default half of the recipe's, as in `Recipe.named("tune")`.
     """
+    check_arguments(model, data)
     if prune is None and memory is None:
         prune = 0.5
     check_whole("members", members)
@@ -74,14 +75,14 @@ def prune_and_tune(
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     if tune_epochs is None:
         tune_epochs = -(-recipe.epochs // 4)
-    elif not isinstance(tune_epochs, int) or not 1 <= tune_epochs <= recipe.epochs:
+    elif type(tune_epochs) is not int or not 1 <= tune_epochs <= recipe.epochs:
         raise ValueError(
             f"tune_epochs must be a whole number from 1 to the recipe's {recipe.epochs} epochs, not {tune_epochs!r}"
         )
     if peak_rate is None:
         peak_rate = recipe.rate / 2
     check_number("peak_rate", peak_rate)
-    data = examine(model, data, device)
+    data = examine(model, data, device, loss)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     subnets = select(
         graph, prune=prune, memory=memory, selection=selection, members=members, seed=seed, round_to=round_to

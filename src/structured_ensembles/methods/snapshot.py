@@ -12,7 +12,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.target_scaling import Units
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examine
+from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.methods.phases import renumber_epochs
 from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.resuming.identity import open_folder
@@ -48,9 +48,10 @@ def snapshot_ensemble(
 
     cycle: its epochs; by default 50, or the recipe's epochs divided among the members if that is less.
     """
+    check_arguments(model, data)
     check_whole("members", members)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examine(model, data, device)
+    data = examine(model, data, device, loss)
     if cycle is None:
         cycle = min(CYCLE, recipe.epochs // members)
     if not isinstance(cycle, int) or cycle < 1:

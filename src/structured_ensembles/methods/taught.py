@@ -14,7 +14,7 @@ from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.examination.examine import examine
+from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.extraction import extract
 from structured_ensembles.methods.deep import copy_independent
 from structured_ensembles.methods.phases import join_histories, renumber_epochs
@@ -61,6 +61,7 @@ def taught_ensemble(
     prune, memory, coupled, round_to, selection: what members keep, see `select`; by default random halves. One member
         with memory=1.0 is the whole network.
     """
+    check_arguments(model, data)
     if prune is None and memory is None:
         prune = 0.5
     check_whole("members", members)
@@ -69,7 +70,7 @@ def taught_ensemble(
     check_choice("selection", selection, ("random", "mirrored"))
     check_on_epoch(on_epoch)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
-    data = examine(model, data, device)
+    data = examine(model, data, device, loss)
     graph = trace(model, data.example(dtype=dtype_of(model)), coupled=coupled)
     subnets = select(
         graph, prune=prune, memory=memory, selection=selection, members=members, seed=seed, round_to=round_to

@@ -44,6 +44,8 @@ def with_head(model: nn.Module, classes: int, *, example: Inputs | None = None, 
     device = device_of(model)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         seed_generators(seed, device)
+        if example is not None:
+            _check_example(model, example)
         if callable(getattr(copied, "reset_classifier", None)):
             _reset_classifier(copied, classes)
         else:
@@ -52,6 +54,22 @@ def with_head(model: nn.Module, classes: int, *, example: Inputs | None = None, 
         _check_outputs(copied, example, classes)
     _rename_origin(copied, classes)
     return copied
+
+
+def _check_example(model: nn.Module, example: Inputs) -> None:
+    """Raise a ValueError unless the model runs on an example."""
+    try:
+        with torch.no_grad():
+            call(copy_for_trial(model), move_inputs(example, device_of(model)))
+    except Exception as error:
+        raise ValueError(
+            f"example must be a batch as the model gets it, such as data.example(), not {_describe(example)}, which it "
+            f"cannot run on: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _describe(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _reset_classifier(model: Any, classes: int) -> None:

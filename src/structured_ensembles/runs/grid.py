@@ -68,8 +68,8 @@ def run_grid(
         listen on 127.0.0.1 only. A local dask cluster starts its processes by importing the script again, which
         therefore needs `if __name__ == "__main__":`.
     workers: how many jobs run at a time; by default one per GPU, or one per core if there is none. Each process gets
-        cores // workers threads. Another number of threads adds up floats in another order: the last digits of a job's
-        numbers may then differ.
+        cores // workers threads, but no more than this one has (`--threads`, OMP_NUM_THREADS). Another number of
+        threads adds up floats in another order: the last digits of a job's numbers may then differ.
     time_limit: seconds after which running jobs are stopped ("sequential" cannot do that). A job whose estimate
         exceeds the time left is passed over for the next one that fits. Jobs not done by then are "left".
     on_outcome: called with the outcome of each job as it ends.

@@ -292,11 +292,13 @@ def count_default_workers() -> int:
 def worker_environment(number: int, workers: int) -> dict[str, str]:
     """Return the environment variables of worker `number`: its share of the cores, and one GPU.
 
+    It gets no more threads than this process has, which are those of `--threads` or OMP_NUM_THREADS where a user chose.
+
     CUDA_VISIBLE_DEVICES rather than an argument `device`: whatever a job and the libraries under it call "cuda" is then
     the worker's GPU, and none of them opens a context on another. It must be set before CUDA starts, which holds for
     variables that a process starts with, for all jobs of that worker.
     """
-    share = str(max(1, joblib.cpu_count() // workers))
+    share = str(max(1, min(joblib.cpu_count() // workers, torch.get_num_threads())))
     variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), share)
     variables["TTY_COMPATIBLE"] = "0"  # progress bars of several processes would overwrite the grid's
     if count := torch.cuda.device_count():

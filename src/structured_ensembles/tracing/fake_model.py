@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from structured_ensembles.common.devices import device_of
-from structured_ensembles.common.exports import without_stack_traces
+from structured_ensembles.common.exports import quiet_export, without_stack_traces
 from structured_ensembles.common.inputs import call, call_arguments
 from structured_ensembles.networks.copying import copy_with
 
@@ -54,7 +54,7 @@ class FakeModel:
 
     def export(self, model: nn.Module, training: bool = False, more_samples: bool = False) -> ExportedProgram:
         """Export `model`, which is this copy or a smaller one; see `running` for the arguments."""
-        with self.running(model, training, more_samples) as inputs, without_stack_traces():
+        with self.running(model, training, more_samples) as inputs, without_stack_traces(), quiet_export():
             program = torch.export.export(model, *call_arguments(inputs), strict=False)
         _check_ids(program)
         return program

@@ -148,6 +148,8 @@ def _follow(fake: FakeModel) -> Followed:
         followed.follow(training=False)
     except Exception as error:
         hint = " (Token ids stay whole numbers in Data.from_arrays(…, ids=True).)" if "indices" in str(error) else ""
+        if "data-dependent" in str(error):
+            hint += " (Its code seems to branch on the values of a tensor, where a graph can branch on shapes only.)"
         hint += suggest_layout(fake.inputs)
         raise ValueError(
             f"the model cannot be followed on an example of shape {fake.shapes}: either `example` is not what it "

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.tables import text_table
 
 Row = dict[str, float | int | None]
@@ -102,7 +103,7 @@ class History:
             rows = [(*row, self.stopped.get(member, "")) for member, row in zip(members, rows, strict=True)]
         table = text_table(header, rows)
         engine = f", engine: {self.engine}" if self.engines else ""
-        return f"{table}\n{self.epochs} epochs in {self.seconds:.1f} s{engine}"
+        return f"{table}\n{counted(self.epochs, 'epoch')} in {self.seconds:.1f} s{engine}"
 
     def _summary_row(self, member: int) -> tuple[str, ...]:
         """Summarise a member's epochs: how many, last loss, best validation loss and accuracy."""

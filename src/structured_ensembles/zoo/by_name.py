@@ -51,13 +51,7 @@ def from_factory(function: str, /, **arguments: Any) -> nn.Module:
 def build_model(name: str, /, **arguments: Any) -> nn.Module:
     """Make a network by name, such as `build_model("resnet20", num_classes=10)`; it remembers how it was made."""
     function = find_model(name)
-    signature = inspect.signature(function)
-    try:
-        signature.bind(**arguments)
-    except TypeError:
-        accepted = ", ".join(signature.parameters) or "none"
-        shown = ", ".join(map(repr, arguments)) or "none"
-        raise ValueError(f"model {name!r} takes the arguments {accepted}, but was given {shown}") from None
+    check_accepted(name, function, arguments)
     if ":" in name:
         model = function(**arguments)
     else:
@@ -69,6 +63,17 @@ def build_model(name: str, /, **arguments: Any) -> nn.Module:
         raise TypeError(f"model {name!r} gave a {type(model).__name__}, not a torch.nn.Module")
     setattr(model, ATTRIBUTE, Origin(name, dict(arguments)))
     return model
+
+
+def check_accepted(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless the function of a model's name can be called with these arguments."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(**arguments)
+    except TypeError:
+        accepted = ", ".join(signature.parameters) or "none"
+        shown = ", ".join(map(repr, arguments)) or "none"
+        raise ValueError(f"model {name!r} takes the arguments {accepted}, but was given {shown}") from None
 
 
 def find_model(name: str) -> Callable[..., Any]:
@@ -94,7 +99,7 @@ def find_function(
     except Exception as error:  # importing runs the user's module, which may raise anything
         reason = error if isinstance(error, ImportError | AttributeError | ValueError) else repr(error)
         raise ValueError(f"{role} {name!r} cannot be imported: {reason}{_import_hint(module, error)}") from error
-    if not callable(function):
+    if not callable(function) or isinstance(function, nn.Module):  # a network can be called, but makes none
         raise ValueError(f"{role} {name!r} is not a {kind}")
     return function  # type: ignore[no-any-return]
 
