@@ -60,7 +60,7 @@ def continual(
         scope: rank the neurons of each layer, or of the whole network (structured)
         extraction: rank the free neurons only, or all (structured)
         head: one linear layer per task, or the three of the authors' code
-        optimizer: new for every task
+        optimizer: which starts anew with every task
         rate: the learning rate
         batch_size: samples in a batch
         shuffle_labels: permute the classes before they are split

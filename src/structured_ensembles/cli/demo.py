@@ -44,8 +44,9 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0, epochs: int = EPOCHS) -> 
     outcomes: list[Outcome] = []
     for method, title in titles.items():
         print(f"training: {title} …", flush=True)
+        structured_only = {"trained": False} if method == "structured" else {}  # new weights
         training_start = time.perf_counter()
-        ensemble: Ensemble = METHODS[method](model, data, members=5, recipe=recipe, seed=seed)
+        ensemble: Ensemble = METHODS[method](model, data, members=5, recipe=recipe, seed=seed, **structured_only)
         seconds = time.perf_counter() - training_start
         ensemble.conformal(data, COVERAGE)
         path = out / f"{method}.safetensors"

@@ -38,7 +38,7 @@ def evaluate(
 
     Args:
         run: a run folder of sens train
-        split: the split of the data; of validation without the figures of temperature, thresholds and conformal sets,
+        split: the split of the data; validation leaves out the figures of temperature, thresholds and conformal sets,
             which were fitted to it
         combine: the mean of probabilities, of logits, or a vote
         corruptions: accuracy under corruptions: all of them, or the named ones

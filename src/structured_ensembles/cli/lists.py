@@ -29,7 +29,7 @@ def models(
         check: a name, or package.module:function that returns a network, or a network and an example of its inputs
         shape: of one input without the batch, such as 3 224 224, if the function gives no example
         prune: the share of neurons that the check removes
-        coupled: also remove those that residual sums couple
+        coupled: also remove neurons that residual sums couple
         model_arguments: what the function of --check is called with
 
     """

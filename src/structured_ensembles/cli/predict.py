@@ -29,7 +29,8 @@ def predict(
 
     Args:
         run: a run folder of sens train, or an ensemble's file
-        images: PNG or JPEG files, or folders of them; of images of another size the middle is resized, with a note
+        images: picture files (PNG, JPEG, WebP, …), or folders of them; of those of another size the middle is cut out
+            and resized, with a note
         format: a table to read, or CSV or JSON for other programs, on stdout
         trust_code: let the file import the function that builds its network
 

@@ -57,7 +57,8 @@ def train(
         members: how many networks
         prune: the share of neurons each member loses (structured, random, magnitude, narrow, prune-and-tune,
             taught)
-        memory: instead of prune, the parameters that all members may have, in networks (the same methods)
+        memory: instead of prune, the parameters of all members together, in multiples of the network's (the same
+            methods)
         scope: rank the neurons of each layer, or of the whole network (structured, random, magnitude)
         selection: how neurons are chosen (structured)
         seed: of all random numbers

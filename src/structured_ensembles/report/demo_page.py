@@ -93,7 +93,7 @@ def _summarise(data: Data, outcomes: Sequence[Outcome], subject: Outcome) -> lis
     base = outcomes[0]
     figures, parameters = subject.figures, base.figures["size/parameters"]
     accuracies = ", ".join(
-        f"the {outcome.title} {100 * outcome.figures['cls/accuracy']:.2f} % with "
+        f"the {outcome.title} on {100 * outcome.figures['cls/accuracy']:.2f} % with "
         f"{outcome.figures['size/parameters'] / parameters:.1f} times the parameters"
         for outcome in outcomes
         if outcome.seconds and outcome not in (subject, base)
