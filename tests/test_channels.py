@@ -97,6 +97,8 @@ FREE = {
     "broadcast zeros": lambda net, x: x + torch.zeros(1, 1, 1, 1, dtype=x.dtype),
     "movedim": lambda net, x: x.movedim(1, -1).movedim(-1, 1),
     "pixel shuffle and back": lambda net, x: net.up(x).relu(),
+    "patches": lambda net, x: F.unfold(x, 3, padding=1).unflatten(1, (-1, 9)).amax(2).unflatten(-1, (8, 8)),
+    "patches and back": lambda net, x: F.fold(F.unfold(x, 3, padding=1).relu(), (8, 8), 3, padding=1),
 }
 FIXED = {
     "layer norm": (lambda net, x: F.layer_norm(x.movedim(1, -1), (8,)).movedim(-1, 1), "layer norm mixes"),
