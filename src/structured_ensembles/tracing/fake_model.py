@@ -23,6 +23,7 @@ from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.exports import without_stack_traces
 from structured_ensembles.common.inputs import call, call_arguments
 from structured_ensembles.networks.copying import copy_with
+from structured_ensembles.tracing.recurrent_shapes import reading_one_token
 
 FAKE_TENSOR_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 
@@ -77,7 +78,13 @@ class FakeModel:
         states = random.getstate(), np.random.get_state()  # noqa: NPY002 (a forward may draw from them)
         model.train(training)
         try:
-            with self.mode, torch.no_grad(), warnings.catch_warnings(), _silence(FAKE_TENSOR_LOGGER):
+            with (
+                self.mode,
+                torch.no_grad(),
+                warnings.catch_warnings(),
+                _silence(FAKE_TENSOR_LOGGER),
+                reading_one_token(),
+            ):
                 warnings.simplefilter("ignore")
                 yield tree_map_only(Tensor, _triple, self.inputs) if more_samples else self.inputs
         finally:

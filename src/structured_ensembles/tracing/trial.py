@@ -27,6 +27,7 @@ HANDLES_SIZES = frozenset(
     ]
 )
 COPIES = frozenset(["contiguous"])  # exported only where memory must move, which depends on sizes; values stay the same
+OF_MODE = frozenset(["train", "dropout_p"])  # arguments of recurrent layers and attention that the mode sets
 Counts = dict[ChannelSet, int]
 Size = Callable[[Layout], int]
 
@@ -68,7 +69,8 @@ def same_operations(steps: Sequence[Step], others: Sequence[Step]) -> bool:
 
     def describe(step: Step) -> tuple[str, ...]:
         mode = "dropout" in step.name or "norm" in step.name
-        return step.name, step.module, "" if mode else _constants(list(step.arguments.values()))
+        arguments = [] if mode else [value for name, value in step.arguments.items() if name not in OF_MODE]
+        return step.name, step.module, _constants(arguments)
 
     one, other = ([describe(step) for step in taken if not _counts_batches(step)] for taken in (steps, others))
     return one == other
