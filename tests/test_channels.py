@@ -120,6 +120,8 @@ FIXED = {
 RELIES = {
     "a view of 8": lambda net, x: x.view(-1, 8, 8, 8),
     "a slice of 3": lambda net, x: torch.cat([x[:, :3], x[:, 3:]], 1),
+    "a tensor of 8": lambda net, x: x / torch.tensor(x.shape[1], dtype=x.dtype).sqrt(),
+    "a tensor of a root": lambda net, x: x / torch.tensor(x.shape[1] ** 0.5, dtype=x.dtype).add(1),
     "one over 8": lambda net, x: x * (1 / x.shape[1]),
     "one over 8, twice": lambda net, x: x * (1 / x.shape[1]) + x / x.shape[1],
     "an assertion": lambda net, x: x if x.shape[1] == 8 else 1 / 0,
