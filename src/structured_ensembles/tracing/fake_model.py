@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from structured_ensembles.common.devices import device_of
@@ -63,7 +64,7 @@ class FakeModel:
     def failure(self, model: nn.Module, training: bool = False) -> str | None:
         """Run `model`; return the first line of its error, or None if it runs."""
         try:
-            with self.running(model, training) as inputs:
+            with self.running(model, training) as inputs, self._sizes_that_depend_on_data():
                 call(model, inputs)
         except Exception as error:  # the model's code may raise anything
             return first_line(error)
@@ -91,6 +92,15 @@ class FakeModel:
             model.eval()
             random.setstate(states[0])
             np.random.set_state(states[1])  # noqa: NPY002
+
+    @contextmanager
+    def _sizes_that_depend_on_data(self) -> Iterator[None]:
+        """Let fake tensors have sizes that depend on data, as in an export, such as what a mask picks."""
+        self.mode.shape_env = ShapeEnv()
+        try:
+            yield
+        finally:
+            self.mode.shape_env = None
 
     @property
     def shapes(self) -> str:

@@ -20,11 +20,13 @@ def select(call: Call) -> Result:
 def index(call: Call) -> Result:
     """Fix the dimensions that tensors of indices pick from, such as the offsets in a table of position biases."""
     inputs, indices = call["self"], call["indices"]
+    if call.data_dependent:
+        return _mask(call)
     picked = [dim for dim, position in enumerate(indices) if position is not None]
     index_rank = len(call.shape) - (len(inputs.shape) - len(picked))
     values = [position for position in indices if isinstance(position, Value)]
     if not values or index_rank != max(len(value.shape) for value in values):
-        return fix_unknown(call, "an index that is a mask")
+        return fix_unknown(call, "an index of an unknown kind")
     for dim in picked:
         fix(inputs.dims[dim], "index picks single channels")
     adjacent = picked == list(range(picked[0], picked[-1] + 1))
@@ -34,6 +36,28 @@ def index(call: Call) -> Result:
     left = [layout for dim, layout in enumerate(inputs.dims) if dim not in picked]
     dims = (*left[:start], *index_dims, *left[start:])
     return Value(call.shape, tuple(dims))
+
+
+def _mask(call: Call) -> Result:
+    """Fix the dimensions that a mask picks positions from; those positions become one dimension."""
+    inputs, indices = call["self"], call["indices"]
+    masks = [position for position in indices if position is not None]
+    if len(masks) > 1:
+        return fix_unknown(call, "an index by a mask and others")
+    (mask,) = masks
+    first = indices.index(mask)
+    after = first + len(mask.shape)
+    for layout in (*inputs.dims[first:after], *mask.dims):
+        fix(layout, "a mask picks single channels")
+    picked = fixed_layout(call.shape[first], "a mask picks them")
+    return Value(call.shape, (*inputs.dims[:first], picked, *inputs.dims[after:]))
+
+
+@rule("sym_size")
+def size_of_picked(call: Call) -> Result:
+    """Fix a dimension whose size, which depends on data, is read as a number."""
+    fix(call["self"].dims[call.dim()], "its size depends on data")
+    return None
 
 
 @rule("index_select")
