@@ -45,6 +45,18 @@ def test_a_graph_with_sizes_that_depend_on_data_is_not_cut() -> None:
     assert not graph.templates
 
 
+class EndedOnce(Ended):
+    """Rely on exactly one end in each text, so that fewer positions than all are picked."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.hidden(self.embed(ids)[ids == END].view(len(ids), -1)).relu())
+
+
+def test_a_size_that_the_code_relies_on_is_the_one_that_is_followed() -> None:
+    graph = check_exact(randomize(EndedOnce()), texts())
+    assert graph.prunable == {"embed": 8, "hidden": 10}
+
+
 class Picked(nn.Module):
     """Two linear layers; what a function picks of the hidden features in between is added to all of them."""
 
