@@ -27,7 +27,7 @@ def check_torch_pruning(model: nn.Module, example: Any, ratio: float = 0.5) -> d
 
     full = randomize(remove_randomness(clone_model(model))).eval()
     pruned = copy.deepcopy(full)
-    inputs = comparison_inputs(example, seed=0)
+    inputs = comparison_inputs(example, 0, model)
     row: dict[str, Any] = {"parameters": _count(full), "built": False, "runs": False}
     attentions = [
         module

@@ -97,6 +97,8 @@ FREE = {
     "broadcast zeros": lambda net, x: x + torch.zeros(1, 1, 1, 1, dtype=x.dtype),
     "movedim": lambda net, x: x.movedim(1, -1).movedim(-1, 1),
     "pixel shuffle and back": lambda net, x: net.up(x).relu(),
+    "patches": lambda net, x: F.unfold(x, 3, padding=1).unflatten(1, (-1, 9)).amax(2).unflatten(-1, (8, 8)),
+    "patches and back": lambda net, x: F.fold(F.unfold(x, 3, padding=1).relu(), (8, 8), 3, padding=1),
 }
 FIXED = {
     "layer norm": (lambda net, x: F.layer_norm(x.movedim(1, -1), (8,)).movedim(-1, 1), "layer norm mixes"),
@@ -118,6 +120,8 @@ FIXED = {
 RELIES = {
     "a view of 8": lambda net, x: x.view(-1, 8, 8, 8),
     "a slice of 3": lambda net, x: torch.cat([x[:, :3], x[:, 3:]], 1),
+    "a tensor of 8": lambda net, x: x / torch.tensor(x.shape[1], dtype=x.dtype).sqrt(),
+    "a tensor of a root": lambda net, x: x / torch.tensor(x.shape[1] ** 0.5, dtype=x.dtype).add(1),
     "one over 8": lambda net, x: x * (1 / x.shape[1]),
     "one over 8, twice": lambda net, x: x * (1 / x.shape[1]) + x / x.shape[1],
     "an assertion": lambda net, x: x if x.shape[1] == 8 else 1 / 0,

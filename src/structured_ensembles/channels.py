@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from structured_ensembles.common.checks import check_choice, check_type
+from structured_ensembles.common.exports import without_garbage_collection
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.networks.copying import check_copyable
@@ -179,7 +180,8 @@ def trace(
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         raise ValueError("model has lazy layers without weights: run it once before tracing")
     check_copyable(model)
-    offers = find_offers(FakeModel.of(model, inputs), coupled, approximate, nested == "all", graphs)
+    with without_garbage_collection():
+        offers = find_offers(FakeModel.of(model, inputs), coupled, approximate, nested == "all", graphs)
     options = {"coupled": coupled, "approximate": approximate, "nested": nested, "graphs": graphs}
     return _build_graph(model, offers, {"example": describe_inputs(inputs), "options": options})
 

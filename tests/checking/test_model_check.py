@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.checking import model_check
-from structured_ensembles.checking.comparison import Difference
+from structured_ensembles.checking.comparison import Difference, comparison_inputs
 from structured_ensembles.checking.model_check import check_model
-from structured_ensembles.checking.weights import perturb_by_rounding, randomize, remove_randomness
+from structured_ensembles.checking.weights import copy_undrawn, perturb_by_rounding, randomize, remove_randomness
+from structured_ensembles.networks.copying import clone_model
 
 EXAMPLE = torch.rand(2, 3, 8, 8)
 
@@ -170,3 +171,27 @@ def test_random_weights_are_drawn_by_seed() -> None:
         assert not torch.equal(states[0][name], states[2][name])
         assert states[0][name].dtype == torch.float64
         assert bool((states[0][name] != 0).all())
+
+
+def test_weights_are_drawn_after_the_trace_and_in_double_precision() -> None:
+    model = Block().half()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    copied = copy_undrawn(model)
+    sizes = {name: (value.shape, value.dtype) for name, value in copied.state_dict().items()}
+    integers = {"norm.num_batches_tracked"}
+    assert sizes == {
+        name: (value.shape, value.dtype if name in integers else torch.float64) for name, value in before.items()
+    }
+    randomize(copied)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    expected = randomize(clone_model(model))
+    assert all(torch.equal(value, copied.state_dict()[name]) for name, value in expected.state_dict().items())
+
+
+@pytest.mark.parametrize(("norm", "samples"), [(nn.BatchNorm1d(6), 4), (nn.LayerNorm(6), 2)])
+def test_only_a_network_with_batch_norms_is_compared_on_more_samples(norm: nn.Module, samples: int) -> None:
+    example = {"features": torch.rand(2, 6), "ids": torch.tensor([[1], [2]])}
+    inputs = comparison_inputs(example, 0, nn.Sequential(norm))
+    assert inputs["features"].shape == (samples, 6)
+    assert inputs["features"].dtype == torch.float64
+    assert inputs["ids"].flatten().tolist() == [1, 2, 2, 1][:samples]

@@ -1,10 +1,13 @@
-"""Exports that are read at once note no lines of code, and torch's setting is as it was before."""
+"""Exports that are read at once note no lines of code and collect no garbage; settings are as they were before."""
+
+import gc
 
 import pytest
 import torch
 from torch import fx, nn
 
-from structured_ensembles.common.exports import SETTING, without_stack_traces
+from structured_ensembles.channels import trace
+from structured_ensembles.common.exports import SETTING, without_garbage_collection, without_stack_traces
 from structured_ensembles.cuda.program import export_program
 from structured_ensembles.tracing.fake_model import FakeModel
 
@@ -30,3 +33,27 @@ def test_setting_is_restored_after_an_error_and_not_made_up(monkeypatch: pytest.
     monkeypatch.delattr(fx.config, SETTING)  # as in an older version
     with without_stack_traces():
         assert not hasattr(fx.config, SETTING)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_again_after_a_trace_if_it_was_before(enabled: bool) -> None:
+    seen = []
+
+    class Watched(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(gc.isenabled())
+            return super().forward(x)
+
+    if not enabled:
+        gc.disable()
+    try:
+        trace(Watched(3, 2), torch.zeros(2, 3))
+        with pytest.raises(ValueError, match="cannot be followed"):
+            trace(Watched(3, 2), torch.zeros(2, 4))
+        with without_garbage_collection(), without_garbage_collection():
+            assert not gc.isenabled()
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+    assert seen
+    assert not any(seen)

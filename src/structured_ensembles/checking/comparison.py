@@ -51,17 +51,20 @@ class Difference:
         return replace(self, noise=largest_difference(masked, rounded) / _largest(masked))
 
 
-def comparison_inputs(example: Any, seed: int) -> Any:
-    """Return inputs like the example's, doubles drawn from a normal distribution in place of floats, twice the batch.
+def comparison_inputs(example: Any, seed: int, network: nn.Module) -> Any:
+    """Return inputs like the example's, doubles drawn from a normal distribution in place of floats.
 
-    A batch norm in training mode needs several samples; with two, its outputs would be signs.
+    They are twice the batch for a network with batch norms: these need several samples in training mode; with two,
+    their outputs would be signs.
     """
     generator = torch.Generator().manual_seed(seed)
+    normed = any("BatchNorm" in base.__name__ for module in network.modules() for base in type(module).__mro__)
 
     def draw(tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():
-            return torch.randn(2 * len(tensor), *tensor.shape[1:], generator=generator, dtype=torch.float64)
-        return torch.cat([tensor, tensor.flip(0)]).cpu()
+            count = 2 * len(tensor) if normed else len(tensor)
+            return torch.randn(count, *tensor.shape[1:], generator=generator, dtype=torch.float64)
+        return (torch.cat([tensor, tensor.flip(0)]) if normed else tensor).cpu()
 
     return tree_map_only(Tensor, draw, example)
 

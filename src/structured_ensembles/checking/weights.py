@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from structured_ensembles.networks.copying import clone_model
+from structured_ensembles.networks.copying import clone_model, copy_with
 
 
 def remove_randomness(network: nn.Module) -> nn.Module:
@@ -32,6 +32,22 @@ def _set_rates(owner: Any, names: list[str]) -> None:
     for name, value in list(vars(owner).items()):
         if (name in names or "drop" in name.lower()) and type(value) in (int, float) and 0 < value <= 1:
             setattr(owner, name, type(value)(0))
+
+
+def copy_undrawn(network: nn.Module) -> nn.Module:
+    """Copy a network to the CPU in double precision, its weights left for `randomize` to draw.
+
+    Weights that nothing has written to take no memory yet: the peak of a trace is not that of a comparison.
+    """
+
+    def undrawn(_: str, weight: Tensor) -> Tensor:
+        is_float = weight.is_floating_point()
+        return torch.empty_like(weight, dtype=torch.float64, device="cpu") if is_float else weight.cpu().clone()
+
+    def doubled(_: str, value: Tensor) -> Tensor:
+        return value.to("cpu", torch.float64 if value.is_floating_point() else value.dtype, copy=True)
+
+    return copy_with(network, parameter=undrawn, buffer=doubled)
 
 
 @torch.no_grad()

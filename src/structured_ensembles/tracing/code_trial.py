@@ -54,10 +54,9 @@ class CodeTrial:
                 return f"it fails: {first_line(error)}"
             differing = differences(steps, trial, counts)
             if differing:
-                where = differing[0].module or "the model itself"
-                return (
-                    f"{differing[0].name} in {where} is another operation, or of another size, than with all channels"
-                )
+                step = differing[0].step
+                where = step.module or "the model itself"
+                return f"{step.name} in {where} is another operation, or of another size, than with all channels"
         return None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CodeTrial:

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.exports import quiet_export, without_stack_traces
 from structured_ensembles.common.inputs import call, call_arguments
 from structured_ensembles.networks.copying import copy_with
+from structured_ensembles.tracing.recurrent_shapes import reading_one_token
 
 FAKE_TENSOR_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 
@@ -62,7 +64,7 @@ class FakeModel:
     def failure(self, model: nn.Module, training: bool = False) -> str | None:
         """Run `model`; return the first line of its error, or None if it runs."""
         try:
-            with self.running(model, training) as inputs:
+            with self.running(model, training) as inputs, self._sizes_that_depend_on_data():
                 call(model, inputs)
         except Exception as error:  # the model's code may raise anything
             return first_line(error)
@@ -77,13 +79,28 @@ class FakeModel:
         states = random.getstate(), np.random.get_state()  # noqa: NPY002 (a forward may draw from them)
         model.train(training)
         try:
-            with self.mode, torch.no_grad(), warnings.catch_warnings(), _silence(FAKE_TENSOR_LOGGER):
+            with (
+                self.mode,
+                torch.no_grad(),
+                warnings.catch_warnings(),
+                _silence(FAKE_TENSOR_LOGGER),
+                reading_one_token(),
+            ):
                 warnings.simplefilter("ignore")
                 yield tree_map_only(Tensor, _triple, self.inputs) if more_samples else self.inputs
         finally:
             model.eval()
             random.setstate(states[0])
             np.random.set_state(states[1])  # noqa: NPY002
+
+    @contextmanager
+    def _sizes_that_depend_on_data(self) -> Iterator[None]:
+        """Let fake tensors have sizes that depend on data, as in an export, such as what a mask picks."""
+        self.mode.shape_env = ShapeEnv()
+        try:
+            yield
+        finally:
+            self.mode.shape_env = None
 
     @property
     def shapes(self) -> str:

@@ -3,6 +3,8 @@
 import torch
 
 from structured_ensembles.tracing import (  # noqa: F401 (they register their rules, as layer_rules does)
+    index_rules,
+    patch_rules,
     product_rules,
     recurrent_rules,
     shape_rules,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+MOST_TRIES = 1000  # values of a size that depends on data
 
 
 def module_of(node: fx.Node) -> str:
@@ -15,10 +20,47 @@ def module_of(node: fx.Node) -> str:
 
 
 def shapes_of(node: fx.Node) -> list[tuple[int, ...] | None]:
-    """List the shapes of a node's results; None for one that is not a tensor."""
+    """List the shapes of a node's results; None for one that is not a tensor.
+
+    A size that depends on data, such as the number of positions that a mask picks, is the largest that it can be.
+    """
+    return [tuple(map(largest, item.shape)) if isinstance(item, Tensor) else None for item in _results_of(node)]
+
+
+def has_data_dependent_shape(node: fx.Node) -> bool:
+    """Tell whether a size of a node's results, or a number that it results in, depends on data."""
+    symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    shapes = (item.shape if isinstance(item, Tensor) else (item,) for item in _results_of(node))
+    return any(isinstance(size, symbols) for shape in shapes for size in shape)
+
+
+def _results_of(node: fx.Node) -> list[Any]:
+    """List the fake tensors, and other values, that a node results in."""
     value = node.meta.get("val")
-    values = value if isinstance(value, list | tuple) else [value]
-    return [tuple(map(int, item.shape)) if isinstance(item, Tensor) else None for item in values]
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def largest(size: int | torch.SymInt) -> int:
+    """Return the largest value of a size; an error if it depends on data and has no bound."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    expression = size.node.expr
+    values = {symbol: _largest_value(size.node.shape_env, symbol) for symbol in expression.free_symbols}
+    value = expression.xreplace(values)
+    return int(value) if value.is_Integer else int(size)  # the second raises what PyTorch says about such sizes
+
+
+@lru_cache(maxsize=16)
+def _largest_value(environment: ShapeEnv, symbol: Any) -> Any:
+    """Return the largest value of a symbol with which an export's assertions hold, or the end of its range."""
+    bounds = environment.var_to_range[symbol]
+    if not bounds.upper.is_Integer:
+        return symbol
+    assertions = [item.expr for item in environment.deferred_runtime_asserts.get(symbol, ())]
+    lowest = max(bounds.lower, bounds.upper - MOST_TRIES)
+    values = (bounds.upper - less for less in range(int(bounds.upper - lowest) + 1))
+    possible = (value for value in values if all(item.xreplace({symbol: value}) != False for item in assertions))  # noqa: E712 (SymPy's)
+    return next(possible, bounds.upper)
 
 
 def operation_name(node: fx.Node) -> str:

@@ -204,8 +204,8 @@ def _trial_holds(followed: Followed, names: Mapping[ChannelSet, str], counts: Co
                     blame.module(running[-1], first_line(error))
                 return False
         differing = differences(followed.steps[training], trial, counts)
-        for step in differing:
-            blame.step(followed.steps[training], step)
+        for deviation in differing:
+            blame.deviation(followed.steps[training], deviation, counts)
         if differing:
             return False
     return True

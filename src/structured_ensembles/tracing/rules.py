@@ -43,6 +43,7 @@ class Call:
     # numbers. `replacement`: another operation, which has arguments for them.
     sizes: dict[str, Any] = field(default_factory=dict)
     replacement: Any = None
+    data_dependent: bool = False  # whether a size of its results depends on data
 
     def __getitem__(self, argument: str) -> Any:
         return self.arguments[argument]

@@ -11,6 +11,7 @@ import torch
 
 from structured_ensembles.tracing.layer_rules import pointwise
 from structured_ensembles.tracing.layout import (
+    NO_CHANNELS,
     Layout,
     Relation,
     Value,
@@ -207,9 +208,11 @@ def repeat(call: Call) -> Result:
             dims.append(new_layout(size))
             counts[index] = dims[-1]
             continue
-        repeated = product(fixed_layout(count), before)
+        copies = new_layout(count, fixed=NO_CHANNELS, counted=True) if count > 1 else fixed_layout(count)
+        repeated = product(copies, before)
         if repeated is None:
             return fix_unknown(call, "repeat of channels of many pieces")
+        counts[index] = copies  # of samples there may be another number
         dims.append(repeated)
     call.expected["repeats"] = lambda counted: [item if isinstance(item, int) else counted(item) for item in counts]
     call.sizes["repeats"] = counts
@@ -312,43 +315,6 @@ def gated_linear_unit(call: Call) -> Result:
     value, gate = cut(inputs.dims[dim], 0, half), cut(inputs.dims[dim], half, half)
     unify(value, gate, Relation.GATE)
     return Value(call.shape, replace_dim(inputs.dims, dim, value))
-
-
-@rule("select", "unbind")
-def select(call: Call) -> Result:
-    """Fix the dimension from which single positions are picked."""
-    inputs, dim = call["self"], call.dim()
-    fix(inputs.dims[dim], f"{call.name} picks single channels")
-    left = (*inputs.dims[:dim], *inputs.dims[dim + 1 :])
-    return [None if shape is None else Value(shape, left) for shape in call.shapes]
-
-
-@rule("index")
-def index(call: Call) -> Result:
-    """Fix the dimensions that tensors of indices pick from, such as the offsets in a table of position biases."""
-    inputs, indices = call["self"], call["indices"]
-    picked = [dim for dim, position in enumerate(indices) if position is not None]
-    index_rank = len(call.shape) - (len(inputs.shape) - len(picked))
-    values = [position for position in indices if isinstance(position, Value)]
-    if not values or index_rank != max(len(value.shape) for value in values):
-        return fix_unknown(call, "an index that is a mask")
-    for dim in picked:
-        fix(inputs.dims[dim], "index picks single channels")
-    adjacent = picked == list(range(picked[0], picked[-1] + 1))
-    start = picked[0] if adjacent else 0
-    shape = call.shape[start : start + index_rank]
-    index_dims = broadcast([value.dims for value in values], shape, Relation.SAME)
-    left = [layout for dim, layout in enumerate(inputs.dims) if dim not in picked]
-    dims = (*left[:start], *index_dims, *left[start:])
-    return Value(call.shape, tuple(dims))
-
-
-@rule("index_select")
-def index_select(call: Call) -> Result:
-    """Fix the dimension that indices pick from."""
-    inputs, dim = call["self"], call.dim()
-    fix(inputs.dims[dim], f"{call.name} picks single channels")
-    return Value(call.shape, replace_dim(inputs.dims, dim, fixed_layout(call.shape[dim])))
 
 
 def replace_dim(dims: Sequence[Layout], position: int, layout: Layout) -> tuple[Layout, ...]:

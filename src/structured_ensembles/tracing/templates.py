@@ -28,7 +28,7 @@ from structured_ensembles.networks.graph_network import (
 )
 from structured_ensembles.networks.resizing import Axis, kept_size
 from structured_ensembles.tracing.layout import NO_CHANNELS, ChannelSet, Layout, Run, extent, resolve
-from structured_ensembles.tracing.nodes import live_nodes
+from structured_ensembles.tracing.nodes import has_data_dependent_shape, live_nodes
 from structured_ensembles.tracing.walk import Step
 
 AxisOf = Callable[[Layout], Axis]
@@ -80,6 +80,8 @@ def make_template(
     weights, constants, inputs = [], [], []
     live = live_nodes(program.graph)
     nodes = [node for node in program.graph.nodes if node in live and node.target not in _ASSERTIONS]
+    if any(map(has_data_dependent_shape, nodes)):
+        raise TemplateError("its graph has sizes that depend on data")
     for node in (node for node in nodes if node.op == "placeholder"):
         kind = signature[node.name].kind
         if kind in (InputKind.PARAMETER, InputKind.BUFFER):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -27,6 +27,7 @@ HANDLES_SIZES = frozenset(
     ]
 )
 COPIES = frozenset(["contiguous"])  # exported only where memory must move, which depends on sizes; values stay the same
+OF_MODE = frozenset(["train", "dropout_p"])  # arguments of recurrent layers and attention that the mode sets
 Counts = dict[ChannelSet, int]
 Size = Callable[[Layout], int]
 
@@ -68,7 +69,8 @@ def same_operations(steps: Sequence[Step], others: Sequence[Step]) -> bool:
 
     def describe(step: Step) -> tuple[str, ...]:
         mode = "dropout" in step.name or "norm" in step.name
-        return step.name, step.module, "" if mode else _constants(list(step.arguments.values()))
+        arguments = [] if mode else [value for name, value in step.arguments.items() if name not in OF_MODE]
+        return step.name, step.module, _constants(arguments)
 
     one, other = ([describe(step) for step in taken if not _counts_batches(step)] for taken in (steps, others))
     return one == other
@@ -80,7 +82,14 @@ def _counts_batches(step: Step) -> bool:
     return counter is not None and counter.endswith("num_batches_tracked") and step.values[0].shape == ()
 
 
-def differences(steps: Sequence[Step], trial: Sequence[Step], counts: Counts) -> list[Step]:
+class Deviation(NamedTuple):
+    """An operation that differs from the prediction although its inputs are as predicted; `tried` in its place."""
+
+    step: Step
+    tried: Step | None
+
+
+def differences(steps: Sequence[Step], trial: Sequence[Step], counts: Counts) -> list[Deviation]:
     """List the operations that differ from the prediction although their inputs are as predicted."""
     steps, trial = ([step for step in taken if step.name not in COPIES] for taken in (steps, trial))
     sizes: dict[int, int] = {}  # by id of the layout: values share layouts, and some are long
@@ -90,13 +99,15 @@ def differences(steps: Sequence[Step], trial: Sequence[Step], counts: Counts) ->
             sizes[id(layout)] = kept_extent(layout, lambda channels: counts.get(channels, channels.size))
         return sizes[id(layout)]
 
-    differing: list[Step] = []
+    differing: list[Deviation] = []
     for predicted, tried in zip(steps, trial, strict=False):
         if (predicted.name, predicted.module, len(predicted.results)) != (tried.name, tried.module, len(tried.results)):
-            return [*differing, predicted]  # the steps after it cannot be compared
+            return [*differing, Deviation(predicted, tried)]  # the steps after it cannot be compared
         if _shapes_hold(predicted.values, tried.values, size) and not _is_as_predicted(predicted, tried, size):
-            differing.append(predicted)
-    return differing if len(steps) == len(trial) or differing else [steps[min(len(steps), len(trial)) - 1]]
+            differing.append(Deviation(predicted, tried))
+    if len(steps) == len(trial) or differing:
+        return differing
+    return [Deviation(steps[min(len(steps), len(trial)) - 1], None)]
 
 
 def _shapes_hold(predicted: Sequence[Value | None], tried: Sequence[Value | None], size: Size) -> bool:
@@ -146,15 +157,24 @@ class Blame:
     candidates: Sequence[ChannelSet]
     rewritable: bool
 
-    def step(self, steps: Sequence[Step], step: Step) -> None:
-        """Blame the candidates that an operation touches; for a constant, those that its readers touch."""
-        readers = [
-            other for other in steps if any(value is result for value in other.values for result in step.results)
-        ]
-        where = step.module or "the model"
-        for involved in ([step], readers):
-            if self._blame(sets_touched(involved), f"{ASSUMES}: {step.name} in {where}"):
+    def deviation(self, steps: Sequence[Step], deviation: Deviation, counts: Counts) -> None:
+        """Blame the candidates whose size a constant is; or those that an operation touches, or its result meets first.
+
+        counts: of the trial, in which sets keep different numbers of channels: they tell whose size a constant is.
+        """
+        step = deviation.step
+        reason = f"{ASSUMES}: {step.name} in {step.module or 'the model'}"
+        sizes = _number_of(step), _number_of(deviation.tried)
+        if self._blame({channels for channels in counts if (channels.size, counts[channels]) == sizes}, reason):
+            return
+        involved, seen = [step], set[int]()
+        while involved:
+            if self._blame(sets_touched(involved), reason):
                 return
+            seen |= {id(other) for other in involved}
+            results = {id(result) for other in involved for result in other.results if result is not None}
+            readers = (other for other in steps if any(id(value) in results for value in other.values))
+            involved = [reader for reader in readers if id(reader) not in seen]
         self.module(step.module, f"{step.name} changes")
 
     def module(self, module: str, error: str) -> None:
@@ -189,6 +209,11 @@ class Blame:
         blamed = [channels for channels in self.candidates if channels in touched]
         self.sets(blamed, reason)
         return bool(blamed)
+
+
+def _number_of(step: Step | None) -> Any:
+    """Return the value of a small constant tensor; None for any other operation."""
+    return step.arguments["value"] if step is not None and step.name == "constant" else None
 
 
 def sets_touched(steps: Sequence[Step]) -> set[ChannelSet]:

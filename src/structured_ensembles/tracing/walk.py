@@ -17,8 +17,10 @@ from structured_ensembles.tracing.layout import Layout, Value, channel_sets, ext
 from structured_ensembles.tracing.nodes import (
     declared_results,
     extra_operation,
+    has_data_dependent_shape,
     is_list,
     is_normalized,
+    largest,
     live_nodes,
     module_of,
     norm_after,
@@ -29,6 +31,7 @@ from structured_ensembles.tracing.nodes import (
 from structured_ensembles.tracing.rules import Call, Result, fix_unknown
 
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+Results = dict[fx.Node, Result | int]  # of nodes; numbers are sizes that depend on data
 SCALED_LAYERS = (*LAYERS, nn.Embedding, nn.RNNBase)  # whose output scaling vectors can multiply, by a hook
 
 
@@ -113,7 +116,7 @@ class Walk:
         """Follow one graph; return its operations in order."""
         self.batch = None
         specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-        results: dict[fx.Node, Result] = {}
+        results: Results = {}
         steps: list[Step] = []
         needed = live_nodes(program.graph)
         for node in program.graph.nodes:
@@ -142,6 +145,8 @@ class Walk:
                 results[node] = items[index] if isinstance(items, list) else None  # type: ignore[index]
             elif node.op == "call_function":
                 results[node] = self._operation(node, results, steps)
+                if isinstance(node.meta.get("val"), torch.SymInt):  # computed from a size that depends on data
+                    results[node] = largest(node.meta["val"])
             else:
                 results[node] = fix_unknown(_call(node, results, self), f"{node.op} {node.target} is not understood")
         return steps
@@ -164,7 +169,7 @@ class Walk:
             _fix_all(value, f"{name} is used {len(uses)} times: shared weights")
         return value
 
-    def _operation(self, node: fx.Node, results: dict[fx.Node, Result], steps: list[Step]) -> Result:
+    def _operation(self, node: fx.Node, results: Results, steps: list[Step]) -> Result:
         """Apply the rule for an operation and append it to the steps."""
         call = _call(node, results, _Layers(self, node))
         if not any(shape is not None for shape in call.shapes) and not declared_results(node):
@@ -301,7 +306,7 @@ def _is_scaled(module: nn.Module) -> bool:
     return isinstance(module, SCALED_LAYERS) or is_matrix_layer(module)
 
 
-def _call(node: fx.Node, results: dict[fx.Node, Result], layers: Any) -> Call:
+def _call(node: fx.Node, results: Results, layers: Any) -> Call:
     """Make the call of a node, with arguments by the names of its schema."""
     target: Any = node.target
     schema = getattr(target, "_schema", None)
@@ -317,10 +322,10 @@ def _call(node: fx.Node, results: dict[fx.Node, Result], layers: Any) -> Call:
         else:
             arguments[argument.name] = argument.default_value
     name = schema.name.rpartition("::")[2]
-    return Call(name, arguments, shapes_of(node), layers, target)
+    return Call(name, arguments, shapes_of(node), layers, target, data_dependent=has_data_dependent_shape(node))
 
 
-def _with_results(argument: Any, results: dict[fx.Node, Result]) -> Any:
+def _with_results(argument: Any, results: Results) -> Any:
     """Return an argument of a node with every node in it replaced by its result."""
     return fx.node.map_arg(argument, results.__getitem__)  # type: ignore[arg-type, return-value]
 
