@@ -42,20 +42,20 @@ def compare(seed: int, arguments: argparse.Namespace) -> dict[str, float]:
     model = se.zoo.resnet20()
     graph = se.trace(model, data.example())
     searches = {"float32": (data, "float32"), "bfloat16": (data, "bfloat16"), "order": (other, "float32")}
-    found, kept = {}, {}
+    scales, kept = {}, {}
     for name, (images, precision) in searches.items():
-        found[name] = se.learn_scales(
+        scales[name] = se.learn_scales(
             model, graph, images, MEMBERS, epochs=arguments.epochs, seed=seed, device=arguments.device,
             precision=precision,
         )  # fmt: skip
-        scores = se.saliency(model, graph, found[name], images, device=arguments.device)
+        scores = se.saliency(model, graph, scales[name], images, device=arguments.device)
         kept[name] = se.select(graph, scores, prune=PRUNE)
     drawn = se.Scales.draw(graph, MEMBERS, seed=seed)
     return {
         "seed": seed,
-        "moved": distance(found["float32"], drawn),
-        "bfloat16": distance(found["float32"], found["bfloat16"]),
-        "other_order": distance(found["float32"], found["order"]),
+        "moved": distance(scales["float32"], drawn),
+        "bfloat16": distance(scales["float32"], scales["bfloat16"]),
+        "other_order": distance(scales["float32"], scales["order"]),
         "kept_differently": share_kept_differently(kept["float32"], kept["bfloat16"]),
         "kept_differently_by_order": share_kept_differently(kept["float32"], kept["order"]),
     }
