@@ -15,7 +15,7 @@ from structured_ensembles.channels import ChannelGraph, check_traced
 from structured_ensembles.common.checks import check_choice, check_number, check_seed, check_type, check_whole
 from structured_ensembles.common.devices import Device, pick_device, seed_generators
 from structured_ensembles.common.gradients import gradients_on
-from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, select_rows
+from structured_ensembles.common.inputs import Inputs, move_inputs, select_rows
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.precision import Precision, resolve_precision
 from structured_ensembles.common.processes import average_buffers, rank, sum_over_processes, world_size
@@ -223,15 +223,10 @@ class _Search:
             if len(dict(layers)) < len(layers):
                 raise ProgramError("a batch norm is scaled twice")
             dims = {layer: output.dim for layer, output in layers}
-            program = compile_and_check(self.frozen, dims, example, self.factors())
-            for size in sizes if self.device.type == "cuda" else ():
-                rows = self.members * -(-size // self.members)
-                inputs = map_inputs(lambda x, rows=rows: x[:1].expand(rows, *x.shape[1:]).contiguous(), example)
-                program.compile_kernels(inputs, self.factors())
+            rows = [self.members * -(-size // self.members) for size in sizes]
+            self.program = compile_and_check(self.frozen, dims, example, self.factors(), rows)
         except (ProgramError, CaptureError, torch.OutOfMemoryError) as error:
             log_once(f"the search computes in float32, without our kernels, slower: {first_line(error)}")
-        else:
-            self.program = program
 
     def epoch(
         self, feed: Feed, seed: tuple[int, int] | None, learn: bool, advance: Callable[[], None] = lambda: None

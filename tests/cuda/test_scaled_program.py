@@ -47,3 +47,13 @@ def test_a_pass_updates_statistics_and_counters_and_returns_the_type_of_the_fact
     (gradient,) = torch.autograd.grad(output.sum(), [factors["0"]])
     assert gradient.shape == (3, 4)
     assert gradient.dtype == torch.float32
+
+
+def test_compiling_kernels_leaves_statistics_and_counters_as_they_are() -> None:
+    model = nn.Sequential(conv(), norm(), nn.Flatten(), nn.Linear(144, 3)).requires_grad_(requires_grad=False)
+    factors = {"0": torch.randn(3, 4, requires_grad=True)}
+    program = compile_and_check(model, {"0": -3}, images(), factors)
+    before = [tensor.clone() for tensor in (*program.tensors(), *model.buffers())]
+    program.compile_kernels(images(6), factors)
+    assert all(map(torch.equal, (*program.tensors(), *model.buffers()), before))
+    assert factors["0"].grad is None

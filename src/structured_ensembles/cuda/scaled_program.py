@@ -111,22 +111,32 @@ class _Pass(torch.autograd.Function):
 
 
 def compile_and_check(
-    network: nn.Module, layers: Mapping[str, int], example: Inputs, factors: Factors
+    network: nn.Module, layers: Mapping[str, int], example: Inputs, factors: Factors, rows: Sequence[int] = ()
 ) -> ScaledProgram:
     """Compile a frozen network for passes in bfloat16, after a check in double precision.
 
     A program must compute the outputs, gradients of the factors and statistics of the network whose hooks scale the
-    outputs. Raises `ProgramError` if it does not, or cannot be made. example: some samples. factors: to check with.
+    outputs. Raises `ProgramError` if it does not, or cannot be made; on a GPU also `CaptureError` if its kernels
+    cannot be compiled. example: some samples. factors: to check with. rows: of the batches, for their kernels.
     """
     with preserve_random_states():  # a network may draw from them, in export and in trials
         try:
             program = compile_scaled(network, layers, example)
             _check(program, network, layers, example, factors)
-            return ScaledProgram(program, network, bfloat16=True)
-        except (ProgramError, torch.OutOfMemoryError):
+            scaled = ScaledProgram(program, network, bfloat16=True)
+            if next(network.parameters()).is_cuda:
+                for count in rows:
+                    scaled.compile_kernels(_repeat_first(example, count), factors)
+            return scaled
+        except (ProgramError, CaptureError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise ProgramError(f"the program fails: {first_line(error)}") from error
+
+
+def _repeat_first(example: Inputs, rows: int) -> Inputs:
+    """Return a batch of so many rows, all like the first sample."""
+    return map_inputs(lambda x: x[:1].expand(rows, *x.shape[1:]).contiguous(), example)
 
 
 def _check(program: Program, network: nn.Module, layers: Mapping[str, int], example: Inputs, factors: Factors) -> None:
