@@ -261,11 +261,21 @@ def test_targets_without_runs_take_at_most_one_line() -> None:
     table = targets_table(judged).splitlines()
     assert "| Split-CIFAR-10: accuracy ≥ 92.27 % | 92.50 ± 0.50 % | 2 of 3 | met so far |" in table  # ± 0.71 / √2
     assert sum("Front, CIFAR-100" in line for line in table) == 2
-    summary = targets_summary(judged).splitlines()
-    assert summary[2:] == ["| Split-CIFAR-10 | 1 of 1 | – | 2 of 3 |"]
-    assert targets_summary(list_targets(records_of())) == "None of them yet."
-    fewest = [Target("group", "a", "1 %", 3, met=True), Target("group", "b", "2 %", 1, met=False)]
-    assert targets_summary(fewest).splitlines()[2:] == ["| group | 1 of 2 | b (2 %) | 1 of 3 |"]
+    total = len(judged)
+    assert targets_summary(judged).splitlines() == [
+        "- **Met**: Split-CIFAR-10 (1 of 1 target, 2 of 3 seeds).",
+        "- **Not met**: none so far.",
+        f"- **Not run**: {total - 1} of {total} targets.",
+    ]
+    none_run = list_targets(records_of())
+    assert targets_summary(none_run).splitlines()[0] == "- **Met**: none yet."
+    assert targets_summary(none_run).splitlines()[2] == f"- **Not run**: {total} of {total} targets."
+    some = [Target("group", "a", "1 %", 3, met=True), Target("group", "b", "2 %", 1, met=False), Target("other", "c")]
+    assert targets_summary(some).splitlines() == [
+        "- **Met**: group (1 of 2 targets, 3 of 3 seeds).",
+        "- **Not met**: group: b (2 %).",
+        "- **Not run**: 1 of 3 targets.",
+    ]
 
 
 def test_front_figure_has_whole_ensembles_only() -> None:

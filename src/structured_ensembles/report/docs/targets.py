@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
 
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK
@@ -19,7 +20,6 @@ from structured_ensembles.report.docs.topics import CENTRES
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 HEADER = ("target", "figure", "seeds", "verdict")
-SUMMARY_HEADER = ("targets", "met", "not met", "seeds")
 BETTER_IN = ("cls/accuracy", "cal/nll", "cal/ece15")
 
 
@@ -67,18 +67,17 @@ def targets_table(listed: Sequence[Target]) -> str:
 
 
 def targets_summary(listed: Sequence[Target]) -> str:
-    """Write a line for each group of targets with runs: how many are met, and which are not."""
-    lines = []
+    """Write which targets are met, not met and not run, in a line each: the README, which has them, must stay short."""
+    met = []
     for group, group_targets in group_targets_by_name(listed).items():
-        known = [target for target in group_targets if target.met is not None]
-        missed = [f"{target.text} ({target.figure})" for target in known if not target.met]
-        not_run = len(group_targets) - len(known)
-        missed += [f"{not_run} not run"] if not_run else []
-        if known:
-            met = f"{sum(bool(target.met) for target in known)} of {len(group_targets)}"
-            seeds = min(target.seeds for target in known)
-            lines.append((group, met, "; ".join(missed) or "–", f"{seeds} of {group_targets[0].planned_seeds}"))
-    return write_table(SUMMARY_HEADER, lines, right=(3,)) if lines else "None of them yet."
+        reached = [target for target in group_targets if target.met]
+        if reached:
+            seeds = f"{min(target.seeds for target in reached)} of {counted(group_targets[0].planned_seeds, 'seed')}"
+            met.append(f"{group} ({len(reached)} of {counted(len(group_targets), 'target')}, {seeds})")
+    missed = [f"{target.group}: {target.text} ({target.figure})" for target in listed if target.met is False]
+    not_run = sum(target.met is None for target in listed)
+    lines = [f"- **Met**: {'; '.join(met) or 'none yet'}.", f"- **Not met**: {'; '.join(missed) or 'none so far'}."]
+    return "\n".join([*lines, f"- **Not run**: {not_run} of {counted(len(listed), 'target')}."])
 
 
 def group_targets_by_name(listed: Sequence[Target]) -> dict[str, list[Target]]:
