@@ -99,6 +99,13 @@ def test_the_penalty_overlap_computes_in_float32(programs: list[ScaledProgram]) 
     assert programs == []
 
 
+def test_one_member_is_searched_in_float32(programs: list[ScaledProgram]) -> None:
+    torch.manual_seed(0)
+    find = searching(se.zoo.resnet20(num_classes=3), pictures(), members=1, epochs=1)
+    assert distance(find(precision="bfloat16"), find(precision="float32")) == 0
+    assert programs == []
+
+
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(ValueError, match="precision must be one of"):
         searching(with_dropout(), pictures())(precision="half")
