@@ -22,6 +22,7 @@ from structured_ensembles.common.processes import rank, sum_over_processes, worl
 from structured_ensembles.common.progress import progress
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.cuda.capture import Step, captured_if_possible
+from structured_ensembles.cuda.channels_last import channels_last_on_cpu
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.feeds import Feed, feed_for
@@ -89,9 +90,11 @@ def saliency(
         vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
         feed = feed_for(data.train, data, batch_size, device, dtype=dtype)
         num_batches = data.num_batches("train", batch_size)
-        together = can_share_batches(frozen, graph, scales.placement, move_inputs(data.example(dtype=dtype), device))
+        example = move_inputs(data.example(dtype=dtype), device)
+        together = can_share_batches(frozen, graph, scales.placement, example)
         scoring = _Scoring(frozen, list(vectors.values()), task_loss, members)
         with (
+            channels_last_on_cpu(frozen, example),
             apply_scales(frozen, graph, vectors, scales.placement, together) as scoring.run,
             progress("saliency", num_batches, quiet) as advance,
         ):

@@ -21,6 +21,7 @@ from structured_ensembles.common.precision import Precision, resolve_precision
 from structured_ensembles.common.processes import average_buffers, rank, sum_over_processes, world_size
 from structured_ensembles.common.progress import progress
 from structured_ensembles.cuda.capture import CaptureError, Step, captured_if_possible, log_once
+from structured_ensembles.cuda.channels_last import channels_last_on_cpu
 from structured_ensembles.cuda.program import ProgramError
 from structured_ensembles.cuda.scaled_program import Factors, ScaledProgram, compile_and_check
 from structured_ensembles.cuda.state import tensors_of
@@ -132,6 +133,7 @@ def learn_scales(
 
         with (
             torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+            channels_last_on_cpu(frozen, example),
             apply_scales(frozen, graph, vectors, placement, together) as search.run,
             progress("search", epochs * steps, quiet) as advance,
         ):

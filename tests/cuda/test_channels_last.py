@@ -121,3 +121,30 @@ def test_other_networks_train_channels_last_and_return_to_their_layout() -> None
     se.train(se.Ensemble([network]), data, se.Recipe(epochs=1), "cpu", quiet=True)
     assert network.seen == "channels last"
     assert network[0].weight.stride() == (27, 9, 3, 1)
+
+
+def test_the_walk_and_continual_learners_run_channels_last_on_a_cpu() -> None:
+    layouts: dict[str, set[bool]] = {"frozen": set(), "trained": set()}
+
+    class Layouts(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            result = super().forward(x)
+            if len(x) > 4:  # few samples try how the network can run
+                kind = "trained" if self.weight.requires_grad else "frozen"
+                layouts[kind].add(result.is_contiguous(memory_format=torch.channels_last))
+            return result
+
+    images, labels = digits()
+    data = se.Data.from_arrays(coloured(images), labels, normalization="unit")
+    network = nn.Sequential(Layouts(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 10))
+    graph = se.trace(network, data.example())
+    scales = se.learn_scales(network, graph, data, members=2, epochs=1, device="cpu", quiet=True)
+    assert layouts["frozen"] == {True}
+    layouts["frozen"].clear()
+    se.saliency(network, graph, scales, data, device="cpu", quiet=True)
+    assert layouts["frozen"] == {True}
+    backbone = nn.Sequential(*network[:-1])
+    learner = se.continual.NaiveLearner(backbone, epochs=1, device="cpu", quiet=True)
+    learner.learn(se.continual.split_tasks(data, tasks=5)[0])
+    assert True in layouts["trained"]
+    assert network[0].weight.stride() == learner.network(0).backbone[0].weight.stride() == (27, 9, 3, 1)

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_ensembles.common.devices import seed_generators
+from structured_ensembles.common.inputs import move_inputs
 from structured_ensembles.common.progress import progress
 from structured_ensembles.common.threads import warn_of_slowness
 from structured_ensembles.cuda.capture import Step, captured_if_possible
+from structured_ensembles.cuda.channels_last import channels_last_on_cpu
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.augmentation import resolve_augmentation
@@ -72,8 +74,10 @@ def fit(
     steps: dict[int, Step] = {}  # by batch size; on a GPU, CUDA graphs
     num_batches = data.num_batches("train", recipe.batch_size)
     losses = []
+    example = move_inputs(data.example(dtype=dtype), device)
     with (
         torch.random.fork_rng(devices=[device] if cuda else []),
+        channels_last_on_cpu(network, example),
         progress(description, recipe.epochs * num_batches, quiet) as advance,
     ):
         seed_generators(derive_seed(*seed), device)  # dropout

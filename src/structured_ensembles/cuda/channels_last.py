@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.inputs import Inputs, call
+from structured_ensembles.common.inputs import Inputs, call, tensors_in
 from structured_ensembles.networks.copying import clear_hooks, clone_model
 from structured_ensembles.tracing.fake_model import first_line
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -30,6 +34,21 @@ def channels_last(networks: Iterable[nn.Module], example: Inputs, tell: Callable
             network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 
+def channels_last_on_cpu(network: nn.Module, example: Inputs) -> AbstractContextManager[None]:
+    """Store weights channels last within the context, as `channels_last` does, if the example lies on a CPU.
+
+    For passes in float32, which a CPU computes faster so, pooling and batch norm most of all; on a GPU not measured.
+    """
+    is_on_cpu = tensors_in(example)[0].device.type == "cpu"
+    return channels_last([network], example, _log_once) if is_on_cpu else nullcontext()
+
+
+@cache
+def _log_once(message: str) -> None:
+    """Log why a network stays as it is, once in a process: search, saliency and every task would repeat it."""
+    logger.warning(message)
+
+
 def _runs_channels_last(network: nn.Module, example: Inputs, tell: Callable[[str], None]) -> bool:
     """Try a network channels last, on a copy without hooks: a batch might change the network, a hook might count."""
     if not any(parameter.dim() == 4 for parameter in network.parameters()):
@@ -37,6 +56,8 @@ def _runs_channels_last(network: nn.Module, example: Inputs, tell: Callable[[str
     try:
         trial = clone_model(network).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         clear_hooks(trial)
+        for parameter in trial.parameters():  # gradients pass through the layers of a frozen network, too
+            parameter.requires_grad_(parameter.is_floating_point())
         with torch.no_grad():
             call(trial.eval(), example)
         with torch.enable_grad():
