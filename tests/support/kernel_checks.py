@@ -28,12 +28,12 @@ here = pytest.mark.skipif(
 # The interpreter multiplies float32 exactly, and no bfloat16 at all; compiled kernels multiply bfloat16.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 CONVOLUTION_KERNELS = (
-    "convolve_by_sweep", "convolve by rows", "convolve by taps", "convolve_back_strided", "weight_products",
-    "weight_products_by_sweep", "weight_products_by_tap", "merge_blocks",
+    "convolve_by_sweep", "convolve_by_rows", "convolve_by_taps", "convolve_back_strided", "weight_products_by_rows",
+    "weight_products_by_sweep", "weight_products_by_taps", "merge_blocks",
 )  # fmt: skip
 
-LAUNCHED = {name.split(" by ")[0] for name in CONVOLUTION_KERNELS}  # others are called by these
-LAUNCHED |= {"subsample", "moments", "normalize", "gradient_sums", "input_gradient"}
+LAUNCHED = {"subsample", "moments", "normalize", "gradient_sums", "input_gradient"}
+LAUNCHED |= set(CONVOLUTION_KERNELS)  # others are called by these
 
 
 @dataclass(frozen=True)
@@ -388,8 +388,7 @@ class Recorder:
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         def launch(*arguments: Any, **named: Any) -> None:
-            how = f" by {'rows' if named['BY_ROWS'] else 'taps'}" if "BY_ROWS" in named else ""
-            self.names.append(self.name + how)
+            self.names.append(self.name)
             if not self.dry:
                 self.kernel[grid](*arguments, **named)
 
@@ -406,11 +405,11 @@ def recorded_launches(dry: bool = False) -> Iterator[list[str]]:
     from structured_ensembles.cuda.kernels import batch_norm as norm_kernels
     from structured_ensembles.cuda.kernels import convolution as convolution_kernels
     from structured_ensembles.cuda.kernels import subsampling as subsampling_kernels
-    from structured_ensembles.cuda.kernels import weight_gradient
+    from structured_ensembles.cuda.kernels import weight_gradient, wide_convolution
 
     names: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        for module in (norm_kernels, convolution_kernels, weight_gradient, subsampling_kernels):
+        for module in (norm_kernels, convolution_kernels, wide_convolution, weight_gradient, subsampling_kernels):
             for name in LAUNCHED & vars(module).keys():
                 patch.setattr(module, name, Recorder(getattr(module, name), names, dry))
         yield names

@@ -18,14 +18,14 @@ from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import Sweep, ceil_div, channel_units, dot_size, moment_blocks, power_of_two
 
 LARGEST = 2**31  # elements of a tensor: kernels count in 32 bits
+LARGEST_WINDOW = 32  # rows and taps: kernels keep a bit for each
 # What a kernel computes from a tile of outputs, see kernels/epilogue.py.
 NO_EPILOGUE, MOMENTS, NORM_SUMS, RUNNING_NORM, BIAS = 0, 1, 2, 3, 4
 NO_RELU, BY_INPUT, BY_OUTPUT = 0, 1, 2  # how the gradient of a norm's ReLU is found: from the norm's input or output
-# Pixels of a tile, warps, stages of the pipeline: by rows, by taps, by sweeps, and for gradients of strided layers.
-ROW_TILE, TAP_TILE, LARGE_TAP_TILE = (64, 4, 1), (64, 4, 3), (128, 4, 3)
-LARGE = 2**17  # pixels of all members; from here on tiles are larger
-SWEEP_TILE, NARROW_SWEEP_TILE, BACK_TILE = (64, 2, 3), (32, 1, 3), (128, 4, 1)
-WIDEST_SWEEP, WIDEST_ROW = 128, 128  # columns (taps × inputs) up to which layers are computed by sweeps, and by rows
+ROW_TILE = 64, 4, 1  # pixels of a tile by rows, warps, stages of the pipeline
+LARGE = 2**16  # pixels of a member; from here on tiles may be larger
+MULTIPROCESSORS = 132  # of an H100 or H200: tiles are as large as keeps them all busy
+WIDEST_SWEEP, WIDEST_ROW = 128, 64  # columns (taps × inputs) up to which layers are computed by sweeps, and by rows
 WIDEST, DEEPEST = 128, 64  # outputs and inputs of a tile by taps
 LEAST_OUTPUTS = 8  # of a tile of a sweep: what a matrix instruction has at least
 WIDEST_FLOAT32, DEEPEST_FLOAT32 = 64, 32  # columns by sweeps and by rows, inputs by taps: float32 takes twice the room
@@ -105,6 +105,7 @@ def _can_run(x: Tensor, weight: Tensor) -> bool:
         and find_spec("triton") is not None
         and x.dtype == weight.dtype
         and 0 < x.numel() < LARGEST
+        and max(weight.shape[3:]) <= LARGEST_WINDOW
         and weight.permute(0, 1, 3, 4, 2).is_contiguous()
     )
 
@@ -206,6 +207,7 @@ class _Job:
         self.members, _, _, self.rows, self.taps = weight.shape
         self.inputs, self.outputs = x.shape[1], y.shape[1]
         self.images = len(y) // self.members
+        self.pixels = self.images * y.shape[2] * y.shape[3]  # of a member's outputs
         self.eps = 0.0
         self.input_units, input_unit = channel_units(self.inputs)
         self.output_units, output_unit = channel_units(self.outputs)
@@ -236,36 +238,113 @@ def _convolve(job: _Job, window: Window) -> BlockSums | None:
     """Launch the kernel for a convolution; backward, one with stride 1."""
     if job.rows == job.taps == 3 and window.stride == 1 and _can_be_swept(job):
         return _convolve_by_sweep(job, window)
-    from structured_ensembles.cuda.kernels.convolution import convolve
+    if job.rows <= 3 and job.taps * job.inputs <= WIDEST_ROW and job.outputs <= 64:
+        return _convolve_by_rows(job, window)
+    return _convolve_by_taps(job, window)
 
-    widest = WIDEST_FLOAT32 if job.float32 else WIDEST_ROW
-    by_rows = job.rows <= 3 and job.taps * job.inputs <= widest and job.outputs <= 64
-    large = job.y.numel() // job.outputs >= LARGE and not job.float32
-    high, warps, stages = ROW_TILE if by_rows else LARGE_TAP_TILE if large else TAP_TILE
-    wide = dot_size(job.outputs) if by_rows else min(WIDEST, dot_size(job.outputs))
-    deepest = DEEPEST_FLOAT32 if job.float32 else DEEPEST
-    deep = dot_size(job.taps * job.inputs) if by_rows else min(deepest, dot_size(job.inputs))
-    pixels = job.y.numel() // (job.members * job.outputs)
-    blocks = ceil_div(pixels, high)
-    if job.epilogue in (MOMENTS, NORM_SUMS):
-        blocks = min(blocks, moment_blocks(job.outputs))
-    tiles = ceil_div(ceil_div(pixels, high), blocks)
-    blocks = ceil_div(pixels, high * tiles)
+
+def _convolve_by_rows(job: _Job, window: Window) -> BlockSums | None:
+    """Launch the kernel for narrow layers, which reads a row of the window in one piece."""
+    from structured_ensembles.cuda.kernels.convolution import convolve_by_rows
+
+    high, warps, stages = ROW_TILE
+    blocks, tiles = _blocks_of_pixels(job, job.pixels, high)
+    tensors, sums = job.tensors(blocks)
+    wide = dot_size(job.outputs)
+    launch(
+        convolve_by_rows, (blocks, job.members, ceil_div(job.outputs, wide)),
+        *tensors, *_sizes(job, window, tiles), **_window_constants(job, window), **job.constants, **job.options,
+        HIGH=high, WIDE=wide, DEEP=dot_size(job.taps * job.inputs), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return sums
+
+
+def _convolve_by_taps(job: _Job, window: Window) -> BlockSums | None:
+    """Launch the kernel for wide layers, which goes through the window tap by tap."""
+    from structured_ensembles.cuda.kernels.wide_convolution import convolve_by_taps
+
+    high, wide, deep, warps, stages = _tap_tile(job)
+    blocks, tiles = _blocks_of_pixels(job, job.pixels, high)
     tensors, sums = job.tensors(blocks)
     launch(
-        convolve, (blocks, job.members, ceil_div(job.outputs, wide)),
-        *tensors, pixels, *job.x.shape[2:], window.padding, job.input_units, job.output_units, tiles, job.eps,
-        STRIDE=window.stride, OUT_WIDTH=job.y.shape[3], OUT_PIXELS=job.y.shape[2] * job.y.shape[3],
-        ROWS=job.rows, TAPS=job.taps, BACKWARD=job.backward, BY_ROWS=by_rows, **job.constants, **job.options,
+        convolve_by_taps, (blocks, job.members, ceil_div(job.outputs, wide)),
+        *tensors, *_sizes(job, window, tiles), **_window_constants(job, window), **job.constants, **job.options,
+        WHOLE=job.inputs % deep == 0 and job.outputs % wide == 0,
         HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return sums
 
 
+def _tap_tile(job: _Job) -> tuple[int, int, int, int, int]:
+    """Return pixels, outputs and inputs of a tile by taps, warps, and stages of the pipeline."""
+    if job.float32:
+        return 64, min(WIDEST, dot_size(job.outputs)), min(DEEPEST_FLOAT32, dot_size(job.inputs)), 4, 3
+    deep = min(DEEPEST, dot_size(job.inputs))
+    if job.inputs <= 32 or job.outputs <= 32:
+        return 128, min(64, dot_size(job.outputs)), deep, 4, 4
+    if job.outputs <= 64:
+        few = _programs(job, 128, 64) < 2 * MULTIPROCESSORS
+        return (256, 64, deep, 8, 3) if few and job.pixels >= LARGE else (128, 64, deep, 4, 3)
+    largest = _programs(job, 256, 128)
+    if largest / (ceil_div(largest, MULTIPROCESSORS) * MULTIPROCESSORS) > 0.9:
+        return 256, 128, deep, 8, 3
+    high, wide = (64, 128) if job.backward else (128, 64)
+    if _programs(job, high, wide) >= 1.5 * MULTIPROCESSORS:
+        return high, wide, deep, 4, 3
+    return 64, 64, min(2 * DEEPEST, dot_size(job.inputs)), 4, 3
+
+
+def _back_tile(job: _Job, cells: int) -> tuple[int, int, int, int, int]:
+    """Return cells, outputs and inputs of a tile of gradients of strided layers, warps, and stages of the pipeline."""
+    high = 128 if job.members * ceil_div(cells, 128) * ceil_div(job.outputs, 64) >= 1.5 * MULTIPROCESSORS else 64
+    return high, min(64, dot_size(job.outputs)), min(DEEPEST, dot_size(job.inputs)), 4, 3
+
+
+def _programs(job: _Job, high: int, wide: int) -> int:
+    """Return how many programs a launch with such tiles has."""
+    return job.members * _blocks_of_pixels(job, job.pixels, high)[0] * ceil_div(job.outputs, wide)
+
+
+def _blocks_of_pixels(job: _Job, pixels: int, high: int) -> tuple[int, int]:
+    """Return the number of blocks into which a member's pixels are divided, and how many tiles of `high` each has."""
+    needed = ceil_div(pixels, high)
+    blocks = min(needed, moment_blocks(job.outputs)) if job.epilogue in (MOMENTS, NORM_SUMS) else needed
+    tiles = ceil_div(needed, blocks)
+    return ceil_div(needed, tiles), tiles
+
+
+def _sizes(job: _Job, window: Window, tiles: int) -> tuple[float, ...]:
+    """Return the sizes that kernels by rows and by taps are told, in their order."""
+    return (
+        job.pixels, *job.x.shape[2:], window.padding, job.input_units, job.output_units, tiles, job.eps
+    )  # fmt: skip
+
+
+def _window_constants(job: _Job, window: Window) -> dict[str, Any]:
+    """Return the constants of kernels by rows and by taps that say where a pixel's window is."""
+    return {
+        "STRIDE": window.stride, "OUT_WIDTH": job.y.shape[3], "OUT_PIXELS": job.y.shape[2] * job.y.shape[3],
+        "ROWS": job.rows, "TAPS": job.taps, "BACKWARD": job.backward,
+    }  # fmt: skip
+
+
 def _can_be_swept(job: _Job) -> bool:
     """Tell whether a layer is narrow enough for the kernels that keep three rows of the window at hand."""
-    widest = WIDEST_FLOAT32 if job.float32 else WIDEST_SWEEP
-    return 3 * job.inputs <= widest and job.outputs <= 32 and job.y.shape[3] <= 128
+    columns, width = 3 * job.inputs, job.y.shape[3]
+    if columns > (WIDEST_FLOAT32 if job.float32 else WIDEST_SWEEP) or job.outputs > 64 or width > 128:
+        return False
+    if job.outputs > 32:
+        return columns <= 64
+    return columns <= 64 or job.outputs <= 16 or width >= 32
+
+
+def _sweep_tile(job: _Job, columns: int) -> tuple[int, int, int]:
+    """Return pixels of a tile of a sweep, warps, and stages of the pipeline."""
+    if columns <= 32 or job.outputs <= 8:
+        return 32, 2 if job.backward else 1, 3
+    if job.outputs > 32 or (columns > 64 and job.outputs > 16):
+        return 32, 2, 3
+    return 64, 2, 3
 
 
 def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
@@ -273,7 +352,7 @@ def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
     from structured_ensembles.cuda.kernels.convolution import convolve_by_sweep
 
     deep = dot_size(3 * job.inputs)
-    pixels, warps, stages = NARROW_SWEEP_TILE if deep <= 32 and not job.backward else SWEEP_TILE
+    pixels, warps, stages = _sweep_tile(job, deep)
     height, width = job.y.shape[2:]
     sweep = Sweep.of(job.images, height, width, job.members, pixels)
     blocks = ceil_div(job.images, sweep.images) * sweep.strips
@@ -290,24 +369,20 @@ def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
 
 def _convolve_back_strided(job: _Job, window: Window) -> BlockSums | None:
     """Launch the kernel for the input gradient of a layer with a stride, or with a window that is not square."""
-    from structured_ensembles.cuda.kernels.convolution import convolve_back_strided
+    from structured_ensembles.cuda.kernels.wide_convolution import convolve_back_strided
 
-    high, warps, stages = BACK_TILE
     height, width = job.y.shape[2:]
     across = ceil_div(width, window.stride)
     cells = ceil_div(height, window.stride) * across
-    positions = window.stride**2  # of a pixel in its cell
-    needed = ceil_div(job.images * cells, high)
-    tiles = ceil_div(needed * positions, moment_blocks(job.outputs)) if job.epilogue else 1
-    blocks = ceil_div(needed, tiles) * positions
-    wide = min(WIDEST, dot_size(job.outputs))
+    high, wide, deep, warps, stages = _back_tile(job, job.images * cells)
+    blocks, tiles = _blocks_of_pixels(job, job.images * cells, high)
     tensors, sums = job.tensors(blocks)
     launch(
         convolve_back_strided, (blocks, job.members, ceil_div(job.outputs, wide)),
         *tensors, job.images, *job.x.shape[2:], window.padding, job.input_units, job.output_units, tiles,
         STRIDE=window.stride, OUT_HEIGHT=height, OUT_WIDTH=width, CELLS=cells, CELLS_ACROSS=across,
-        ROWS=job.rows, TAPS=job.taps, **job.constants,
-        HIGH=high, WIDE=wide, DEEP=min(DEEPEST, dot_size(job.inputs)), num_warps=warps, num_stages=stages,
+        ROWS=job.rows, TAPS=job.taps, **job.constants, WHOLE=job.inputs % deep == 0 and job.outputs % wide == 0,
+        HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return sums
 

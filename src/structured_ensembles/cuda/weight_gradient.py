@@ -12,9 +12,10 @@ from torch import Tensor
 
 from structured_ensembles.cuda.convolution import Window
 from structured_ensembles.cuda.launch import empty, launch
-from structured_ensembles.cuda.launch_grid import Sweep, ceil_div, channel_units, dot_size
+from structured_ensembles.cuda.launch_grid import Sweep, ceil_div, channel_units, dot_size, power_of_two
 
-PROGRAMS = 1200  # enough to keep a GPU busy: about eight for each multiprocessor
+# Programs of a launch, by rows and by taps: as many as keep a GPU busy, and few sums to add up.
+PROGRAMS, TAP_PROGRAMS = 1200, 264
 WIDEST_INPUTS, WIDEST_OUTPUTS = 128, 32  # columns (taps × inputs) and outputs up to which layers are narrow
 WIDEST_IMAGE = 128  # pixels of a row that a sweep holds
 # Pixels of a tile, warps, stages of the pipeline: by rows and by taps, and by sweeps up to 64 columns and beyond.
@@ -32,8 +33,10 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Te
     narrow = rows <= 3 and taps * inputs <= WIDEST_INPUTS and outputs <= WIDEST_OUTPUTS
     if narrow and rows == taps == 3 and window.stride == 1 and dy.shape[3] <= WIDEST_IMAGE:
         partial = _products_by_sweep(x, dy, weight, window)
+    elif narrow:
+        partial = _products_by_rows(x, dy, weight, window)
     else:
-        partial = _products(x, dy, weight, window, narrow)
+        partial = _products_by_taps(x, dy, weight, window)
     return _merge_blocks(partial, weight)
 
 
@@ -59,31 +62,65 @@ def _products_by_sweep(x: Tensor, dy: Tensor, weight: Tensor, window: Window) ->
     return partial
 
 
-def _products(x: Tensor, dy: Tensor, weight: Tensor, window: Window, narrow: bool) -> Tensor:
-    """Launch the kernel that computes a row of the window at a time, for narrow layers, or the one for single taps."""
-    from structured_ensembles.cuda.kernels.weight_gradient import weight_products, weight_products_by_tap
+def _products_by_rows(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """Launch the kernel for narrow layers, which computes a row of the window at a time."""
+    from structured_ensembles.cuda.kernels.weight_gradient import weight_products_by_rows
 
+    members, outputs, inputs, rows, taps = weight.shape
+    deep, warps, stages = ROW_PRODUCTS
+    wide = dot_size(outputs)
+    blocks, tiles, sizes, constants = _blocks_of_pixels(x, dy, weight, window, ceil_div(outputs, wide), deep, PROGRAMS)
+    partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
+    launch(
+        weight_products_by_rows, (blocks, members, ceil_div(outputs, wide)), x, dy, partial, *sizes, tiles, **constants,
+        HIGH=dot_size(taps * inputs), WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return partial
+
+
+def _products_by_taps(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """Launch the kernel for wide layers, whose programs have up to three taps of the window each."""
+    from structured_ensembles.cuda.kernels.weight_gradient import weight_products_by_taps
+
+    members, outputs, inputs, rows, taps = weight.shape
+    high, wide, deep, warps, stages = _tap_tile(inputs, outputs)
+    input_tiles = ceil_div(inputs, high)
+    weight_tiles = rows * ceil_div(taps, 3) * input_tiles * ceil_div(outputs, wide)
+    blocks, tiles, sizes, constants = _blocks_of_pixels(x, dy, weight, window, weight_tiles, deep, TAP_PROGRAMS)
+    partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
+    launch(
+        weight_products_by_taps, (blocks, members, weight_tiles),
+        x, dy, partial, *sizes, tiles, input_tiles, **constants,
+        WHOLE=inputs % high == 0 and outputs % wide == 0, HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps,
+        num_stages=stages,
+    )  # fmt: skip
+    return partial
+
+
+def _tap_tile(inputs: int, outputs: int) -> tuple[int, int, int, int, int]:
+    """Return inputs, outputs and pixels of a tile by taps, warps, and stages of the pipeline."""
+    return min(64, dot_size(inputs)), min(64, dot_size(outputs)), *TAP_PRODUCTS
+
+
+def _blocks_of_pixels(
+    x: Tensor, dy: Tensor, weight: Tensor, window: Window, weight_tiles: int, deep: int, programs: int
+) -> tuple[int, int, tuple[int, ...], dict[str, Any]]:
+    """Divide a member's pixels into blocks of tiles of `deep`; returns what kernels by rows and by taps are told.
+
+    That is the number of blocks, of tiles of a block, the sizes in the kernels' order, and their constants.
+    """
     members, outputs, inputs, rows, taps = weight.shape
     input_units, output_units, units = _units(inputs, outputs)
     out_height, out_width = dy.shape[2:]
-    high = dot_size(taps * inputs) if narrow else min(64, dot_size(inputs))
-    wide = min(64, dot_size(outputs))
-    deep, warps, stages = ROW_PRODUCTS if narrow else TAP_PRODUCTS
     pixels = len(x) // members * out_height * out_width
-    input_tiles = 1 if narrow else ceil_div(inputs, high)
-    weight_tiles = ceil_div(outputs, wide) * (1 if narrow else rows * taps * input_tiles)
-    blocks = min(max(ceil_div(PROGRAMS, members * weight_tiles), 1), max(pixels // (4 * deep), 1), 256)
+    blocks = min(max(programs // (members * weight_tiles), 1), max(pixels // (4 * deep), 1), 256)
     tiles = ceil_div(ceil_div(pixels, blocks), deep)
-    blocks = ceil_div(pixels, tiles * deep)
-    partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
-    launch(
-        weight_products if narrow else weight_products_by_tap, (blocks, members, weight_tiles),
-        x, dy, partial, pixels, *x.shape[2:], window.padding, input_units, output_units, tiles,
-        *(() if narrow else (input_tiles,)),
-        STRIDE=window.stride, OUT_WIDTH=out_width, OUT_PIXELS=out_height * out_width, ROWS=rows, TAPS=taps, **units,
-        HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    return partial
+    sizes = (pixels, *x.shape[2:], window.padding, input_units, output_units)
+    constants = {
+        "STRIDE": window.stride, "OUT_WIDTH": out_width, "OUT_PIXELS": out_height * out_width, "ROWS": rows,
+        "TAPS": taps, **units,
+    }  # fmt: skip
+    return ceil_div(pixels, tiles * deep), tiles, sizes, constants
 
 
 def _merge_blocks(partial: Tensor, weight: Tensor) -> Tensor:
@@ -92,10 +129,14 @@ def _merge_blocks(partial: Tensor, weight: Tensor) -> Tensor:
 
     members, outputs, inputs, rows, taps = weight.shape
     _, blocks, size = partial.shape
+    if blocks == 1:
+        return partial.view(members, outputs, rows, taps, inputs).permute(0, 1, 4, 2, 3)
     result = empty(members, outputs, rows, taps, inputs, like=partial)
-    tall = min(MERGED_BLOCKS, dot_size(blocks))
+    tall = min(MERGED_BLOCKS, power_of_two(blocks))
     across = max(MERGE_TILE // tall, 1)
-    launch(merge_blocks, (ceil_div(size, across), members), partial, result, size, blocks, HIGH=tall, WIDE=across)
+    units, unit = channel_units(size)
+    grid = (ceil_div(size, across), members)
+    launch(merge_blocks, grid, partial, result, units, blocks, UNIT=unit, HIGH=tall, WIDE=across)
     return result.permute(0, 1, 4, 2, 3)
 
 

@@ -24,7 +24,7 @@ def convolve_by_sweep(
     SHARED: tl.constexpr, TF32: tl.constexpr,
     IMAGES: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Convolve as `convolve` does, for narrow layers with windows of 3 × 3 and stride 1: x is read once for three rows.
+    """Convolve as `convolve_by_rows` does, narrow layers with windows of 3 × 3 and stride 1: reads x once.
 
     A program goes down a strip of rows of IMAGES images side by side. A row of x, with its neighbours left and right
     (DEEP ≥ 3 × inputs columns for each pixel), is multiplied by all three rows of the window; what they give belongs to
@@ -93,16 +93,17 @@ def convolve_by_sweep(
         )  # fmt: skip
     if EPILOGUE == 1 or EPILOGUE == 2:  # noqa: PLR1714 - Triton has no sets
         count = pixels * (bottom - top)
-        store_statistics(partial, block, member, output, outputs, left, right, count, mean, known, EPILOGUE)
+        sums = tl.sum(left, 0), tl.sum(right, 0)
+        store_statistics(partial, block, member, output, outputs, sums, count, mean, known, EPILOGUE)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def convolve(
+def convolve_by_rows(
     x, weight, y, partial, other, norm_input, norm_output, pivot, saved, norm_weight, norm_bias,
     pixels, height, width, padding, inputs, outputs, tiles, eps,
     STRIDE: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT_PIXELS: tl.constexpr,
     ROWS: tl.constexpr, TAPS: tl.constexpr, INPUT_UNIT: tl.constexpr, OUTPUT_UNIT: tl.constexpr,
-    BACKWARD: tl.constexpr, BY_ROWS: tl.constexpr, ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr,
+    BACKWARD: tl.constexpr, ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr,
     RELU: tl.constexpr, SHARED: tl.constexpr, TF32: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
@@ -114,8 +115,7 @@ def convolve(
     BACKWARD: x is the gradient of a layer's outputs, y that of its inputs, and weight is the layer's, that is
     (members, inputs, ROWS, TAPS, outputs). With STRIDE 1 that is a convolution with the window turned around, and
     padding is that of the turned window, ROWS - 1 - padding of the layer. Other strides: `convolve_back_strided`.
-    BY_ROWS: a row of the window is read in one piece, TAPS × inputs adjacent numbers; ROWS ≤ 3.
-    Otherwise tap by tap, DEEP inputs at a time.
+    A row of the window is read in one piece, DEEP ≥ TAPS × inputs adjacent numbers; ROWS ≤ 3.
     partial: (members, 3, blocks, outputs), the statistics of the epilogue. EPILOGUE 2: y becomes the gradient of the
     input of the ReLU after a batch norm with input norm_input and output norm_output (members, pixels, outputs); saved
     is (members, 2, outputs): mean and 1 / deviation. EPILOGUE 3: pivot and saved are a norm's running mean and
@@ -129,33 +129,26 @@ def convolve(
     weight += member * (outputs * ROWS * TAPS * inputs)
     known = output < outputs
     column = tl.arange(0, DEEP)
-    if BY_ROWS:
-        columns = TAPS * inputs
-        used = (column < columns)[:, None] & known[None, :]
-        if BACKWARD:
-            tap = ROWS * TAPS - 1 - column // inputs
-            weight_at = (column % inputs * (ROWS * TAPS) + tap)[:, None] * outputs + output[None, :]
-            weight_row = -TAPS * outputs
-        else:
-            weight_at = output[None, :] * (ROWS * columns) + column[:, None]
-            weight_row = columns
-        first_row = tl.load(weight + weight_at, mask=used, other=0.0)
-        if ROWS > 1:
-            second_row = tl.load(weight + weight_at + weight_row, mask=used, other=0.0)
-        if ROWS > 2:
-            third_row = tl.load(weight + weight_at + 2 * weight_row, mask=used, other=0.0)
-        if TF32:
-            first_row = to_tf32(first_row)
-            if ROWS > 1:
-                second_row = to_tf32(second_row)
-            if ROWS > 2:
-                third_row = to_tf32(third_row)
+    columns = TAPS * inputs
+    used = (column < columns)[:, None] & known[None, :]
+    if BACKWARD:
+        tap = ROWS * TAPS - 1 - column // inputs
+        weight_at = (column % inputs * (ROWS * TAPS) + tap)[:, None] * outputs + output[None, :]
+        weight_row = -TAPS * outputs
     else:
-        chunks = (inputs + DEEP - 1) // DEEP
-        if BACKWARD:
-            weight_at = column[:, None] * (ROWS * TAPS * outputs) + output[None, :]
-        else:
-            weight_at = output[None, :] * (ROWS * TAPS * inputs) + column[:, None]
+        weight_at = output[None, :] * (ROWS * columns) + column[:, None]
+        weight_row = columns
+    first_row = tl.load(weight + weight_at, mask=used, other=0.0)
+    if ROWS > 1:
+        second_row = tl.load(weight + weight_at + weight_row, mask=used, other=0.0)
+    if ROWS > 2:
+        third_row = tl.load(weight + weight_at + 2 * weight_row, mask=used, other=0.0)
+    if TF32:
+        first_row = to_tf32(first_row)
+        if ROWS > 1:
+            second_row = to_tf32(second_row)
+        if ROWS > 2:
+            third_row = to_tf32(third_row)
     mean, scale, factor, shift = epilogue_constants(
         pivot, saved, norm_weight, norm_bias, member, output, outputs, known, eps, EPILOGUE, WIDE
     )
@@ -175,127 +168,34 @@ def convolve(
         down = pixel % OUT_PIXELS // OUT_WIDTH * STRIDE - padding
         across = pixel % OUT_WIDTH * STRIDE - padding
         total = tl.zeros([HIGH, WIDE], tl.float32)
-        if BY_ROWS:
-            in_row = (across * inputs)[:, None] + column[None, :]
-            at = ((image * height + down) * (width * inputs))[:, None] + in_row
-            in_row = (in_row >= 0) & (in_row < width * inputs) & (column < columns)[None, :]
-            # All loads before the first product, so that they wait for memory together.
-            inside = in_row & (here & (down >= 0) & (down < height))[:, None]
-            first_values = tl.load(x + at, mask=inside, other=0.0)
+        in_row = (across * inputs)[:, None] + column[None, :]
+        at = ((image * height + down) * (width * inputs))[:, None] + in_row
+        in_row = (in_row >= 0) & (in_row < width * inputs) & (column < columns)[None, :]
+        # All loads before the first product, so that they wait for memory together.
+        inside = in_row & (here & (down >= 0) & (down < height))[:, None]
+        first_values = tl.load(x + at, mask=inside, other=0.0)
+        if ROWS > 1:
+            inside = in_row & (here & (down >= -1) & (down < height - 1))[:, None]
+            second_values = tl.load(x + at + width * inputs, mask=inside, other=0.0)
+        if ROWS > 2:
+            inside = in_row & (here & (down >= -2) & (down < height - 2))[:, None]
+            third_values = tl.load(x + at + 2 * width * inputs, mask=inside, other=0.0)
+        if SHARED and TF32:
+            first_values = to_tf32(first_values)
             if ROWS > 1:
-                inside = in_row & (here & (down >= -1) & (down < height - 1))[:, None]
-                second_values = tl.load(x + at + width * inputs, mask=inside, other=0.0)
+                second_values = to_tf32(second_values)
             if ROWS > 2:
-                inside = in_row & (here & (down >= -2) & (down < height - 2))[:, None]
-                third_values = tl.load(x + at + 2 * width * inputs, mask=inside, other=0.0)
-            if SHARED and TF32:
-                first_values = to_tf32(first_values)
-                if ROWS > 1:
-                    second_values = to_tf32(second_values)
-                if ROWS > 2:
-                    third_values = to_tf32(third_values)
-            total += tl.dot(first_values, first_row)
-            if ROWS > 1:
-                total += tl.dot(second_values, second_row)
-            if ROWS > 2:
-                total += tl.dot(third_values, third_row)
-        else:
-            at = (((image * height + down) * width + across) * inputs)[:, None] + column[None, :]
-            for number in range(ROWS * TAPS * chunks):  # one loop, which the compiler can pipeline
-                step = number // chunks
-                start = number % chunks * DEEP
-                row = step // TAPS
-                tap = step % TAPS
-                inside = here & (down >= -row) & (down < height - row) & (across >= -tap) & (across < width - tap)
-                in_chunk = column < inputs - start
-                values = tl.load(
-                    x + at + ((row * width + tap) * inputs + start), mask=inside[:, None] & in_chunk[None, :], other=0.0
-                )
-                if BACKWARD:
-                    weight_here = weight_at + (start * (ROWS * TAPS) + ROWS * TAPS - 1 - step) * outputs
-                else:
-                    weight_here = weight_at + (step * inputs + start)
-                used = in_chunk[:, None] & known[None, :]
-                weights = tl.load(weight + weight_here, mask=used, other=0.0)
-                if TF32:
-                    weights = to_tf32(weights)
-                if SHARED and TF32:
-                    values = to_tf32(values)
-                total += tl.dot(values, weights)
+                third_values = to_tf32(third_values)
+        total += tl.dot(first_values, first_row)
+        if ROWS > 1:
+            total += tl.dot(second_values, second_row)
+        if ROWS > 2:
+            total += tl.dot(third_values, third_row)
         left, right = finish_tile(
             total, pixel[:, None] * outputs + output[None, :], here[:, None] & known[None, :],
             y, other, norm_input, norm_output, mean, scale, factor, shift, left, right, ADD, EPILOGUE, MASK, RELU, TF32,
         )  # fmt: skip
     if EPILOGUE == 1 or EPILOGUE == 2:  # noqa: PLR1714 - Triton has no sets
         count = tl.minimum(tl.maximum(pixels - block * tiles * HIGH, 0), tiles * HIGH).to(tl.float32)
-        store_statistics(partial, block, member, output, outputs, left, right, count, mean, known, EPILOGUE)
-
-
-@triton.jit(do_not_specialize=("images", "height", "width", "padding", "inputs", "outputs", "tiles"))
-def convolve_back_strided(
-    x, weight, y, partial, other, norm_input, norm_output, pivot, saved, norm_weight, norm_bias,
-    images, height, width, padding, inputs, outputs, tiles,
-    STRIDE: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, CELLS: tl.constexpr,
-    CELLS_ACROSS: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr, INPUT_UNIT: tl.constexpr,
-    OUTPUT_UNIT: tl.constexpr, ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr,
-    HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
-):  # fmt: skip
-    """Compute the gradient of the inputs of a convolution with a stride, otherwise as `convolve` with BACKWARD.
-
-    The pixels of y, OUT_HEIGHT × OUT_WIDTH in an image, are cut into cells of STRIDE × STRIDE, CELLS in an image. A
-    program takes the pixels at one place in their cells, whose gradients all come by the same taps of the window.
-    """
-    inputs *= INPUT_UNIT
-    outputs *= OUTPUT_UNIT
-    block = tl.program_id(0)
-    member = tl.program_id(1)
-    output = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
-    known = output < outputs
-    column = tl.arange(0, DEEP)
-    x += (member * images * height * width).to(tl.int64) * inputs
-    weight += member * (outputs * ROWS * TAPS * inputs)
-    first = (member * images * (OUT_HEIGHT * OUT_WIDTH)).to(tl.int64) * outputs
-    y += first
-    other += first
-    norm_input += first
-    norm_output += first
-    mean, scale, factor, shift = epilogue_constants(
-        pivot, saved, norm_weight, norm_bias, member, output, outputs, known, 0.0, EPILOGUE, WIDE
-    )
-    below = block % (STRIDE * STRIDE) // STRIDE
-    beside = block % STRIDE
-    first_row = (below + padding) % STRIDE
-    first_tap = (beside + padding) % STRIDE
-    taps = (TAPS - first_tap + STRIDE - 1) // STRIDE
-    rows = (ROWS - first_row + STRIDE - 1) // STRIDE
-    chunks = (inputs + DEEP - 1) // DEEP
-    left = tl.zeros([HIGH, WIDE], tl.float32)
-    right = tl.zeros([HIGH, WIDE], tl.float32)
-    for tile in range(tiles):
-        cell = (block // (STRIDE * STRIDE) * tiles + tile) * HIGH + tl.arange(0, HIGH)
-        image = cell // CELLS
-        down = cell % CELLS // CELLS_ACROSS * STRIDE + below
-        across = cell % CELLS_ACROSS * STRIDE + beside
-        here = (image < images) & (down < OUT_HEIGHT) & (across < OUT_WIDTH)
-        total = tl.zeros([HIGH, WIDE], tl.float32)
-        for number in range(rows * taps * chunks):
-            start = number % chunks * DEEP
-            row = first_row + number // chunks // taps * STRIDE
-            tap = first_tap + number // chunks % taps * STRIDE
-            from_down = (down + padding - row) // STRIDE
-            from_across = (across + padding - tap) // STRIDE
-            inside = here & (down + padding >= row) & (across + padding >= tap) & (from_down < height)
-            inside = inside & (from_across < width)
-            in_chunk = column < inputs - start
-            at = ((image * height + from_down) * width + from_across) * inputs + start
-            values = tl.load(x + at[:, None] + column[None, :], mask=inside[:, None] & in_chunk[None, :], other=0.0)
-            weight_at = ((start + column) * (ROWS * TAPS) + row * TAPS + tap)[:, None] * outputs + output[None, :]
-            weights = tl.load(weight + weight_at, mask=in_chunk[:, None] & known[None, :], other=0.0)
-            total += tl.dot(values, weights)
-        at_output = ((image * OUT_HEIGHT + down) * OUT_WIDTH + across)[:, None] * outputs + output[None, :]
-        left, right = finish_tile(
-            total, at_output, here[:, None] & known[None, :],
-            y, other, norm_input, norm_output, mean, scale, factor, shift, left, right, ADD, EPILOGUE, MASK,
-        )  # fmt: skip
-    if EPILOGUE != 0:
-        store_statistics(partial, block, member, output, outputs, left, right, 0.0, mean, known, EPILOGUE)
+        sums = tl.sum(left, 0), tl.sum(right, 0)
+        store_statistics(partial, block, member, output, outputs, sums, count, mean, known, EPILOGUE)

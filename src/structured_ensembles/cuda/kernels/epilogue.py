@@ -38,7 +38,7 @@ def finish_tile(
 ):  # fmt: skip
     """Store a tile of outputs, total (pixels, outputs), and add its statistics to left and right, of the same shape.
 
-    They are summed over pixels only once, by `store_statistics`: a sum over a tile makes all threads wait.
+    Narrow layers sum them over pixels only once, at the end: a sum over a tile makes all threads wait.
     EPILOGUE 1: deviations from `mean`, a guess of the mean of each output, and their squares. 2: the gradients of a
     batch norm's weight and bias. 3 and 4 have no statistics. TF32: round what is stored, for the next convolution.
     """
@@ -75,14 +75,14 @@ def finish_tile(
 
 @triton.jit
 def store_statistics(
-    partial, block, member, output, outputs, left, right, count, mean, known, EPILOGUE: tl.constexpr
+    partial, block, member, output, outputs, sums, count, mean, known, EPILOGUE: tl.constexpr
 ):  # fmt: skip
-    """Sum up and store the statistics of a program; partial: (members, 3, blocks, outputs).
+    """Store the statistics of a program; partial: (members, 3, blocks, outputs).
 
-    EPILOGUE 1: mean, squared deviations from it, and the number of pixels. 2: two sums.
+    sums: what `finish_tile` has added to left and to right, summed over pixels. EPILOGUE 1: stores the mean, squared
+    deviations from it, and the number of pixels. 2: the two sums.
     """
-    first = tl.sum(left, 0)
-    second = tl.sum(right, 0)
+    first, second = sums
     if EPILOGUE == 1:
         gap = first / tl.maximum(count, 1.0)
         second = tl.maximum(second - first * gap, 0.0)

@@ -10,7 +10,7 @@ from structured_ensembles.cuda.kernels.convolution import SIZES, SWEEP_SIZES
 
 
 @triton.jit(do_not_specialize=SIZES)
-def weight_products(
+def weight_products_by_rows(
     x, dy, partial,
     pixels, height, width, padding, inputs, outputs, tiles,
     STRIDE: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT_PIXELS: tl.constexpr,
@@ -72,7 +72,7 @@ def weight_products_by_sweep(
     WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, INPUT_UNIT: tl.constexpr, OUTPUT_UNIT: tl.constexpr,
     IMAGES: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sum as `weight_products` does, for windows of 3 × 3 and stride 1: by strips of rows, as `convolve_by_sweep`.
+    """Sum as `weight_products_by_rows` does, windows of 3 × 3 with stride 1: by strips of rows, as `convolve_by_sweep`.
 
     Here HIGH ≥ 3 × inputs columns and DEEP ≥ IMAGES × OUT_WIDTH pixels.
     """
@@ -122,51 +122,71 @@ def weight_products_by_sweep(
 
 
 @triton.jit(do_not_specialize=(*SIZES, "input_tiles"))
-def weight_products_by_tap(
+def weight_products_by_taps(
     x, dy, partial,
     pixels, height, width, padding, inputs, outputs, tiles, input_tiles,
     STRIDE: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT_PIXELS: tl.constexpr,
     ROWS: tl.constexpr, TAPS: tl.constexpr, INPUT_UNIT: tl.constexpr, OUTPUT_UNIT: tl.constexpr,
-    HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
+    WHOLE: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Sum as `weight_products` does, for wider layers: a program has one tap of the window, HIGH inputs, WIDE outputs.
+    """Sum as `weight_products_by_rows` does, for wider layers: up to 3 neighbouring taps, HIGH inputs, WIDE outputs.
 
-    Launch grid: (blocks, members, ROWS × TAPS × input tiles × output tiles).
+    WHOLE: inputs and outputs are multiples of HIGH and WIDE.
+    Launch grid: (blocks, members, ROWS × ⌈TAPS / 3⌉ × input tiles × output tiles).
     """
     inputs *= INPUT_UNIT
     outputs *= OUTPUT_UNIT
     block = tl.program_id(0)
     member = tl.program_id(1)
-    step = tl.program_id(2) % (ROWS * TAPS)
-    rest = tl.program_id(2) // (ROWS * TAPS)
+    row = tl.program_id(2) % ROWS
+    tap = tl.program_id(2) // ROWS % ((TAPS + 2) // 3) * 3
+    rest = tl.program_id(2) // (ROWS * ((TAPS + 2) // 3))
     channel = rest % input_tiles * HIGH + tl.arange(0, HIGH)
     output = rest // input_tiles * WIDE + tl.arange(0, WIDE)
+    known_inputs = (channel < inputs)[None, :]
+    known_outputs = (output < outputs)[None, :]
     x += (member * (pixels // OUT_PIXELS) * height * width).to(tl.int64) * inputs
     dy += (member * pixels).to(tl.int64) * outputs
-    total = tl.zeros([HIGH, WIDE], tl.float32)
+    first = tl.zeros([HIGH, WIDE], tl.float32)
+    second = tl.zeros([HIGH, WIDE], tl.float32)
+    third = tl.zeros([HIGH, WIDE], tl.float32)
     for tile in range(tiles):
         pixel = (block * tiles + tile) * DEEP + tl.arange(0, DEEP)
         here = pixel < pixels
-        down = pixel % OUT_PIXELS // OUT_WIDTH * STRIDE - padding + step // TAPS
-        across = pixel % OUT_WIDTH * STRIDE - padding + step % TAPS
-        inside = here & (down >= 0) & (down < height) & (across >= 0) & (across < width)
-        values = tl.load(
-            x + (((pixel // OUT_PIXELS * height + down) * width + across) * inputs)[:, None] + channel[None, :],
-            mask=inside[:, None] & (channel < inputs)[None, :], other=0.0,
-        )  # fmt: skip
-        gradients = tl.load(
-            dy + pixel[:, None] * outputs + output[None, :],
-            mask=here[:, None] & (output < outputs)[None, :], other=0.0,
-        )  # fmt: skip
-        total += tl.dot(tl.trans(values), gradients)
+        down = pixel % OUT_PIXELS // OUT_WIDTH * STRIDE - padding + row
+        across = pixel % OUT_WIDTH * STRIDE - padding + tap
+        in_row = here & (down >= 0) & (down < height)
+        x_at = x + (((pixel // OUT_PIXELS * height + down) * width + across) * inputs)[:, None] + channel[None, :]
+        dy_at = dy + pixel[:, None] * outputs + output[None, :]
+        inside = (in_row & (across >= 0) & (across < width))[:, None]
+        inside_next = (in_row & (across >= -1) & (across < width - 1))[:, None]
+        inside_last = (in_row & (across >= -2) & (across < width - 2))[:, None]
+        there = here[:, None]
+        if not WHOLE:
+            inside = inside & known_inputs
+            inside_next = inside_next & known_inputs
+            inside_last = inside_last & known_inputs
+            there = there & known_outputs
+        gradients = tl.load(dy_at, mask=there, other=0.0)
+        first += tl.dot(tl.trans(tl.load(x_at, mask=inside, other=0.0)), gradients)
+        if TAPS > 1:
+            second += tl.dot(tl.trans(tl.load(x_at + inputs, mask=inside_next, other=0.0)), gradients)
+        if TAPS > 2:
+            third += tl.dot(tl.trans(tl.load(x_at + 2 * inputs, mask=inside_last, other=0.0)), gradients)
     partial += (member * tl.num_programs(0) + block).to(tl.int64) * (outputs * ROWS * TAPS * inputs)
-    place = (output[None, :] * (ROWS * TAPS) + step) * inputs + channel[:, None]
-    tl.store(partial + place, total, mask=(output < outputs)[None, :] & (channel < inputs)[:, None])
+    place = (output[None, :] * (ROWS * TAPS) + row * TAPS + tap) * inputs + channel[:, None]
+    known = known_outputs & (channel < inputs)[:, None]
+    tl.store(partial + place, first, mask=known)
+    if TAPS > 1:
+        tl.store(partial + place + inputs, second, mask=known & (tap + 1 < TAPS))
+    if TAPS > 2:
+        tl.store(partial + place + 2 * inputs, third, mask=known & (tap + 2 < TAPS))
 
 
 @triton.jit(do_not_specialize=("size", "blocks"))
-def merge_blocks(partial, result, size, blocks, HIGH: tl.constexpr, WIDE: tl.constexpr):
-    """Sum over blocks: partial (members, blocks, size) gives result (members, size)."""
+def merge_blocks(partial, result, size, blocks, UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr):
+    """Sum over blocks: partial (members, blocks, size) gives result (members, size). size: in units, as channels."""
+    size *= UNIT
     member = tl.program_id(1)
     place = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     inside = place < size
