@@ -31,7 +31,7 @@ LAYERS = {
     "narrow, odd channels": Layer(3, 2, 13, 6, 7, 7),
     "narrow, no padding": Layer(1, 3, 6, 13, 9, 7, padding=0),
     "narrow, more padding than the window": Layer(2, 2, 6, 8, 7, 7, padding=3),
-    "narrow, many outputs": Layer(2, 2, 8, 40, 7, 9),
+    "narrow, many outputs": Layer(2, 2, 8, 40, 3, 33),
     "wide outputs": Layer(2, 1, 8, 70, 7, 9),
     "wide inputs": Layer(2, 1, 70, 8, 7, 7),
     "more outputs than a tile": Layer(1, 1, 13, 130, 7, 7),

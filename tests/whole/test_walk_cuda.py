@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
+from structured_ensembles.cuda import capture
 from structured_ensembles.cuda.prediction_graphs import CAPTURE_AFTER
 from tests.support.user_models import (
     IMAGES,
@@ -50,7 +51,7 @@ def test_search_and_saliency_are_equal_on_a_gpu(without_tf32: None) -> None:
     assert all(parameter.is_cuda for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("model", [se.zoo.resnet20, se.zoo.vgg11])
+@pytest.mark.parametrize("model", [se.zoo.resnet20, partial(se.zoo.vgg11, dropout=0.0)])
 def test_search_by_a_program_in_bfloat16_is_near_that_in_float32(model: Callable[..., nn.Module]) -> None:
     data = se.load_data("digits") if model is se.zoo.resnet20 else small_pictures()
     torch.manual_seed(0)
@@ -101,21 +102,26 @@ class Recurrent(nn.Module):
 
 WORDS = np.random.default_rng(1).integers(0, 50, (96, 9))
 
-USERS: list[tuple[Callable[[], nn.Module], np.ndarray]] = [
-    (TimeFirst, SEQUENCES),
-    (Recurrent, SEQUENCES),
-    (TwoViews, IMAGES),
-    (Frozen, IMAGES),
-    (Auxiliary, IMAGES),
-    (partial(Renamed, twice=False), IMAGES),
-    (Gained, ROWS),
-    (Tokens, WORDS),
+# Network, inputs, and whether its search can run as a program: members share a batch, and nothing draws numbers.
+USERS: list[tuple[Callable[[], nn.Module], np.ndarray, bool]] = [
+    (TimeFirst, SEQUENCES, False),
+    (Recurrent, SEQUENCES, False),
+    (TwoViews, IMAGES, False),
+    (Frozen, IMAGES, False),
+    (Auxiliary, IMAGES, True),
+    (partial(Renamed, twice=False), IMAGES, False),
+    (Gained, ROWS, True),
+    (Tokens, WORDS, True),
 ]
 
 
-@pytest.mark.parametrize(("make", "inputs"), USERS)
+@pytest.mark.parametrize(("make", "inputs", "is_program"), USERS)
 def test_user_networks_search_train_and_predict_on_a_gpu(
-    make: Callable[[], nn.Module], inputs: np.ndarray, tmp_path: Path
+    make: Callable[[], nn.Module],
+    inputs: np.ndarray,
+    is_program: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A log that a step runs without a CUDA graph is an error, see conftest.py."""
     torch.manual_seed(0)
@@ -124,6 +130,9 @@ def test_user_networks_search_train_and_predict_on_a_gpu(
     ensemble = se.structured_ensemble(
         model, data, members=2, prune=0.5, recipe=se.Recipe(epochs=2), search_epochs=1, quiet=True
     )
+    fallbacks = [record.getMessage() for record in caplog.records if record.name == capture.logger.name]
+    assert [message.startswith("the search computes in float32") for message in fallbacks] == [True] * (not is_program)
+    caplog.clear()
     ensemble.save(tmp_path / "ensemble.safetensors")
     loaded = se.Ensemble.load(tmp_path / "ensemble.safetensors", model=make())
     assert next(ensemble.parameters()).is_cuda

@@ -14,21 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structured_ensembles.cuda import tiles
 from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import Sweep, ceil_div, channel_units, dot_size, moment_blocks, power_of_two
+from structured_ensembles.cuda.tiles import LayerSize, Tile
 
 LARGEST = 2**31  # elements of a tensor: kernels count in 32 bits
 LARGEST_WINDOW = 32  # rows and taps: kernels keep a bit for each
 # What a kernel computes from a tile of outputs, see kernels/epilogue.py.
 NO_EPILOGUE, MOMENTS, NORM_SUMS, RUNNING_NORM, BIAS = 0, 1, 2, 3, 4
 NO_RELU, BY_INPUT, BY_OUTPUT = 0, 1, 2  # how the gradient of a norm's ReLU is found: from the norm's input or output
-ROW_TILE = 64, 4, 1  # pixels of a tile by rows, warps, stages of the pipeline
-LARGE = 2**16  # pixels of a member; from here on tiles may be larger
-MULTIPROCESSORS = 132  # of an H100 or H200: tiles are as large as keeps them all busy
-WIDEST_SWEEP, WIDEST_ROW = 128, 64  # columns (taps × inputs) up to which layers are computed by sweeps, and by rows
-WIDEST, DEEPEST = 128, 64  # outputs and inputs of a tile by taps
 LEAST_OUTPUTS = 8  # of a tile of a sweep: what a matrix instruction has at least
-WIDEST_FLOAT32, DEEPEST_FLOAT32 = 64, 32  # columns by sweeps and by rows, inputs by taps: float32 takes twice the room
 
 
 @dataclass(frozen=True)
@@ -203,11 +199,14 @@ class _Job:
         shared: bool = False,
         tf32: bool = False,
     ) -> None:
-        self.x, self.weight, self.y, self.add, self.backward, self.epilogue = x, weight, y, add, backward, epilogue
+        self.x, self.weight, self.y, self.add = x, weight, y, add
         self.members, _, _, self.rows, self.taps = weight.shape
         self.inputs, self.outputs = x.shape[1], y.shape[1]
         self.images = len(y) // self.members
-        self.pixels = self.images * y.shape[2] * y.shape[3]  # of a member's outputs
+        self.size = LayerSize(
+            self.members, self.images * y.shape[2] * y.shape[3], y.shape[3], self.inputs, self.outputs, backward,
+            statistics=epilogue in (MOMENTS, NORM_SUMS), float32=x.dtype == torch.float32,
+        )  # fmt: skip
         self.eps = 0.0
         self.input_units, input_unit = channel_units(self.inputs)
         self.output_units, output_unit = channel_units(self.outputs)
@@ -224,21 +223,20 @@ class _Job:
     def tensors(self, blocks: int) -> tuple[tuple[Tensor, ...], BlockSums | None]:
         """Return the tensor arguments of a kernel of so many blocks, and the statistics that its epilogue will fill."""
         shape = (self.members, 3, blocks, self.outputs)
-        sums = BlockSums(empty(*shape, like=self.y)) if self.epilogue in (MOMENTS, NORM_SUMS) else None
+        sums = BlockSums(empty(*shape, like=self.y)) if self.size.statistics else None
         tensors = (self.x, self.weight, self.y, self.y if sums is None else sums.partial)
         return (*tensors, self.y if self.add is None else self.add, *self.epilogue_tensors), sums
 
-    @property
-    def float32(self) -> bool:
-        """Tell whether tiles are of float32, not of a narrower type."""
-        return self.x.dtype == torch.float32
+    def is_whole(self, tile: Tile) -> bool:
+        """Tell whether inputs and outputs are multiples of those of a tile, so that none is cut off."""
+        return self.inputs % tile.inputs == 0 and self.outputs % tile.outputs == 0
 
 
 def _convolve(job: _Job, window: Window) -> BlockSums | None:
     """Launch the kernel for a convolution; backward, one with stride 1."""
-    if job.rows == job.taps == 3 and window.stride == 1 and _can_be_swept(job):
+    if job.rows == job.taps == 3 and window.stride == 1 and tiles.can_be_swept(job.size):
         return _convolve_by_sweep(job, window)
-    if job.rows <= 3 and job.taps * job.inputs <= WIDEST_ROW and job.outputs <= 64:
+    if job.rows <= 3 and job.taps * job.inputs <= tiles.WIDEST_ROW and job.outputs <= 64:
         return _convolve_by_rows(job, window)
     return _convolve_by_taps(job, window)
 
@@ -247,14 +245,13 @@ def _convolve_by_rows(job: _Job, window: Window) -> BlockSums | None:
     """Launch the kernel for narrow layers, which reads a row of the window in one piece."""
     from structured_ensembles.cuda.kernels.convolution import convolve_by_rows
 
-    high, warps, stages = ROW_TILE
-    blocks, tiles = _blocks_of_pixels(job, job.pixels, high)
+    tile = tiles.row_tile(job.size, job.taps)
+    blocks, count = job.size.blocks(tile.pixels)
     tensors, sums = job.tensors(blocks)
-    wide = dot_size(job.outputs)
     launch(
-        convolve_by_rows, (blocks, job.members, ceil_div(job.outputs, wide)),
-        *tensors, *_sizes(job, window, tiles), **_window_constants(job, window), **job.constants, **job.options,
-        HIGH=high, WIDE=wide, DEEP=dot_size(job.taps * job.inputs), num_warps=warps, num_stages=stages,
+        convolve_by_rows, (blocks, job.members, ceil_div(job.outputs, tile.outputs)),
+        *tensors, *_sizes(job, window, count), **_window_constants(job, window), **job.constants, **job.options,
+        HIGH=tile.pixels, WIDE=tile.outputs, DEEP=tile.inputs, **tile.options,
     )  # fmt: skip
     return sums
 
@@ -263,60 +260,21 @@ def _convolve_by_taps(job: _Job, window: Window) -> BlockSums | None:
     """Launch the kernel for wide layers, which goes through the window tap by tap."""
     from structured_ensembles.cuda.kernels.wide_convolution import convolve_by_taps
 
-    high, wide, deep, warps, stages = _tap_tile(job)
-    blocks, tiles = _blocks_of_pixels(job, job.pixels, high)
+    tile = tiles.tap_tile(job.size)
+    blocks, count = job.size.blocks(tile.pixels)
     tensors, sums = job.tensors(blocks)
     launch(
-        convolve_by_taps, (blocks, job.members, ceil_div(job.outputs, wide)),
-        *tensors, *_sizes(job, window, tiles), **_window_constants(job, window), **job.constants, **job.options,
-        WHOLE=job.inputs % deep == 0 and job.outputs % wide == 0,
-        HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
+        convolve_by_taps, (blocks, job.members, ceil_div(job.outputs, tile.outputs)),
+        *tensors, *_sizes(job, window, count), **_window_constants(job, window), **job.constants, **job.options,
+        WHOLE=job.is_whole(tile), HIGH=tile.pixels, WIDE=tile.outputs, DEEP=tile.inputs, **tile.options,
     )  # fmt: skip
     return sums
 
 
-def _tap_tile(job: _Job) -> tuple[int, int, int, int, int]:
-    """Return pixels, outputs and inputs of a tile by taps, warps, and stages of the pipeline."""
-    if job.float32:
-        return 64, min(WIDEST, dot_size(job.outputs)), min(DEEPEST_FLOAT32, dot_size(job.inputs)), 4, 3
-    deep = min(DEEPEST, dot_size(job.inputs))
-    if job.inputs <= 32 or job.outputs <= 32:
-        return 128, min(64, dot_size(job.outputs)), deep, 4, 4
-    if job.outputs <= 64:
-        few = _programs(job, 128, 64) < 2 * MULTIPROCESSORS
-        return (256, 64, deep, 8, 3) if few and job.pixels >= LARGE else (128, 64, deep, 4, 3)
-    largest = _programs(job, 256, 128)
-    if largest / (ceil_div(largest, MULTIPROCESSORS) * MULTIPROCESSORS) > 0.9:
-        return 256, 128, deep, 8, 3
-    high, wide = (64, 128) if job.backward else (128, 64)
-    if _programs(job, high, wide) >= 1.5 * MULTIPROCESSORS:
-        return high, wide, deep, 4, 3
-    return 64, 64, min(2 * DEEPEST, dot_size(job.inputs)), 4, 3
-
-
-def _back_tile(job: _Job, cells: int) -> tuple[int, int, int, int, int]:
-    """Return cells, outputs and inputs of a tile of gradients of strided layers, warps, and stages of the pipeline."""
-    high = 128 if job.members * ceil_div(cells, 128) * ceil_div(job.outputs, 64) >= 1.5 * MULTIPROCESSORS else 64
-    return high, min(64, dot_size(job.outputs)), min(DEEPEST, dot_size(job.inputs)), 4, 3
-
-
-def _programs(job: _Job, high: int, wide: int) -> int:
-    """Return how many programs a launch with such tiles has."""
-    return job.members * _blocks_of_pixels(job, job.pixels, high)[0] * ceil_div(job.outputs, wide)
-
-
-def _blocks_of_pixels(job: _Job, pixels: int, high: int) -> tuple[int, int]:
-    """Return the number of blocks into which a member's pixels are divided, and how many tiles of `high` each has."""
-    needed = ceil_div(pixels, high)
-    blocks = min(needed, moment_blocks(job.outputs)) if job.epilogue in (MOMENTS, NORM_SUMS) else needed
-    tiles = ceil_div(needed, blocks)
-    return ceil_div(needed, tiles), tiles
-
-
-def _sizes(job: _Job, window: Window, tiles: int) -> tuple[float, ...]:
-    """Return the sizes that kernels by rows and by taps are told, in their order."""
+def _sizes(job: _Job, window: Window, count: int) -> tuple[float, ...]:
+    """Return the sizes that kernels by rows and by taps are told, in their order. count: of the tiles of a block."""
     return (
-        job.pixels, *job.x.shape[2:], window.padding, job.input_units, job.output_units, tiles, job.eps
+        job.size.pixels, *job.x.shape[2:], window.padding, job.input_units, job.output_units, count, job.eps
     )  # fmt: skip
 
 
@@ -324,45 +282,25 @@ def _window_constants(job: _Job, window: Window) -> dict[str, Any]:
     """Return the constants of kernels by rows and by taps that say where a pixel's window is."""
     return {
         "STRIDE": window.stride, "OUT_WIDTH": job.y.shape[3], "OUT_PIXELS": job.y.shape[2] * job.y.shape[3],
-        "ROWS": job.rows, "TAPS": job.taps, "BACKWARD": job.backward,
+        "ROWS": job.rows, "TAPS": job.taps, "BACKWARD": job.size.backward,
     }  # fmt: skip
-
-
-def _can_be_swept(job: _Job) -> bool:
-    """Tell whether a layer is narrow enough for the kernels that keep three rows of the window at hand."""
-    columns, width = 3 * job.inputs, job.y.shape[3]
-    if columns > (WIDEST_FLOAT32 if job.float32 else WIDEST_SWEEP) or job.outputs > 64 or width > 128:
-        return False
-    if job.outputs > 32:
-        return columns <= 64
-    return columns <= 64 or job.outputs <= 16 or width >= 32
-
-
-def _sweep_tile(job: _Job, columns: int) -> tuple[int, int, int]:
-    """Return pixels of a tile of a sweep, warps, and stages of the pipeline."""
-    if columns <= 32 or job.outputs <= 8:
-        return 32, 2 if job.backward else 1, 3
-    if job.outputs > 32 or (columns > 64 and job.outputs > 16):
-        return 32, 2, 3
-    return 64, 2, 3
 
 
 def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
     """Launch the kernel for narrow layers with a window of 3 × 3 and stride 1."""
     from structured_ensembles.cuda.kernels.convolution import convolve_by_sweep
 
-    deep = dot_size(3 * job.inputs)
-    pixels, warps, stages = _sweep_tile(job, deep)
+    tile = tiles.sweep_tile(job.size, dot_size(3 * job.inputs))
     height, width = job.y.shape[2:]
-    sweep = Sweep.of(job.images, height, width, job.members, pixels)
+    sweep = Sweep.of(job.images, height, width, job.members, tile.pixels)
     blocks = ceil_div(job.images, sweep.images) * sweep.strips
     tensors, sums = job.tensors(blocks)
     launch(
         convolve_by_sweep, (blocks, job.members),
         *tensors, job.images, job.x.shape[2], height, window.padding, job.input_units, job.output_units,
-        sweep.strips, sweep.strip, job.eps, WIDTH=job.x.shape[3], OUT_WIDTH=width, BACKWARD=job.backward,
-        **job.constants, **job.options, IMAGES=sweep.images, HIGH=max(sweep.pixels, 16 * warps),
-        WIDE=max(LEAST_OUTPUTS, power_of_two(job.outputs)), DEEP=deep, STAGES=stages, num_warps=warps,
+        sweep.strips, sweep.strip, job.eps, WIDTH=job.x.shape[3], OUT_WIDTH=width, BACKWARD=job.size.backward,
+        **job.constants, **job.options, IMAGES=sweep.images, HIGH=max(sweep.pixels, 16 * tile.warps),
+        WIDE=max(LEAST_OUTPUTS, power_of_two(job.outputs)), DEEP=tile.inputs, STAGES=tile.stages, **tile.options,
     )  # fmt: skip
     return sums
 
@@ -374,15 +312,16 @@ def _convolve_back_strided(job: _Job, window: Window) -> BlockSums | None:
     height, width = job.y.shape[2:]
     across = ceil_div(width, window.stride)
     cells = ceil_div(height, window.stride) * across
-    high, wide, deep, warps, stages = _back_tile(job, job.images * cells)
-    blocks, tiles = _blocks_of_pixels(job, job.images * cells, high)
+    tile = tiles.back_tile(job.size, job.images * cells)
+    max_blocks = 2 * moment_blocks(job.outputs) if job.size.statistics else None
+    blocks, count = tiles.divide(job.images * cells, tile.pixels, max_blocks)
     tensors, sums = job.tensors(blocks)
     launch(
-        convolve_back_strided, (blocks, job.members, ceil_div(job.outputs, wide)),
-        *tensors, job.images, *job.x.shape[2:], window.padding, job.input_units, job.output_units, tiles,
+        convolve_back_strided, (blocks, job.members, ceil_div(job.outputs, tile.outputs)),
+        *tensors, job.images, *job.x.shape[2:], window.padding, job.input_units, job.output_units, count,
         STRIDE=window.stride, OUT_HEIGHT=height, OUT_WIDTH=width, CELLS=cells, CELLS_ACROSS=across,
-        ROWS=job.rows, TAPS=job.taps, **job.constants, WHOLE=job.inputs % deep == 0 and job.outputs % wide == 0,
-        HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
+        ROWS=job.rows, TAPS=job.taps, **job.constants, WHOLE=job.is_whole(tile),
+        HIGH=tile.pixels, WIDE=tile.outputs, DEEP=tile.inputs, **tile.options,
     )  # fmt: skip
     return sums
 

@@ -86,7 +86,8 @@ def _products_by_taps(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> 
     high, wide, deep, warps, stages = _tap_tile(inputs, outputs)
     input_tiles = ceil_div(inputs, high)
     weight_tiles = rows * ceil_div(taps, 3) * input_tiles * ceil_div(outputs, wide)
-    blocks, tiles, sizes, constants = _blocks_of_pixels(x, dy, weight, window, weight_tiles, deep, TAP_PROGRAMS)
+    programs = TAP_PROGRAMS if high == 64 else 2 * TAP_PROGRAMS
+    blocks, tiles, sizes, constants = _blocks_of_pixels(x, dy, weight, window, weight_tiles, deep, programs)
     partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
     launch(
         weight_products_by_taps, (blocks, members, weight_tiles),

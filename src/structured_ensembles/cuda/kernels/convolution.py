@@ -90,6 +90,7 @@ def convolve_by_sweep(
         left, right = finish_tile(
             done, at_output + down * (OUT_WIDTH * outputs), there & (down >= top),
             y, other, norm_input, norm_output, mean, scale, factor, shift, left, right, ADD, EPILOGUE, MASK, RELU, TF32,
+            LATE=DEEP > 128,
         )  # fmt: skip
     if EPILOGUE == 1 or EPILOGUE == 2:  # noqa: PLR1714 - Triton has no sets
         count = pixels * (bottom - top)

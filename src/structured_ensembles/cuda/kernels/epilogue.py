@@ -31,16 +31,28 @@ def to_tf32(values):
 
 
 @triton.jit
+def mask_gradient(gradient, before, norm_output, there, mean, factor, shift, y, MASK: tl.constexpr):
+    """Return the gradient before a ReLU, which MASK 1 finds from the norm's input, `before`, and 2 from its output."""
+    if MASK == 1:
+        after = (before - mean[None, :]) * factor[None, :] + shift[None, :]
+        gradient = tl.where(after.to(y.dtype.element_ty) <= 0, 0.0, gradient)
+    if MASK == 2:
+        gradient = tl.where(tl.load(norm_output, mask=there, other=0.0) <= 0, 0.0, gradient)
+    return gradient
+
+
+@triton.jit
 def finish_tile(
     total, at, there, y, other, norm_input, norm_output, mean, scale, factor, shift, left, right,
     ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr, RELU: tl.constexpr = False,
-    TF32: tl.constexpr = False,
+    TF32: tl.constexpr = False, LATE: tl.constexpr = True,
 ):  # fmt: skip
     """Store a tile of outputs, total (pixels, outputs), and add its statistics to left and right, of the same shape.
 
     Narrow layers sum them over pixels only once, at the end: a sum over a tile makes all threads wait.
     EPILOGUE 1: deviations from `mean`, a guess of the mean of each output, and their squares. 2: the gradients of a
     batch norm's weight and bias. 3 and 4 have no statistics. TF32: round what is stored, for the next convolution.
+    LATE: mask what is rounded already. A mask of `total` makes a compiler wait after every product of a warp group.
     """
     if EPILOGUE == 3:
         total = total * factor[None, :] + shift[None, :]
@@ -50,16 +62,16 @@ def finish_tile(
         total += tl.load(other + at, mask=there, other=0.0).to(tl.float32)
     if EPILOGUE == 2:
         before = tl.load(norm_input + at, mask=there, other=0.0).to(tl.float32)
-        if MASK == 1:
-            after = (before - mean[None, :]) * factor[None, :] + shift[None, :]
-            total = tl.where(after.to(y.dtype.element_ty) <= 0, 0.0, total)
-        if MASK == 2:
-            total = tl.where(tl.load(norm_output + at, mask=there, other=0.0) <= 0, 0.0, total)
+        if not LATE:
+            total = mask_gradient(total, before, norm_output + at, there, mean, factor, shift, y, MASK)
     if RELU:
         total = tl.where(total <= 0, 0.0, total)  # a NaN stays one
     if TF32:
         total = to_tf32(total)
     result = total.to(y.dtype.element_ty)
+    if EPILOGUE == 2 and LATE:
+        rounded = mask_gradient(result.to(tl.float32), before, norm_output + at, there, mean, factor, shift, y, MASK)
+        result = rounded.to(y.dtype.element_ty)
     tl.store(y + at, result, mask=there)
     stored = result.to(tl.float32)  # statistics are those of the numbers that are stored
     if EPILOGUE == 1:

@@ -1,0 +1,126 @@
+"""How large the tiles of the convolution kernels are, by the size of the layer: measured on an H200, layer by layer.
+
+A program computes tiles of some pixels × some outputs, from some inputs at a time. Large tiles read less; small ones
+make more programs, which a GPU needs to be busy. Where few registers are allowed, more programs run at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from structured_ensembles.cuda.launch_grid import ceil_div, dot_size, moment_blocks
+
+MULTIPROCESSORS = 132  # of an H100 or H200: tiles are as large as keeps them all busy
+MANY_PIXELS = 2**16  # of one member
+WIDEST_ROW = 64  # columns (taps × inputs) up to which layers are computed by rows
+WIDEST_SWEEP, WIDEST_SWEEP_BACK = 128, 192  # columns up to which layers are computed by sweeps; back, to few outputs
+WIDEST_SWEEP_FLOAT32 = 64
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The sizes of a tile, the warps of a program, the stages of its pipeline and the registers of a thread at most."""
+
+    pixels: int
+    outputs: int
+    inputs: int
+    warps: int = 4
+    stages: int = 3
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Return the options of a launch."""
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
+
+
+@dataclass(frozen=True)
+class LayerSize:
+    """The size of a convolution as its kernel sees it: backward, inputs are the channels of the gradient it reads.
+
+    pixels: of the output of one member. width: of an image of the output. statistics: whether an epilogue leaves some.
+    """
+
+    members: int
+    pixels: int
+    width: int
+    inputs: int
+    outputs: int
+    backward: bool = False
+    statistics: bool = False
+    float32: bool = False
+
+    def blocks(self, tile_pixels: int) -> tuple[int, int]:
+        """Return the number of blocks into which a member's pixels are divided, and the tiles of each."""
+        return divide(self.pixels, tile_pixels, moment_blocks(self.outputs) if self.statistics else None)
+
+    def programs(self, tile_pixels: int, tile_outputs: int) -> int:
+        """Return how many programs a launch with such tiles has."""
+        return self.members * self.blocks(tile_pixels)[0] * ceil_div(self.outputs, tile_outputs)
+
+
+def divide(pixels: int, tile_pixels: int, max_blocks: int | None) -> tuple[int, int]:
+    """Divide pixels into blocks of tiles; returns the number of blocks, and of tiles in each."""
+    needed = ceil_div(pixels, tile_pixels)
+    tiles = ceil_div(needed, min(needed, max_blocks or needed))
+    return ceil_div(needed, tiles), tiles
+
+
+def row_tile(layer: LayerSize, taps: int) -> Tile:
+    """Return the tile of a kernel that reads rows of the window."""
+    return Tile(64, dot_size(layer.outputs), dot_size(taps * layer.inputs), stages=1)
+
+
+def tap_tile(layer: LayerSize) -> Tile:
+    """Return the tile of a kernel that goes through the window tap by tap."""
+    outputs, inputs = dot_size(layer.outputs), dot_size(layer.inputs)
+    if layer.float32:
+        return Tile(64, min(128, outputs), min(32, inputs))
+    if outputs == 16:
+        return Tile(128, 16, min(64, inputs))
+    if outputs == 32 or inputs <= 32:
+        return Tile(128, min(64, outputs), min(32, inputs), stages=4, registers=128)
+    if outputs == 64:
+        if layer.pixels >= MANY_PIXELS and layer.programs(128, 64) < 2 * MULTIPROCESSORS:
+            return Tile(256, 64, 64, warps=8, registers=168 if layer.backward else None)
+        return Tile(128, 64, 32, stages=4, registers=128) if layer.backward else Tile(128, 64, 64)
+    largest = layer.programs(256, 128)
+    if largest > 0.9 * MULTIPROCESSORS * ceil_div(largest, MULTIPROCESSORS):
+        return Tile(256, 128, 64, warps=8)
+    tile = Tile(64, 128, 64) if layer.backward else Tile(128, 64, 64)
+    if layer.programs(tile.pixels, tile.outputs) >= 1.5 * MULTIPROCESSORS:
+        return tile
+    return Tile(64, 64, min(128, inputs))
+
+
+def back_tile(layer: LayerSize, cells: int) -> Tile:
+    """Return the tile of the gradient of a layer with a stride; its pixels are cells."""
+    programs = layer.members * ceil_div(cells, 128) * ceil_div(layer.outputs, 64)
+    pixels = 128 if programs >= 1.5 * MULTIPROCESSORS else 64
+    return Tile(pixels, min(64, dot_size(layer.outputs)), min(64, dot_size(layer.inputs)))
+
+
+def can_be_swept(layer: LayerSize) -> bool:
+    """Tell whether a layer with a window of 3 × 3 is narrow enough for the kernel that keeps three rows at hand."""
+    columns = 3 * layer.inputs
+    if layer.outputs > 64 or layer.width > 128:
+        return False
+    if layer.float32:
+        return columns <= WIDEST_SWEEP_FLOAT32 and layer.outputs <= 32
+    if columns <= 64:
+        return layer.outputs <= 32 or layer.width >= 32
+    if layer.outputs <= 16:
+        return columns <= (WIDEST_SWEEP_BACK if layer.backward and layer.width >= 32 else WIDEST_SWEEP)
+    return columns <= WIDEST_SWEEP and layer.outputs <= 32 <= layer.width
+
+
+def sweep_tile(layer: LayerSize, columns: int) -> Tile:
+    """Return the tile of a sweep. columns: of the tile, a power of two that is at least 3 × inputs."""
+    if layer.outputs > 32 or columns > 128 or (columns > 64 and layer.outputs > 16):
+        return Tile(32, layer.outputs, columns, warps=2)
+    if columns <= 32 or layer.outputs <= 8:
+        return Tile(32, layer.outputs, columns, warps=2 if layer.backward and layer.outputs > 8 else 1)
+    if columns == 64 and layer.outputs <= 16 and not layer.backward:
+        return Tile(32, layer.outputs, columns, warps=1, registers=168)
+    return Tile(64, layer.outputs, columns, warps=2)
