@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.inputs import Inputs, call, tensors_in
+from structured_ensembles.data.random_states import preserve_random_states
 from structured_ensembles.networks.copying import clear_hooks, clone_model
 from structured_ensembles.tracing.fake_model import first_line
 
@@ -58,10 +59,11 @@ def _runs_channels_last(network: nn.Module, example: Inputs, tell: Callable[[str
         clear_hooks(trial)
         for parameter in trial.parameters():  # gradients pass through the layers of a frozen network, too
             parameter.requires_grad_(parameter.is_floating_point())
-        with torch.no_grad():
-            call(trial.eval(), example)
-        with torch.enable_grad():
-            call(trial.train(), example).sum().backward()
+        with preserve_random_states():  # dropout draws
+            with torch.no_grad():
+                call(trial.eval(), example)
+            with torch.enable_grad():
+                call(trial.train(), example).sum().backward()
     except Exception as error:
         reason = f"with channels last the network fails: {first_line(error)}"
         tell(f"weights of convolutions stay channels first, slower: {reason}")
