@@ -52,6 +52,8 @@ def test_promised_speeds_are_recorded_or_said_to_be_unmeasured(monkeypatch: pyte
         verdict = "" if line.aim is None or measured is None else "reached" if measured <= line.aim else "missed"
         shown = "not measured" if measured is None else f"{measured:.2f} {line.unit}"
         assert f"| {line.name} | {' | '.join(numbers)} | {shown} | {verdict} |".replace("  ", " ") in SPEED
+    four = rows["four ResNet18 in the memory of one"]
+    assert f"take {four['ms']:.2f} ms a step, the one {four['ways'][0]['ms']:.2f} ms" in SPEED
     for name, text in (("BatchEnsemble", "a step of BatchEnsemble takes"), ("MC-Dropout", "one of MC-Dropout")):
         (eager,) = rows[f"{name}, a step"]["ways"]
         assert f"{text} {eager['ms']:.1f} ms" in SPEED
