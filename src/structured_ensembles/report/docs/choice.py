@@ -36,10 +36,12 @@ class Comparison:
 
 
 def list_comparisons() -> list[Comparison]:
-    """List the comparisons that decide whether to cut members out of a network: a wide network, then a small one."""
+    """List the comparisons that decide whether to cut members out of a network: wide networks, then a small one."""
+    front = study("front", StudyOptions(datasets=("cifar10",), models=("resnet18",)))
     wide = tuned_study()
     small = study("table-accuracy", StudyOptions(datasets=("cifar10",), models=("resnet20",)))
     return [
+        Comparison("ResNet18: four coupled halves − the network", front, ("structured ×4, 1, coupled", "single")),
         Comparison("wide network: two halves − the network", wide, ("random ×2, 40 epochs", ALONE)),
         Comparison("wide network: four halves − the network", wide, (HALVES, ALONE)),
         Comparison("trained wide network: four halves of it, tuned − the network", wide, (TUNED, ALONE)),
