@@ -57,3 +57,41 @@ def test_compiling_kernels_leaves_statistics_and_counters_as_they_are() -> None:
     program.compile_kernels(images(6), factors)
     assert all(map(torch.equal, (*program.tensors(), *model.buffers()), before))
     assert factors["0"].grad is None
+
+
+def dropping(rate: float = 0.5) -> nn.Module:
+    layers = (conv(), nn.ReLU(), nn.Flatten(), nn.Linear(144, 200), nn.Dropout(rate), nn.Linear(200, 3))
+    return nn.Sequential(*layers).requires_grad_(requires_grad=False)
+
+
+def test_dropout_is_that_of_the_network_with_the_same_random_state() -> None:
+    model, factors = dropping(), {"3": torch.ones(2, 200, requires_grad=True)}
+    program = compile_and_check(model, {"3": -1}, images(), factors)
+    x, kept = images(2), []  # one sample of each member
+    handle = model[5].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0] != 0))
+    torch.manual_seed(5)
+    model.train()(x)
+    handle.remove()
+    for seed, same in ((5, True), (6, False)):
+        torch.manual_seed(seed)
+        (gradient,) = torch.autograd.grad(program(x, factors).sum(), [factors["3"]])
+        assert torch.equal(gradient != 0, kept[0]) is same
+
+
+def test_compiling_with_dropout_draws_nothing() -> None:
+    model, factors = dropping(), {"3": torch.randn(3, 200)}
+    before = torch.get_rng_state()
+    program = compile_and_check(model, {"3": -1}, images(), factors)
+    program.compile_kernels(images(6), factors)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_mean_of_passes_with_dropout_is_near_the_pass_without() -> None:
+    model = dropping(0.3)
+    factors = {"3": torch.rand(2, 200) + 0.5}
+    program = compile_and_check(model, {"3": -1}, images(), factors)
+    x = images(4)
+    torch.manual_seed(0)
+    mean = torch.stack([program(x, factors) for _ in range(400)]).mean(0)
+    program.drops = False
+    torch.testing.assert_close(mean, program(x, factors), rtol=0.1, atol=0.05)

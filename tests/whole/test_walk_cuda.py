@@ -70,6 +70,19 @@ def test_search_by_a_program_in_bfloat16_is_near_that_in_float32(model: Callable
         torch.testing.assert_close(learned.statistics[name], statistic, rtol=0.1, atol=0.05)
 
 
+def test_search_of_a_network_with_dropout_is_a_program() -> None:
+    """A fallback would be logged, and fail the test."""
+    data = small_pictures()
+    network = se.zoo.vgg11().cuda()
+    graph = se.trace(network, data.example().cuda())
+    learned = [se.learn_scales(network, graph, data, members=2, epochs=1, quiet=True) for _ in range(2)]
+    drawn = se.Scales.draw(graph, 2)
+    for name, vectors in learned[0].vectors.items():
+        assert vectors.isfinite().all()
+        assert not torch.equal(vectors.cpu(), drawn.vectors[name])
+        torch.testing.assert_close(vectors, learned[1].vectors[name])  # the seed draws the masks, too
+
+
 def small_pictures() -> se.Data:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (512, 3, 32, 32), generator=generator, dtype=torch.uint8)

@@ -127,8 +127,6 @@ def compile_scaled(network: nn.Module, layers: Mapping[str, int], example: Input
     refuse_hooks([network])
     program = export_program(network, example)
     program = rewrite_by((collect_counters, remove_inplace, replace_layers, replace_dropout), program)
-    if _draws(program):
-        raise ProgramError("the network draws random numbers")
     program = add_scales(program, layers)
     return rewrite_by((fuse_scales, fuse_subsampling, fuse_norms, fuse_convolutions), program)
 

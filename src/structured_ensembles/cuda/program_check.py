@@ -96,12 +96,10 @@ def _run_without_dropout(trial: nn.Module, inputs: Inputs, program: Program) -> 
 
     Outputs are compared without dropout, and so do not tell.
     """
-    rates = [node.args[2] for node in program.nodes if node.target is member_dropout]
     before = host_state([trial])
-    with torch.enable_grad(), _WithoutDropout() as without:
+    with torch.enable_grad(), WithoutDropout() as without:
         outputs: Tensor = call(trial, inputs)
-    if without.rates != rates:
-        raise ProgramError(f"a network drops out at rates {without.rates}, the program at {rates}")
+    without.check_rates(program)
     if host_state([trial]) != before:
         raise ProgramError("the network draws random numbers, or keeps count, on the host")
     return outputs
@@ -115,7 +113,7 @@ def _are_close(of_network: Tensor, of_program: Tensor) -> bool:
     )
 
 
-class _WithoutDropout(TorchFunctionMode):
+class WithoutDropout(TorchFunctionMode):
     """A mode in which dropout returns its input, so that outputs can be compared; it lists the rates.
 
     A program and a network draw different masks.
@@ -129,6 +127,12 @@ class _WithoutDropout(TorchFunctionMode):
         if func in (nn.functional.dropout, torch.dropout):
             return self._dropout(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+    def check_rates(self, program: Program) -> None:
+        """Raise `ProgramError` unless the program drops out at the rates that were listed."""
+        rates = [node.args[2] for node in program.nodes if node.target is member_dropout]
+        if self.rates != rates:
+            raise ProgramError(f"a network drops out at rates {self.rates}, the program at {rates}")
 
     def _dropout(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True

@@ -16,6 +16,7 @@ from structured_ensembles.cuda.capture import CaptureError, host_state
 from structured_ensembles.cuda.compilation import castable_placeholders, compile_scaled
 from structured_ensembles.cuda.launch import compile_only
 from structured_ensembles.cuda.program import Program, ProgramError
+from structured_ensembles.cuda.program_check import WithoutDropout
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack
 from structured_ensembles.data.random_states import preserve_random_states
@@ -28,8 +29,9 @@ Factors = Mapping[str, Tensor]  # by scaled layer, (members, channels)
 class ScaledProgram:
     """A frozen network as a program. Rows of a batch are grouped by member; all members share weights and batch norms.
 
+    Dropout draws from the device's generator, as the network does.
     program: of this network, see `compile_scaled`. bfloat16: whether passes compute in it. double: all in double
-    precision, which programs are checked in.
+    precision and without dropout, as programs are checked.
     """
 
     def __init__(self, program: Program, network: nn.Module, *, bfloat16: bool, double: bool = False) -> None:
@@ -39,6 +41,7 @@ class ScaledProgram:
         buffers = dict(network.named_buffers(remove_duplicate=False))
         self._counters = [buffers[name] for name in program.counters]
         self._device = next(network.parameters()).device
+        self.drops = not double  # whether dropout is on
 
     def __call__(self, inputs: Inputs, factors: Factors) -> Tensor:
         """Return the output for rows grouped by member, in the type of the factors."""
@@ -52,7 +55,7 @@ class ScaledProgram:
         try:
             with compile_only() as possible, torch.no_grad(), self.autocast():
                 if possible:
-                    run, outputs = self.start(tensors_in(inputs), self._in_order(factors))
+                    run, outputs = self.start(tensors_in(inputs), self._in_order(factors), drop=False)
                     run.backward(torch.zeros_like(outputs))
         except torch.OutOfMemoryError:
             raise
@@ -74,10 +77,11 @@ class ScaledProgram:
         """List all tensors that a pass changes."""
         return [*self.stack.tensors(), *self._counters]
 
-    def start(self, inputs: Sequence[Tensor], factors: Sequence[Tensor]) -> tuple[Run, Tensor]:
-        """Compute the output; returns the run, too, which can go backward."""
+    def start(self, inputs: Sequence[Tensor], factors: Sequence[Tensor], *, drop: bool) -> tuple[Run, Tensor]:
+        """Compute the output, with dropout or without; returns the run, too, which can go backward."""
         by_placeholder = dict(zip(self.program.factors, factors, strict=True))
-        run = Run(self.program, {**self.stack.weights, **by_placeholder}, set(by_placeholder), generators=None)
+        generators = [None] if drop else None
+        run = Run(self.program, {**self.stack.weights, **by_placeholder}, set(by_placeholder), generators)
         return run, run.forward(inputs)
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -98,7 +102,7 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, program: ScaledProgram, inputs: Sequence[Tensor], *factors: Tensor) -> Tensor:
         with program.autocast():
-            ctx.run, outputs = program.start(inputs, factors)
+            ctx.run, outputs = program.start(inputs, factors, drop=program.drops)
         ctx.program, ctx.dtype = program, outputs.dtype
         return outputs.to(factors[0].dtype)
 
@@ -150,8 +154,10 @@ def _check(program: Program, network: nn.Module, layers: Mapping[str, int], exam
         of_hooks.get_submodule(layer).register_forward_hook(_scaling_hook(leaves[layer], dim))
     before = host_state([of_hooks])
     with torch.enable_grad():
-        outputs = [run(rows, leaves), call(of_hooks, rows)]
+        with WithoutDropout() as without:
+            outputs = [run(rows, leaves), call(of_hooks, rows)]
         gradients = [torch.autograd.grad(y.square().sum(), list(leaves.values()), allow_unused=True) for y in outputs]
+    without.check_rates(program)
     if host_state([of_hooks]) != before:
         raise ProgramError("the network draws random numbers, or keeps count, on the host")
     run.store_statistics()
