@@ -1,7 +1,8 @@
 """Estimated run times on an H200, by which the queue is planned; `measured_times.py` corrects them by finished runs.
 
 Seconds per network and epoch were measured with fleets of four or five on 45,000 images of 32×32
-(benchmarks/results, results/); WRN-28-10 and VGG16 are guesses until they have been run.
+(benchmarks/results, results/); WRN-28-10, added up from the times of its layers, and VGG16 are guesses until they have
+been run.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from structured_ensembles.training import Recipe
 START = 15.0  # seconds: imports, data, capture of the graph, evaluation
 CORRUPTIONS = 25.0  # seconds for two severities
 NETWORK_EPOCH = {
-    "resnet20": 0.17, "resnet32": 0.27, "resnet18": 0.7, "vgg11": 0.24, "vgg16": 0.5, "lenet5": 0.1, "wrn28_10": 12.0,
+    "resnet20": 0.17, "resnet32": 0.15, "resnet18": 0.7, "vgg11": 0.24, "vgg16": 0.5, "lenet5": 0.1, "wrn28_10": 6.0,
 }  # fmt: skip
 ALONE = 2.3  # times as long for a network trained alone, which is bound by kernel launches: ResNet20, VGG11
 IMAGES = {"cifar10": 1.0, "cifar100": 1.0, "svhn": 1.47, "mnist": 1.2, "tiny-imagenet": 2.0 * 4, "digits": 0.04}
-SEARCH = 10 * 9.0  # a search of ten epochs, in epochs of one network
+SEARCH = 10 * 2.5  # a search of ten epochs, in epochs of one network
 EARLY_STOP = 0.85  # of the recipe's epochs, where there is a patience
 PARAMETERS = {
     "resnet20": 0.27e6, "resnet32": 0.48e6, "resnet18": 11.2e6, "vgg11": 9.8e6, "vgg16": 15.3e6, "lenet5": 0.06e6,
@@ -52,11 +53,11 @@ def estimate_training_seconds(experiment: Experiment | ContinualExperiment) -> f
     member_factor = 1.0 if is_small else _share(experiment) ** 0.25  # time follows activations more than parameters
     seconds = {
         "single": epochs * alone_epoch,
-        "mc-dropout": epochs * alone_epoch * 2.5,  # hooks prevent the fused kernels
+        "mc-dropout": epochs * alone_epoch * 1.3,
         "snapshot": experiment.members * experiment.method_arguments.get("cycle", 0) * alone_epoch,
         "prune-and-tune": (epochs - tuned) * alone_epoch + tuned * experiment.members * epoch,
         "taught": epochs * epoch * _taught_networks(experiment, member_factor),
-        "batch-ensemble": epochs * experiment.members * epoch * 2.6,  # likewise
+        "batch-ensemble": epochs * experiment.members * epoch * 1.2,
     }.get(experiment.method, epochs * experiment.members * epoch * member_factor)
     seconds += SEARCH * epoch if experiment.method == "structured" else 0.0
     return START + seconds
