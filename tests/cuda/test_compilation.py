@@ -5,6 +5,7 @@ import random
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from structured_ensembles.cuda.program import Program, ProgramError
 from structured_ensembles.cuda.running import Run
 from tests.support.networks import Nested, Sparse, Viewing
 from tests.support.programs import Model, conv, images, norm, operations
+from tests.support.user_models import Renamed
 
 
 def member(width: int = 8, seed: int = 0, dropout: float = 0.0, momentum: float = 0.1) -> nn.Sequential:
@@ -319,6 +321,28 @@ def test_layers_called_twice_and_never_compile() -> None:
     (one,), told = compiled([Nested()], torch.randn(2, 3, 8, 8))
     assert told == []
     assert operations(str(one.program)).count("member_linear") == 3
+
+
+class Wrapped(nn.Module):
+    """Call a norm by its second name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Linear(6, 5)
+        self.wrapped = nn.Sequential(self.norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.wrapped(self.first(x)).relu().mean((2, 3)))
+        return result
+
+
+@pytest.mark.parametrize("make", [partial(Renamed, twice=False), Wrapped])
+def test_layers_under_two_names_compile(make: Callable[[], nn.Module]) -> None:
+    """Their statistics are updated under both names, as the check finds."""
+    torch.manual_seed(0)
+    (one,), told = compiled([make(), make()], torch.randn(2, 3, 12, 12))
+    assert told == []
+    assert not any(name.startswith(("features", "wrapped")) for name in one.program.names.values())
 
 
 def test_compiling_leaves_networks_and_random_states_alone() -> None:

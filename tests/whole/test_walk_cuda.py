@@ -122,7 +122,7 @@ USERS: list[tuple[Callable[[], nn.Module], np.ndarray, bool]] = [
     (TwoViews, IMAGES, False),
     (Frozen, IMAGES, False),
     (Auxiliary, IMAGES, True),
-    (partial(Renamed, twice=False), IMAGES, False),
+    (partial(Renamed, twice=False), IMAGES, True),
     (Gained, ROWS, True),
     (Tokens, WORDS, True),
 ]

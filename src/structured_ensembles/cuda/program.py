@@ -118,7 +118,31 @@ def export_program(network: nn.Module, example: Any, training: bool = True) -> P
     finally:
         for layer, mode in modes.items():
             layer.training = mode
-    return _convert(exported)
+    return _merge_aliases(_convert(exported), network)
+
+
+def _merge_aliases(program: Program, network: nn.Module) -> Program:
+    """Give a tensor that the network has under several names, as in a wrapper, one placeholder.
+
+    Otherwise a norm would update its statistics under one name, and leave them under the others.
+    """
+    tensors = {
+        **dict(network.named_parameters(remove_duplicate=False)),
+        **dict(network.named_buffers(remove_duplicate=False)),
+    }
+    first: dict[int, Node] = {}
+    names = {}
+    for node in program.nodes:
+        if node.op != "placeholder" or node.name not in program.names:
+            continue
+        placeholder, name = node.name, program.names[node.name]
+        kept = first.setdefault(id(tensors[name]), node)
+        if kept is not node:
+            node.replace_all_uses_with(kept)
+            program.graph.erase_node(node)
+            continue
+        names[placeholder] = name
+    return replace(program, names=names)
 
 
 def _convert(exported: torch.export.ExportedProgram) -> Program:

@@ -158,8 +158,8 @@ def test_what_has_no_weight_of_its_own_is_refused() -> None:
         compile_scaled(network, {"0": -3}, images())
 
 
-def test_dropout_is_refused() -> None:
-    network = frozen(nn.Sequential(conv(), nn.Dropout(), nn.Flatten()))
+def test_random_numbers_other_than_those_of_dropout_are_refused() -> None:
+    network = frozen(nn.Sequential(conv(), nn.RReLU(), nn.Flatten()))
     with pytest.raises(ProgramError, match="draws random numbers"):
         compile_scaled(network, {"0": -3}, images())
 
