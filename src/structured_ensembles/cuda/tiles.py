@@ -1,6 +1,6 @@
-"""How large the tiles of the convolution kernels are, by the size of the layer: measured on an H200, layer by layer.
+"""How large the tiles of the convolution kernels are, by the size of the layer.
 
-A program computes tiles of some pixels × some outputs, from some inputs at a time. Large tiles read less; small ones
+They are those that were fastest on an H200, layer by layer (`benchmarks/tiles.py`). Large tiles read less; small ones
 make more programs, which a GPU needs to be busy. Where few registers are allowed, more programs run at a time.
 """
 
@@ -15,11 +15,16 @@ MANY_PIXELS = 2**16  # of one member
 WIDEST_ROW = 64  # columns (taps × inputs) up to which layers are computed by rows
 WIDEST_SWEEP, WIDEST_SWEEP_BACK = 128, 192  # columns up to which layers are computed by sweeps; back, to few outputs
 WIDEST_SWEEP_FLOAT32 = 64
+WIDEST_PRODUCTS = 128, 32  # columns and outputs up to which gradients of weights are computed by sweeps and by rows
+WIDEST_IMAGE = 128  # pixels of a row that a sweep for gradients of weights holds
 
 
 @dataclass(frozen=True)
 class Tile:
-    """The sizes of a tile, the warps of a program, the stages of its pipeline and the registers of a thread at most."""
+    """A tile of pixels × outputs, computed from so many inputs at a time.
+
+    warps, stages: of a program and of its pipeline. registers: of a thread at most.
+    """
 
     pixels: int
     outputs: int
@@ -33,6 +38,16 @@ class Tile:
         """Return the options of a launch."""
         limit = {} if self.registers is None else {"maxnreg": self.registers}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
+
+
+@dataclass(frozen=True)
+class ProductTile(Tile):
+    """A tile of inputs (or columns, taps × inputs) × outputs of a gradient of weights, from so many pixels at a time.
+
+    programs: of a launch at most: as many as keep a GPU busy, and few sums to merge.
+    """
+
+    programs: int = 1200
 
 
 @dataclass(frozen=True)
@@ -124,3 +139,28 @@ def sweep_tile(layer: LayerSize, columns: int) -> Tile:
     if columns == 64 and layer.outputs <= 16 and not layer.backward:
         return Tile(32, layer.outputs, columns, warps=1, registers=168)
     return Tile(64, layer.outputs, columns, warps=2)
+
+
+def has_narrow_products(inputs: int, outputs: int, rows: int, taps: int) -> bool:
+    """Tell whether the gradient of a layer's weights is computed by sweeps or by rows, not by taps."""
+    max_columns, max_outputs = WIDEST_PRODUCTS
+    return rows <= 3 and taps * inputs <= max_columns and outputs <= max_outputs
+
+
+def products_by_sweep(columns: int, outputs: int) -> ProductTile:
+    """Return the tile of a sweep for the gradient of weights. columns: taps × inputs."""
+    inputs = dot_size(columns)
+    if inputs <= 64:
+        return ProductTile(64, dot_size(outputs), inputs, warps=2)
+    return ProductTile(128, dot_size(outputs), inputs)
+
+
+def products_by_rows(columns: int, outputs: int) -> ProductTile:
+    """Return the tile of a kernel that reads rows of the window, for the gradient of weights."""
+    return ProductTile(64, dot_size(outputs), dot_size(columns), stages=2)
+
+
+def products_by_taps(inputs: int, outputs: int) -> ProductTile:
+    """Return the tile of a kernel that takes three taps of the window at a time, for the gradient of weights."""
+    programs = 2 * MULTIPROCESSORS if inputs > 32 else 4 * MULTIPROCESSORS
+    return ProductTile(64, min(64, dot_size(outputs)), min(64, dot_size(inputs)), programs=programs)

@@ -10,17 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from structured_ensembles.cuda import tiles
 from structured_ensembles.cuda.convolution import Window
 from structured_ensembles.cuda.launch import empty, launch
-from structured_ensembles.cuda.launch_grid import Sweep, ceil_div, channel_units, dot_size, power_of_two
+from structured_ensembles.cuda.launch_grid import Sweep, ceil_div, channel_units, power_of_two
+from structured_ensembles.cuda.tiles import ProductTile
 
-# Programs of a launch, by rows and by taps: as many as keep a GPU busy, and few sums to add up.
-PROGRAMS, TAP_PROGRAMS = 1200, 264
-WIDEST_INPUTS, WIDEST_OUTPUTS = 128, 32  # columns (taps × inputs) and outputs up to which layers are narrow
-WIDEST_IMAGE = 128  # pixels of a row that a sweep holds
-# Pixels of a tile, warps, stages of the pipeline: by rows and by taps, and by sweeps up to 64 columns and beyond.
-ROW_PRODUCTS, TAP_PRODUCTS = (64, 4, 2), (64, 4, 3)
-SWEEP_PRODUCTS, WIDE_SWEEP_PRODUCTS = (64, 2, 3), (128, 4, 3)
 MERGED_BLOCKS, MERGE_TILE = 64, 1024  # blocks, and numbers in all, that are merged at a time
 
 
@@ -30,13 +25,12 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Te
     x: (members × images, inputs, height, width). dy: the gradient of the outputs. weight: only its shape matters.
     """
     _, outputs, inputs, rows, taps = weight.shape
-    narrow = rows <= 3 and taps * inputs <= WIDEST_INPUTS and outputs <= WIDEST_OUTPUTS
-    if narrow and rows == taps == 3 and window.stride == 1 and dy.shape[3] <= WIDEST_IMAGE:
-        partial = _products_by_sweep(x, dy, weight, window)
-    elif narrow:
-        partial = _products_by_rows(x, dy, weight, window)
-    else:
+    if not tiles.has_narrow_products(inputs, outputs, rows, taps):
         partial = _products_by_taps(x, dy, weight, window)
+    elif rows == taps == 3 and window.stride == 1 and dy.shape[3] <= tiles.WIDEST_IMAGE:
+        partial = _products_by_sweep(x, dy, weight, window)
+    else:
+        partial = _products_by_rows(x, dy, weight, window)
     return _merge_blocks(partial, weight)
 
 
@@ -48,16 +42,15 @@ def _products_by_sweep(x: Tensor, dy: Tensor, weight: Tensor, window: Window) ->
     input_units, output_units, units = _units(inputs, outputs)
     (height, width), (out_height, out_width) = x.shape[2:], dy.shape[2:]
     images = len(x) // members
-    high = dot_size(taps * inputs)
-    deep, warps, stages = SWEEP_PRODUCTS if high <= 64 else WIDE_SWEEP_PRODUCTS
-    sweep = Sweep.of(images, height, out_width, members, deep)
+    tile = tiles.products_by_sweep(taps * inputs, outputs)
+    sweep = Sweep.of(images, height, out_width, members, tile.pixels)
     blocks = ceil_div(images, sweep.images) * sweep.strips
     partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
     launch(
         weight_products_by_sweep, (blocks, members),
         x, dy, partial, images, height, out_height, window.padding, input_units, output_units,
         sweep.strips, sweep.strip, WIDTH=width, OUT_WIDTH=out_width, **units, IMAGES=sweep.images,
-        HIGH=high, WIDE=min(64, dot_size(outputs)), DEEP=sweep.pixels, STAGES=stages, num_warps=warps,
+        HIGH=tile.inputs, WIDE=tile.outputs, DEEP=sweep.pixels, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return partial
 
@@ -67,13 +60,13 @@ def _products_by_rows(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> 
     from structured_ensembles.cuda.kernels.weight_gradient import weight_products_by_rows
 
     members, outputs, inputs, rows, taps = weight.shape
-    deep, warps, stages = ROW_PRODUCTS
-    wide = dot_size(outputs)
-    blocks, tiles, sizes, constants = _blocks_of_pixels(x, dy, weight, window, ceil_div(outputs, wide), deep, PROGRAMS)
+    tile = tiles.products_by_rows(taps * inputs, outputs)
+    output_tiles = ceil_div(outputs, tile.outputs)
+    blocks, count, sizes, constants = _blocks_of_pixels(x, dy, weight, window, output_tiles, tile)
     partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
     launch(
-        weight_products_by_rows, (blocks, members, ceil_div(outputs, wide)), x, dy, partial, *sizes, tiles, **constants,
-        HIGH=dot_size(taps * inputs), WIDE=wide, DEEP=deep, num_warps=warps, num_stages=stages,
+        weight_products_by_rows, (blocks, members, output_tiles), x, dy, partial, *sizes, count, **constants,
+        HIGH=tile.inputs, WIDE=tile.outputs, DEEP=tile.pixels, **tile.options,
     )  # fmt: skip
     return partial
 
@@ -83,45 +76,40 @@ def _products_by_taps(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> 
     from structured_ensembles.cuda.kernels.weight_gradient import weight_products_by_taps
 
     members, outputs, inputs, rows, taps = weight.shape
-    high, wide, deep, warps, stages = _tap_tile(inputs, outputs)
-    input_tiles = ceil_div(inputs, high)
-    weight_tiles = rows * ceil_div(taps, 3) * input_tiles * ceil_div(outputs, wide)
-    programs = TAP_PROGRAMS if high == 64 else 2 * TAP_PROGRAMS
-    blocks, tiles, sizes, constants = _blocks_of_pixels(x, dy, weight, window, weight_tiles, deep, programs)
+    tile = tiles.products_by_taps(inputs, outputs)
+    input_tiles = ceil_div(inputs, tile.inputs)
+    weight_tiles = rows * ceil_div(taps, 3) * input_tiles * ceil_div(outputs, tile.outputs)
+    blocks, count, sizes, constants = _blocks_of_pixels(x, dy, weight, window, weight_tiles, tile)
     partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
     launch(
         weight_products_by_taps, (blocks, members, weight_tiles),
-        x, dy, partial, *sizes, tiles, input_tiles, **constants,
-        WHOLE=inputs % high == 0 and outputs % wide == 0, HIGH=high, WIDE=wide, DEEP=deep, num_warps=warps,
-        num_stages=stages,
+        x, dy, partial, *sizes, count, input_tiles, **constants,
+        WHOLE=inputs % tile.inputs == 0 and outputs % tile.outputs == 0, HIGH=tile.inputs, WIDE=tile.outputs,
+        DEEP=tile.pixels, **tile.options,
     )  # fmt: skip
     return partial
 
 
-def _tap_tile(inputs: int, outputs: int) -> tuple[int, int, int, int, int]:
-    """Return inputs, outputs and pixels of a tile by taps, warps, and stages of the pipeline."""
-    return min(64, dot_size(inputs)), min(64, dot_size(outputs)), *TAP_PRODUCTS
-
-
 def _blocks_of_pixels(
-    x: Tensor, dy: Tensor, weight: Tensor, window: Window, weight_tiles: int, deep: int, programs: int
+    x: Tensor, dy: Tensor, weight: Tensor, window: Window, weight_tiles: int, tile: ProductTile
 ) -> tuple[int, int, tuple[int, ...], dict[str, Any]]:
-    """Divide a member's pixels into blocks of tiles of `deep`; returns what kernels by rows and by taps are told.
+    """Divide a member's pixels into blocks of tiles; returns what kernels by rows and by taps are told.
 
     That is the number of blocks, of tiles of a block, the sizes in the kernels' order, and their constants.
+    weight_tiles: of a member's weights.
     """
     members, outputs, inputs, rows, taps = weight.shape
     input_units, output_units, units = _units(inputs, outputs)
     out_height, out_width = dy.shape[2:]
     pixels = len(x) // members * out_height * out_width
-    blocks = min(max(programs // (members * weight_tiles), 1), max(pixels // (4 * deep), 1), 256)
-    tiles = ceil_div(ceil_div(pixels, blocks), deep)
+    wanted = max(tile.programs // (members * weight_tiles), 1)
+    blocks, count = tiles.divide(pixels, tile.pixels, min(wanted, max(pixels // (4 * tile.pixels), 1), 256))
     sizes = (pixels, *x.shape[2:], window.padding, input_units, output_units)
     constants = {
         "STRIDE": window.stride, "OUT_WIDTH": out_width, "OUT_PIXELS": out_height * out_width, "ROWS": rows,
         "TAPS": taps, **units,
     }  # fmt: skip
-    return ceil_div(pixels, tiles * deep), tiles, sizes, constants
+    return blocks, count, sizes, constants
 
 
 def _merge_blocks(partial: Tensor, weight: Tensor) -> Tensor:
