@@ -8,6 +8,7 @@ images has a thousand weights: cuDNN's kernels, made for many channels and one n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -104,6 +105,15 @@ def _can_run(x: Tensor, weight: Tensor) -> bool:
         and max(weight.shape[3:]) <= LARGEST_WINDOW
         and weight.permute(0, 1, 3, 4, 2).is_contiguous()
     )
+
+
+@cache
+def shared_memory_of(device: torch.device) -> int:
+    """Return how many bytes of shared memory a program may have."""
+    if device.type != "cuda":
+        return tiles.SHARED_MEMORY
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", 99 * 1024)  # not on AMD's; most GPUs have this much
 
 
 def rows_per_member(x: Tensor, weight: Tensor, window: Window) -> int:
@@ -206,6 +216,7 @@ class _Job:
         self.size = LayerSize(
             self.members, self.images * y.shape[2] * y.shape[3], y.shape[3], self.inputs, self.outputs, backward,
             statistics=epilogue in (MOMENTS, NORM_SUMS), float32=x.dtype == torch.float32,
+            shared_memory=shared_memory_of(x.device),
         )  # fmt: skip
         self.eps = 0.0
         self.input_units, input_unit = channel_units(self.inputs)

@@ -6,7 +6,8 @@ make more programs, which a GPU needs to be busy. Where few registers are allowe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from structured_ensembles.cuda.launch_grid import ceil_div, dot_size, moment_blocks
 
@@ -17,6 +18,8 @@ WIDEST_SWEEP, WIDEST_SWEEP_BACK = 128, 192  # columns up to which layers are com
 WIDEST_SWEEP_FLOAT32 = 64
 WIDEST_PRODUCTS = 128, 32  # columns and outputs up to which gradients of weights are computed by sweeps and by rows
 WIDEST_IMAGE = 128  # pixels of a row that a sweep for gradients of weights holds
+FULL_WAVE, FEWEST_WAVES = 0.9, 1.5  # programs for each place on the GPU: in the last wave of large tiles, and in all
+SHARED_MEMORY = 227 * 1024  # bytes that a program may have on an H100; other GPUs have less
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,10 @@ class Tile:
     warps: int = 4
     stages: int = 3
     registers: int | None = None
+
+    def bytes_of_stage(self, element_size: int) -> int:
+        """Return the shared memory of one stage of the pipeline of a kernel by taps."""
+        return (self.pixels + self.outputs) * self.inputs * element_size
 
     @property
     def options(self) -> dict[str, int]:
@@ -49,12 +56,20 @@ class ProductTile(Tile):
 
     programs: int = 1200
 
+    def bytes_of_stage(self, element_size: int) -> int:
+        """Return the shared memory of one stage of the pipeline of a kernel by taps, which reads three."""
+        return (3 * self.inputs + self.outputs) * self.pixels * element_size
+
+
+AnyTile = TypeVar("AnyTile", bound=Tile)
+
 
 @dataclass(frozen=True)
 class LayerSize:
     """The size of a convolution as its kernel sees it: backward, inputs are the channels of the gradient it reads.
 
     pixels: of the output of one member. width: of an image of the output. statistics: whether an epilogue leaves some.
+    shared_memory: bytes that a program may have.
     """
 
     members: int
@@ -65,6 +80,7 @@ class LayerSize:
     backward: bool = False
     statistics: bool = False
     float32: bool = False
+    shared_memory: int = SHARED_MEMORY
 
     def blocks(self, tile_pixels: int) -> tuple[int, int]:
         """Return the number of blocks into which a member's pixels are divided, and the tiles of each."""
@@ -82,6 +98,14 @@ def divide(pixels: int, tile_pixels: int, max_blocks: int | None) -> tuple[int, 
     return ceil_div(needed, tiles), tiles
 
 
+def fit(tile: AnyTile, shared_memory: int, element_size: int = 2) -> AnyTile:
+    """Return a tile with fewer stages, and then fewer pixels, where a GPU has too little shared memory."""
+    while tile.stages * tile.bytes_of_stage(element_size) > shared_memory and (tile.stages > 2 or tile.pixels > 32):
+        smaller = {"stages": tile.stages - 1} if tile.stages > 2 else {"pixels": tile.pixels // 2}
+        tile = replace(tile, **smaller)
+    return tile
+
+
 def row_tile(layer: LayerSize, taps: int) -> Tile:
     """Return the tile of a kernel that reads rows of the window."""
     return Tile(64, dot_size(layer.outputs), dot_size(taps * layer.inputs), stages=1)
@@ -89,6 +113,11 @@ def row_tile(layer: LayerSize, taps: int) -> Tile:
 
 def tap_tile(layer: LayerSize) -> Tile:
     """Return the tile of a kernel that goes through the window tap by tap."""
+    return fit(_fastest_tap_tile(layer), layer.shared_memory, 4 if layer.float32 else 2)
+
+
+def _fastest_tap_tile(layer: LayerSize) -> Tile:
+    """Return the tile that is fastest where shared memory is no matter."""
     outputs, inputs = dot_size(layer.outputs), dot_size(layer.inputs)
     if layer.float32:
         return Tile(64, min(128, outputs), min(32, inputs))
@@ -100,11 +129,11 @@ def tap_tile(layer: LayerSize) -> Tile:
         if layer.pixels >= MANY_PIXELS and layer.programs(128, 64) < 2 * MULTIPROCESSORS:
             return Tile(256, 64, 64, warps=8, registers=168 if layer.backward else None)
         return Tile(128, 64, 32, stages=4, registers=128) if layer.backward else Tile(128, 64, 64)
-    largest = layer.programs(256, 128)
-    if largest > 0.9 * MULTIPROCESSORS * ceil_div(largest, MULTIPROCESSORS):
+    programs = layer.programs(256, 128)
+    if programs > FULL_WAVE * MULTIPROCESSORS * ceil_div(programs, MULTIPROCESSORS):
         return Tile(256, 128, 64, warps=8)
     tile = Tile(64, 128, 64) if layer.backward else Tile(128, 64, 64)
-    if layer.programs(tile.pixels, tile.outputs) >= 1.5 * MULTIPROCESSORS:
+    if layer.programs(tile.pixels, tile.outputs) >= FEWEST_WAVES * MULTIPROCESSORS:
         return tile
     return Tile(64, 64, min(128, inputs))
 
@@ -112,22 +141,27 @@ def tap_tile(layer: LayerSize) -> Tile:
 def back_tile(layer: LayerSize, cells: int) -> Tile:
     """Return the tile of the gradient of a layer with a stride; its pixels are cells."""
     programs = layer.members * ceil_div(cells, 128) * ceil_div(layer.outputs, 64)
-    pixels = 128 if programs >= 1.5 * MULTIPROCESSORS else 64
-    return Tile(pixels, min(64, dot_size(layer.outputs)), min(64, dot_size(layer.inputs)))
+    pixels = 128 if programs >= FEWEST_WAVES * MULTIPROCESSORS else 64
+    tile = Tile(pixels, min(64, dot_size(layer.outputs)), min(64, dot_size(layer.inputs)))
+    return fit(tile, layer.shared_memory, 4 if layer.float32 else 2)
 
 
 def can_be_swept(layer: LayerSize) -> bool:
     """Tell whether a layer with a window of 3 × 3 is narrow enough for the kernel that keeps three rows at hand."""
-    columns = 3 * layer.inputs
-    if layer.outputs > 64 or layer.width > 128:
+    columns, outputs, width = 3 * layer.inputs, layer.outputs, layer.width
+    if width > 128:
         return False
     if layer.float32:
-        return columns <= WIDEST_SWEEP_FLOAT32 and layer.outputs <= 32
-    if columns <= 64:
-        return layer.outputs <= 32 or layer.width >= 32
-    if layer.outputs <= 16:
-        return columns <= (WIDEST_SWEEP_BACK if layer.backward and layer.width >= 32 else WIDEST_SWEEP)
-    return columns <= WIDEST_SWEEP and layer.outputs <= 32 <= layer.width
+        return columns <= WIDEST_SWEEP_FLOAT32 and outputs <= 32
+    if outputs <= 16 and columns <= WIDEST_SWEEP:
+        return True
+    if outputs <= 32 and (columns <= 64 or (columns <= WIDEST_SWEEP and width >= 32)):
+        return True
+    # More of either only where a tile is one row of 32 pixels: larger ones need more registers than there are.
+    is_small = dot_size(width) == 32
+    if layer.backward and outputs <= 16:
+        return is_small and columns <= WIDEST_SWEEP_BACK
+    return is_small and outputs <= 64 and columns <= 64
 
 
 def sweep_tile(layer: LayerSize, columns: int) -> Tile:
@@ -160,7 +194,8 @@ def products_by_rows(columns: int, outputs: int) -> ProductTile:
     return ProductTile(64, dot_size(outputs), dot_size(columns), stages=2)
 
 
-def products_by_taps(inputs: int, outputs: int) -> ProductTile:
+def products_by_taps(inputs: int, outputs: int, shared_memory: int = SHARED_MEMORY) -> ProductTile:
     """Return the tile of a kernel that takes three taps of the window at a time, for the gradient of weights."""
     programs = 2 * MULTIPROCESSORS if inputs > 32 else 4 * MULTIPROCESSORS
-    return ProductTile(64, min(64, dot_size(outputs)), min(64, dot_size(inputs)), programs=programs)
+    tile = ProductTile(64, min(64, dot_size(outputs)), min(64, dot_size(inputs)), programs=programs)
+    return fit(tile, shared_memory)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from structured_ensembles.cuda import tiles
-from structured_ensembles.cuda.convolution import Window
+from structured_ensembles.cuda.convolution import Window, shared_memory_of
 from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import Sweep, ceil_div, channel_units, power_of_two
 from structured_ensembles.cuda.tiles import ProductTile
@@ -76,7 +76,7 @@ def _products_by_taps(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> 
     from structured_ensembles.cuda.kernels.weight_gradient import weight_products_by_taps
 
     members, outputs, inputs, rows, taps = weight.shape
-    tile = tiles.products_by_taps(inputs, outputs)
+    tile = tiles.products_by_taps(inputs, outputs, shared_memory_of(x.device))
     input_tiles = ceil_div(inputs, tile.inputs)
     weight_tiles = rows * ceil_div(taps, 3) * input_tiles * ceil_div(outputs, tile.outputs)
     blocks, count, sizes, constants = _blocks_of_pixels(x, dy, weight, window, weight_tiles, tile)

@@ -3,7 +3,8 @@
 Members differ in weights only: the images of member m are the m-th block of the batch, its weights the m-th block of
 the stacked weights, and its number is an axis of the launch grid. A program computes tiles of HIGH pixels × WIDE
 channels. Channels are counted in units of 8 (or 1), which lets the compiler load eight at a time; sizes are not
-constants, so that one compiled kernel serves many layers. What may follow a convolution is in epilogue.py.
+constants, so that one compiled kernel serves many layers. What may follow a convolution is in epilogue.py; kernels for
+wide layers, and for gradients of layers with a stride, are in wide_convolution.py.
 """
 
 import triton
@@ -90,7 +91,7 @@ def convolve_by_sweep(
         left, right = finish_tile(
             done, at_output + down * (OUT_WIDTH * outputs), there & (down >= top),
             y, other, norm_input, norm_output, mean, scale, factor, shift, left, right, ADD, EPILOGUE, MASK, RELU, TF32,
-            LATE=DEEP > 128,
+            LATE=DEEP > 128,  # as measured: where fewer columns are in registers, masking early takes less time
         )  # fmt: skip
     if EPILOGUE == 1 or EPILOGUE == 2:  # noqa: PLR1714 - Triton has no sets
         count = pixels * (bottom - top)
@@ -115,7 +116,7 @@ def convolve_by_rows(
     TF32: the type of the products of float32; what is not the output of such a kernel is rounded to it.
     BACKWARD: x is the gradient of a layer's outputs, y that of its inputs, and weight is the layer's, that is
     (members, inputs, ROWS, TAPS, outputs). With STRIDE 1 that is a convolution with the window turned around, and
-    padding is that of the turned window, ROWS - 1 - padding of the layer. Other strides: `convolve_back_strided`.
+    padding is that of the turned window, ROWS - 1 - padding of the layer. wide_convolution.py has other strides.
     A row of the window is read in one piece, DEEP ≥ TAPS × inputs adjacent numbers; ROWS ≤ 3.
     partial: (members, 3, blocks, outputs), the statistics of the epilogue. EPILOGUE 2: y becomes the gradient of the
     input of the ReLU after a batch norm with input norm_input and output norm_output (members, pixels, outputs); saved
