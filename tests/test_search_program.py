@@ -20,8 +20,8 @@ def pictures(samples: int = 90, size: int = 16) -> se.Data:
     return se.Data.from_arrays(images, torch.arange(samples) % 3, validation=0.2)
 
 
-def with_dropout() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(980, 3))
+def with_draws(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), layer, nn.Flatten(), nn.Linear(980, 3))
 
 
 def distance(one: se.Scales, other: se.Scales) -> float:
@@ -84,12 +84,21 @@ def test_checkpoints_are_of_one_precision(tmp_path: Path) -> None:
 
 def test_networks_without_a_program_are_searched_in_float32(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
-    find = searching(with_dropout(), pictures())
+    find = searching(with_draws(nn.RReLU()), pictures())
     narrow = find(precision="bfloat16")
     assert "the search computes in float32" in caplog.text
     assert "draws random numbers" in caplog.text
     caplog.clear()
     assert distance(narrow, find(precision="float32")) == 0
+
+
+def test_a_search_with_dropout_is_a_program_and_depends_on_its_seed(programs: list[ScaledProgram]) -> None:
+    torch.manual_seed(0)
+    find = searching(with_draws(nn.Dropout(0.3)), pictures(), precision="bfloat16")
+    first = find(seed=1)
+    assert len(programs) == 1
+    assert distance(first, find(seed=1)) == 0
+    assert distance(first, find(seed=2)) > 0
 
 
 def test_the_penalty_overlap_computes_in_float32(programs: list[ScaledProgram]) -> None:
@@ -108,4 +117,4 @@ def test_one_member_is_searched_in_float32(programs: list[ScaledProgram]) -> Non
 
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(ValueError, match="precision must be one of"):
-        searching(with_dropout(), pictures())(precision="half")
+        searching(with_draws(nn.RReLU()), pictures())(precision="half")

@@ -179,7 +179,11 @@ def side_by_side(steps: Sequence[Step], streams: Sequence[torch.cuda.Stream]) ->
 def _warm_up(
     step: Step, device: torch.device, state: Callable[[], Iterable[Tensor]], modules: Sequence[nn.Module]
 ) -> None:
-    """Run a step twice and restore its state. Raises `CaptureError` for what a graph could not repeat."""
+    """Run a step twice and restore its state. Raises `CaptureError` for what a graph could not repeat.
+
+    So is the state of the device's generator, for dropout: a run that resumes warms up anew, and must draw the same.
+    """
+    random_state = torch.cuda.get_rng_state(device)
     copies = {id(tensor): (tensor, tensor.detach().clone()) for tensor in state()}
 
     @torch.no_grad()
@@ -206,6 +210,7 @@ def _warm_up(
     finally:
         torch.cuda.synchronize(device)  # after an error, side streams may still be at work
         restore()
+        torch.cuda.set_rng_state(random_state, device)
         torch.cuda.synchronize(device)
 
 

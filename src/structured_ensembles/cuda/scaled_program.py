@@ -41,7 +41,7 @@ class ScaledProgram:
         buffers = dict(network.named_buffers(remove_duplicate=False))
         self._counters = [buffers[name] for name in program.counters]
         self._device = next(network.parameters()).device
-        self.drops = not double  # whether dropout is on
+        self._drops = not double
 
     def __call__(self, inputs: Inputs, factors: Factors) -> Tensor:
         """Return the output for rows grouped by member, in the type of the factors."""
@@ -102,7 +102,7 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, program: ScaledProgram, inputs: Sequence[Tensor], *factors: Tensor) -> Tensor:
         with program.autocast():
-            ctx.run, outputs = program.start(inputs, factors, drop=program.drops)
+            ctx.run, outputs = program.start(inputs, factors, drop=program._drops)
         ctx.program, ctx.dtype = program, outputs.dtype
         return outputs.to(factors[0].dtype)
 
