@@ -162,12 +162,16 @@ def _compile(networks: Sequence[nn.Module], numbers: tuple[int, ...], example: I
 
 
 def group_alike(networks: Sequence[nn.Module]) -> list[tuple[int, ...]]:
-    """Group the networks that may share a program: those with the same layers and tensors, whatever their widths."""
+    """Group the networks that may share a program: those with the same layers, tensors and ties, of whatever widths."""
     groups: dict[object, list[int]] = {}
     for number, network in enumerate(networks):
         tensors = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
         layers = tuple((name, type(layer)) for name, layer in network.named_modules())
-        tensor_kinds = tuple((name, tensor.dim(), tensor.dtype, tensor.requires_grad) for name, tensor in tensors)
+        first_names: dict[int, str] = {}  # of a tied tensor, its first name
+        tensor_kinds = tuple(
+            (name, first_names.setdefault(id(tensor), name), tensor.dim(), tensor.dtype, tensor.requires_grad)
+            for name, tensor in tensors
+        )
         alone = number if hasattr(network, "num_members") else None
         groups.setdefault((layers, tensor_kinds, alone), []).append(number)
     return [tuple(numbers) for numbers in groups.values()]

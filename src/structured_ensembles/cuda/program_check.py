@@ -74,12 +74,12 @@ def _check_member(
     network_gradients = torch.autograd.grad(
         expected.square().sum(), list(parameters.values()), allow_unused=True, materialize_grads=True
     )
-    program_gradients: dict[int, Tensor] = {}  # by parameter: one with several names has one gradient
+    program_gradients: dict[int, Tensor] = {}  # by parameter
     for placeholder, padded in gradients.items():
         parameter = parameters[program.names[placeholder]]
-        gradient = unpadded(padded, parameter.shape)
-        earlier = program_gradients.get(id(parameter))
-        program_gradients[id(parameter)] = gradient if earlier is None else earlier + gradient
+        if id(parameter) in program_gradients:
+            raise ProgramError(f"a network has one parameter where the program has {program.names[placeholder]!r}, too")
+        program_gradients[id(parameter)] = unpadded(padded, parameter.shape)
     compared = [("output", expected, output)]
     for (name, parameter), gradient in zip(parameters.items(), network_gradients, strict=True):
         compared.append((name, gradient, program_gradients.get(id(parameter), torch.zeros_like(parameter))))
