@@ -33,6 +33,16 @@ def test_kernels_are_compiled_within_compile_only_and_launched_outside() -> None
     assert kernel.calls == [(how, (2, 3), (1,), {"WIDE": 4}) for how in ("launch", within, "launch")]
 
 
+@pytest.mark.parametrize(("hip", "expected"), [(None, {"WIDE": 4, "maxnreg": 128}), ("6.2", {"WIDE": 4})])
+def test_registers_are_limited_on_gpus_of_nvidia_only(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, expected: dict[str, int]
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    kernel = Kernel()
+    launch(kernel, (2, 3), WIDE=4, maxnreg=128)
+    assert kernel.calls == [("launch", (2, 3), (), expected)]
+
+
 @here
 def test_an_error_ends_compile_only() -> None:
     kernel = Kernel()

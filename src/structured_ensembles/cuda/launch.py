@@ -23,6 +23,8 @@ _compile_only: ContextVar[bool] = ContextVar("compile_only", default=False)
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Launch a kernel on a grid of programs; within `compile_only`, compile it."""
+    if torch.version.hip is not None:
+        constants.pop("maxnreg", None)  # a limit of registers that Triton has for NVIDIA's GPUs only
     if _compile_only.get():
         kernel.warmup(*arguments, grid=grid, **constants)
     else:
