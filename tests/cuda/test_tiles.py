@@ -14,7 +14,7 @@ SIZES = st.builds(
     LayerSize,
     members=st.integers(1, 20),
     pixels=st.integers(1, 300_000),
-    width=st.sampled_from([1, 2, 7, 16, 32, 64, 224]),
+    width=st.sampled_from([1, 2, 7, 16, 32, 64, 128, 224]),
     inputs=st.integers(1, 700),
     outputs=st.integers(1, 700),
     backward=st.booleans(),
@@ -60,6 +60,29 @@ def test_shared_memory_holds_all_stages_of_a_tile_by_taps(size: LayerSize) -> No
     tile = tiles.tap_tile(size)
     of_a_stage = (tile.pixels + tile.outputs) * tile.inputs * (4 if size.float32 else 2)
     assert of_a_stage * tile.stages <= 227 * 1024  # of an H100
+
+
+def sweep_bytes(tile: Tile, width: int, element_size: int, reads: tuple[int, int]) -> int:
+    """Return the bytes of all stages of a sweep, which reads so many rows of inputs and of outputs at a time."""
+    pixels = max(tile.pixels, dot_size(width))
+    return tile.stages * pixels * (reads[0] * tile.inputs + reads[1] * tile.outputs) * element_size
+
+
+@given(SIZES, st.sampled_from([64 * 1024, 99 * 1024, 163 * 1024, 227 * 1024]))
+def test_sweeps_have_fewer_stages_where_a_gpu_has_less_shared_memory(size: LayerSize, shared_memory: int) -> None:
+    """Two stages at least; all that were measured on an H200."""
+    if tiles.can_be_swept(size):
+        columns = dot_size(3 * size.inputs)
+        tile = tiles.sweep_tile(replace(size, shared_memory=shared_memory), columns)
+        fits = sweep_bytes(tile, size.width, size.element_size, (1, 1)) <= shared_memory
+        assert fits or tile.stages == 2
+        assert tile == replace(tiles.sweep_tile(size, columns), stages=tile.stages)
+        assert tiles.sweep_tile(size, columns).stages == 3
+    if tiles.has_narrow_products(size.inputs, size.outputs, 3, 3) and size.width <= tiles.WIDEST_IMAGE:
+        arguments = 3 * size.inputs, size.outputs, size.width
+        products = tiles.products_by_sweep(*arguments, shared_memory)
+        assert sweep_bytes(products, size.width, 2, (1, 3)) <= shared_memory or products.stages == 2
+        assert tiles.products_by_sweep(*arguments).stages == 3
 
 
 @pytest.mark.parametrize(

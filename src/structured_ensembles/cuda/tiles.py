@@ -61,6 +61,14 @@ class ProductTile(Tile):
         return (3 * self.inputs + self.outputs) * self.pixels * element_size
 
 
+class SweptProductTile(ProductTile):
+    """A tile of a sweep: it reads a row of the inputs, and three of the gradients of the outputs."""
+
+    def bytes_of_stage(self, element_size: int) -> int:
+        """Return the shared memory of one stage of the pipeline of a sweep."""
+        return (self.inputs + 3 * self.outputs) * self.pixels * element_size
+
+
 AnyTile = TypeVar("AnyTile", bound=Tile)
 
 
@@ -81,6 +89,11 @@ class LayerSize:
     statistics: bool = False
     float32: bool = False
     shared_memory: int = SHARED_MEMORY
+
+    @property
+    def element_size(self) -> int:
+        """Return the bytes of a number."""
+        return 4 if self.float32 else 2
 
     def blocks(self, tile_pixels: int) -> tuple[int, int]:
         """Return the number of blocks into which a member's pixels are divided, and the tiles of each."""
@@ -106,6 +119,12 @@ def fit(tile: AnyTile, shared_memory: int, element_size: int = 2) -> AnyTile:
     return tile
 
 
+def fit_sweep(tile: AnyTile, width: int, shared_memory: int, element_size: int = 2) -> AnyTile:
+    """Return the tile of a sweep with fewer stages where a GPU has too little shared memory; it holds whole rows."""
+    with_whole_rows = replace(tile, pixels=max(tile.pixels, dot_size(width)))
+    return replace(tile, stages=fit(with_whole_rows, shared_memory, element_size).stages)
+
+
 def row_tile(layer: LayerSize, taps: int) -> Tile:
     """Return the tile of a kernel that reads rows of the window."""
     return Tile(64, dot_size(layer.outputs), dot_size(taps * layer.inputs), stages=1)
@@ -113,7 +132,7 @@ def row_tile(layer: LayerSize, taps: int) -> Tile:
 
 def tap_tile(layer: LayerSize) -> Tile:
     """Return the tile of a kernel that goes through the window tap by tap."""
-    return fit(_fastest_tap_tile(layer), layer.shared_memory, 4 if layer.float32 else 2)
+    return fit(_fastest_tap_tile(layer), layer.shared_memory, layer.element_size)
 
 
 def _fastest_tap_tile(layer: LayerSize) -> Tile:
@@ -143,7 +162,7 @@ def back_tile(layer: LayerSize, cells: int) -> Tile:
     programs = layer.members * ceil_div(cells, 128) * ceil_div(layer.outputs, 64)
     pixels = 128 if programs >= FEWEST_WAVES * MULTIPROCESSORS else 64
     tile = Tile(pixels, min(64, dot_size(layer.outputs)), min(64, dot_size(layer.inputs)))
-    return fit(tile, layer.shared_memory, 4 if layer.float32 else 2)
+    return fit(tile, layer.shared_memory, layer.element_size)
 
 
 def can_be_swept(layer: LayerSize) -> bool:
@@ -166,6 +185,11 @@ def can_be_swept(layer: LayerSize) -> bool:
 
 def sweep_tile(layer: LayerSize, columns: int) -> Tile:
     """Return the tile of a sweep. columns: of the tile, a power of two that is at least 3 × inputs."""
+    return fit_sweep(_fastest_sweep_tile(layer, columns), layer.width, layer.shared_memory, layer.element_size)
+
+
+def _fastest_sweep_tile(layer: LayerSize, columns: int) -> Tile:
+    """Return the tile of a sweep that is fastest where shared memory is no matter."""
     if layer.outputs > 32 or columns > 128 or (columns > 64 and layer.outputs > 16):
         return Tile(32, layer.outputs, columns, warps=2)
     if columns <= 32 or layer.outputs <= 8:
@@ -181,12 +205,11 @@ def has_narrow_products(inputs: int, outputs: int, rows: int, taps: int) -> bool
     return rows <= 3 and taps * inputs <= max_columns and outputs <= max_outputs
 
 
-def products_by_sweep(columns: int, outputs: int) -> ProductTile:
-    """Return the tile of a sweep for the gradient of weights. columns: taps × inputs."""
+def products_by_sweep(columns: int, outputs: int, width: int, shared_memory: int = SHARED_MEMORY) -> ProductTile:
+    """Return the tile of a sweep for the gradient of weights. columns: taps × inputs. width: of an output's image."""
     inputs = dot_size(columns)
-    if inputs <= 64:
-        return ProductTile(64, dot_size(outputs), inputs, warps=2)
-    return ProductTile(128, dot_size(outputs), inputs)
+    pixels, warps = (64, 2) if inputs <= 64 else (128, 4)
+    return fit_sweep(SweptProductTile(pixels, dot_size(outputs), inputs, warps), width, shared_memory)
 
 
 def products_by_rows(columns: int, outputs: int) -> ProductTile:

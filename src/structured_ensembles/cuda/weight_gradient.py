@@ -42,7 +42,7 @@ def _products_by_sweep(x: Tensor, dy: Tensor, weight: Tensor, window: Window) ->
     input_units, output_units, units = _units(inputs, outputs)
     (height, width), (out_height, out_width) = x.shape[2:], dy.shape[2:]
     images = len(x) // members
-    tile = tiles.products_by_sweep(taps * inputs, outputs)
+    tile = tiles.products_by_sweep(taps * inputs, outputs, out_width, shared_memory_of(x.device))
     sweep = Sweep.of(images, height, out_width, members, tile.pixels)
     blocks = ceil_div(images, sweep.images) * sweep.strips
     partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
@@ -50,7 +50,7 @@ def _products_by_sweep(x: Tensor, dy: Tensor, weight: Tensor, window: Window) ->
         weight_products_by_sweep, (blocks, members),
         x, dy, partial, images, height, out_height, window.padding, input_units, output_units,
         sweep.strips, sweep.strip, WIDTH=width, OUT_WIDTH=out_width, **units, IMAGES=sweep.images,
-        HIGH=tile.inputs, WIDE=tile.outputs, DEEP=sweep.pixels, STAGES=tile.stages, num_warps=tile.warps,
+        HIGH=tile.inputs, WIDE=tile.outputs, DEEP=sweep.pixels, STAGES=tile.stages, **tile.options,
     )  # fmt: skip
     return partial
 
