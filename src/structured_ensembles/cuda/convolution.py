@@ -20,7 +20,7 @@ from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import Sweep, ceil_div, channel_units, dot_size, moment_blocks, power_of_two
 from structured_ensembles.cuda.tiles import LayerSize, Tile
 
-LARGEST = 2**31  # elements of a tensor: kernels count in 32 bits
+LARGEST = 2**31  # elements of a member's images: kernels count these in 32 bits
 LARGEST_WINDOW = 32  # rows and taps: kernels keep a bit for each
 # What a kernel computes from a tile of outputs, see kernels/epilogue.py.
 NO_EPILOGUE, MOMENTS, NORM_SUMS, RUNNING_NORM, BIAS = 0, 1, 2, 3, 4
@@ -77,34 +77,50 @@ class RunningNorm:
     eps: float
 
 
-def fits(x: Tensor, weight: Tensor) -> bool:
+def fits(x: Tensor, weight: Tensor, window: Window) -> bool:
     """Tell whether the kernels below can compute this layer: bfloat16 on a GPU, channels last."""
-    return x.dtype == torch.bfloat16 and _can_run(x, weight)
+    return x.dtype == torch.bfloat16 and _can_run(x, weight, window, len(x) // len(weight))
 
 
-def fits_prediction(x: Tensor, weight: Tensor) -> bool:
+def fits_prediction(x: Tensor, weight: Tensor, window: Window) -> bool:
     """Tell whether `predict` can compute this layer: bfloat16, or float32 where PyTorch may use TF32 for it."""
-    if x.dtype != torch.bfloat16 and not (x.dtype == torch.float32 and allows_tf32()):
+    if x.dtype != torch.bfloat16 and not (x.dtype == torch.float32 and allows_tf32(x.device)):
         return False
-    return _can_run(x, weight) and x.numel() // x.shape[1] * weight.shape[1] < LARGEST
+    return _can_run(x, weight, window, len(x))  # images of all members, or shared by them
 
 
-def allows_tf32() -> bool:
+def allows_tf32(device: torch.device) -> bool:
     """Tell whether PyTorch's convolutions may multiply float32 as TF32, by default yes: as our kernels then do."""
     settings = getattr(torch.backends.cudnn, "conv", None)  # since PyTorch 2.9
-    return torch.backends.cudnn.allow_tf32 if settings is None else settings.fp32_precision == "tf32"
+    allowed = torch.backends.cudnn.allow_tf32 if settings is None else settings.fp32_precision == "tf32"
+    return allowed and (device.type != "cuda" or _has_tf32(device))
 
 
-def _can_run(x: Tensor, weight: Tensor) -> bool:
-    """Tell whether device, layout and size are such that kernels can run."""
+@cache
+def _has_tf32(device: torch.device) -> bool:
+    """Tell whether a GPU multiplies in TF32: NVIDIA's do since Ampere; elsewhere PyTorch computes float32 in full."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _can_run(x: Tensor, weight: Tensor, window: Window, images: int) -> bool:
+    """Tell whether device, layout and size are such that kernels can run. images: of a member's output, at most."""
+    height, width = _output_size(x, weight, window)
     return (
         x.is_cuda
         and find_spec("triton") is not None
         and x.dtype == weight.dtype
         and 0 < x.numel() < LARGEST
+        and 0 < images * height * width * weight.shape[1] < LARGEST
+        and weight.numel() < LARGEST
         and max(weight.shape[3:]) <= LARGEST_WINDOW
         and weight.permute(0, 1, 3, 4, 2).is_contiguous()
     )
+
+
+def _output_size(x: Tensor, weight: Tensor, window: Window) -> tuple[int, int]:
+    """Return height and width of the output of a convolution of x with weight."""
+    (height, width), (rows, taps) = x.shape[2:], weight.shape[3:]
+    return window.output_size(height, rows), window.output_size(width, taps)
 
 
 @cache
@@ -113,14 +129,14 @@ def shared_memory_of(device: torch.device) -> int:
     if device.type != "cuda":
         return tiles.SHARED_MEMORY
     properties = torch.cuda.get_device_properties(device)
-    return getattr(properties, "shared_memory_per_block_optin", 99 * 1024)  # not on AMD's; most GPUs have this much
+    # NVIDIA's GPUs give a program more than the default to a kernel that asks for it, as Triton does; AMD's do not.
+    return getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block
 
 
 def rows_per_member(x: Tensor, weight: Tensor, window: Window) -> int:
     """Return how many pixels each member's output has; PyTorch refuses to normalise a single one."""
-    members, _, _, rows, taps = weight.shape
-    height, width = (window.output_size(size, count) for size, count in zip(x.shape[2:], (rows, taps), strict=True))
-    return len(x) // members * height * width
+    height, width = _output_size(x, weight, window)
+    return len(x) // len(weight) * height * width
 
 
 def forward(
@@ -131,9 +147,7 @@ def forward(
     expected_mean: None, or a guess of the mean of each output, (members, outputs), such as a norm's running mean. Then
     also return the moments that a batch norm of the result needs: the nearer the guess, the more exact the variance.
     """
-    _, outputs, _, rows, taps = weight.shape
-    height, width = (window.output_size(size, count) for size, count in zip(x.shape[2:], (rows, taps), strict=True))
-    y = _empty(x, (len(x), outputs, height, width))
+    y = _empty(x, (len(x), weight.shape[1], *_output_size(x, weight, window)))
     epilogue = NO_EPILOGUE if expected_mean is None else MOMENTS
     return y, _convolve(_Job(x, weight, y, backward=False, epilogue=epilogue, expected_mean=expected_mean), window)
 
@@ -154,9 +168,8 @@ def predict(
     bias: (members, outputs). add: of the shape of the result. shared: x is (images, …), the same for all members.
     Float32 is multiplied as TF32; the result is rounded to it, which the next convolution would do anyway.
     """
-    members, outputs, _, rows, taps = weight.shape
-    height, width = (window.output_size(size, count) for size, count in zip(x.shape[2:], (rows, taps), strict=True))
-    y = _empty(x, (len(x) * (members if shared else 1), outputs, height, width))
+    images = len(x) * len(weight) if shared else len(x)
+    y = _empty(x, (images, weight.shape[1], *_output_size(x, weight, window)))
     if bias is not None and norm is not None:
         norm, bias = replace(norm, mean=norm.mean - bias), None
     epilogue = RUNNING_NORM if norm is not None else BIAS if bias is not None else NO_EPILOGUE
