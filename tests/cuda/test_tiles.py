@@ -55,11 +55,22 @@ def test_tiles_are_powers_of_two_and_no_larger_than_the_layer_needs(size: LayerS
         assert tile.pixels * tile.outputs <= 128 * tile.warps * 32  # accumulators of a thread: at most 128 registers
 
 
-@given(SIZES)
-def test_shared_memory_holds_all_stages_of_a_tile_by_taps(size: LayerSize) -> None:
-    tile = tiles.tap_tile(size)
-    of_a_stage = (tile.pixels + tile.outputs) * tile.inputs * (4 if size.float32 else 2)
-    assert of_a_stage * tile.stages <= 227 * 1024  # of an H100
+GPUS = st.sampled_from([64 * 1024, 99 * 1024, 163 * 1024, 227 * 1024])  # shared memory: AMD's, RTX 4090, A100, H100
+
+
+@given(SIZES, GPUS)
+def test_shared_memory_holds_all_stages_of_a_tile_by_taps(size: LayerSize, shared_memory: int) -> None:
+    """A pipeline has two stages at least, and a matrix product 16 pixels."""
+    size = replace(size, shared_memory=shared_memory)
+    for tile in (tiles.tap_tile(size), tiles.back_tile(size, size.pixels)):
+        of_a_stage = (tile.pixels + tile.outputs) * tile.inputs * (4 if size.float32 else 2)
+        assert of_a_stage * tile.stages <= shared_memory
+        assert tile.stages >= 2
+        assert tile.pixels >= 16
+    products = tiles.products_by_taps(size.inputs, size.outputs, shared_memory)
+    of_a_stage = (3 * products.inputs + products.outputs) * products.pixels * 2
+    assert of_a_stage * products.stages <= shared_memory
+    assert products.stages >= 2
 
 
 def sweep_bytes(tile: Tile, width: int, element_size: int, reads: tuple[int, int]) -> int:
@@ -68,7 +79,7 @@ def sweep_bytes(tile: Tile, width: int, element_size: int, reads: tuple[int, int
     return tile.stages * pixels * (reads[0] * tile.inputs + reads[1] * tile.outputs) * element_size
 
 
-@given(SIZES, st.sampled_from([64 * 1024, 99 * 1024, 163 * 1024, 227 * 1024]))
+@given(SIZES, GPUS)
 def test_sweeps_have_fewer_stages_where_a_gpu_has_less_shared_memory(size: LayerSize, shared_memory: int) -> None:
     """Two stages at least; all that were measured on an H200."""
     if tiles.can_be_swept(size):

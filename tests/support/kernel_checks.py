@@ -32,6 +32,9 @@ CONVOLUTION_KERNELS = (
     "weight_products_by_sweep", "weight_products_by_taps", "merge_blocks",
 )  # fmt: skip
 
+EPS = 0.1  # of norms: as large as makes a difference
+MARGIN = 1024  # numbers around a tensor that no kernel may read
+
 LAUNCHED = {"subsample", "moments", "normalize", "gradient_sums", "input_gradient"}
 LAUNCHED |= set(CONVOLUTION_KERNELS)  # others are called by these
 
@@ -56,7 +59,7 @@ class Layer:
         return Window(self.stride, self.padding)
 
     def draw(self, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw images, weights and a gradient of the outputs, stored as the kernels want them."""
+        """Draw images, weights and a gradient of the outputs, stored as the kernels want them, with NaN around each."""
         generator = torch.Generator().manual_seed(0)
         samples = self.members * self.images
         x = channels_last(torch.randn(samples, self.inputs, self.height, self.width, generator=generator))
@@ -66,10 +69,16 @@ class Layer:
         ]
         dy = channels_last(torch.randn(samples, self.outputs, *sizes, generator=generator))
         return (
-            x.to(device, dtype),
-            weight.permute(0, 1, 4, 2, 3).to(device, dtype),
-            dy.to(device, dtype),
+            amid_nan(x.to(device, dtype)),
+            amid_nan(weight.permute(0, 1, 4, 2, 3).to(device, dtype)),
+            amid_nan(dy.to(device, dtype)),
         )
+
+
+def amid_nan(x: Tensor) -> Tensor:
+    """Copy a tensor to memory that has NaN before and after it: a kernel that multiplies these with zeros is found."""
+    memory = x.new_full((x.numel() + 2 * MARGIN,), torch.nan)
+    return memory.as_strided(x.shape, x.stride(), MARGIN).copy_(x)
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -140,7 +149,7 @@ def draw_norm(members: int, channels: int, device: str) -> Norm:
     generator = torch.Generator().manual_seed(1)
     weight, bias, mean = (torch.randn(members, channels, generator=generator).to(device) for _ in range(3))
     variance = torch.rand(members, channels, generator=generator).to(device) + 0.5
-    return Norm(weight, bias, mean, variance, momentum=0.2, eps=1e-4)
+    return Norm(weight, bias, mean, variance, momentum=0.2, eps=EPS)
 
 
 def check_norm_before(layer: Layer, mask: int, add: bool, dtype: torch.dtype, device: str) -> None:
@@ -180,13 +189,13 @@ def check_predicted_convolution(
 
     Images and weights have few digits, so that only the result is rounded, to bfloat16 or to TF32.
     """
-    x, weight, dy = (tensor.bfloat16().to(dtype) for tensor in layer.draw(torch.float32, device))
+    x, weight, dy = (amid_nan(tensor.bfloat16().to(dtype)) for tensor in layer.draw(torch.float32, device))
     x = x[: layer.images] if shared else x
     generator = torch.Generator().manual_seed(2)
     given = {
         "bias": torch.randn(layer.members, layer.outputs, generator=generator).to(device),
         "norm": draw_norm(layer.members, layer.outputs, device),
-        "add": channels_last(dy),
+        "add": dy,
     }
     bias, norm, add = (given[name] if name in finish else None for name in given)
     running = None
@@ -198,7 +207,7 @@ def check_predicted_convolution(
     tensors = [None] * 4 if norm is None else [norm.weight, norm.bias, norm.running_mean, norm.running_var]
     arguments = [None if tensor is None else tensor.double() for tensor in (x, weight, bias, *tensors, add)]
     options = {"stride": layer.stride, "padding": layer.padding, "relu": relu, "shared": shared}
-    expected = predict_conv(*arguments, eps=1e-4, **options)  # type: ignore[arg-type]
+    expected = predict_conv(*arguments, eps=EPS, **options)  # type: ignore[arg-type]
     assert y.shape == expected.shape
     close = 2**-10 if dtype == torch.float32 else 2**-7
     scale = float(expected.abs().max())
