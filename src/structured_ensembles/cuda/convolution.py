@@ -77,6 +77,29 @@ class RunningNorm:
     eps: float
 
 
+@dataclass(frozen=True)
+class _Epilogue:
+    """What a kernel goes on to compute from its outputs, see kernels/epilogue.py, and the tensors that this reads.
+
+    pivot: a guess of the mean of each output, or a running mean. saved: `NormBefore.saved`, or a running variance.
+    """
+
+    number: int = NO_EPILOGUE
+    norm_input: Tensor | None = None
+    norm_output: Tensor | None = None
+    pivot: Tensor | None = None
+    saved: Tensor | None = None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    mask: int = NO_RELU
+    eps: float = 0.0
+
+    def tensors(self, unused: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors in the kernels' order; `unused` stands for each that this epilogue does not read."""
+        tensors = (self.norm_input, self.norm_output, self.pivot, self.saved, self.weight, self.bias)
+        return tuple(unused if tensor is None else tensor for tensor in tensors)
+
+
 def fits(x: Tensor, weight: Tensor, window: Window) -> bool:
     """Tell whether the kernels below can compute this layer: bfloat16 on a GPU, channels last."""
     return x.dtype == torch.bfloat16 and _can_run(x, weight, window, len(x) // len(weight))
@@ -148,8 +171,8 @@ def forward(
     also return the moments that a batch norm of the result needs: the nearer the guess, the more exact the variance.
     """
     y = _empty(x, (len(x), weight.shape[1], *_output_size(x, weight, window)))
-    epilogue = NO_EPILOGUE if expected_mean is None else MOMENTS
-    return y, _convolve(_Job(x, weight, y, backward=False, epilogue=epilogue, expected_mean=expected_mean), window)
+    epilogue = _Epilogue() if expected_mean is None else _Epilogue(MOMENTS, pivot=expected_mean)
+    return y, _convolve(_Job(x, weight, y, epilogue), window)
 
 
 def predict(
@@ -172,14 +195,13 @@ def predict(
     y = _empty(x, (images, weight.shape[1], *_output_size(x, weight, window)))
     if bias is not None and norm is not None:
         norm, bias = replace(norm, mean=norm.mean - bias), None
-    epilogue = RUNNING_NORM if norm is not None else BIAS if bias is not None else NO_EPILOGUE
-    tf32 = x.dtype == torch.float32
-    job = _Job(x, weight, y, backward=False, epilogue=epilogue, add=add, relu=relu, shared=shared, tf32=tf32)
     if norm is not None:
-        job.epilogue_tensors = (y, y, norm.mean, norm.variance, norm.weight, norm.bias)
-        job.eps = norm.eps
-    elif bias is not None:
-        job.epilogue_tensors = (y, y, y, y, y, bias)
+        epilogue = _Epilogue(
+            RUNNING_NORM, pivot=norm.mean, saved=norm.variance, weight=norm.weight, bias=norm.bias, eps=norm.eps
+        )
+    else:
+        epilogue = _Epilogue() if bias is None else _Epilogue(BIAS, bias=bias)
+    job = _Job(x, weight, y, epilogue, add, relu=relu, shared=shared, tf32=x.dtype == torch.float32)
     _convolve(job, window)
     return y
 
@@ -198,7 +220,13 @@ def input_gradient(
     are, if any; then returns the gradient of the input of its ReLU, and sums.
     """
     dx = _empty(dy, shape)
-    job = _Job(dy, weight, dx, backward=True, epilogue=NO_EPILOGUE if norm is None else NORM_SUMS, add=add, norm=norm)
+    epilogue = _Epilogue()
+    if norm is not None:
+        epilogue = _Epilogue(
+            NORM_SUMS, norm.norm_input, norm.norm_output, saved=norm.saved, weight=norm.weight, bias=norm.bias,
+            mask=norm.mask,
+        )  # fmt: skip
+    job = _Job(dy, weight, dx, epilogue, add, backward=True)
     if window.stride > 1 or job.rows != job.taps:
         return dx, _convolve_back_strided(job, window)
     return dx, _convolve(job, Window(1, job.rows - 1 - window.padding))  # a convolution with the window turned around
@@ -212,36 +240,29 @@ class _Job:
         x: Tensor,
         weight: Tensor,
         y: Tensor,
-        *,
-        backward: bool,
-        epilogue: int,
+        epilogue: _Epilogue,
         add: Tensor | None = None,
-        norm: NormBefore | None = None,
-        expected_mean: Tensor | None = None,
+        *,
+        backward: bool = False,
         relu: bool = False,
         shared: bool = False,
         tf32: bool = False,
     ) -> None:
-        self.x, self.weight, self.y, self.add = x, weight, y, add
+        self.x, self.weight, self.y, self.epilogue, self.add = x, weight, y, epilogue, add
         self.members, _, _, self.rows, self.taps = weight.shape
         self.inputs, self.outputs = x.shape[1], y.shape[1]
         self.images = len(y) // self.members
         self.size = LayerSize(
             self.members, self.images * y.shape[2] * y.shape[3], y.shape[3], self.inputs, self.outputs, backward,
-            statistics=epilogue in (MOMENTS, NORM_SUMS), float32=x.dtype == torch.float32,
+            statistics=epilogue.number in (MOMENTS, NORM_SUMS), float32=x.dtype == torch.float32,
             shared_memory=shared_memory_of(x.device),
         )  # fmt: skip
-        self.eps = 0.0
         self.input_units, input_unit = channel_units(self.inputs)
         self.output_units, output_unit = channel_units(self.outputs)
-        pivot = y if expected_mean is None else expected_mean
-        self.epilogue_tensors: tuple[Tensor, ...] = (y, y, pivot, y, y, y)
-        if norm is not None:
-            self.epilogue_tensors = (norm.norm_input, norm.norm_output, pivot, norm.saved, norm.weight, norm.bias)
         self.options = {"RELU": relu, "SHARED": shared, "TF32": tf32}  # of `predict`
         self.constants: dict[str, Any] = {
-            "INPUT_UNIT": input_unit, "OUTPUT_UNIT": output_unit, "ADD": add is not None, "EPILOGUE": epilogue,
-            "MASK": NO_RELU if norm is None else norm.mask,
+            "INPUT_UNIT": input_unit, "OUTPUT_UNIT": output_unit, "ADD": add is not None, "EPILOGUE": epilogue.number,
+            "MASK": epilogue.mask,
         }  # fmt: skip
 
     def tensors(self, blocks: int) -> tuple[tuple[Tensor, ...], BlockSums | None]:
@@ -249,7 +270,7 @@ class _Job:
         shape = (self.members, 3, blocks, self.outputs)
         sums = BlockSums(empty(*shape, like=self.y)) if self.size.statistics else None
         tensors = (self.x, self.weight, self.y, self.y if sums is None else sums.partial)
-        return (*tensors, self.y if self.add is None else self.add, *self.epilogue_tensors), sums
+        return (*tensors, self.y if self.add is None else self.add, *self.epilogue.tensors(unused=self.y)), sums
 
     def is_whole(self, tile: Tile) -> bool:
         """Tell whether inputs and outputs are multiples of those of a tile, so that none is cut off."""
@@ -269,15 +290,7 @@ def _convolve_by_rows(job: _Job, window: Window) -> BlockSums | None:
     """Launch the kernel for narrow layers, which reads a row of the window in one piece."""
     from structured_ensembles.cuda.kernels.convolution import convolve_by_rows
 
-    tile = tiles.row_tile(job.size, job.taps)
-    blocks, count = job.size.blocks(tile.pixels)
-    tensors, sums = job.tensors(blocks)
-    launch(
-        convolve_by_rows, (blocks, job.members, ceil_div(job.outputs, tile.outputs)),
-        *tensors, *_sizes(job, window, count), **_window_constants(job, window), **job.constants, **job.options,
-        HIGH=tile.pixels, WIDE=tile.outputs, DEEP=tile.inputs, **tile.options,
-    )  # fmt: skip
-    return sums
+    return _launch_by_pixels(convolve_by_rows, job, window, tiles.row_tile(job.size, job.taps))
 
 
 def _convolve_by_taps(job: _Job, window: Window) -> BlockSums | None:
@@ -285,29 +298,21 @@ def _convolve_by_taps(job: _Job, window: Window) -> BlockSums | None:
     from structured_ensembles.cuda.kernels.wide_convolution import convolve_by_taps
 
     tile = tiles.tap_tile(job.size)
+    return _launch_by_pixels(convolve_by_taps, job, window, tile, WHOLE=job.is_whole(tile))
+
+
+def _launch_by_pixels(kernel: Any, job: _Job, window: Window, tile: Tile, **constants: bool) -> BlockSums | None:
+    """Launch a kernel whose programs have blocks of a member's pixels, in tiles. constants: that only it has."""
     blocks, count = job.size.blocks(tile.pixels)
     tensors, sums = job.tensors(blocks)
     launch(
-        convolve_by_taps, (blocks, job.members, ceil_div(job.outputs, tile.outputs)),
-        *tensors, *_sizes(job, window, count), **_window_constants(job, window), **job.constants, **job.options,
-        WHOLE=job.is_whole(tile), HIGH=tile.pixels, WIDE=tile.outputs, DEEP=tile.inputs, **tile.options,
+        kernel, (blocks, job.members, ceil_div(job.outputs, tile.outputs)),
+        *tensors, job.size.pixels, *job.x.shape[2:], window.padding, job.input_units, job.output_units, count,
+        job.epilogue.eps, STRIDE=window.stride, OUT_WIDTH=job.y.shape[3], OUT_PIXELS=job.y.shape[2] * job.y.shape[3],
+        ROWS=job.rows, TAPS=job.taps, BACKWARD=job.size.backward, **job.constants, **job.options, **constants,
+        HIGH=tile.pixels, WIDE=tile.outputs, DEEP=tile.inputs, **tile.options,
     )  # fmt: skip
     return sums
-
-
-def _sizes(job: _Job, window: Window, count: int) -> tuple[float, ...]:
-    """Return the sizes that kernels by rows and by taps are told, in their order. count: of the tiles of a block."""
-    return (
-        job.size.pixels, *job.x.shape[2:], window.padding, job.input_units, job.output_units, count, job.eps
-    )  # fmt: skip
-
-
-def _window_constants(job: _Job, window: Window) -> dict[str, Any]:
-    """Return the constants of kernels by rows and by taps that say where a pixel's window is."""
-    return {
-        "STRIDE": window.stride, "OUT_WIDTH": job.y.shape[3], "OUT_PIXELS": job.y.shape[2] * job.y.shape[3],
-        "ROWS": job.rows, "TAPS": job.taps, "BACKWARD": job.size.backward,
-    }  # fmt: skip
 
 
 def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
@@ -322,7 +327,7 @@ def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
     launch(
         convolve_by_sweep, (blocks, job.members),
         *tensors, job.images, job.x.shape[2], height, window.padding, job.input_units, job.output_units,
-        sweep.strips, sweep.strip, job.eps, WIDTH=job.x.shape[3], OUT_WIDTH=width, BACKWARD=job.size.backward,
+        sweep.strips, sweep.strip, job.epilogue.eps, WIDTH=job.x.shape[3], OUT_WIDTH=width, BACKWARD=job.size.backward,
         **job.constants, **job.options, IMAGES=sweep.images, HIGH=max(sweep.pixels, 16 * tile.warps),
         WIDE=max(LEAST_OUTPUTS, power_of_two(job.outputs)), DEEP=tile.inputs, STAGES=tile.stages, **tile.options,
     )  # fmt: skip
