@@ -1,7 +1,8 @@
 """How large the tiles of the convolution kernels are, by the size of the layer.
 
-They are those that were fastest on an H200, layer by layer (`benchmarks/tiles.py`). Large tiles read less; small ones
-make more programs, which a GPU needs to be busy. Where few registers are allowed, more programs run at a time.
+`benchmarks/tiles.py` has measured many tiles on an H200, layer by layer; these functions return the fastest. Large ones
+read less; small ones make more programs, which a GPU needs to be busy. Where few registers are allowed, more programs
+run at a time. GPUs with less shared memory get the same tiles with fewer stages (`fit`), which nobody has measured.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ from typing import TypeVar
 from structured_ensembles.cuda.launch_grid import ceil_div, dot_size, moment_blocks
 
 MULTIPROCESSORS = 132  # of an H100 or H200: tiles are as large as keeps them all busy
-MANY_PIXELS = 2**16  # of one member
+MANY_PIXELS = 2**16  # of one member, from which on its tiles may be larger
 WIDEST_ROW = 64  # columns (taps × inputs) up to which layers are computed by rows
 WIDEST_SWEEP, WIDEST_SWEEP_BACK = 128, 192  # columns up to which layers are computed by sweeps; back, to few outputs
 WIDEST_SWEEP_FLOAT32 = 64
 WIDEST_PRODUCTS = 128, 32  # columns and outputs up to which gradients of weights are computed by sweeps and by rows
 WIDEST_IMAGE = 128  # pixels of a row that a sweep for gradients of weights holds
-FULL_WAVE, FEWEST_WAVES = 0.9, 1.5  # programs for each place on the GPU: in the last wave of large tiles, and in all
+# A GPU runs programs in waves, here of one for each multiprocessor. The largest tiles are taken where their programs
+# fill this part of the waves that they need; the next smaller ones where their programs are enough for so many waves.
+FULL_WAVE, FEWEST_WAVES = 0.9, 1.5
 SHARED_MEMORY = 227 * 1024  # bytes that a program may have on an H100; other GPUs have less
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of pixels × outputs, computed from so many inputs at a time.
+    """A tile of pixels × outputs, computed from so many inputs at a time (by rows and by sweeps: columns).
 
     warps, stages: of a program and of its pipeline. registers: of a thread at most.
     """
@@ -136,7 +139,7 @@ def tap_tile(layer: LayerSize) -> Tile:
 
 
 def _fastest_tap_tile(layer: LayerSize) -> Tile:
-    """Return the tile that is fastest where shared memory is no matter."""
+    """Return the tile that was fastest on an H200."""
     outputs, inputs = dot_size(layer.outputs), dot_size(layer.inputs)
     if layer.float32:
         return Tile(64, min(128, outputs), min(32, inputs))
@@ -158,7 +161,7 @@ def _fastest_tap_tile(layer: LayerSize) -> Tile:
 
 
 def back_tile(layer: LayerSize, cells: int) -> Tile:
-    """Return the tile of the gradient of a layer with a stride; its pixels are cells."""
+    """Return the tile of the input gradient of a layer with a stride. cells: of a member; a tile's pixels are cells."""
     programs = layer.members * ceil_div(cells, 128) * ceil_div(layer.outputs, 64)
     pixels = 128 if programs >= FEWEST_WAVES * MULTIPROCESSORS else 64
     tile = Tile(pixels, min(64, dot_size(layer.outputs)), min(64, dot_size(layer.inputs)))
@@ -189,7 +192,7 @@ def sweep_tile(layer: LayerSize, columns: int) -> Tile:
 
 
 def _fastest_sweep_tile(layer: LayerSize, columns: int) -> Tile:
-    """Return the tile of a sweep that is fastest where shared memory is no matter."""
+    """Return the tile of a sweep that was fastest on an H200."""
     if layer.outputs > 32 or columns > 128 or (columns > 64 and layer.outputs > 16):
         return Tile(32, layer.outputs, columns, warps=2)
     if columns <= 32 or layer.outputs <= 8:
