@@ -1,4 +1,4 @@
-"""Which convolutions the kernels take, on which GPUs; without launching one."""
+"""Which convolutions the kernels take, on which GPUs, and what they are told; without launching one."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from structured_ensembles.cuda import convolution
+from structured_ensembles.cuda import convolution, weight_gradient
 from structured_ensembles.cuda.convolution import Window
 from tests.support.kernel_checks import here
 
@@ -63,6 +63,28 @@ def test_outputs_of_a_member_are_counted_in_32_bits() -> None:
     assert not convolution.fits(images(668, 3, 224, 224), one, Window(1, 2))
     assert convolution.fits(images(2 * 668, 3, 224, 224), two, Window(1, 1))
     assert not convolution.fits_prediction(images(2 * 668, 3, 224, 224), two, Window(1, 1))  # may share its images
+
+
+@here
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("inputs", [64, 72])
+@pytest.mark.parametrize("outputs", [64, 72])
+def test_only_whole_tiles_are_loaded_without_masks(
+    monkeypatch: pytest.MonkeyPatch, inputs: int, outputs: int, stride: int
+) -> None:
+    """A tile that is cut off would read beyond the tensor's end, though what it computes there is not stored."""
+    told: list[bool] = []
+
+    def launch(_kernel: Any, _grid: tuple[int, ...], *_arguments: Any, **constants: Any) -> None:
+        told.extend(value for name, value in constants.items() if name == "WHOLE")
+
+    window, x, weight = Window(stride, 1), images(2, inputs, 8, 8), weights(1, outputs, inputs, 3, 3)
+    monkeypatch.setattr(convolution, "launch", launch)
+    monkeypatch.setattr(weight_gradient, "launch", launch)
+    y, _ = convolution.forward(x, weight, window)
+    convolution.input_gradient(y, weight, window, x.shape)
+    weight_gradient.weight_gradient(x, y, weight, window)
+    assert told == [inputs == outputs == 64] * 3
 
 
 @here

@@ -196,6 +196,20 @@ def test_weight_gradient_of_more_blocks_than_are_merged_at_a_time() -> None:
     assert names == ["weight_products_by_sweep", "merge_blocks"]
 
 
+@here
+@pytest.mark.parametrize(
+    ("layer", "kernel"),
+    [
+        (Layer(1, 8, 3, 3, 9, 9, rows=1, taps=1, padding=0), "weight_products_by_rows"),
+        (Layer(1, 8, 3, 40, 9, 9), "weight_products_by_taps"),
+    ],
+)
+def test_weight_gradient_of_several_blocks_of_pixels(layer: Layer, kernel: str) -> None:
+    with recorded_launches() as names:
+        check_weight_gradient(layer)
+    assert names == [kernel, "merge_blocks"]
+
+
 def check_weight_gradient(layer: Layer) -> None:
     x, weight, dy = layer.draw(torch.float32, "cpu")
     exact = torch.nn.functional.conv2d(
