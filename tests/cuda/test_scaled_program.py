@@ -102,15 +102,17 @@ def test_mean_of_passes_with_dropout_is_near_the_pass_without() -> None:
 
 
 def test_networks_that_draw_numbers_they_do_not_use_are_refused() -> None:
-    """A graph would draw none."""
+    """A graph would draw none. The trial leaves the random state as it was."""
 
     def forward(self: Model, x: Tensor) -> Tensor:
         random.random()
         return self.a(x)
 
     model = Model(forward, a=nn.Linear(4, 5)).requires_grad_(requires_grad=False)
+    before = random.getstate()
     with pytest.raises(ProgramError, match="on the host"):
         compile_and_check(model, {"a": -1}, torch.randn(2, 4), {"a": torch.randn(3, 5)})
+    assert random.getstate() == before
 
 
 def test_a_network_with_another_dropout_at_every_pass_is_refused() -> None:
