@@ -101,8 +101,8 @@ def structured_ensemble(
     training has also chosen the best epoch: see `Ensemble.calibrate`.
     teacher: a trained network or ensemble that members learn from, beside the labels; see `train`. A larger ensemble
     can make small members better, see docs/how-to/teacher.md.
-    folder: where to keep the choice of neurons and a checkpoint of every epoch, of the search too; a run that was
-    stopped resumes from there. A folder of another run, with other weights, data or arguments, is refused: see
+    folder: where to keep the choice of neurons and checkpoints, of the search too; a run that was stopped resumes
+    from there. A folder of another run, with other weights, data or arguments, is refused: see
     `resuming.identity`.
     loss_name: tells this loss from others, where there is a folder and the loss cannot be told by itself, such as a
     lambda. The other arguments are those of `trace`, `learn_scales`, `select`, `extract` and `train`.

@@ -73,11 +73,13 @@ def train(
         your own, networks that are trained for the first time learn the targets as they are. `gaussian_nll` is for
         networks that give a mean and a variance for every value: targets are standardised as by default, and the
         ensemble predicts distributions; see `Ensemble.distribution`.
-    checkpoint: a file to write after every epoch; if it exists already, training resumes from it, to the same weights.
-        A file of another run (other initial weights, data, recipe, precision, seed, loss, …) is refused.
-    on_epoch: a function that is called with an `EpochRow` after every epoch, when its checkpoint is written, such as a
-        logger's: see docs/how-to/loggers.md. An exception that it raises ends the training and is raised here. A run
-        that resumes from a checkpoint calls it for the new epochs only. Of several processes, the first one calls it.
+    checkpoint: a file to write after every epoch, or as often as a tenth of the time allows; if it exists already,
+        training resumes from it, to the same weights. A file of another run (other initial weights, data, recipe,
+        precision, seed, loss, …) is refused.
+    on_epoch: a function that is called with an `EpochRow` after every epoch, such as a logger's: see
+        docs/how-to/loggers.md. An exception that it raises ends the training, with a checkpoint of that epoch, and is
+        raised here. A run that resumes from a checkpoint calls it for the epochs after that one only. Of several
+        processes, the first one calls it.
     teacher: a trained network or ensemble, whose probabilities members learn beside the labels of a classification; a
         `Teacher` says how much, and how softened. It is copied, and sees every batch as the member does.
     loss_name: tells this loss from others, where there is a checkpoint and the loss cannot be told by itself, such as a

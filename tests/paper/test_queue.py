@@ -22,6 +22,8 @@ from structured_ensembles.paper.catalogue import study, study_names
 from structured_ensembles.paper.queue import KEPT, Progress, is_finished, run_queue, write_queue
 from structured_ensembles.paper.sections import ABSOLUTE_CHECK, Run, plan_runs
 from structured_ensembles.paper.studies import EVERYTHING, StudyOptions
+from structured_ensembles.report.docs.differences import list_runs_of_row
+from structured_ensembles.report.docs.topics import CENTRES
 from structured_ensembles.runs.evaluations import evaluation_path
 from structured_ensembles.runs.experiment import Experiment, train_experiment
 from structured_ensembles.runs.grid import Job, run_grid
@@ -78,6 +80,21 @@ def test_queue_has_every_run_of_every_study_once() -> None:
     assert {run.request for run in first} == {EVERYTHING}
     assert [run.experiment.seed for run in first] == [0] * 9 + [1] * 9 + [2] * 9
     assert all(0 < run.minutes < 600 for run in planned)
+
+
+def test_what_targets_compare_comes_before_the_other_points_of_the_front() -> None:
+    order = [run.experiment.folder for run in plan_runs()]
+    rivals = ("single", "deep ×4", "batch-ensemble ×4", "mc-dropout ×4")
+    controls = ("random ×4, 1, coupled", "narrow ×4, 1, coupled")
+    first, rest = set(), set()
+    for dataset in ("cifar10", "cifar100"):
+        front = study("front", StudyOptions(datasets=(dataset,)))
+        central = {run.folder for row in (*CENTRES, *rivals, *controls) for run in list_runs_of_row(front, row)}
+        learned = study("table-continual", StudyOptions(datasets=(dataset,), methods=("structured",)))
+        first |= central | {run.folder for run in learned.experiments}
+        rest |= {run.folder for run in front.experiments} - central
+    assert (len(first), len(rest)) == (2 * 9 * 3, 2 * 9 * 3)
+    assert max(map(order.index, first)) < min(map(order.index, rest))
 
 
 def describe_without_defaults(run: Run) -> str:

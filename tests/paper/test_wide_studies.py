@@ -17,11 +17,11 @@ from structured_ensembles.training import Recipe
 TUNED = [run for run in plan_runs() if run.section == "tuned-wide-resnet20"]
 
 
-def test_defaults_subsets_and_tuned_members_follow_the_front_in_the_queue() -> None:
+def test_defaults_and_tuned_members_follow_the_front_in_the_queue() -> None:
     sections = list(dict.fromkeys(run.section for run in plan_runs()))
     fronts = [section for section in sections if section.startswith("front-")]
     first = 1 + sections.index(fronts[-1])
-    assert sections[first : first + 3] == ["defaults-cifar10", "subsets-cifar10", "tuned-wide-resnet20"]
+    assert sections[first : first + 2] == ["defaults-cifar10", "tuned-wide-resnet20"]
     assert {run.experiment.seed for run in TUNED} == {0, 1, 2}
 
 

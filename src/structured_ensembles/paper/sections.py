@@ -62,19 +62,28 @@ def _sections(seeds: tuple[int, ...]) -> Iterator[tuple[str, list[Run], Request]
     def front(dataset: str) -> list[Run]:
         return study("front", StudyOptions(datasets=(dataset,), seeds=seeds)).experiments
 
-    def complete(name: str, dataset: str | None = None) -> list[Run]:
-        return study(name, StudyOptions(datasets=None if dataset is None else (dataset,), seeds=seeds)).experiments
+    def continual(dataset: str, methods: tuple[str, ...] | None = None) -> list[Run]:
+        options = StudyOptions(datasets=(dataset,), methods=methods, seeds=seeds)
+        return study("table-continual", options).experiments
+
+    def complete(name: str) -> list[Run]:
+        return study(name, StudyOptions(seeds=seeds)).experiments
 
     yield "cifar10-resnet20", table("cifar10", "resnet20"), EVERYTHING
+    # What targets compare comes before the rest of its section: they tell most for their time.
     yield "check-resnet18", [ABSOLUTE_CHECK], NOTHING_MORE
+    yield "front-cifar10", [run for run in front("cifar10") if is_central(run)], NOTHING_MORE
+    for dataset in ("cifar10", "cifar100"):
+        yield f"split-{dataset}", continual(dataset, ("structured",)), NOTHING_MORE
+    ceiling = study("subsets", StudyOptions())
+    yield "subsets-cifar10", ceiling.experiments, ceiling.request
+    yield "front-cifar100", [run for run in front("cifar100") if is_central(run)], NOTHING_MORE
     yield "front-cifar10", front("cifar10"), NOTHING_MORE
     yield "front-cifar100", front("cifar100"), NOTHING_MORE
     yield "front-wide-resnet20", wide_front(seeds), NOTHING_MORE
     star = study("defaults", StudyOptions(seeds=seeds))
     by_others = {run.folder for run in star.experiments if run.method in ("single", "deep") and _is_changed(run)}
     yield "defaults-cifar10", [run for run in star.experiments if run.folder not in by_others], star.request
-    ceiling = study("subsets", StudyOptions())
-    yield "subsets-cifar10", ceiling.experiments, ceiling.request
     yield "defaults-cifar10", [run for run in star.experiments if run.folder in by_others], star.request
     tuned = tuned_members(seeds)
     yield "tuned-wide-resnet20", tuned[: 3 * len(seeds)], NOTHING_MORE  # what is promised, in all seeds, first
@@ -86,13 +95,20 @@ def _sections(seeds: tuple[int, ...]) -> Iterator[tuple[str, list[Run], Request]
     ):  # fmt: skip
         yield f"{dataset}-{model}", table(dataset, model), NOTHING_MORE
     for dataset in ("cifar100", "mnist", "cifar10"):
-        yield f"split-{dataset}", complete("table-continual", dataset), NOTHING_MORE
+        yield f"split-{dataset}", continual(dataset), NOTHING_MORE
     yield "continual-ablation", complete("table-continual-ablation"), NOTHING_MORE
     yield "continual-pruning", complete("figure-continual-pruning"), NOTHING_MORE
     yield "wrn28-10", wide_resnets(seeds), NOTHING_MORE
     yield "cifar10-resnet20-magnitude", table("cifar10", "resnet20", ("magnitude",)), EVERYTHING
     for model in ("resnet32", "vgg16"):
         yield f"tiny-imagenet-{model}", table("tiny-imagenet", model), NOTHING_MORE
+
+
+def is_central(run: Run) -> bool:
+    """Tell whether a run belongs to the centre of a front: four members in the memory of one, and what they rival."""
+    if not isinstance(run, Experiment):
+        return False
+    return run.method == "single" or (run.members == 4 and run.method_arguments.get("memory", 1.0) == 1.0)
 
 
 def _is_changed(experiment: Run) -> bool:

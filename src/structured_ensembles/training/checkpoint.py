@@ -1,4 +1,4 @@
-"""Checkpoints: one file, written atomically after every epoch, from which training resumes to the same weights.
+"""Checkpoints: one file, written atomically after an epoch, from which training resumes to the same weights.
 
 A checkpoint is a container with a checksum, like an ensemble's file. Files of earlier versions lack the checksum and
 are read too.

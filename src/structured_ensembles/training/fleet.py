@@ -29,7 +29,8 @@ from structured_ensembles.networks.copying import dtype_of, without_nested_tenso
 from structured_ensembles.training.averaging import finish_average, start_average
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.engine import Engine, Member, Plan, Result
-from structured_ensembles.training.fleet_checkpoint import resume_fleet, save_fleet, set_standing, standing_of
+from structured_ensembles.training.fleet_checkpoint import resume_fleet, set_standing, standing_of
+from structured_ensembles.training.fleet_saving import FleetSaver
 from structured_ensembles.training.graph_engine import GraphEngine
 from structured_ensembles.training.history import COLUMNS, History, OnEpoch, Row
 from structured_ensembles.training.loop_engine import LoopEngine
@@ -71,14 +72,15 @@ def train_fleet(
         ]
         history, first = resume_fleet(run.earlier, fleet, run.path)
         run_state = {"identity": run.identity, "units": None if units is None else units.to_json()}
+        saver = FleetSaver(run.path, fleet, history, run_state, run.mesh)
         engine: Engine = GraphEngine(plan) if run.uses_graph else LoopEngine(plan)
         for epoch in range(first, recipe.epochs):
             if all(member.stopped is not None for member in fleet):
                 break
             engine = _train_epoch(engine, plan, fleet, history, epoch, display)
-            if run.path is not None:
-                save_fleet(run.path, fleet, history, epoch + 1, run_state, run.mesh)
-            _call_on_epoch(on_epoch, history, epoch)
+            saver.save_if_due()
+            _call_on_epoch(on_epoch, history, epoch, saver)
+        saver.save()
         for number, member in enumerate(fleet):
             if recipe.averaging and recipe.epochs and member.stopped is None and run.mesh.trains(number):
                 finish_average(member, plan.data)
@@ -144,14 +146,18 @@ def _share_results(
             history.stopped[number] = fleet[number].stopped or ""
 
 
-def _call_on_epoch(on_epoch: OnEpoch | None, history: History, epoch: int) -> None:
-    """Call the user's function in the first process; if it raises an exception, all processes end."""
+def _call_on_epoch(on_epoch: OnEpoch | None, history: History, epoch: int, saver: FleetSaver) -> None:
+    """Call the user's function in the first process; if it raises an exception, all processes save and end."""
 
     def call() -> None:
         if on_epoch is not None:
             on_epoch(history.epoch(epoch))
 
-    decide_in_first_process(call)  # a collective call: every process takes part, with or without a function
+    try:
+        decide_in_first_process(call)  # a collective call: every process takes part, with or without a function
+    except Exception:
+        saver.save()
+        raise
 
 
 def _make_plan(run: PreparedTraining, data: Data, loss: Loss, dtype: torch.dtype, teaching: Teaching | None) -> Plan:
