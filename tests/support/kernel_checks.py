@@ -227,6 +227,9 @@ def check_tf32_is_rounded(device: str) -> None:
     y = convolution.predict(clean, identity, Window(), shared=True)
     assert torch.equal(y[1], rounded[1])
     assert torch.equal(y[0, :, 1:], rounded[0, :, 1:])
+    dense = torch.randn(1, 8, 1, 1, 8, device=device).permute(0, 1, 4, 2, 3)
+    lost_digits = convolution.predict(clean, dense, Window()).view(torch.int32) & 0x1FFF
+    assert lost_digits.count_nonzero() == 0
     ones = channels_last(torch.ones_like(x))
     weights = torch.randn(1, 8, 1, 1, 8, device=device).permute(0, 1, 4, 2, 3)
     weights = weights * identity
