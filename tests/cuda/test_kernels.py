@@ -135,6 +135,23 @@ def test_moments_that_a_convolution_leaves(name: str) -> None:
 
 
 @here
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer(1, 4, 6, 3, 9, 9, rows=2, taps=2, padding=0),
+        Layer(1, 4, 33, 33, 9, 9),
+        Layer(1, 8, 6, 3, 9, 9, stride=2),
+    ],
+    ids=["by rows", "by taps", "stride"],
+)
+def test_statistics_of_blocks_of_several_tiles(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (tiles, convolution):
+        monkeypatch.setattr(module, "moment_blocks", lambda _channels: 1)
+    check_moments_of_convolution(layer, torch.float32, "cpu")
+    check_norm_before(layer, BY_INPUT, False, torch.float32, "cpu")
+
+
+@here
 @pytest.mark.parametrize("guess", [-2.0, 5.0])
 @pytest.mark.parametrize("name", ["narrow, strips of rows", "wide inputs"])
 def test_moments_do_not_depend_on_the_expected_mean(name: str, guess: float) -> None:

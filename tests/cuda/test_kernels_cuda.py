@@ -50,6 +50,12 @@ LAYERS = {
     "7 × 7, stride": Layer(1, 3, 3, 20, 28, 28, rows=7, taps=7, padding=3, stride=2),
     "1 × 3": Layer(2, 2, 6, 8, 7, 9, rows=1, padding=0),
     "3 × 1": Layer(2, 2, 8, 13, 9, 7, taps=1),
+    "1 × 7, one pixel high": Layer(2, 1, 5, 17, 1, 9, rows=1, taps=7),
+    "one pixel wide": Layer(2, 3, 5, 17, 9, 1),
+    "one channel": Layer(2, 1, 1, 1, 5, 6),
+    "the widest rows of a sweep": Layer(1, 4, 20, 32, 16, 128),
+    "wider than a sweep": Layer(1, 1, 3, 5, 1, 130),
+    "a sweep back from many channels": Layer(2, 4, 12, 60, 20, 20),
 }
 
 

@@ -78,10 +78,14 @@ def test_a_step_that_fails_leaves_tensors_and_the_generator_as_they_were(generat
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.count, self.weight = 0, torch.zeros(2)
+        self.count, self.noted, self.weight = 0, [0], torch.zeros(2)
 
     def forward(self) -> None:
         self.count += 1
+
+
+def note(module: Counting) -> None:
+    module.noted.append(1)
 
 
 def replace_weight(module: Counting) -> None:
@@ -95,7 +99,12 @@ def draw(_module: Counting) -> Tensor:
 @pytest.mark.usefixtures("generator")
 @pytest.mark.parametrize(
     ("step", "message"),
-    [(Counting.forward, "keeps count"), (draw, "draws random numbers"), (replace_weight, "replaces tensors")],
+    [
+        (Counting.forward, "keeps count"),
+        (note, "keeps count"),
+        (draw, "draws random numbers"),
+        (replace_weight, "replaces tensors"),
+    ],
 )
 def test_what_a_graph_could_not_repeat_is_refused(step: Callable[[Counting], object], message: str) -> None:
     module = Counting()

@@ -123,7 +123,10 @@ def fit(tile: AnyTile, shared_memory: int, element_size: int = 2) -> AnyTile:
 
 
 def fit_sweep(tile: AnyTile, width: int, shared_memory: int, element_size: int = 2) -> AnyTile:
-    """Return the tile of a sweep with fewer stages where a GPU has too little shared memory; it holds whole rows."""
+    """Return the tile of a sweep with fewer stages where a GPU has too little shared memory.
+
+    width: of an image of the output; a stage holds at least one row of it, even where the tile has fewer pixels.
+    """
     with_whole_rows = replace(tile, pixels=max(tile.pixels, dot_size(width)))
     return replace(tile, stages=fit(with_whole_rows, shared_memory, element_size).stages)
 
