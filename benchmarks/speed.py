@@ -2,6 +2,7 @@
 
     python benchmarks/speed.py --json benchmarks/results/speed-h200.json        about five minutes on an H200
     python benchmarks/speed.py --rows resnet20-5 predict --json FILE            some rows; others in FILE stay
+    python benchmarks/speed.py --dependent --json FILE                          kernels start while others end
     python benchmarks/speed.py --device cpu --tiny                              a trial: small batches, few members
 
 Training steps are at batch 128 in bfloat16, every member on its own batches. Rows of training have all rivals of
@@ -30,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import date
 from functools import cache, partial
@@ -44,6 +46,7 @@ import structured_ensembles as se
 from eager import training_step
 from recording import arguments_of, from_scratch, milliseconds, record
 from structured_ensembles.common.tables import text_table
+from structured_ensembles.cuda.launch import dependent_launches
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
@@ -78,17 +81,19 @@ class Row:
 
 def main() -> None:
     """Measure the chosen rows, and print and record the table after each."""
-    arguments = arguments_of(__doc__, rows=[row.key for row in ROWS], batch=128, steps=0, tiny=False, start=False)
+    keys = [row.key for row in ROWS]
+    arguments = arguments_of(__doc__, rows=keys, batch=128, steps=0, tiny=False, start=False, dependent=False)
     arguments.steps = arguments.steps or (60 if arguments.device.startswith("cuda") else 3)
     if arguments.tiny:
         arguments.batch, arguments.steps = 4, 2
     if arguments.start:  # in a process of its own, see `start`
         print(json.dumps(train_half_networks(arguments)))
         return
-    unknown = set(arguments.rows) - {row.key for row in ROWS}
+    unknown = set(arguments.rows) - set(keys)
     if unknown:
-        sys.exit(f"--rows must be among {', '.join(row.key for row in ROWS)}, not {', '.join(sorted(unknown))}")
-    run_rows(arguments, [row for row in ROWS if row.key in arguments.rows])
+        sys.exit(f"--rows must be among {', '.join(keys)}, not {', '.join(sorted(unknown))}")
+    with dependent_launches() if arguments.dependent else nullcontext():
+        run_rows(arguments, [row for row in ROWS if row.key in arguments.rows])
 
 
 def run_rows(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:

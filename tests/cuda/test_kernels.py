@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from structured_ensembles.cuda import batch_norm, convolution, stacking
+from structured_ensembles.cuda import batch_norm, convolution, stacking, tiles
+from structured_ensembles.cuda.convolution import BY_INPUT, BY_OUTPUT
 from structured_ensembles.cuda.weight_gradient import weight_gradient
 from tests.support.kernel_checks import (
     CONVOLUTION_KERNELS,
@@ -49,6 +50,30 @@ LAYERS = {
     "5 × 5, stride": Layer(1, 1, 3, 8, 13, 9, rows=5, taps=5, padding=2, stride=2),
     "1 × 3": Layer(2, 2, 6, 8, 7, 9, rows=1, padding=0),
     "3 × 1": Layer(2, 2, 8, 13, 9, 7, taps=1),
+    "1 × 7, one pixel high": Layer(2, 1, 5, 17, 1, 9, rows=1, taps=7),
+    "one pixel wide": Layer(2, 3, 5, 17, 9, 1),
+    "one pixel wide, stride": Layer(2, 2, 17, 3, 5, 1, stride=2),
+    "one channel": Layer(2, 1, 1, 1, 5, 6),
+    "wider than a sweep": Layer(1, 1, 3, 5, 1, 130),
+}
+# In half precision, by the branch of `tiles.tap_tile` that has their tile, which settings of `tiles` lead to.
+BUSY, IDLE, LARGE = {"FULL_WAVE": 2, "FEWEST_WAVES": 0}, {"FULL_WAVE": 2, "FEWEST_WAVES": 1e9}, {"FULL_WAVE": 0}
+TAP_TILES = {
+    "16 outputs": ({}, Layer(2, 1, 70, 13, 3, 5), (128, 16, 64), (128, 64, 16)),
+    "32 outputs": ({}, Layer(1, 2, 70, 20, 3, 5), (128, 32, 32), (128, 64, 32)),
+    "64 outputs": ({}, Layer(1, 1, 64, 64, 3, 5), (128, 64, 64), (128, 64, 32)),
+    "64 outputs, many pixels": ({"MANY_PIXELS": 1}, Layer(1, 1, 64, 64, 3, 5), (256, 64, 64), (256, 64, 64)),
+    "more, many programs": (BUSY, Layer(1, 1, 70, 130, 3, 5), (128, 64, 64), (64, 128, 64)),
+    "more, few programs": (IDLE, Layer(1, 1, 130, 130, 3, 5), (64, 64, 128), (64, 64, 128)),
+    "more, full waves": (LARGE, Layer(1, 1, 128, 128, 5, 3), (256, 128, 64), (256, 128, 64)),
+}
+SWEEPS = {
+    "few columns": Layer(1, 3, 5, 13, 3, 9),
+    "few outputs": Layer(1, 3, 21, 7, 3, 9),
+    "64 columns": Layer(1, 3, 20, 16, 3, 9),
+    "two warps": Layer(1, 2, 20, 24, 3, 9),
+    "many columns": Layer(1, 1, 40, 24, 3, 33),
+    "many outputs": Layer(1, 1, 12, 60, 3, 20),  # back, more columns than 128
 }
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
@@ -66,9 +91,64 @@ def test_convolution_and_its_gradients_in_half_precision(name: str) -> None:
 
 
 @here
+@pytest.mark.parametrize("name", TAP_TILES)
+def test_every_tile_by_taps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, layer, forward, backward = TAP_TILES[name]
+    taken: list[tuple[int, int, int]] = []
+
+    def noted(size: tiles.LayerSize) -> tiles.Tile:
+        tile = tap_tile(size)
+        taken.append((tile.pixels, tile.outputs, tile.inputs))
+        return tile
+
+    tap_tile = tiles.tap_tile
+    monkeypatch.setattr(tiles, "tap_tile", noted)
+    for constant, value in settings.items():
+        monkeypatch.setattr(tiles, constant, value)
+    check_convolution(layer, torch.float16, "cpu")
+    check_norm_before(layer, BY_INPUT, False, torch.float16, "cpu")
+    assert taken[0] == forward
+    assert set(taken[1:]) == {backward}
+
+
+@here
+def test_the_larger_tile_of_a_gradient_with_a_stride(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "FEWEST_WAVES", 0)
+    check_convolution(LAYERS["stride, wide"], torch.float16, "cpu")
+    check_norm_before(LAYERS["stride, wide"], BY_INPUT, True, torch.float32, "cpu")
+
+
+@here
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_tile_of_a_sweep(name: str) -> None:
+    with recorded_launches() as names:
+        check_convolution(SWEEPS[name], torch.float16, "cpu")
+    assert names[0] == "convolve_by_sweep"
+    check_norm_before(SWEEPS[name], BY_INPUT, False, torch.float16, "cpu")
+    check_norm_before(SWEEPS[name], BY_OUTPUT, True, torch.float16, "cpu")
+
+
+@here
 @pytest.mark.parametrize("name", LAYERS)
 def test_moments_that_a_convolution_leaves(name: str) -> None:
     check_moments_of_convolution(LAYERS[name], torch.float32, "cpu")
+
+
+@here
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer(1, 4, 6, 3, 9, 9, rows=2, taps=2, padding=0),
+        Layer(1, 4, 33, 33, 9, 9),
+        Layer(1, 8, 6, 3, 9, 9, stride=2),
+    ],
+    ids=["by rows", "by taps", "stride"],
+)
+def test_statistics_of_blocks_of_several_tiles(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (tiles, convolution):
+        monkeypatch.setattr(module, "moment_blocks", lambda _channels: 1)
+    check_moments_of_convolution(layer, torch.float32, "cpu")
+    check_norm_before(layer, BY_INPUT, False, torch.float32, "cpu")
 
 
 @here
@@ -131,6 +211,20 @@ def test_weight_gradient_of_more_blocks_than_are_merged_at_a_time() -> None:
     with recorded_launches() as names:
         check_weight_gradient(layer)
     assert names == ["weight_products_by_sweep", "merge_blocks"]
+
+
+@here
+@pytest.mark.parametrize(
+    ("layer", "kernel"),
+    [
+        (Layer(1, 8, 3, 3, 9, 9, rows=1, taps=1, padding=0), "weight_products_by_rows"),
+        (Layer(1, 8, 3, 40, 9, 9), "weight_products_by_taps"),
+    ],
+)
+def test_weight_gradient_of_several_blocks_of_pixels(layer: Layer, kernel: str) -> None:
+    with recorded_launches() as names:
+        check_weight_gradient(layer)
+    assert names == [kernel, "merge_blocks"]
 
 
 def check_weight_gradient(layer: Layer) -> None:

@@ -50,6 +50,12 @@ LAYERS = {
     "7 × 7, stride": Layer(1, 3, 3, 20, 28, 28, rows=7, taps=7, padding=3, stride=2),
     "1 × 3": Layer(2, 2, 6, 8, 7, 9, rows=1, padding=0),
     "3 × 1": Layer(2, 2, 8, 13, 9, 7, taps=1),
+    "1 × 7, one pixel high": Layer(2, 1, 5, 17, 1, 9, rows=1, taps=7),
+    "one pixel wide": Layer(2, 3, 5, 17, 9, 1),
+    "one channel": Layer(2, 1, 1, 1, 5, 6),
+    "the widest rows of a sweep": Layer(1, 4, 20, 32, 16, 128),
+    "wider than a sweep": Layer(1, 1, 3, 5, 1, 130),
+    "a sweep back from many channels": Layer(2, 4, 12, 60, 20, 20),
 }
 
 
@@ -87,7 +93,7 @@ def test_the_layers_above_reach_every_kernel() -> None:
     with recorded_launches(dry=True) as names:
         for layer in LAYERS.values():
             x, weight, dy = layer.draw(torch.bfloat16, "cuda")
-            assert convolution.fits(x, weight)
+            assert convolution.fits(x, weight, layer.window)
             convolution.forward(x, weight, layer.window)
             convolution.input_gradient(dy, weight, layer.window, x.shape)
             weight_gradient(x, dy, weight, layer.window)

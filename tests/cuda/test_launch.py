@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from structured_ensembles.cuda.launch import compile_only, empty, launch
+from structured_ensembles.cuda.launch import compile_only, dependent_launches, empty, launch
 from tests.support.kernel_checks import here
 
 
@@ -31,6 +31,28 @@ def test_kernels_are_compiled_within_compile_only_and_launched_outside() -> None
     launch(kernel, (2, 3), 1, WIDE=4)
     within = "compile" if possible else "launch"
     assert kernel.calls == [(how, (2, 3), (1,), {"WIDE": 4}) for how in ("launch", within, "launch")]
+
+
+@pytest.mark.parametrize(("hip", "expected"), [(None, {"WIDE": 4, "maxnreg": 128}), ("6.2", {"WIDE": 4})])
+def test_registers_are_limited_on_gpus_of_nvidia_only(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, expected: dict[str, int]
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    kernel = Kernel()
+    launch(kernel, (2, 3), WIDE=4, maxnreg=128)
+    assert kernel.calls == [("launch", (2, 3), (), expected)]
+
+
+@here
+def test_kernels_are_told_that_they_may_start_early() -> None:
+    kernel = Kernel()
+    with dependent_launches():
+        launch(kernel, (1,), WIDE=4)
+    launch(kernel, (1,), WIDE=4)
+    assert [constants for *_, constants in kernel.calls] == [
+        {"WIDE": 4, "DEPENDENT": True, "launch_pdl": True},
+        {"WIDE": 4},
+    ]
 
 
 @here

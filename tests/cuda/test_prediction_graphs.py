@@ -143,7 +143,7 @@ def test_the_log_says_once_why_there_is_no_program(caplog: pytest.LogCaptureFixt
 def test_without_tf32_float32_stays_with_pytorch(
     monkeypatch: pytest.MonkeyPatch, programs: list[tuple[int, ...]]
 ) -> None:
-    monkeypatch.setattr(prediction_graphs, "allows_tf32", lambda: False)
+    monkeypatch.setattr(prediction_graphs, "allows_tf32", lambda device: False)
     ensemble = ensemble_of()
     for number in range(8):
         check(ensemble, images(5, seed=number))

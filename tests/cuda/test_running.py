@@ -124,7 +124,7 @@ def stacked(networks: list[nn.Module], example: Tensor) -> tuple[Program, Stack,
 @pytest.fixture
 def our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let programs run on our kernels, in float32 by Triton's interpreter."""
-    monkeypatch.setattr(convolution, "fits", lambda x, weight: True)
+    monkeypatch.setattr(convolution, "fits", lambda x, weight, window: True)
     monkeypatch.setattr(batch_norm, "fits", lambda x, members: x.dim() == 4)
 
 

@@ -1,5 +1,7 @@
 """Programs with scaled outputs are checked against the network before they are used."""
 
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -59,13 +61,14 @@ def test_compiling_kernels_leaves_statistics_and_counters_as_they_are() -> None:
     assert factors["0"].grad is None
 
 
-def dropping(rate: float = 0.5) -> nn.Module:
+def dropping(rate: float = 0.5) -> nn.Sequential:
     layers = (conv(), nn.ReLU(), nn.Flatten(), nn.Linear(144, 200), nn.Dropout(rate), nn.Linear(200, 3))
     return nn.Sequential(*layers).requires_grad_(requires_grad=False)
 
 
 def test_dropout_is_that_of_the_network_with_the_same_random_state() -> None:
     model, factors = dropping(), {"3": torch.ones(2, 200, requires_grad=True)}
+    nn.init.ones_(model[5].weight)  # random ones may sum to zero in bfloat16: a gradient that looks like dropout's
     program = compile_and_check(model, {"3": -1}, images(), factors)
     x, kept = images(2), []  # one sample of each member
     handle = model[5].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0] != 0))
@@ -96,3 +99,24 @@ def test_mean_of_passes_with_dropout_is_near_the_pass_without() -> None:
     with program.autocast():
         _, without = program.start([x], [factors["3"]], drop=False)
     torch.testing.assert_close(mean, without.float(), rtol=0.1, atol=0.05)
+
+
+def test_networks_that_draw_numbers_they_do_not_use_are_refused() -> None:
+    """A graph would draw none. The trial leaves the random state as it was."""
+
+    def forward(self: Model, x: Tensor) -> Tensor:
+        random.random()
+        return self.a(x)
+
+    model = Model(forward, a=nn.Linear(4, 5)).requires_grad_(requires_grad=False)
+    before = random.getstate()
+    with pytest.raises(ProgramError, match="on the host"):
+        compile_and_check(model, {"a": -1}, torch.randn(2, 4), {"a": torch.randn(3, 5)})
+    assert random.getstate() == before
+
+
+def test_a_network_with_another_dropout_at_every_pass_is_refused() -> None:
+    rates = iter([0.1, 0.2, 0.3, 0.4])
+    model = Model(lambda self, x: F.dropout(self.a(x), next(rates)), a=nn.Linear(4, 5)).requires_grad_(False)
+    with pytest.raises(ProgramError, match="drops out at rates"):
+        compile_and_check(model, {"a": -1}, torch.randn(2, 4), {"a": torch.randn(3, 5)})

@@ -75,7 +75,7 @@ def test_no_step_swaps_anything() -> None:
 def test_the_functions_of_the_page_run_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two small members of different widths, on a CPU, where kernels are not launched: their outputs are zeros."""
     codes = {code_of(path, name): f"{path}: {name}" for path, name in PREPARATION + STEP}
-    monkeypatch.setattr(convolution, "fits", lambda x, weight: x.dtype == torch.float32)
+    monkeypatch.setattr(convolution, "fits", lambda x, weight, window: x.dtype == torch.float32)
     monkeypatch.setattr(batch_norm, "fits", lambda x, members: x.dim() == 4 and x.dtype == torch.float32)
     for module in (convolution, weight_gradient, batch_norm):
         monkeypatch.setattr(module, "launch", lambda *_arguments, **_constants: None)
@@ -103,7 +103,7 @@ def test_the_functions_of_a_prediction_run_in_the_order_of_the_page(monkeypatch:
     with torch.no_grad():
         for _ in range(4):
             ensemble.replays.replay(ensemble, x)
-        monkeypatch.setattr(convolution, "fits_prediction", lambda x, weight: x.dtype == torch.float32)
+        monkeypatch.setattr(convolution, "fits_prediction", lambda x, weight, window: x.dtype == torch.float32)
         with recorded_calls(codes) as calls:
             outputs = ensemble.replays.replay(ensemble, x)
     begin = calls.index("cuda/prediction.py: MemberPredictions.outputs")

@@ -4,12 +4,14 @@
 
 The interpreter, which runs our kernels in the other tests, is lenient: it takes loops that change a type, sizes that no
 register file holds, options that a GPU does not know. This prints a JSON list of the compiled kernels: name, shared
-memory, error. It is a process of its own, without TRITON_INTERPRET.
+memory, whether it waits for earlier kernels before its first access to memory, error. It is a process of its own,
+without TRITON_INTERPRET. Kernels are compiled for `dependent_launches` where the GPU has them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -34,6 +36,7 @@ from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.zoo.resnet import Block
 
 MEMBERS, IMAGES, SIZE = 3, 64, 32
+HOPPER = 90  # the first GPUs that can start a kernel while the one before ends
 TYPES = {
     torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64", torch.uint8: "*u8",
 }  # fmt: skip
@@ -56,12 +59,14 @@ def make_network() -> nn.Module:
 class Launches:
     """Takes the place of `launch`: keeps what each kernel is compiled with, once, and launches none."""
 
-    def __init__(self) -> None:
+    def __init__(self, dependent: bool) -> None:
+        self.dependent = dependent
         self.kinds: dict[str, tuple[Any, ...]] = {}
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
         names = kernel.arg_names
         values = dict(zip(names, arguments, strict=False)) | {name: named[name] for name in names if name in named}
+        values.setdefault("DEPENDENT", self.dependent)
         options = {name: value for name, value in named.items() if name not in names}
         signature: dict[str, str] = {}
         constants: dict[tuple[int, ...], Any] = {}
@@ -83,12 +88,21 @@ class Launches:
         """Compile every kernel that was launched, and tell how much shared memory it wants."""
         for kernel, signature, constants, aligned, options in self.kinds.values():
             source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-            found: dict[str, Any] = {"kernel": kernel.fn.__name__, "shared": 0, "error": None}
+            description: dict[str, Any] = {"kernel": kernel.fn.__name__, "shared": 0, "waits": False, "error": None}
             try:
-                found["shared"] = triton.compile(source, target=target, options=options).metadata.shared
+                compiled = triton.compile(source, target=target, options=options)
+                description["shared"] = compiled.metadata.shared
+                description["waits"] = waits_first(compiled.asm["ptx"])
             except Exception as error:  # any of them is what the test looks for
-                found["error"] = f"{type(error).__name__}: {error}"
-            yield found
+                description["error"] = f"{type(error).__name__}: {error}"
+            yield description
+
+
+def waits_first(ptx: str) -> bool:
+    """Tell whether a kernel waits for earlier ones, and reads and writes the GPU's memory only then."""
+    wait = ptx.find("griddepcontrol.wait")
+    accesses = re.finditer(r"\b(ld|st|atom|red|cp\.async)\.[\w.]*global", ptx)
+    return 0 <= wait < next(access.start() for access in accesses)
 
 
 @contextmanager
@@ -106,7 +120,7 @@ def as_on_a_gpu(launches: Launches, shared_memory: int) -> Iterator[None]:
         yield
 
 
-def record_launches(shared_memory: int) -> Launches:
+def record_launches(shared_memory: int, dependent: bool) -> Launches:
     """Record the launches of a training step (batches, forward, backward, new weights) and of a prediction."""
     torch.manual_seed(0)
     networks = [make_network() for _ in range(MEMBERS)]
@@ -117,7 +131,7 @@ def record_launches(shared_memory: int) -> Launches:
     example = (torch.randn(4, 3, SIZE, SIZE),)
     (training,) = compile_networks(networks, example, True, True, sys.exit)
     (prediction,) = compile_predictions([network.eval() for network in networks], example, True, sys.exit)
-    launches = Launches()
+    launches = Launches(dependent)
     with as_on_a_gpu(launches, shared_memory):
         stack = Stack(training.program, networks, training.shapes, training.bfloat16)
         stack.refresh()
@@ -132,4 +146,5 @@ def record_launches(shared_memory: int) -> Launches:
 
 if __name__ == "__main__":
     capability, shared_memory = map(int, sys.argv[1:])
-    print(json.dumps(list(record_launches(shared_memory).compile_for(GPUTarget("cuda", capability, 32)))))
+    launches = record_launches(shared_memory, dependent=capability >= HOPPER)
+    print(json.dumps(list(launches.compile_for(GPUTarget("cuda", capability, 32)))))

@@ -32,6 +32,9 @@ CONVOLUTION_KERNELS = (
     "weight_products_by_sweep", "weight_products_by_taps", "merge_blocks",
 )  # fmt: skip
 
+EPS = 0.1  # of norms: as large as makes a difference
+MARGIN = 1024  # numbers around a tensor that no kernel may read
+
 LAUNCHED = {"subsample", "moments", "normalize", "gradient_sums", "input_gradient"}
 LAUNCHED |= set(CONVOLUTION_KERNELS)  # others are called by these
 
@@ -56,7 +59,7 @@ class Layer:
         return Window(self.stride, self.padding)
 
     def draw(self, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw images, weights and a gradient of the outputs, stored as the kernels want them."""
+        """Draw images, weights and a gradient of the outputs, stored as the kernels want them, with NaN around each."""
         generator = torch.Generator().manual_seed(0)
         samples = self.members * self.images
         x = channels_last(torch.randn(samples, self.inputs, self.height, self.width, generator=generator))
@@ -66,10 +69,16 @@ class Layer:
         ]
         dy = channels_last(torch.randn(samples, self.outputs, *sizes, generator=generator))
         return (
-            x.to(device, dtype),
-            weight.permute(0, 1, 4, 2, 3).to(device, dtype),
-            dy.to(device, dtype),
+            amid_nan(x.to(device, dtype)),
+            amid_nan(weight.permute(0, 1, 4, 2, 3).to(device, dtype)),
+            amid_nan(dy.to(device, dtype)),
         )
+
+
+def amid_nan(x: Tensor) -> Tensor:
+    """Copy a tensor to memory that has NaN before and after it: a kernel that multiplies these with zeros is found."""
+    memory = x.new_full((x.numel() + 2 * MARGIN,), torch.nan)
+    return memory.as_strided(x.shape, x.stride(), MARGIN).copy_(x)
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -140,7 +149,7 @@ def draw_norm(members: int, channels: int, device: str) -> Norm:
     generator = torch.Generator().manual_seed(1)
     weight, bias, mean = (torch.randn(members, channels, generator=generator).to(device) for _ in range(3))
     variance = torch.rand(members, channels, generator=generator).to(device) + 0.5
-    return Norm(weight, bias, mean, variance, momentum=0.2, eps=1e-4)
+    return Norm(weight, bias, mean, variance, momentum=0.2, eps=EPS)
 
 
 def check_norm_before(layer: Layer, mask: int, add: bool, dtype: torch.dtype, device: str) -> None:
@@ -151,6 +160,7 @@ def check_norm_before(layer: Layer, mask: int, add: bool, dtype: torch.dtype, de
     x, weight, dy = layer.draw(dtype, device)
     members = layer.members
     norm = draw_norm(members, layer.inputs, device)
+    norm.weight[:, -1] = norm.bias[:, -1] = 0  # as of a padded channel: its outputs are 0, where a ReLU has no gradient
     norm_input = channels_last((3 + 2 * torch.randn_like(x).float()).to(dtype))
     rows = by_channel(norm_input, members)
     mean, scale = rows.mean(1), (rows.var(1, correction=0) + norm.eps).rsqrt()
@@ -180,13 +190,13 @@ def check_predicted_convolution(
 
     Images and weights have few digits, so that only the result is rounded, to bfloat16 or to TF32.
     """
-    x, weight, dy = (tensor.bfloat16().to(dtype) for tensor in layer.draw(torch.float32, device))
+    x, weight, dy = (amid_nan(tensor.bfloat16().to(dtype)) for tensor in layer.draw(torch.float32, device))
     x = x[: layer.images] if shared else x
     generator = torch.Generator().manual_seed(2)
     given = {
         "bias": torch.randn(layer.members, layer.outputs, generator=generator).to(device),
         "norm": draw_norm(layer.members, layer.outputs, device),
-        "add": channels_last(dy),
+        "add": dy,
     }
     bias, norm, add = (given[name] if name in finish else None for name in given)
     running = None
@@ -198,7 +208,7 @@ def check_predicted_convolution(
     tensors = [None] * 4 if norm is None else [norm.weight, norm.bias, norm.running_mean, norm.running_var]
     arguments = [None if tensor is None else tensor.double() for tensor in (x, weight, bias, *tensors, add)]
     options = {"stride": layer.stride, "padding": layer.padding, "relu": relu, "shared": shared}
-    expected = predict_conv(*arguments, eps=1e-4, **options)  # type: ignore[arg-type]
+    expected = predict_conv(*arguments, eps=EPS, **options)  # type: ignore[arg-type]
     assert y.shape == expected.shape
     close = 2**-10 if dtype == torch.float32 else 2**-7
     scale = float(expected.abs().max())
@@ -208,7 +218,8 @@ def check_predicted_convolution(
 def check_tf32_is_rounded(device: str) -> None:
     """The input of a network, weights and outputs are rounded to the nearest TF32, and neither NaN nor inf is lost."""
     x = channels_last(torch.randn(2, 8, 5, 5, device=device))
-    x[0, 0, 0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    bits = torch.tensor([0x7FFFFFFF, 0x7F800000, -0x800000], dtype=torch.int32)  # a GPU's NaN, inf and -inf
+    x[0, 0, 0, :3] = bits.view(torch.float32)
     identity = torch.eye(8, device=device).reshape(1, 8, 1, 1, 8).permute(0, 1, 4, 2, 3)
     rounded = ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
     clean = x.clone()
@@ -216,6 +227,9 @@ def check_tf32_is_rounded(device: str) -> None:
     y = convolution.predict(clean, identity, Window(), shared=True)
     assert torch.equal(y[1], rounded[1])
     assert torch.equal(y[0, :, 1:], rounded[0, :, 1:])
+    dense = torch.randn(1, 8, 1, 1, 8, device=device).permute(0, 1, 4, 2, 3)
+    lost_digits = convolution.predict(clean, dense, Window()).view(torch.int32) & 0x1FFF
+    assert lost_digits.count_nonzero() == 0
     ones = channels_last(torch.ones_like(x))
     weights = torch.randn(1, 8, 1, 1, 8, device=device).permute(0, 1, 4, 2, 3)
     weights = weights * identity

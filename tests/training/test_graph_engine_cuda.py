@@ -3,6 +3,7 @@
 import gc
 import math
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda.compilation import Compiled, compile_networks
+from structured_ensembles.cuda.launch import dependent_launches
 from structured_ensembles.training.engine import Member, Result
 from tests.support.engines import change_validation
 from tests.support.kernel_checks import recorded_launches
@@ -64,6 +66,21 @@ def test_graph_and_loop_agree_with_cutout_mixup_and_averaging() -> None:
         outputs[engine] = ensemble.logits(data.test.inputs)
     assert losses["graph"] == pytest.approx(losses["loop"], rel=1e-4, abs=1e-4)
     torch.testing.assert_close(outputs["graph"], outputs["loop"], rtol=1e-2, atol=1e-2)
+
+
+def test_kernels_that_start_while_others_end_compute_the_same() -> None:
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("needs a GPU from Hopper on")
+    data = se.load_data("digits")
+    losses = []
+    for launches in (nullcontext, dependent_launches):
+        torch.manual_seed(0)
+        ensemble = se.Ensemble([se.zoo.resnet20(in_channels=1) for _ in range(3)])
+        with launches():
+            history = se.train(ensemble, data, se.Recipe(epochs=5, batch_size=128), quiet=True)
+        assert (history.engine, history.fallbacks) == ("graph", [])
+        losses.append([row["loss"] for row in history.rows])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
 def test_members_go_on_with_cutout_and_mixup_after_one_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

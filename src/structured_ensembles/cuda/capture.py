@@ -181,7 +181,7 @@ def _warm_up(
 ) -> None:
     """Run a step twice and restore its state. Raises `CaptureError` for what a graph could not repeat.
 
-    So is the state of the device's generator, for dropout: a run that resumes warms up anew, and must draw the same.
+    The device's generator gets its state back, too: a resumed run warms up anew, and its dropout must draw the same.
     """
     random_state = torch.cuda.get_rng_state(device)
     copies = {id(tensor): (tensor, tensor.detach().clone()) for tensor in state()}

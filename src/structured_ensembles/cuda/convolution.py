@@ -20,7 +20,7 @@ from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import Sweep, ceil_div, channel_units, dot_size, moment_blocks, power_of_two
 from structured_ensembles.cuda.tiles import LayerSize, Tile
 
-LARGEST = 2**31  # elements of a tensor: kernels count in 32 bits
+LARGEST = 2**31  # elements of a member's images: kernels count these in 32 bits
 LARGEST_WINDOW = 32  # rows and taps: kernels keep a bit for each
 # What a kernel computes from a tile of outputs, see kernels/epilogue.py.
 NO_EPILOGUE, MOMENTS, NORM_SUMS, RUNNING_NORM, BIAS = 0, 1, 2, 3, 4
@@ -77,34 +77,73 @@ class RunningNorm:
     eps: float
 
 
-def fits(x: Tensor, weight: Tensor) -> bool:
+@dataclass(frozen=True)
+class _Epilogue:
+    """What a kernel goes on to compute from its outputs, see kernels/epilogue.py, and the tensors that this reads.
+
+    pivot: a guess of the mean of each output, or a running mean. saved: `NormBefore.saved`, or a running variance.
+    """
+
+    number: int = NO_EPILOGUE
+    norm_input: Tensor | None = None
+    norm_output: Tensor | None = None
+    pivot: Tensor | None = None
+    saved: Tensor | None = None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    mask: int = NO_RELU
+    eps: float = 0.0
+
+    def tensors(self, unused: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors in the kernels' order; `unused` stands for each that this epilogue does not read."""
+        tensors = (self.norm_input, self.norm_output, self.pivot, self.saved, self.weight, self.bias)
+        return tuple(unused if tensor is None else tensor for tensor in tensors)
+
+
+def fits(x: Tensor, weight: Tensor, window: Window) -> bool:
     """Tell whether the kernels below can compute this layer: bfloat16 on a GPU, channels last."""
-    return x.dtype == torch.bfloat16 and _can_run(x, weight)
+    return x.dtype == torch.bfloat16 and _can_run(x, weight, window, len(x) // len(weight))
 
 
-def fits_prediction(x: Tensor, weight: Tensor) -> bool:
+def fits_prediction(x: Tensor, weight: Tensor, window: Window) -> bool:
     """Tell whether `predict` can compute this layer: bfloat16, or float32 where PyTorch may use TF32 for it."""
-    if x.dtype != torch.bfloat16 and not (x.dtype == torch.float32 and allows_tf32()):
+    if x.dtype != torch.bfloat16 and not (x.dtype == torch.float32 and allows_tf32(x.device)):
         return False
-    return _can_run(x, weight) and x.numel() // x.shape[1] * weight.shape[1] < LARGEST
+    return _can_run(x, weight, window, len(x))  # images of all members, or shared by them
 
 
-def allows_tf32() -> bool:
+def allows_tf32(device: torch.device) -> bool:
     """Tell whether PyTorch's convolutions may multiply float32 as TF32, by default yes: as our kernels then do."""
     settings = getattr(torch.backends.cudnn, "conv", None)  # since PyTorch 2.9
-    return torch.backends.cudnn.allow_tf32 if settings is None else settings.fp32_precision == "tf32"
+    allowed = torch.backends.cudnn.allow_tf32 if settings is None else settings.fp32_precision == "tf32"
+    return allowed and (device.type != "cuda" or _has_tf32(device))
 
 
-def _can_run(x: Tensor, weight: Tensor) -> bool:
-    """Tell whether device, layout and size are such that kernels can run."""
+@cache
+def _has_tf32(device: torch.device) -> bool:
+    """Tell whether a GPU multiplies in TF32: NVIDIA's do since Ampere; elsewhere PyTorch computes float32 in full."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _can_run(x: Tensor, weight: Tensor, window: Window, images: int) -> bool:
+    """Tell whether device, layout and size are such that kernels can run. images: of a member's output, at most."""
+    height, width = _output_size(x, weight, window)
     return (
         x.is_cuda
         and find_spec("triton") is not None
         and x.dtype == weight.dtype
         and 0 < x.numel() < LARGEST
+        and 0 < images * height * width * weight.shape[1] < LARGEST
+        and weight.numel() < LARGEST
         and max(weight.shape[3:]) <= LARGEST_WINDOW
         and weight.permute(0, 1, 3, 4, 2).is_contiguous()
     )
+
+
+def _output_size(x: Tensor, weight: Tensor, window: Window) -> tuple[int, int]:
+    """Return height and width of the output of a convolution of x with weight."""
+    (height, width), (rows, taps) = x.shape[2:], weight.shape[3:]
+    return window.output_size(height, rows), window.output_size(width, taps)
 
 
 @cache
@@ -113,14 +152,14 @@ def shared_memory_of(device: torch.device) -> int:
     if device.type != "cuda":
         return tiles.SHARED_MEMORY
     properties = torch.cuda.get_device_properties(device)
-    return getattr(properties, "shared_memory_per_block_optin", 99 * 1024)  # not on AMD's; most GPUs have this much
+    # NVIDIA's GPUs give a program more than the default to a kernel that asks for it, as Triton does; AMD's do not.
+    return getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block
 
 
 def rows_per_member(x: Tensor, weight: Tensor, window: Window) -> int:
     """Return how many pixels each member's output has; PyTorch refuses to normalise a single one."""
-    members, _, _, rows, taps = weight.shape
-    height, width = (window.output_size(size, count) for size, count in zip(x.shape[2:], (rows, taps), strict=True))
-    return len(x) // members * height * width
+    height, width = _output_size(x, weight, window)
+    return len(x) // len(weight) * height * width
 
 
 def forward(
@@ -131,11 +170,9 @@ def forward(
     expected_mean: None, or a guess of the mean of each output, (members, outputs), such as a norm's running mean. Then
     also return the moments that a batch norm of the result needs: the nearer the guess, the more exact the variance.
     """
-    _, outputs, _, rows, taps = weight.shape
-    height, width = (window.output_size(size, count) for size, count in zip(x.shape[2:], (rows, taps), strict=True))
-    y = _empty(x, (len(x), outputs, height, width))
-    epilogue = NO_EPILOGUE if expected_mean is None else MOMENTS
-    return y, _convolve(_Job(x, weight, y, backward=False, epilogue=epilogue, expected_mean=expected_mean), window)
+    y = _empty(x, (len(x), weight.shape[1], *_output_size(x, weight, window)))
+    epilogue = _Epilogue() if expected_mean is None else _Epilogue(MOMENTS, pivot=expected_mean)
+    return y, _convolve(_Job(x, weight, y, epilogue), window)
 
 
 def predict(
@@ -154,19 +191,17 @@ def predict(
     bias: (members, outputs). add: of the shape of the result. shared: x is (images, …), the same for all members.
     Float32 is multiplied as TF32; the result is rounded to it, which the next convolution would do anyway.
     """
-    members, outputs, _, rows, taps = weight.shape
-    height, width = (window.output_size(size, count) for size, count in zip(x.shape[2:], (rows, taps), strict=True))
-    y = _empty(x, (len(x) * (members if shared else 1), outputs, height, width))
+    images = len(x) * len(weight) if shared else len(x)
+    y = _empty(x, (images, weight.shape[1], *_output_size(x, weight, window)))
     if bias is not None and norm is not None:
         norm, bias = replace(norm, mean=norm.mean - bias), None
-    epilogue = RUNNING_NORM if norm is not None else BIAS if bias is not None else NO_EPILOGUE
-    tf32 = x.dtype == torch.float32
-    job = _Job(x, weight, y, backward=False, epilogue=epilogue, add=add, relu=relu, shared=shared, tf32=tf32)
     if norm is not None:
-        job.epilogue_tensors = (y, y, norm.mean, norm.variance, norm.weight, norm.bias)
-        job.eps = norm.eps
-    elif bias is not None:
-        job.epilogue_tensors = (y, y, y, y, y, bias)
+        epilogue = _Epilogue(
+            RUNNING_NORM, pivot=norm.mean, saved=norm.variance, weight=norm.weight, bias=norm.bias, eps=norm.eps
+        )
+    else:
+        epilogue = _Epilogue() if bias is None else _Epilogue(BIAS, bias=bias)
+    job = _Job(x, weight, y, epilogue, add, relu=relu, shared=shared, tf32=x.dtype == torch.float32)
     _convolve(job, window)
     return y
 
@@ -185,7 +220,13 @@ def input_gradient(
     are, if any; then returns the gradient of the input of its ReLU, and sums.
     """
     dx = _empty(dy, shape)
-    job = _Job(dy, weight, dx, backward=True, epilogue=NO_EPILOGUE if norm is None else NORM_SUMS, add=add, norm=norm)
+    epilogue = _Epilogue()
+    if norm is not None:
+        epilogue = _Epilogue(
+            NORM_SUMS, norm.norm_input, norm.norm_output, saved=norm.saved, weight=norm.weight, bias=norm.bias,
+            mask=norm.mask,
+        )  # fmt: skip
+    job = _Job(dy, weight, dx, epilogue, add, backward=True)
     if window.stride > 1 or job.rows != job.taps:
         return dx, _convolve_back_strided(job, window)
     return dx, _convolve(job, Window(1, job.rows - 1 - window.padding))  # a convolution with the window turned around
@@ -199,36 +240,29 @@ class _Job:
         x: Tensor,
         weight: Tensor,
         y: Tensor,
-        *,
-        backward: bool,
-        epilogue: int,
+        epilogue: _Epilogue,
         add: Tensor | None = None,
-        norm: NormBefore | None = None,
-        expected_mean: Tensor | None = None,
+        *,
+        backward: bool = False,
         relu: bool = False,
         shared: bool = False,
         tf32: bool = False,
     ) -> None:
-        self.x, self.weight, self.y, self.add = x, weight, y, add
+        self.x, self.weight, self.y, self.epilogue, self.add = x, weight, y, epilogue, add
         self.members, _, _, self.rows, self.taps = weight.shape
         self.inputs, self.outputs = x.shape[1], y.shape[1]
         self.images = len(y) // self.members
         self.size = LayerSize(
             self.members, self.images * y.shape[2] * y.shape[3], y.shape[3], self.inputs, self.outputs, backward,
-            statistics=epilogue in (MOMENTS, NORM_SUMS), float32=x.dtype == torch.float32,
+            statistics=epilogue.number in (MOMENTS, NORM_SUMS), float32=x.dtype == torch.float32,
             shared_memory=shared_memory_of(x.device),
         )  # fmt: skip
-        self.eps = 0.0
         self.input_units, input_unit = channel_units(self.inputs)
         self.output_units, output_unit = channel_units(self.outputs)
-        pivot = y if expected_mean is None else expected_mean
-        self.epilogue_tensors: tuple[Tensor, ...] = (y, y, pivot, y, y, y)
-        if norm is not None:
-            self.epilogue_tensors = (norm.norm_input, norm.norm_output, pivot, norm.saved, norm.weight, norm.bias)
         self.options = {"RELU": relu, "SHARED": shared, "TF32": tf32}  # of `predict`
         self.constants: dict[str, Any] = {
-            "INPUT_UNIT": input_unit, "OUTPUT_UNIT": output_unit, "ADD": add is not None, "EPILOGUE": epilogue,
-            "MASK": NO_RELU if norm is None else norm.mask,
+            "INPUT_UNIT": input_unit, "OUTPUT_UNIT": output_unit, "ADD": add is not None, "EPILOGUE": epilogue.number,
+            "MASK": epilogue.mask,
         }  # fmt: skip
 
     def tensors(self, blocks: int) -> tuple[tuple[Tensor, ...], BlockSums | None]:
@@ -236,7 +270,7 @@ class _Job:
         shape = (self.members, 3, blocks, self.outputs)
         sums = BlockSums(empty(*shape, like=self.y)) if self.size.statistics else None
         tensors = (self.x, self.weight, self.y, self.y if sums is None else sums.partial)
-        return (*tensors, self.y if self.add is None else self.add, *self.epilogue_tensors), sums
+        return (*tensors, self.y if self.add is None else self.add, *self.epilogue.tensors(unused=self.y)), sums
 
     def is_whole(self, tile: Tile) -> bool:
         """Tell whether inputs and outputs are multiples of those of a tile, so that none is cut off."""
@@ -256,15 +290,7 @@ def _convolve_by_rows(job: _Job, window: Window) -> BlockSums | None:
     """Launch the kernel for narrow layers, which reads a row of the window in one piece."""
     from structured_ensembles.cuda.kernels.convolution import convolve_by_rows
 
-    tile = tiles.row_tile(job.size, job.taps)
-    blocks, count = job.size.blocks(tile.pixels)
-    tensors, sums = job.tensors(blocks)
-    launch(
-        convolve_by_rows, (blocks, job.members, ceil_div(job.outputs, tile.outputs)),
-        *tensors, *_sizes(job, window, count), **_window_constants(job, window), **job.constants, **job.options,
-        HIGH=tile.pixels, WIDE=tile.outputs, DEEP=tile.inputs, **tile.options,
-    )  # fmt: skip
-    return sums
+    return _launch_by_pixels(convolve_by_rows, job, window, tiles.row_tile(job.size, job.taps))
 
 
 def _convolve_by_taps(job: _Job, window: Window) -> BlockSums | None:
@@ -272,29 +298,21 @@ def _convolve_by_taps(job: _Job, window: Window) -> BlockSums | None:
     from structured_ensembles.cuda.kernels.wide_convolution import convolve_by_taps
 
     tile = tiles.tap_tile(job.size)
+    return _launch_by_pixels(convolve_by_taps, job, window, tile, WHOLE=job.is_whole(tile))
+
+
+def _launch_by_pixels(kernel: Any, job: _Job, window: Window, tile: Tile, **constants: bool) -> BlockSums | None:
+    """Launch a kernel whose programs have blocks of a member's pixels, in tiles. constants: that only it has."""
     blocks, count = job.size.blocks(tile.pixels)
     tensors, sums = job.tensors(blocks)
     launch(
-        convolve_by_taps, (blocks, job.members, ceil_div(job.outputs, tile.outputs)),
-        *tensors, *_sizes(job, window, count), **_window_constants(job, window), **job.constants, **job.options,
-        WHOLE=job.is_whole(tile), HIGH=tile.pixels, WIDE=tile.outputs, DEEP=tile.inputs, **tile.options,
+        kernel, (blocks, job.members, ceil_div(job.outputs, tile.outputs)),
+        *tensors, job.size.pixels, *job.x.shape[2:], window.padding, job.input_units, job.output_units, count,
+        job.epilogue.eps, STRIDE=window.stride, OUT_WIDTH=job.y.shape[3], OUT_PIXELS=job.y.shape[2] * job.y.shape[3],
+        ROWS=job.rows, TAPS=job.taps, BACKWARD=job.size.backward, **job.constants, **job.options, **constants,
+        HIGH=tile.pixels, WIDE=tile.outputs, DEEP=tile.inputs, **tile.options,
     )  # fmt: skip
     return sums
-
-
-def _sizes(job: _Job, window: Window, count: int) -> tuple[float, ...]:
-    """Return the sizes that kernels by rows and by taps are told, in their order. count: of the tiles of a block."""
-    return (
-        job.size.pixels, *job.x.shape[2:], window.padding, job.input_units, job.output_units, count, job.eps
-    )  # fmt: skip
-
-
-def _window_constants(job: _Job, window: Window) -> dict[str, Any]:
-    """Return the constants of kernels by rows and by taps that say where a pixel's window is."""
-    return {
-        "STRIDE": window.stride, "OUT_WIDTH": job.y.shape[3], "OUT_PIXELS": job.y.shape[2] * job.y.shape[3],
-        "ROWS": job.rows, "TAPS": job.taps, "BACKWARD": job.size.backward,
-    }  # fmt: skip
 
 
 def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
@@ -309,7 +327,7 @@ def _convolve_by_sweep(job: _Job, window: Window) -> BlockSums | None:
     launch(
         convolve_by_sweep, (blocks, job.members),
         *tensors, job.images, job.x.shape[2], height, window.padding, job.input_units, job.output_units,
-        sweep.strips, sweep.strip, job.eps, WIDTH=job.x.shape[3], OUT_WIDTH=width, BACKWARD=job.size.backward,
+        sweep.strips, sweep.strip, job.epilogue.eps, WIDTH=job.x.shape[3], OUT_WIDTH=width, BACKWARD=job.size.backward,
         **job.constants, **job.options, IMAGES=sweep.images, HIGH=max(sweep.pixels, 16 * tile.warps),
         WIDE=max(LEAST_OUTPUTS, power_of_two(job.outputs)), DEEP=tile.inputs, STAGES=tile.stages, **tile.options,
     )  # fmt: skip

@@ -19,10 +19,15 @@ from torch import Tensor
 MAX_THREADS = 16
 
 _compile_only: ContextVar[bool] = ContextVar("compile_only", default=False)
+_dependent: ContextVar[bool] = ContextVar("dependent", default=False)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Launch a kernel on a grid of programs; within `compile_only`, compile it."""
+    if _dependent.get():
+        constants |= {"DEPENDENT": True, "launch_pdl": True}
+    if torch.version.hip is not None:
+        constants.pop("maxnreg", None)  # a limit of registers that Triton has for NVIDIA's GPUs only
     if _compile_only.get():
         kernel.warmup(*arguments, grid=grid, **constants)
     else:
@@ -34,6 +39,19 @@ def empty(*shape: int, like: Tensor, dtype: torch.dtype | None = None, channels_
     order = torch.channels_last if channels_last else torch.contiguous_format
     result = torch.empty(shape, device=like.device, dtype=dtype or torch.float32, memory_format=order)
     return result.zero_() if _compile_only.get() else result
+
+
+@contextmanager
+def dependent_launches() -> Iterator[None]:
+    """Let a GPU start each kernel while the one before it ends, which saves some microseconds between short kernels.
+
+    Kernels wait for each other themselves, see `kernels/order.py`. For GPUs from Hopper on.
+    """
+    token = _dependent.set(True)
+    try:
+        yield
+    finally:
+        _dependent.reset(token)
 
 
 @contextmanager

@@ -244,7 +244,7 @@ def _precision(ensemble: Any) -> torch.dtype | None:
         return None
     casting = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     precision = casting or dtype_of(ensemble)
-    if precision == torch.float32 and not allows_tf32():
+    if precision == torch.float32 and not allows_tf32(device):
         return None
     return precision if precision in CLOSE else None
 
@@ -286,4 +286,4 @@ def _key(x: Inputs) -> Hashable:
     names = tuple(x) if isinstance(x, dict) else None
     device = tensors[0].device
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-    return (kinds, names, casting, stream, allows_tf32())
+    return (kinds, names, casting, stream, allows_tf32(device))

@@ -78,7 +78,8 @@ def _check_member(
     for placeholder, padded in gradients.items():
         parameter = parameters[program.names[placeholder]]
         if id(parameter) in program_gradients:
-            raise ProgramError(f"a network has one parameter where the program has {program.names[placeholder]!r}, too")
+            name = program.names[placeholder]
+            raise ProgramError(f"the program has a parameter of the network twice, also as {name!r}")
         program_gradients[id(parameter)] = unpadded(padded, parameter.shape)
     compared = [("output", expected, output)]
     for (name, parameter), gradient in zip(parameters.items(), network_gradients, strict=True):

@@ -138,17 +138,18 @@ class Run:
             return None  # a bias, for which there is no kernel in training
         weight = self._value(node.args[1])
         x = stored_channels_last(self.values[node.args[0]], weight.dtype)
+        window = Window(node.kwargs["stride"], node.kwargs["padding"])
         if node.target is predict_conv:
-            return None if self.learned or not convolution.fits_prediction(x, weight) else self._predict_conv(node, x)
-        if not convolution.fits(x, weight):
+            can_predict = not self.learned and convolution.fits_prediction(x, weight, window)
+            return self._predict_conv(node, x, window) if can_predict else None
+        if not convolution.fits(x, weight, window):
             return None
         if node.target is member_conv:
-            return self._conv(node, x, weight)
-        window = Window(node.kwargs["stride"], node.kwargs["padding"])
+            return self._conv(node, x, weight, window)
         several = convolution.rows_per_member(x, weight, window) > 1
         return self._conv_norm(node, x, weight, window) if several else None
 
-    def _predict_conv(self, node: Node, x: Tensor) -> Tensor:
+    def _predict_conv(self, node: Node, x: Tensor, window: Window) -> Tensor:
         """Convolve, normalise by running statistics, add and apply the ReLU, in prediction: no gradients."""
         weight = self._value(node.args[1])
         bias, scale, shift, mean, variance = (
@@ -161,13 +162,11 @@ class Run:
             shift = torch.zeros_like(mean) if shift is None else shift
             norm = RunningNorm(scale, shift, mean, variance, node.kwargs["eps"])
         add = stored_channels_last(self.values[node.args[7]], x.dtype) if len(node.args) > 7 else None
-        window = Window(node.kwargs["stride"], node.kwargs["padding"])
         relu, shared = node.kwargs["relu"], node.kwargs.get("shared", False)
         return convolution.predict(x, weight, window, bias, norm, add, relu=relu, shared=shared)
 
-    def _conv(self, node: Node, x: Tensor, weight: Tensor) -> Tensor:
+    def _conv(self, node: Node, x: Tensor, weight: Tensor, window: Window) -> Tensor:
         """Convolve, and record the backward pass."""
-        window = Window(**node.kwargs)
         y, _ = convolution.forward(x, weight, window)
         if self._must_record(node):
             self.records[node] = lambda dy: self._conv_backward(
@@ -203,9 +202,9 @@ class Run:
         weight, factors = self._value(weight_node), self._value(factors_node)
         x = stored_channels_last(self.values[source], weight.dtype)
         scaled = output_scales.scale_weights(weight[0], factors)
-        if not convolution.fits(x, scaled):
-            return None
         window = Window(**node.kwargs)
+        if not convolution.fits(x, scaled, window):
+            return None
         y, _ = convolution.forward(x, scaled, window)
         bias = None if bias_node is None else self._value(bias_node)
         if bias is not None:

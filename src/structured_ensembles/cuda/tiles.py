@@ -1,7 +1,8 @@
 """How large the tiles of the convolution kernels are, by the size of the layer.
 
-They are those that were fastest on an H200, layer by layer (`benchmarks/tiles.py`). Large tiles read less; small ones
-make more programs, which a GPU needs to be busy. Where few registers are allowed, more programs run at a time.
+`benchmarks/tiles.py` has measured many tiles on an H200, layer by layer; these functions return the fastest. Large ones
+read less; small ones make more programs, which a GPU needs to be busy. Where few registers are allowed, more programs
+run at a time. GPUs with less shared memory get the same tiles with fewer stages (`fit`), which nobody has measured.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ from typing import TypeVar
 from structured_ensembles.cuda.launch_grid import ceil_div, dot_size, moment_blocks
 
 MULTIPROCESSORS = 132  # of an H100 or H200: tiles are as large as keeps them all busy
-MANY_PIXELS = 2**16  # of one member
+MANY_PIXELS = 2**16  # of one member, from which on its tiles may be larger
 WIDEST_ROW = 64  # columns (taps × inputs) up to which layers are computed by rows
 WIDEST_SWEEP, WIDEST_SWEEP_BACK = 128, 192  # columns up to which layers are computed by sweeps; back, to few outputs
 WIDEST_SWEEP_FLOAT32 = 64
 WIDEST_PRODUCTS = 128, 32  # columns and outputs up to which gradients of weights are computed by sweeps and by rows
 WIDEST_IMAGE = 128  # pixels of a row that a sweep for gradients of weights holds
-FULL_WAVE, FEWEST_WAVES = 0.9, 1.5  # programs for each place on the GPU: in the last wave of large tiles, and in all
+# A GPU runs programs in waves, here of one for each multiprocessor. The largest tiles are taken where their programs
+# fill this part of the waves that they need; the next smaller ones where their programs are enough for so many waves.
+FULL_WAVE, FEWEST_WAVES = 0.9, 1.5
 SHARED_MEMORY = 227 * 1024  # bytes that a program may have on an H100; other GPUs have less
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of pixels × outputs, computed from so many inputs at a time.
+    """A tile of pixels × outputs, computed from so many inputs at a time (by rows and by sweeps: columns).
 
     warps, stages: of a program and of its pipeline. registers: of a thread at most.
     """
@@ -61,6 +64,14 @@ class ProductTile(Tile):
         return (3 * self.inputs + self.outputs) * self.pixels * element_size
 
 
+class SweptProductTile(ProductTile):
+    """A tile of a sweep: it reads a row of the inputs, and three of the gradients of the outputs."""
+
+    def bytes_of_stage(self, element_size: int) -> int:
+        """Return the shared memory of one stage of the pipeline of a sweep."""
+        return (self.inputs + 3 * self.outputs) * self.pixels * element_size
+
+
 AnyTile = TypeVar("AnyTile", bound=Tile)
 
 
@@ -81,6 +92,11 @@ class LayerSize:
     statistics: bool = False
     float32: bool = False
     shared_memory: int = SHARED_MEMORY
+
+    @property
+    def element_size(self) -> int:
+        """Return the bytes of a number."""
+        return 4 if self.float32 else 2
 
     def blocks(self, tile_pixels: int) -> tuple[int, int]:
         """Return the number of blocks into which a member's pixels are divided, and the tiles of each."""
@@ -106,6 +122,15 @@ def fit(tile: AnyTile, shared_memory: int, element_size: int = 2) -> AnyTile:
     return tile
 
 
+def fit_sweep(tile: AnyTile, width: int, shared_memory: int, element_size: int = 2) -> AnyTile:
+    """Return the tile of a sweep with fewer stages where a GPU has too little shared memory.
+
+    width: of an image of the output; a stage holds at least one row of it, even where the tile has fewer pixels.
+    """
+    with_whole_rows = replace(tile, pixels=max(tile.pixels, dot_size(width)))
+    return replace(tile, stages=fit(with_whole_rows, shared_memory, element_size).stages)
+
+
 def row_tile(layer: LayerSize, taps: int) -> Tile:
     """Return the tile of a kernel that reads rows of the window."""
     return Tile(64, dot_size(layer.outputs), dot_size(taps * layer.inputs), stages=1)
@@ -113,11 +138,11 @@ def row_tile(layer: LayerSize, taps: int) -> Tile:
 
 def tap_tile(layer: LayerSize) -> Tile:
     """Return the tile of a kernel that goes through the window tap by tap."""
-    return fit(_fastest_tap_tile(layer), layer.shared_memory, 4 if layer.float32 else 2)
+    return fit(_fastest_tap_tile(layer), layer.shared_memory, layer.element_size)
 
 
 def _fastest_tap_tile(layer: LayerSize) -> Tile:
-    """Return the tile that is fastest where shared memory is no matter."""
+    """Return the tile that was fastest on an H200."""
     outputs, inputs = dot_size(layer.outputs), dot_size(layer.inputs)
     if layer.float32:
         return Tile(64, min(128, outputs), min(32, inputs))
@@ -139,11 +164,11 @@ def _fastest_tap_tile(layer: LayerSize) -> Tile:
 
 
 def back_tile(layer: LayerSize, cells: int) -> Tile:
-    """Return the tile of the gradient of a layer with a stride; its pixels are cells."""
+    """Return the tile of the input gradient of a layer with a stride. cells: of a member; a tile's pixels are cells."""
     programs = layer.members * ceil_div(cells, 128) * ceil_div(layer.outputs, 64)
     pixels = 128 if programs >= FEWEST_WAVES * MULTIPROCESSORS else 64
     tile = Tile(pixels, min(64, dot_size(layer.outputs)), min(64, dot_size(layer.inputs)))
-    return fit(tile, layer.shared_memory, 4 if layer.float32 else 2)
+    return fit(tile, layer.shared_memory, layer.element_size)
 
 
 def can_be_swept(layer: LayerSize) -> bool:
@@ -166,6 +191,11 @@ def can_be_swept(layer: LayerSize) -> bool:
 
 def sweep_tile(layer: LayerSize, columns: int) -> Tile:
     """Return the tile of a sweep. columns: of the tile, a power of two that is at least 3 × inputs."""
+    return fit_sweep(_fastest_sweep_tile(layer, columns), layer.width, layer.shared_memory, layer.element_size)
+
+
+def _fastest_sweep_tile(layer: LayerSize, columns: int) -> Tile:
+    """Return the tile of a sweep that was fastest on an H200."""
     if layer.outputs > 32 or columns > 128 or (columns > 64 and layer.outputs > 16):
         return Tile(32, layer.outputs, columns, warps=2)
     if columns <= 32 or layer.outputs <= 8:
@@ -181,12 +211,11 @@ def has_narrow_products(inputs: int, outputs: int, rows: int, taps: int) -> bool
     return rows <= 3 and taps * inputs <= max_columns and outputs <= max_outputs
 
 
-def products_by_sweep(columns: int, outputs: int) -> ProductTile:
-    """Return the tile of a sweep for the gradient of weights. columns: taps × inputs."""
+def products_by_sweep(columns: int, outputs: int, width: int, shared_memory: int = SHARED_MEMORY) -> ProductTile:
+    """Return the tile of a sweep for the gradient of weights. columns: taps × inputs. width: of an output's image."""
     inputs = dot_size(columns)
-    if inputs <= 64:
-        return ProductTile(64, dot_size(outputs), inputs, warps=2)
-    return ProductTile(128, dot_size(outputs), inputs)
+    pixels, warps = (64, 2) if inputs <= 64 else (128, 4)
+    return fit_sweep(SweptProductTile(pixels, dot_size(outputs), inputs, warps), width, shared_memory)
 
 
 def products_by_rows(columns: int, outputs: int) -> ProductTile:

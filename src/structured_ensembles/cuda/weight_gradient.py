@@ -16,6 +16,7 @@ from structured_ensembles.cuda.launch import empty, launch
 from structured_ensembles.cuda.launch_grid import Sweep, ceil_div, channel_units, power_of_two
 from structured_ensembles.cuda.tiles import ProductTile
 
+MAX_BLOCKS = 256  # of a member's pixels
 MERGED_BLOCKS, MERGE_TILE = 64, 1024  # blocks, and numbers in all, that are merged at a time
 
 
@@ -42,7 +43,7 @@ def _products_by_sweep(x: Tensor, dy: Tensor, weight: Tensor, window: Window) ->
     input_units, output_units, units = _units(inputs, outputs)
     (height, width), (out_height, out_width) = x.shape[2:], dy.shape[2:]
     images = len(x) // members
-    tile = tiles.products_by_sweep(taps * inputs, outputs)
+    tile = tiles.products_by_sweep(taps * inputs, outputs, out_width, shared_memory_of(x.device))
     sweep = Sweep.of(images, height, out_width, members, tile.pixels)
     blocks = ceil_div(images, sweep.images) * sweep.strips
     partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
@@ -50,7 +51,7 @@ def _products_by_sweep(x: Tensor, dy: Tensor, weight: Tensor, window: Window) ->
         weight_products_by_sweep, (blocks, members),
         x, dy, partial, images, height, out_height, window.padding, input_units, output_units,
         sweep.strips, sweep.strip, WIDTH=width, OUT_WIDTH=out_width, **units, IMAGES=sweep.images,
-        HIGH=tile.inputs, WIDE=tile.outputs, DEEP=sweep.pixels, STAGES=tile.stages, num_warps=tile.warps,
+        HIGH=tile.inputs, WIDE=tile.outputs, DEEP=sweep.pixels, STAGES=tile.stages, **tile.options,
     )  # fmt: skip
     return partial
 
@@ -59,57 +60,56 @@ def _products_by_rows(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> 
     """Launch the kernel for narrow layers, which computes a row of the window at a time."""
     from structured_ensembles.cuda.kernels.weight_gradient import weight_products_by_rows
 
-    members, outputs, inputs, rows, taps = weight.shape
+    _, outputs, inputs, _, taps = weight.shape
     tile = tiles.products_by_rows(taps * inputs, outputs)
-    output_tiles = ceil_div(outputs, tile.outputs)
-    blocks, count, sizes, constants = _blocks_of_pixels(x, dy, weight, window, output_tiles, tile)
-    partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
-    launch(
-        weight_products_by_rows, (blocks, members, output_tiles), x, dy, partial, *sizes, count, **constants,
-        HIGH=tile.inputs, WIDE=tile.outputs, DEEP=tile.pixels, **tile.options,
-    )  # fmt: skip
-    return partial
+    return _launch_by_pixels(
+        weight_products_by_rows, x, dy, weight, window, tile, weight_tiles=ceil_div(outputs, tile.outputs)
+    )
 
 
 def _products_by_taps(x: Tensor, dy: Tensor, weight: Tensor, window: Window) -> Tensor:
     """Launch the kernel for wide layers, whose programs have up to three taps of the window each."""
     from structured_ensembles.cuda.kernels.weight_gradient import weight_products_by_taps
 
-    members, outputs, inputs, rows, taps = weight.shape
+    _, outputs, inputs, rows, taps = weight.shape
     tile = tiles.products_by_taps(inputs, outputs, shared_memory_of(x.device))
     input_tiles = ceil_div(inputs, tile.inputs)
     weight_tiles = rows * ceil_div(taps, 3) * input_tiles * ceil_div(outputs, tile.outputs)
-    blocks, count, sizes, constants = _blocks_of_pixels(x, dy, weight, window, weight_tiles, tile)
-    partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
-    launch(
-        weight_products_by_taps, (blocks, members, weight_tiles),
-        x, dy, partial, *sizes, count, input_tiles, **constants,
-        WHOLE=inputs % tile.inputs == 0 and outputs % tile.outputs == 0, HIGH=tile.inputs, WIDE=tile.outputs,
-        DEEP=tile.pixels, **tile.options,
-    )  # fmt: skip
-    return partial
+    is_whole = inputs % tile.inputs == 0 and outputs % tile.outputs == 0
+    return _launch_by_pixels(
+        weight_products_by_taps, x, dy, weight, window, tile, input_tiles, weight_tiles=weight_tiles, WHOLE=is_whole
+    )
 
 
-def _blocks_of_pixels(
-    x: Tensor, dy: Tensor, weight: Tensor, window: Window, weight_tiles: int, tile: ProductTile
-) -> tuple[int, int, tuple[int, ...], dict[str, Any]]:
-    """Divide a member's pixels into blocks of tiles; returns what kernels by rows and by taps are told.
+def _launch_by_pixels(
+    kernel: Any,
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    window: Window,
+    tile: ProductTile,
+    *sizes: int,
+    weight_tiles: int,
+    **constants: bool,
+) -> Tensor:
+    """Launch a kernel whose programs have blocks of a member's pixels, in tiles; returns its partial sums.
 
-    That is the number of blocks, of tiles of a block, the sizes in the kernels' order, and their constants.
-    weight_tiles: of a member's weights.
+    weight_tiles: of a member's weights. sizes, constants: that only this kernel has.
     """
     members, outputs, inputs, rows, taps = weight.shape
     input_units, output_units, units = _units(inputs, outputs)
     out_height, out_width = dy.shape[2:]
     pixels = len(x) // members * out_height * out_width
     wanted = max(tile.programs // (members * weight_tiles), 1)
-    blocks, count = tiles.divide(pixels, tile.pixels, min(wanted, max(pixels // (4 * tile.pixels), 1), 256))
-    sizes = (pixels, *x.shape[2:], window.padding, input_units, output_units)
-    constants = {
-        "STRIDE": window.stride, "OUT_WIDTH": out_width, "OUT_PIXELS": out_height * out_width, "ROWS": rows,
-        "TAPS": taps, **units,
-    }  # fmt: skip
-    return blocks, count, sizes, constants
+    blocks, count = tiles.divide(pixels, tile.pixels, min(wanted, max(pixels // (4 * tile.pixels), 1), MAX_BLOCKS))
+    partial = empty(members, blocks, outputs * rows * taps * inputs, like=x)
+    launch(
+        kernel, (blocks, members, weight_tiles),
+        x, dy, partial, pixels, *x.shape[2:], window.padding, input_units, output_units, count, *sizes,
+        STRIDE=window.stride, OUT_WIDTH=out_width, OUT_PIXELS=out_height * out_width, ROWS=rows, TAPS=taps, **units,
+        **constants, HIGH=tile.inputs, WIDE=tile.outputs, DEEP=tile.pixels, **tile.options,
+    )  # fmt: skip
+    return partial
 
 
 def _merge_blocks(partial: Tensor, weight: Tensor) -> Tensor:

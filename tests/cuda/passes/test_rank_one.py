@@ -126,7 +126,7 @@ def test_weights_are_cast_and_factors_are_not() -> None:
 def test_our_kernels_compute_what_the_network_does(monkeypatch: pytest.MonkeyPatch) -> None:
     from structured_ensembles.cuda import batch_norm, convolution
 
-    monkeypatch.setattr(convolution, "fits", lambda x, weight: True)
+    monkeypatch.setattr(convolution, "fits", lambda x, weight, window: True)
     monkeypatch.setattr(batch_norm, "fits", lambda x, members: x.dim() == 4)
 
     def forward(self: Model, x: Tensor) -> Any:

@@ -173,7 +173,7 @@ def test_print_shows_whose_factors_they_are() -> None:
 @here
 @pytest.mark.parametrize("bias", [False, True])
 def test_our_kernels_compute_what_the_network_does(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
-    monkeypatch.setattr(convolution, "fits", lambda x, weight: True)
+    monkeypatch.setattr(convolution, "fits", lambda x, weight, window: True)
     monkeypatch.setattr(batch_norm, "fits", lambda x, members: x.dim() == 4)
     network = frozen(block())
     if bias:

@@ -6,12 +6,14 @@ The pixels of an image, channels × height × width of them, are one row; a bloc
 import triton
 import triton.language as tl
 
+from structured_ensembles.cuda.kernels.order import wait_for_earlier
+
 
 @triton.jit(do_not_specialize=("size", "samples", "channels", "height", "width", "padding"))
 def draw_images(
     images, labels, order, crops, starts, step, mean, deviation, out, out_labels,
     size, samples, channels, height, width, padding,
-    CROPS: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK: tl.constexpr,
+    CROPS: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Write `out` (members × size, channels, height, width) and `out_labels` (members × size,) of batch number `step`.
 
@@ -19,6 +21,7 @@ def draw_images(
     member's epoch; crops: (members, samples, 3), how far down and right each is cropped, and whether it is flipped.
     starts: of each batch in that order. CHANNELS_LAST: how `out` lies in memory.
     """
+    wait_for_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     place = row // size * samples + tl.load(starts + tl.load(step)) + row % size
     sample = tl.load(order + place)

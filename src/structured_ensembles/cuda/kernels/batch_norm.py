@@ -9,11 +9,16 @@ import triton
 import triton.language as tl
 
 from structured_ensembles.cuda.kernels.epilogue import add_tile_moments, store_block
+from structured_ensembles.cuda.kernels.order import wait_for_earlier
 
 
 @triton.jit(do_not_specialize=("rows", "width", "per_block"))
-def moments(x, partial, rows, width, per_block, UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr):
+def moments(
+    x, partial, rows, width, per_block, UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):  # fmt: skip
     """Compute mean and squared deviations of each channel of one block of rows, partial (members, 3, blocks, width)."""
+    wait_for_earlier(DEPENDENT)
     width *= UNIT
     block = tl.program_id(0)
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
@@ -37,13 +42,14 @@ def normalize(
     x, other, partial, weight, bias, y, saved, running_mean, running_var,
     rows, width, per_block, blocks, eps, momentum,
     ADD: tl.constexpr, RELU: tl.constexpr, BLOCKS: tl.constexpr,
-    UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Merge the moments of all blocks and normalise one block of rows; block 0 also updates the running statistics.
 
     partial: (members, 3, blocks, width): mean, squared deviations, and rows of each block. weight, bias, running_mean,
     running_var: (members, width). saved: (members, 2, width), mean and 1 / deviation.
     """
+    wait_for_earlier(DEPENDENT)
     width *= UNIT
     block = tl.program_id(0)
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
@@ -100,13 +106,14 @@ def normalize(
 def gradient_sums(
     x, y, dy, saved, weight, bias, partial, masked,
     rows, width, per_block,
-    MASK: tl.constexpr, UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    MASK: tl.constexpr, UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Compute gradients of weight and bias from one block of rows; partial: (members, 3, blocks, width).
 
     MASK: 0: no ReLU; the gradient of the ReLU is found from x (1) or from the output y (2), and its input's gradient is
     written to `masked`.
     """
+    wait_for_earlier(DEPENDENT)
     width *= UNIT
     block = tl.program_id(0)
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
@@ -146,12 +153,13 @@ def gradient_sums(
 def input_gradient(
     x, dy, saved, partial, weight, dx, parameter_gradients,
     rows, width, per_block, blocks,
-    BLOCKS: tl.constexpr, UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    BLOCKS: tl.constexpr, UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Merge the sums of all blocks and compute dx of one block of rows; block 0 writes the parameters' gradients.
 
     dy: of the ReLU's input. parameter_gradients: (2, members, width), those of weight and bias.
     """
+    wait_for_earlier(DEPENDENT)
     width *= UNIT
     block = tl.program_id(0)
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from structured_ensembles.cuda.kernels.epilogue import epilogue_constants, finish_tile, store_statistics, to_tf32
+from structured_ensembles.cuda.kernels.order import wait_for_earlier
 
 SIZES = ("pixels", "height", "width", "padding", "inputs", "outputs", "tiles")
 SWEEP_SIZES = ("images", "height", "out_height", "padding", "inputs", "outputs", "strips", "strip")
@@ -24,6 +25,7 @@ def convolve_by_sweep(
     BACKWARD: tl.constexpr, ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr, RELU: tl.constexpr,
     SHARED: tl.constexpr, TF32: tl.constexpr,
     IMAGES: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Convolve as `convolve_by_rows` does, narrow layers with windows of 3 × 3 and stride 1: reads x once.
 
@@ -31,6 +33,7 @@ def convolve_by_sweep(
     (DEEP ≥ 3 × inputs columns for each pixel), is multiplied by all three rows of the window; what they give belongs to
     three rows of y, of which the uppermost is complete then. HIGH ≥ IMAGES × OUT_WIDTH, WIDE ≥ outputs.
     """
+    wait_for_earlier(DEPENDENT)
     inputs *= INPUT_UNIT
     outputs *= OUTPUT_UNIT
     block = tl.program_id(0)
@@ -107,7 +110,7 @@ def convolve_by_rows(
     ROWS: tl.constexpr, TAPS: tl.constexpr, INPUT_UNIT: tl.constexpr, OUTPUT_UNIT: tl.constexpr,
     BACKWARD: tl.constexpr, ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr,
     RELU: tl.constexpr, SHARED: tl.constexpr, TF32: tl.constexpr,
-    HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Compute y[pixel, output] = Σ x[neighbour, input] · weight[output, row, tap, input] (+ other), then the epilogue.
 
@@ -123,6 +126,7 @@ def convolve_by_rows(
     is (members, 2, outputs): mean and 1 / deviation. EPILOGUE 3: pivot and saved are a norm's running mean and
     variance, (members, outputs). RELU: applied at the end.
     """
+    wait_for_earlier(DEPENDENT)
     inputs *= INPUT_UNIT
     outputs *= OUTPUT_UNIT
     block = tl.program_id(0)

@@ -3,19 +3,22 @@
 import triton
 import triton.language as tl
 
+from structured_ensembles.cuda.kernels.order import wait_for_earlier
+
 
 @triton.jit(do_not_specialize=("images", "channels", "out_channels"))
 def subsample(
     x, y, images, channels, out_channels,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, BACKWARD: tl.constexpr, UNIT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, OUT_PIXELS: tl.constexpr,
-    HIGH: tl.constexpr, WIDE: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Copy every STRIDE-th pixel of x (images, HEIGHT, WIDTH, channels) to y, and append channels of zeros.
 
     y: (images, OUT_PIXELS, out_channels). BACKWARD: x is the gradient of the inputs, which is written, y that of the
     outputs; its pixels that were left out get zeros.
     """
+    wait_for_earlier(DEPENDENT)
     channels *= UNIT
     out_channels *= UNIT
     channel = tl.arange(0, WIDE)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from structured_ensembles.cuda.kernels.convolution import SIZES, SWEEP_SIZES
+from structured_ensembles.cuda.kernels.order import wait_for_earlier
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -15,13 +16,14 @@ def weight_products_by_rows(
     pixels, height, width, padding, inputs, outputs, tiles,
     STRIDE: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT_PIXELS: tl.constexpr,
     ROWS: tl.constexpr, TAPS: tl.constexpr, INPUT_UNIT: tl.constexpr, OUTPUT_UNIT: tl.constexpr,
-    HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Sum x[neighbour of the pixel, input] · dy[pixel, output] over one block of pixels, all rows of a narrow layer.
 
     x: (members, images, height, width, inputs); dy: (members, pixels, outputs); partial: (members, blocks, outputs,
     ROWS, TAPS, inputs). HIGH ≥ TAPS × inputs; ROWS ≤ 3.
     """
+    wait_for_earlier(DEPENDENT)
     inputs *= INPUT_UNIT
     outputs *= OUTPUT_UNIT
     columns = TAPS * inputs
@@ -71,11 +73,13 @@ def weight_products_by_sweep(
     images, height, out_height, padding, inputs, outputs, strips, strip,
     WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, INPUT_UNIT: tl.constexpr, OUTPUT_UNIT: tl.constexpr,
     IMAGES: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Sum as `weight_products_by_rows` does, windows of 3 × 3 with stride 1: by strips of rows, as `convolve_by_sweep`.
 
     Here HIGH ≥ 3 × inputs columns and DEEP ≥ IMAGES × OUT_WIDTH pixels.
     """
+    wait_for_earlier(DEPENDENT)
     inputs *= INPUT_UNIT
     outputs *= OUTPUT_UNIT
     columns = 3 * inputs
@@ -127,13 +131,14 @@ def weight_products_by_taps(
     pixels, height, width, padding, inputs, outputs, tiles, input_tiles,
     STRIDE: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT_PIXELS: tl.constexpr,
     ROWS: tl.constexpr, TAPS: tl.constexpr, INPUT_UNIT: tl.constexpr, OUTPUT_UNIT: tl.constexpr,
-    WHOLE: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
+    WHOLE: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Sum as `weight_products_by_rows` does, for wider layers: up to 3 neighbouring taps, HIGH inputs, WIDE outputs.
 
     WHOLE: inputs and outputs are multiples of HIGH and WIDE.
     Launch grid: (blocks, members, ROWS × ⌈TAPS / 3⌉ × input tiles × output tiles).
     """
+    wait_for_earlier(DEPENDENT)
     inputs *= INPUT_UNIT
     outputs *= OUTPUT_UNIT
     block = tl.program_id(0)
@@ -184,8 +189,12 @@ def weight_products_by_taps(
 
 
 @triton.jit(do_not_specialize=("size", "blocks"))
-def merge_blocks(partial, result, size, blocks, UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr):
+def merge_blocks(
+    partial, result, size, blocks, UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):  # fmt: skip
     """Sum over blocks: partial (members, blocks, size) gives result (members, size). size: in units, as channels."""
+    wait_for_earlier(DEPENDENT)
     size *= UNIT
     member = tl.program_id(1)
     place = tl.program_id(0) * WIDE + tl.arange(0, WIDE)

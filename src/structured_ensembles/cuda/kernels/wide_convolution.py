@@ -9,6 +9,7 @@ import triton.language as tl
 
 from structured_ensembles.cuda.kernels.convolution import SIZES
 from structured_ensembles.cuda.kernels.epilogue import epilogue_constants, finish_tile, store_statistics, to_tf32
+from structured_ensembles.cuda.kernels.order import wait_for_earlier
 
 BACK_SIZES = ("images", "height", "width", "padding", "inputs", "outputs", "tiles")
 
@@ -30,13 +31,14 @@ def convolve_by_taps(
     ROWS: tl.constexpr, TAPS: tl.constexpr, INPUT_UNIT: tl.constexpr, OUTPUT_UNIT: tl.constexpr,
     BACKWARD: tl.constexpr, ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr,
     RELU: tl.constexpr, SHARED: tl.constexpr, TF32: tl.constexpr, WHOLE: tl.constexpr,
-    HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Compute what `convolve_by_rows` does, for layers of any width and windows of up to 32 × 32.
 
     WHOLE: inputs and outputs are multiples of DEEP and WIDE, so that no tile is cut off by them.
     Launch grid: (blocks of `tiles` tiles of pixels, members, tiles of outputs).
     """
+    wait_for_earlier(DEPENDENT)
     inputs *= INPUT_UNIT
     outputs *= OUTPUT_UNIT
     block = tl.program_id(0)
@@ -116,7 +118,7 @@ def convolve_back_strided(
     STRIDE: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, CELLS: tl.constexpr,
     CELLS_ACROSS: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr, INPUT_UNIT: tl.constexpr,
     OUTPUT_UNIT: tl.constexpr, ADD: tl.constexpr, EPILOGUE: tl.constexpr, MASK: tl.constexpr, WHOLE: tl.constexpr,
-    HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Compute the gradient of the inputs of a convolution with a stride, otherwise as `convolve_by_taps` with BACKWARD.
 
@@ -124,6 +126,7 @@ def convolve_back_strided(
     gradients of pixels at one place in their cells come by the same taps of the window, every STRIDE-th from
     `first_row` and `first_tap` on. A program takes all places of its cells in turn, so that all have as much to do.
     """
+    wait_for_earlier(DEPENDENT)
     inputs *= INPUT_UNIT
     outputs *= OUTPUT_UNIT
     block = tl.program_id(0)

@@ -26,4 +26,5 @@ def test_kernels_compile_for_an_rtx_5090_and_fit(tmp_path: Path) -> None:
     compiled = json.loads(run.stdout)
     assert [kernel for kernel in compiled if kernel["error"]] == []
     assert [kernel for kernel in compiled if kernel["shared"] > SHARED_MEMORY] == []
+    assert [kernel for kernel in compiled if not kernel["waits"]] == []
     assert {kernel["kernel"] for kernel in compiled} == LAUNCHED | OTHERS
