@@ -25,6 +25,7 @@ from structured_ensembles.runs.finished import Finished, read_run
 from structured_ensembles.runs.ingredients import read_data
 from structured_ensembles.runs.measurement import Request, measure_experiment
 
+SMOKE = StudyOptions(smoke=True)
 STRUCTURED = ("structured, layer", "structured, network")
 
 
@@ -36,6 +37,11 @@ def test_notes_name_the_seeds_of_the_runs(name: str, seeds: str) -> None:
     assert write_study_notes(study(name, options), options)[0].startswith(
         f"Ours: mean ± standard deviation over {seeds}"
     )
+
+
+def test_notes_explain_brackets_only_where_the_paper_printed_something() -> None:
+    notes = [write_study_notes(study("table-accuracy", options), options)[0] for options in (StudyOptions(), SMOKE)]
+    assert ["In brackets what the paper printed" in note for note in notes] == [True, False]
 
 
 def test_every_published_cell_has_runs() -> None:

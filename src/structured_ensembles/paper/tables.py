@@ -55,10 +55,8 @@ def write_study_notes(wanted: Study, options: StudyOptions) -> list[str]:
     runs_per_cell = max(len(runs) for runs, _ in wanted.sources.values())
     has_own_seeds = runs_per_cell != len(options.seeds)
     seeds = f"{runs_per_cell} seeds" if has_own_seeds else f"seeds {', '.join(map(str, options.seeds))}"
-    lines = [
-        f"Ours: mean ± standard deviation over {seeds}. In brackets what the paper printed; struck through where "
-        "it cannot be trusted."
-    ]
+    printed = " In brackets what the paper printed; a note says where it cannot be trusted." if wanted.paper else ""
+    lines = [f"Ours: mean ± standard deviation over {seeds}.{printed}"]
     if len(wanted.rules) > 1:
         lines.append(
             "Predictions of the members are combined in two ways, one table each: the published numbers come from the "
