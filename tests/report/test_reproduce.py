@@ -39,6 +39,13 @@ def test_notes_name_the_seeds_of_the_runs(name: str, seeds: str) -> None:
     )
 
 
+def test_notes_are_in_the_singular_for_one_seed_and_one_epoch() -> None:
+    options = StudyOptions(seeds=(2,), epochs=1, limit=1438)
+    notes = write_study_notes(study("table-continual", options), options)
+    assert notes[0].startswith("Ours: one seed, 2. In brackets")
+    assert notes[-1] == "Not the paper's training: recipe paper, 1 epoch, 1,438 training samples."
+
+
 def test_notes_explain_brackets_only_where_the_paper_printed_something() -> None:
     notes = [write_study_notes(study("table-accuracy", options), options)[0] for options in (StudyOptions(), SMOKE)]
     assert ["In brackets what the paper printed" in note for note in notes] == [True, False]
