@@ -53,7 +53,7 @@ class ContinualExperiment:
         if tasks is None:
             known = ", ".join(BENCHMARKS)
             raise ValueError(
-                f"tasks must be given for {self.dataset!r}, with sens continual --tasks: only {known} have a usual number"
+                f"tasks must be given for {self.dataset!r}, by sens continual --tasks: only {known} have a usual number"
             )
         config = {**vars(self), "tasks": tasks, "model_arguments": dict(self.model_arguments)}
         config["method_arguments"] = {"epochs": _usual_epochs(self.dataset), **self.method_arguments}
