@@ -25,6 +25,7 @@ from structured_ensembles.continual.tasks import SPLITS, Task, make_task
 from structured_ensembles.data import Data
 from structured_ensembles.data.arrays import check_labels
 from structured_ensembles.data.augmentation import Augmentation
+from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.splits import IndexedSplit
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.networks.copying import clone_model
@@ -267,6 +268,7 @@ class Learner(ABC):
         """Raise an error unless the task is new and the learner can learn it."""
         if not isinstance(task, Task):
             raise TypeError(f"task must be a Data, or a Task such as split_tasks() returns, not {type(task).__name__}")
+        check_data(task.data, "task.data")
         if not isinstance(task.number, int) or task.number < 0:
             raise ValueError(f"task must have a number of at least 0, not {task.number!r}")
         if task.number in self.learned:
