@@ -1,6 +1,6 @@
 """
-Sets that hold the truth nine times of ten
-==========================================
+Sets that hold the truth nine times out of ten
+==============================================
 
 A conformal set names the classes that may be right. It is small where the ensemble is sure, and large where it is not.
 """

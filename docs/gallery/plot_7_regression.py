@@ -3,7 +3,7 @@ A regression with intervals
 ===========================
 
 How far has diabetes progressed after a year? Each patient gets a distribution, and an interval that holds the target
-nine times of ten.
+nine times out of ten.
 """
 
 import matplotlib.pyplot as plt

@@ -66,7 +66,7 @@ def test_continual_accepts_user_models_and_reports_invalid_options(
     assert main([*CONTINUAL, "--out", str(tmp_path / "a"), *user_options, "--tasks", "2"]) == 0
     assert yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())["tasks"] == 2
     for arguments, message in (
-        (user_options, "tasks must be given for 'tests.cli.test_continual:my_data'"),
+        (user_options, "tasks must be given for 'tests.cli.test_continual:my_data', by sens continual --tasks"),
         (["--dataset", "imagenet"], "dataset must be one of 'digits', 'mnist'"),
         (["--limit", "3"], "has no samples to learn from"),
         (["--tasks", "3"], "tasks must divide the 10 classes"),

@@ -4,13 +4,16 @@ import re
 import shlex
 
 import pytest
+import torch
 
 from structured_ensembles.cli.command_line import parse_words
 from structured_ensembles.cli.help import EXAMPLES
 from structured_ensembles.cli.main import COMMANDS, main
 from structured_ensembles.cli.options import read_options
 from structured_ensembles.common.version import VERSION
+from structured_ensembles.data import Data
 from structured_ensembles.paper.catalogue import study_names
+from structured_ensembles.runs.ingredients import add_data_arguments
 
 RAW = ("Optional[", "Literal[", "<class", "print_config", "typing.", "Union[", "pathlib", "null")
 
@@ -57,6 +60,18 @@ def test_help_of_reproduce_lists_every_study(capsys: pytest.CaptureFixture[str])
     listed = re.search(r"arguments: NAME (.*?), or queue:", " ".join(capsys.readouterr().out.split()))
     assert listed is not None
     assert listed[1].split(", ") == [*study_names(), "all"]
+
+
+@pytest.mark.parametrize(("name", "facts"), [("train", "classes and channels"), ("continual", "channels")])
+def test_help_says_that_only_models_of_the_zoo_get_facts_of_the_data(
+    name: str, facts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Data.from_arrays(torch.rand(40, 1, 8, 8), torch.arange(40) % 4)
+    assert add_data_arguments("lenet5", data, {"a": 1}) == {"num_classes": 4, "in_channels": 1, "a": 1}
+    assert add_data_arguments("package.module:function", data, {"a": 1}) == {"a": 1}
+    assert main([name, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"is called with; those of the zoo get the {facts} of the data, too" in shown
 
 
 def test_help_after_two_dashes_is_a_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,6 +148,20 @@ def test_forget_frees_neurons_and_keeps_other_tasks(kind: type[StructuredLearner
     learner.learn(TASKS[3])
 
 
+@pytest.mark.parametrize("kind", [StructuredLearner, PruningLearner])
+def test_frozen_weights_are_not_reinitialised(kind: type[StructuredLearner]) -> None:
+    """No task could train them again, such as those of a first layer that was trained before."""
+    backbone = make_backbone()
+    backbone.get_submodule("conv1").requires_grad_(False)
+    before = backbone.get_parameter("conv1.weight").clone()
+    arguments = {"search_epochs": 1} if kind is StructuredLearner else {"strength": 1e-3, "margin": 0.5}
+    learner = kind(backbone, **arguments, **SHORT)
+    learn_and_check(learner, TASKS[:2])
+    learner.forget(1)
+    assert sum(learner.capacity().free.values()) > 0
+    assert torch.equal(learner.backbone.get_parameter("conv1.weight"), before)
+
+
 def test_trained_network_equals_the_stored_task_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frozen neurons are restored after every step, so that training sees the stored network."""
     learner = StructuredLearner(

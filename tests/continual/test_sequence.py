@@ -12,7 +12,15 @@ from safetensors import safe_open
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles.continual import LEARNERS, AccuracyMatrix, Learner, StructuredLearner, Task, run_sequence
+from structured_ensembles.continual import (
+    LEARNERS,
+    AccuracyMatrix,
+    Learner,
+    NaiveLearner,
+    StructuredLearner,
+    Task,
+    run_sequence,
+)
 from structured_ensembles.continual.learner import find_surest_task
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.storage.run_files import read_json, write_json
@@ -49,6 +57,40 @@ def test_surest_task_has_the_lowest_entropy_relative_to_that_of_its_classes() ->
     both = {3: torch.tensor([[0.8, 0.2], [0.99, 0.01]]).log(), 5: logits[5].repeat(2, 1)}
     assert find_surest_task(both).tolist() == [5, 3]
     assert find_surest_task(both, together=True).tolist() == [3, 3]  # (0.72 + 0.08) / 2 against 0.42
+
+
+def test_task_of_one_class_is_not_inferred() -> None:
+    """Its head is sure of any input: every sample would be of that task."""
+    x, one_class = torch.rand(8, 1, 7, 7), torch.zeros(8, dtype=torch.int64)
+    learner = LEARNERS["naive"](make_backbone(), seed=0, **SHORT)
+    tasks = [Task(0, (3,), se.Data.from_arrays(x, one_class, test=(x, one_class), classes=["3"])), TASKS[1]]
+    learner.learn(tasks[0])
+    assert learner.infer_task(x).tolist() == [0] * 8  # there is no other
+    learner.learn(tasks[1])
+    with pytest.raises(ValueError, match=r"task 0 has a single class, of which its head is always sure"):
+        learner.infer_task(x)
+    matrix = run_sequence(LEARNERS["naive"](make_backbone(), seed=0, **SHORT), tasks)
+    assert (matrix.unaided, matrix.inferred) == (None, None)
+    assert "identity" not in str(matrix)
+
+
+class OwnLearner(NaiveLearner):
+    """Learner of a user, as `sens continual --method package.module:OwnLearner` takes it."""
+
+    method = "own"
+
+
+def test_learner_of_a_users_class_is_loaded_by_that_class(tmp_path: Path) -> None:
+    learner = OwnLearner(make_backbone(), seed=0, **SHORT)
+    learner.learn(TASKS[0])
+    learner.save(tmp_path / "learner.safetensors")
+    loaded = OwnLearner.load(tmp_path / "learner.safetensors", backbone=make_backbone(seed=1))
+    assert type(loaded) is OwnLearner
+    assert torch.equal(loaded.logits(inputs_of(TASKS[0]), 0), learner.logits(inputs_of(TASKS[0]), 0))
+    with pytest.raises(
+        se.ArtifactError, match=r"'own', not of one that Learner\.load knows \(.*\): load it with its own class"
+    ):
+        Learner.load(tmp_path / "learner.safetensors", backbone=make_backbone())
 
 
 def test_accuracy_matrix_names_tasks_by_their_own_numbers() -> None:
@@ -140,7 +182,9 @@ def test_learner_file_is_compact_and_refuses_wrong_methods_and_damage(tmp_path: 
     assert sum(t.numel() for t in floats if t.is_floating_point()) == 50550 + learner.memory().heads
     loaded = Learner.load(path)  # the zoo's backbone needs no help
     assert loaded.capacity() == learner.capacity()
-    with pytest.raises(se.ArtifactError, match="of the method 'structured', not a NaiveLearner"):
+    with pytest.raises(
+        se.ArtifactError, match=r"of the method 'structured', not of one that NaiveLearner.load knows \(naive\)"
+    ):
         LEARNERS["naive"].load(path)
     with pytest.raises(se.ArtifactError, match="does not fit the backbone"):
         Learner.load(path, backbone=make_backbone())

@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from scipy.stats import entropy as scipy_entropy
 from sklearn.metrics import roc_auc_score, roc_curve
+from torch import nn
 
-from structured_ensembles.evaluation.discarding import discarding_curve, measure_discarding
+import structured_ensembles as se
+from structured_ensembles.evaluation.discarding import (
+    coverage_at_risk,
+    discarding_curve,
+    measure_discarding,
+    risk_coverage_area,
+)
 from structured_ensembles.evaluation.diversity import compute_diversity, disagreement_matrix, diversity_by_outcome
 from structured_ensembles.evaluation.ood import compute_detection_figures
 from structured_ensembles.evaluation.ranking import auroc, false_acceptance
@@ -98,6 +105,24 @@ def test_auroc_equals_scikit_learn(samples: list[tuple[int, bool]]) -> None:
         assert math.isnan(auroc(scores, positive))
     else:
         assert auroc(scores, positive) == pytest.approx(roc_auc_score(positive.numpy(), scores.numpy()))
+
+
+def test_uncertainty_that_is_nan_ranks_nothing() -> None:
+    scores, positive = torch.tensor([0.1, 0.2, 0.3, math.nan]), torch.tensor([False, False, True, True])
+    assert math.isnan(auroc(scores, positive))
+    assert math.isnan(risk_coverage_area(scores, positive))
+    assert math.isnan(coverage_at_risk(scores, positive))
+    assert math.isnan(false_acceptance(scores[:2], scores[2:]))
+    assert math.isnan(false_acceptance(scores[2:], scores[:2]))
+
+
+def test_diverged_ensemble_has_no_figures_of_its_ranking() -> None:
+    network = nn.Linear(4, 3)
+    nn.init.constant_(network.weight, math.nan)
+    x, y = torch.randn(20, 4), torch.arange(20) % 3
+    figures = se.evaluate(se.Ensemble([network]), se.Data.from_arrays(x, y, test=(x, y)))
+    assert math.isnan(figures["cal/nll"])
+    assert not figures.keys() & {"unc/auroc", "unc/fpr95", "unc/aurc", "unc/coverage_at_5_risk"}
 
 
 @settings(deadline=None)

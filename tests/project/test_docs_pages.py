@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import wraps
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -63,6 +64,20 @@ def test_api_pages_document_every_public_name_once() -> None:
     public |= {f"{module}.{name}" for module in modules for name in getattr(se, module).__all__}
     public -= {"evaluate"}  # is evaluation.evaluate
     assert sorted(documented) == sorted(public)
+
+
+def test_api_pages_call_exceptions_what_is_one() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "api").glob("*.md")))
+    for name in re.findall(r"^\.\. autoexception:: structured_ensembles\.([\w.]+)$", text, re.MULTILINE):
+        assert issubclass(attrgetter(name)(se), BaseException), name
+
+
+def test_pages_claim_nothing_that_results_call_open() -> None:
+    """And are written in English: it is nine times out of ten."""
+    words = {page.name: " ".join(page.read_text(encoding="utf-8").split()) for page in [*PAGES, *SCRIPTS]}
+    if "Nothing recorded says yet how two full networks compare with five halves" in words["results.md"]:
+        assert not [name for name, text in words.items() if re.search("two full networks beat", text, re.IGNORECASE)]
+    assert not [name for name, text in words.items() if re.search(r"\btimes of ten\b", text)]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)

@@ -1,12 +1,17 @@
 """Figures of continual learning show the values they are given."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from matplotlib.figure import Figure
 
 from structured_ensembles.continual import Capacity, Memory
 from structured_ensembles.continual.figures import draw_capacity
 from structured_ensembles.report.continual_figures import draw_accuracy_against_memory
+from structured_ensembles.report.continual_pictures import collect_by_prune
 from structured_ensembles.report.figures import as_svg
+from structured_ensembles.runs.finished import Finished
 
 
 def test_capacity_bars_stack_to_the_whole() -> None:
@@ -32,6 +37,22 @@ def test_accuracy_against_memory_has_a_point_for_every_method() -> None:
     assert points["single"] == pytest.approx((1600, 90))
     assert points["structured"] == pytest.approx((5, 90))
     assert as_svg(figure).startswith("<svg")
+
+
+def test_accuracy_by_prune_has_the_default_share_and_runs_that_differ_in_nothing_else() -> None:
+    def run(accuracy: float, **settings: Any) -> Finished:
+        resolved = {"method_arguments": {"prune": 0.5, "extraction": "hard"} | settings}
+        config = {"method": "structured", "method_arguments": settings}
+        return Finished(Path(), config, {"resolved": resolved}, {"cl/accuracy": accuracy})
+
+    runs = {
+        "prune=0.3": [run(0.6, prune=0.3), run(0.7, prune=0.3)],
+        "default": [run(0.8)],
+        "prune=0.7": [run(0.9, prune=0.7)],
+        "soft": [run(0.1, extraction="soft")],
+    }
+    assert collect_by_prune(runs) == {0.3: [0.6, 0.7], 0.5: [0.8], 0.7: [0.9]}
+    assert collect_by_prune({}) == {}
 
 
 def _points(figure: Figure) -> dict[str, tuple[float, float]]:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from structured_ensembles.cli.main import main
 from structured_ensembles.evaluation import CORRUPTIONS
 from structured_ensembles.paper.carry_out import is_complete
 from structured_ensembles.paper.catalogue import study, study_names
+from structured_ensembles.paper.random_subsets import METHOD
 from structured_ensembles.paper.studies import StudyOptions, figure_of
 from structured_ensembles.paper.tables import write_study_notes
+from structured_ensembles.report import reproduce as reproduce_module
 from structured_ensembles.report.page import group_runs
 from structured_ensembles.report.pictures import _draw_all, draw_pictures, list_front_points
 from structured_ensembles.report.reproduce import name_members
@@ -25,6 +28,7 @@ from structured_ensembles.runs.finished import Finished, read_run
 from structured_ensembles.runs.ingredients import read_data
 from structured_ensembles.runs.measurement import Request, measure_experiment
 
+SMOKE = StudyOptions(smoke=True)
 STRUCTURED = ("structured, layer", "structured, network")
 
 
@@ -36,6 +40,18 @@ def test_notes_name_the_seeds_of_the_runs(name: str, seeds: str) -> None:
     assert write_study_notes(study(name, options), options)[0].startswith(
         f"Ours: mean ± standard deviation over {seeds}"
     )
+
+
+def test_notes_are_in_the_singular_for_one_seed_and_one_epoch() -> None:
+    options = StudyOptions(seeds=(2,), epochs=1, limit=1438)
+    notes = write_study_notes(study("table-continual", options), options)
+    assert notes[0].startswith("Ours: one seed, 2. In brackets")
+    assert notes[-1] == "Not the paper's training: recipe paper, 1 epoch, 1,438 training samples."
+
+
+def test_notes_explain_brackets_only_where_the_paper_printed_something() -> None:
+    notes = [write_study_notes(study("table-accuracy", options), options)[0] for options in (StudyOptions(), SMOKE)]
+    assert ["In brackets what the paper printed" in note for note in notes] == [True, False]
 
 
 def test_every_published_cell_has_runs() -> None:
@@ -273,6 +289,30 @@ def test_second_reproduce_runs_nothing(reproduced: Path, capsys: pytest.CaptureF
     assert main(["reproduce", "table-accuracy", "--method", "structured", *options]) == 0
     assert "nothing new to run" in capsys.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in (reproduced / "runs").rglob("*") if path.is_file()}
+
+
+def test_page_of_a_study_on_the_validation_split_shows_no_test_figures(
+    reproduced: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are chosen by such a study: nobody should choose them by its charts, which are of the test split."""
+    options = StudyOptions(methods=("deep",), seeds=(0,), smoke=True)
+    wanted = replace(study("table-ece", options), split="validation")
+    monkeypatch.setattr(reproduce_module, "study", lambda *_: wanted)
+    page = reproduce_module.reproduce("by-validation", reproduced, options, quiet=True).page
+    assert not (page.parent / "figures").exists()
+    for text in (page.read_text(encoding="utf-8"), (page.parent / "report.md").read_text(encoding="utf-8")):
+        assert "Figures of the validation split only: rows are chosen by them." in text
+        assert "Trained in float32." in text
+        assert "test samples" not in text
+        assert "0 runs" not in text
+
+
+def test_label_of_a_function_of_this_package_is_its_name() -> None:
+    def label(method: str) -> str:
+        return Finished(Path(), {"method": method, "method_arguments": {"seed": 1}}, {}, {}).label
+
+    assert label(METHOD) == "train_random_subsets, seed=1"
+    assert label("package.module:mine") == "package.module:mine, seed=1"
 
 
 def test_user_method_is_a_row_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def continual(
         rate: the learning rate
         batch_size: samples in a batch
         shuffle_labels: permute the classes before they are split
-        model_arguments: what the model function is called with, besides the channels of the data
+        model_arguments: what the model function is called with; those of the zoo get the channels of the data, too
         method_arguments: further arguments of the method
         limit: the largest number of training samples, for a quick trial
         root: where data sets are kept

@@ -68,7 +68,8 @@ def train(
             crop+flip+cutout}
         epochs: how long to train; short for changes.epochs
         execution: how training is computed
-        model_arguments: what the model function is called with, besides the classes and channels of the data
+        model_arguments: what the model function is called with; those of the zoo get the classes and channels of the
+            data, too
         method_arguments: further arguments of the method, such as {repeat: split} of batch-ensemble
         storage: how weights are stored in the file; the loss in accuracy is shown
         limit: the largest number of training samples, for a quick trial

@@ -52,7 +52,9 @@ class ContinualExperiment:
         tasks = self.tasks if usual is None or self.tasks is not None else usual.tasks
         if tasks is None:
             known = ", ".join(BENCHMARKS)
-            raise ValueError(f"tasks must be given for {self.dataset!r}: only {known} have a usual number")
+            raise ValueError(
+                f"tasks must be given for {self.dataset!r}, by sens continual --tasks: only {known} have a usual number"
+            )
         config = {**vars(self), "tasks": tasks, "model_arguments": dict(self.model_arguments)}
         config["method_arguments"] = {"epochs": _usual_epochs(self.dataset), **self.method_arguments}
         return {name: value for name, value in config.items() if not (name == "limit" and value is None)}

@@ -25,6 +25,7 @@ from structured_ensembles.continual.tasks import SPLITS, Task, make_task
 from structured_ensembles.data import Data
 from structured_ensembles.data.arrays import check_labels
 from structured_ensembles.data.augmentation import Augmentation
+from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.splits import IndexedSplit
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.networks.copying import clone_model
@@ -222,10 +223,16 @@ class Learner(ABC):
     def infer_task(self, x: Any, together: bool = False, batch_size: int = 512) -> Tensor:
         """Infer the task of each sample, (samples,): the one whose head is surest, by the entropy over log(classes).
 
-        together: all samples are from one task, that of the lowest mean entropy.
+        together: all samples are from one task, that of the lowest mean entropy. A task of one class, whose head is
+        always sure, cannot be told from others.
         """
         if not self.learned:
             raise ValueError("no task has been learned yet: call learn(task) first")
+        if alone := find_tasks_always_sure(self.learned):
+            raise ValueError(
+                f"the task of x cannot be inferred: task {alone[0]} has a single class, of which its head is always "
+                "sure; give the task to predict(x, task=…)"
+            )
         return find_surest_task({number: self.logits(x, number, batch_size) for number in self.learned}, together)
 
     # Size and storage -----------------------------------------------------------------------------------------------
@@ -244,6 +251,8 @@ class Learner(ABC):
     ) -> Self:
         """Read a learner that `save` wrote and that can learn further tasks. See `storage.load`."""
         methods = {name: method for name, method in LEARNERS.items() if issubclass(method, cls)}
+        if hasattr(cls, "method"):  # also a user's own class
+            methods[cls.method] = cls
         return load(path, methods, cls.__name__, backbone, trust_code, device)
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -259,6 +268,7 @@ class Learner(ABC):
         """Raise an error unless the task is new and the learner can learn it."""
         if not isinstance(task, Task):
             raise TypeError(f"task must be a Data, or a Task such as split_tasks() returns, not {type(task).__name__}")
+        check_data(task.data, "task.data")
         if not isinstance(task.number, int) or task.number < 0:
             raise ValueError(f"task must have a number of at least 0, not {task.number!r}")
         if task.number in self.learned:
@@ -294,6 +304,11 @@ class Learner(ABC):
             known = ", ".join(map(str, self.learned)) or "none yet"
             raise ValueError(f"task must be one that has been learned ({known}), not {task!r}")
         return self.learned[task]
+
+
+def find_tasks_always_sure(learned: Mapping[int, Learned]) -> list[int]:
+    """Find the tasks of one class, whose heads are sure of any input, where there are others to tell them from."""
+    return [number for number, known in learned.items() if len(known.names) == 1 and len(learned) > 1]
 
 
 def find_surest_task(logits: Mapping[int, Tensor], together: bool = False) -> Tensor:

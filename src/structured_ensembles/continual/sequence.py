@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from structured_ensembles.common.checks import check_type
-from structured_ensembles.continual.learner import Learner, find_surest_task
+from structured_ensembles.continual.learner import Learner, find_surest_task, find_tasks_always_sure
 from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.storage import resume
 from structured_ensembles.continual.tasks import Task, check_samples
@@ -58,11 +58,14 @@ def measure_accuracy(learner: Learner, task: Task) -> float:
     return float((logits[0].argmax(-1) == targets).double().mean())
 
 
-def measure_without_identity(learner: Learner, tasks: Sequence[Task]) -> tuple[float, float]:
+def measure_without_identity(learner: Learner, tasks: Sequence[Task]) -> tuple[float, float] | tuple[None, None]:
     """Measure accuracy and task inference when the learner has to infer the task by `Learner.infer_task`.
 
-    Both are shares of all test samples: correctly classified, and assigned to the right task.
+    Both are shares of all test samples: correctly classified, and assigned to the right task. None where a task has one
+    class only, which cannot be inferred.
     """
+    if find_tasks_always_sure(learner.learned):
+        return None, None
     right = inferred = samples = 0
     for task in tasks:
         pairs = {

@@ -103,9 +103,12 @@ class SharedBackbone:
         self.owners = self.owners.give(stage, chosen)
 
     def redraw(self, seed: int) -> None:
-        """Reinitialise the weights of the free neurons."""
+        """Reinitialise the weights of the free neurons, but not those that no task may train."""
         fresh = clone_model(self.backbone)
         draw_weights(fresh, seed)
+        for name, parameter in self.backbone.named_parameters():
+            if not parameter.requires_grad:
+                fresh.get_parameter(name).data.copy_(parameter)
         all_neurons = {name: tuple(range(len(owners))) for name, owners in self.owners.groups.items()}
         past = find_past_entries(fresh, self.axes, self.owners, all_neurons)
         write_back(self.backbone, fresh, self.axes, self.owners, all_neurons, past, seal=False)

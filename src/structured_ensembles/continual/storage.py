@@ -89,7 +89,7 @@ def load(
 ) -> Made:
     """Read a learner from its file.
 
-    methods: the constructors of the possible learners, by the name in the file. expected: what they all are, in a word.
+    methods: the constructors of the possible learners, by the name in the file. expected: the class that they all are.
     backbone: one of the learner's architecture, needed if the file does not name one of the zoo; it is not changed.
     trust_code: let the file name a function of an installed package that builds the backbone, and call it.
     """
@@ -100,7 +100,10 @@ def load(
         settings = check_field(structure["settings"], dict, "settings")
     method = methods.get(name)
     if method is None:
-        raise ArtifactError(f"{path} holds a learner of the method {name!r}, not a {expected}")
+        raise ArtifactError(
+            f"{path} holds a learner of the method {name!r}, not of one that {expected}.load knows "
+            f"({', '.join(methods)}): load it with its own class"
+        )
     base = _backbone(path, structure, tensors, trust_code) if backbone is None else backbone
     with raise_as_artifact_error(f"{path} has settings that are not of a learner"):
         learner = method(base, device=device, **settings)

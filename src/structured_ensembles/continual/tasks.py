@@ -92,7 +92,9 @@ def make_task(data: Data, number: int) -> Task:
     """
     check_data(data)
     if data.task != "classification":
-        raise ValueError(f"data must be a classification, to be learned as a task, not a {data.task}")
+        raise ValueError(
+            f"data must be a classification, with whole numbers as labels, to be a task, not a {data.task}"
+        )
     splits = [split for split in (data.train, data.validation, data.test) if split is not None]
     labels = torch.cat([_list_labels(split) for split in splits]).unique()
     if len(labels) and (int(labels[0]) < 0 or int(labels[-1]) >= data.num_classes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -56,11 +57,12 @@ def risk_coverage_area(uncertainty: Tensor, correct: Tensor) -> float:
 
     uncertainty: (samples,), low for the surest, such as the negative confidence. correct: booleans (samples,).
     As in torch-uncertainty: trapezoids between coverages of 1/n and 1, divided by that range; NaN for fewer than two
-    samples. Unlike there, samples of the same uncertainty count with their mean error, whatever their order.
+    samples, or if an uncertainty is NaN. Unlike there, samples of the same uncertainty count with their mean error,
+    whatever their order.
     """
     samples = len(uncertainty)
-    if samples < 2:
-        return float("nan")
+    if samples < 2 or bool(uncertainty.isnan().any()):
+        return math.nan
     scores = uncertainty.double()
     errors = mean_over_ties(scores, 1 - correct.double())[scores.argsort(stable=True)]
     risks = errors.cumsum(0) / torch.arange(1, samples + 1, device=errors.device)
@@ -70,10 +72,13 @@ def risk_coverage_area(uncertainty: Tensor, correct: Tensor) -> float:
 def coverage_at_risk(uncertainty: Tensor, correct: Tensor, risk: float = 0.05) -> float:
     """Find the largest share of samples, the surest first, with an error rate of at most `risk`; NaN if none has.
 
-    uncertainty, correct: (samples,), as above. As in torch-uncertainty (`CovAtxRisk`), except that samples of the same
-    uncertainty are kept or discarded together, as no threshold can tell them apart.
+    uncertainty, correct: (samples,), as above; NaN also if an uncertainty is NaN. As in torch-uncertainty
+    (`CovAtxRisk`), except that samples of the same uncertainty are kept or discarded together, as no threshold can tell
+    them apart.
     """
+    if bool(uncertainty.isnan().any()):
+        return math.nan
     discarded, accuracy = discarding_curve(uncertainty, correct)
     # Counts are whole numbers: 1 error in 20 is a risk of 0.05, whatever the rounding.
     allowed = 1 - discarded[(1 - accuracy) <= risk + 1e-12]
-    return float(allowed.max()) if len(allowed) else float("nan")
+    return float(allowed.max()) if len(allowed) else math.nan

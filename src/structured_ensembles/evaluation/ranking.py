@@ -9,8 +9,10 @@ from torch import Tensor
 def auroc(scores: Tensor, positive: Tensor) -> float:
     """Compute the chance that a positive sample has a higher score than a negative one, ties counting half.
 
-    scores: (samples,). positive: booleans (samples,). NaN if all samples are of one kind.
+    scores: (samples,). positive: booleans (samples,). NaN if all samples are of one kind, or a score is NaN.
     """
+    if bool(scores.isnan().any()):
+        return math.nan
     values, index, counts = scores.double().unique(return_inverse=True, return_counts=True)
     positives = torch.zeros_like(values).index_add_(0, index, positive.double())
     negatives = counts - positives
@@ -22,12 +24,12 @@ def auroc(scores: Tensor, positive: Tensor) -> float:
 def false_acceptance(known: Tensor, foreign: Tensor, kept: float = 0.95) -> float:
     """Compute the share of foreign samples accepted by the threshold that accepts a share `kept` of known ones (FPR95).
 
-    known, foreign: scores (samples,), low for samples to accept. NaN without samples of each kind.
+    known, foreign: scores (samples,), low for samples to accept. NaN without samples of each kind, or if a score is.
     It is torch-uncertainty's `FPR95` with the known samples as positives, as in ODIN (Liang et al. 2018). OpenOOD and
     torch-uncertainty's own routine take the foreign ones as positives: `false_alarms`.
     """
-    if len(known) == 0 or len(foreign) == 0:
-        return float("nan")
+    if len(known) == 0 or len(foreign) == 0 or bool(known.isnan().any()) or bool(foreign.isnan().any()):
+        return math.nan
     needed = math.ceil(kept * len(known) - 1e-9)  # the tolerance keeps a rounding error from asking for one sample more
     threshold = known.double().sort().values[max(needed, 1) - 1]
     return float((foreign.double() <= threshold).double().mean())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.evaluation.corruptions import ORIGIN
 from structured_ensembles.evaluation.robustness import best_source
 from structured_ensembles.paper.layout import TableData
@@ -55,10 +56,9 @@ def write_study_notes(wanted: Study, options: StudyOptions) -> list[str]:
     runs_per_cell = max(len(runs) for runs, _ in wanted.sources.values())
     has_own_seeds = runs_per_cell != len(options.seeds)
     seeds = f"{runs_per_cell} seeds" if has_own_seeds else f"seeds {', '.join(map(str, options.seeds))}"
-    lines = [
-        f"Ours: mean ± standard deviation over {seeds}. In brackets what the paper printed; struck through where "
-        "it cannot be trusted."
-    ]
+    printed = " In brackets what the paper printed; a note says where it cannot be trusted." if wanted.paper else ""
+    figures = f"mean ± standard deviation over {seeds}" if runs_per_cell > 1 else f"one seed, {options.seeds[0]}"
+    lines = [f"Ours: {figures}.{printed}"]
     if len(wanted.rules) > 1:
         lines.append(
             "Predictions of the members are combined in two ways, one table each: the published numbers come from the "
@@ -79,8 +79,8 @@ def write_study_notes(wanted: Study, options: StudyOptions) -> list[str]:
     elif (recipe := _recipe(wanted)) != "paper" or options.epochs is not None or options.limit is not None:
         lines.append(
             f"Not the paper's training: recipe {recipe}"
-            + (f", {options.epochs} epochs" if options.epochs is not None else "")
-            + (f", {options.limit} training samples" if options.limit is not None else "")
+            + (f", {counted(options.epochs, 'epoch')}" if options.epochs is not None else "")
+            + (f", {counted(options.limit, 'training sample')}" if options.limit is not None else "")
             + "."
         )
     return lines

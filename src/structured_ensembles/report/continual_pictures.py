@@ -22,11 +22,7 @@ def draw_continual_pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Pict
         }
         text = "Accuracy against what a method stores besides one backbone and the heads; mean and range over seeds."
         pictures.append(Picture("memory", draw_accuracy_against_memory(known), text))
-    shares = {
-        float(prune): [run.figures["cl/accuracy"] for run in seed_runs]
-        for seed_runs in runs.values()
-        if isinstance(prune := seed_runs[0].config["method_arguments"].get("prune"), int | float)
-    }
+    shares = collect_by_prune(runs)
     if len(shares) > 1:
         pictures.append(
             Picture("prune", draw_accuracy_by_prune(shares), "Accuracy against the share of pruned neurons.")
@@ -42,3 +38,20 @@ def draw_continual_pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Pict
     if capacity is not None:
         pictures.append(Picture("capacity", draw_capacity(capacity), "Neurons that each task took, first seed."))
     return pictures
+
+
+def collect_by_prune(runs: Mapping[str, Sequence[Finished]]) -> dict[float, list[float]]:
+    """Collect the accuracies by the share of pruned neurons, that of a default too.
+
+    Runs that differ in anything else make another chart: the result is of those that have the most shares.
+    """
+    charts: dict[str, dict[float, list[float]]] = {}
+    for seed_runs in runs.values():
+        config, resolved = seed_runs[0].config, seed_runs[0].result.get("resolved")
+        arguments = resolved.get("method_arguments") if isinstance(resolved, Mapping) else None
+        settings = {**config["method_arguments"], **(arguments if isinstance(arguments, Mapping) else {})}
+        prune = settings.pop("prune", None)
+        if isinstance(prune, int | float):
+            alike = charts.setdefault(f"{config['method']} {sorted(settings.items(), key=str)}", {})
+            alike[float(prune)] = [run.figures["cl/accuracy"] for run in seed_runs]
+    return max(charts.values(), key=len, default={})

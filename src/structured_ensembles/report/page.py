@@ -103,8 +103,10 @@ def compose_page(
         if len(grouped) > 1 and setup_sections:
             setup_sections[0] = replace(setup_sections[0], text=sentences[setup])
         sections += setup_sections
-    sections.append(Section(count_runs(len(runs)), tables=[_table_of_runs(runs)], folded=True))
-    notes = [*intro, "Bold: the best of a column. Shaded: what the sentences above are about."]
+    if runs:
+        sections.append(Section(count_runs(len(runs)), tables=[_table_of_runs(runs)], folded=True))
+    shaded = " Shaded: what the sentences above are about." if lead else ""
+    notes = [*intro, f"Bold: the best of a column.{shaded}"]
     return Page(title, lead, notes, sections)
 
 

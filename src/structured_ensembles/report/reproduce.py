@@ -13,7 +13,7 @@ from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.studies import Study, StudyOptions
 from structured_ensembles.paper.tables import fill_study_table, write_corruption_notes, write_study_notes
 from structured_ensembles.report.continual_pictures import draw_continual_pictures
-from structured_ensembles.report.page import write_report
+from structured_ensembles.report.page import describe_precisions, write_report
 from structured_ensembles.report.pictures import draw_pictures
 from structured_ensembles.runs.experiment import Experiment
 from structured_ensembles.runs.finished import Finished, read_run
@@ -66,7 +66,11 @@ def reproduce(
     draw = draw_continual_pictures if "continual" in name else draw_pictures
     lines = [fill_study_table(wanted, done, rule) for rule in wanted.rules]
     intro = write_study_notes(wanted, options) + write_corruption_notes(wanted, done)
-    page = write_report(report_folder, name_members(wanted), intro, lines, list(done.values()), draw)
+    runs = list(done.values())
+    if wanted.split != "test":  # charts and sentences are of the test split, which must not choose among these rows
+        intro += [*describe_precisions(runs), f"Figures of the {wanted.split} split only: rows are chosen by them."]
+        runs = []
+    page = write_report(report_folder, name_members(wanted), intro, lines, runs, draw)
     return Reproduced(page, len(wanted.experiments) - len(jobs), len(jobs) - len(failed), failed)
 
 

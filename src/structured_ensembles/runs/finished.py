@@ -15,6 +15,7 @@ from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
 from structured_ensembles.runs.folder import read_config, read_history, read_result, read_samples
 
+PACKAGE = f"{__name__.partition('.')[0]}."
 HIDDEN = ("epochs", "search_epochs", "cycle", "head", "optimizer", "rate", "batch_size")  # equal throughout a report
 
 
@@ -41,12 +42,13 @@ class Finished:
 
     @property
     def label(self) -> str:
-        """Return the method with its non-default arguments."""
+        """Return the method with its non-default arguments; of a function of this package only the name."""
         settings = self.config.get("method_arguments", {}).items()
         shown = [
             f"{name}={value}" for name, value in settings if name not in HIDDEN and (name, value) != ("prune", 0.5)
         ]
-        return ", ".join([self.config["method"], *shown])
+        method = str(self.config["method"])
+        return ", ".join([method.rpartition(":")[2] if method.startswith(PACKAGE) else method, *shown])
 
     def combined_by(self, rule: Combine, split: SplitName = "test") -> Mapping[str, float]:
         """Return its figures under a combination rule, "mean" or "logits", on the test or the validation split."""

@@ -85,7 +85,8 @@ def read_container(path: Path, form: str, version: int, expected: str) -> tuple[
                     f"{path} was written by a newer version (format {file_version}, this is {version}): "
                     "update structured-ensembles"
                 )
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: the file's own memory starts anywhere, and a matrix product may then add up in another order.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         text = check_field(envelope["structure"], str, "its structure")
         if envelope["sha256"] != checksum(text, tensors):
             raise ArtifactError(f"{path} is damaged: its contents do not match its checksum")

@@ -11,7 +11,7 @@ from structured_ensembles.continual.owning import Capacity
 from structured_ensembles.report.style import STYLE, choose_styles, summarise_seeds
 from structured_ensembles.report.web.axes import Axis, describe_number, fit_axis, round_ticks
 from structured_ensembles.report.web.grids import Bar, Cell, plot_bars, plot_grid
-from structured_ensembles.report.web.plots import Chart, Mark, Series, plot_lines
+from structured_ensembles.report.web.plots import Chart, Mark, Series, fit_upward_axis, plot_lines
 
 
 def chart_matrix(matrix: AccuracyMatrix, label: str) -> Chart:
@@ -71,23 +71,22 @@ def chart_memory(methods: Mapping[str, tuple[Sequence[float], Memory]]) -> Chart
     if len(methods) < 2:
         return None
     shown = choose_styles(methods)
+    names = [label.partition(",")[0] for label in methods]
     series = []
     for label, (accuracies, memory) in methods.items():
         seeds = summarise_seeds(accuracies, 100)
         if seeds is not None:
             extra = (memory.bits(heads=False) - 32 * memory.backbone) / 8
             tip = f"{label}\naccuracy {seeds.mean:.2f} %\n{describe_number(extra)} bytes more than one backbone"
-            mark = Mark(extra, seeds.mean, tip, label.partition(",")[0], seeds.low, seeds.high)
+            name = label.partition(",")[0]
+            mark = Mark(extra, seeds.mean, tip, name if names.count(name) == 1 else label, seeds.low, seeds.high)
             series.append(Series(label, shown[label], [mark]))
     marks = [mark for one in series for mark in one.marks]
     across = fit_axis("bytes besides one backbone and the heads", [mark.x for mark in marks], kind="symlog")
-    up = fit_axis(
-        "accuracy (%)", [value for mark in marks for value in (mark.y, mark.low or mark.y, mark.high or mark.y)]
-    )
     text = "What each method stores for its tasks." + (
         " Bars: range over seeds." if any(len(accuracies) > 1 for accuracies, _ in methods.values()) else ""
     )
-    panel = plot_lines("accuracy (%)", series, across, up)
+    panel = plot_lines("accuracy (%)", series, across, fit_upward_axis("accuracy (%)", series))
     return Chart("memory", "Accuracy against memory", text, (panel,), tuple(shown.items()))
 
 
@@ -103,7 +102,11 @@ def chart_prune(accuracies: Mapping[float, Sequence[float]]) -> Chart | None:
             marks.append(Mark(100 * share, seeds.mean, tip, "", seeds.low, seeds.high))
     series = [Series("structured", STYLE["structured"], marks)]
     across = Axis("pruned neurons (%)", 0, 100, round_ticks(0, 100))
-    panel = plot_lines("accuracy (%)", series, across, fit_axis("accuracy (%)", [mark.y for mark in marks]))
+    panel = plot_lines("accuracy (%)", series, across, fit_upward_axis("accuracy (%)", series))
     return Chart(
-        "prune", "Accuracy against pruning", "The share of free neurons that a task leaves to others.", (panel,)
+        "prune",
+        "Accuracy against pruning",
+        "The share of free neurons that a task leaves to others."
+        + (" Bars: range over seeds." if any(len(values) > 1 for values in accuracies.values()) else ""),
+        (panel,),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from structured_ensembles.continual.results import rebuild_capacity, rebuild_matrix, rebuild_memory
+from structured_ensembles.report.continual_pictures import collect_by_prune
 from structured_ensembles.report.pictures import collect_corruptions, figures_of, list_front_points
 from structured_ensembles.report.reliability import bin_confidence
 from structured_ensembles.report.web.charts import (
@@ -75,11 +76,6 @@ def _list_continual(setup: str, runs: Labelled) -> list[Section]:
         label: (figures_of(seed_runs, "cl/accuracy"), rebuild_memory(seed_runs[0].result))
         for label, seed_runs in runs.items()
     }
-    by_prune = {
-        float(prune): figures_of(seed_runs, "cl/accuracy")
-        for seed_runs in runs.values()
-        if isinstance(prune := seed_runs[0].config["method_arguments"].get("prune"), int | float)
-    }
     capacities = {
         label: capacity
         for label, seed_runs in runs.items()
@@ -92,7 +88,7 @@ def _list_continual(setup: str, runs: Labelled) -> list[Section]:
         matrices.pop(subject),
         maps.pop(subject, None),
         chart_memory(methods),
-        chart_prune(by_prune),
+        chart_prune(collect_by_prune(runs)),
         *matrices.values(),
         *maps.values(),
     ]
