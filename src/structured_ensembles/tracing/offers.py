@@ -18,7 +18,7 @@ from structured_ensembles.networks.resizing import resize
 from structured_ensembles.tracing.code_trial import CodeTrial
 from structured_ensembles.tracing.fake_model import FakeModel, first_line, reads_training_flag
 from structured_ensembles.tracing.grouping import NamedSet, axis_of, name_sets
-from structured_ensembles.tracing.layout import ChannelSet, fix
+from structured_ensembles.tracing.layout import ChannelSet, extent, fix
 from structured_ensembles.tracing.templates import (
     Template,
     TemplateError,
@@ -72,7 +72,8 @@ class Followed:
                 raise TemplateError(
                     f"its code takes only as many samples as the example: {first_line(error)}"
                 ) from error
-            check_other_samples(self.programs[training], other, self.steps[training])
+            samples = 0 if self.walk.batch is None else extent(self.walk.batch)
+            check_other_samples(self.programs[training], other, self.steps[training], samples)
             self.compared.add(training)
 
 
@@ -241,9 +242,9 @@ def _find_templates(followed: Followed, names: Mapping[ChannelSet, str]) -> dict
     try:
         for training, program in followed.programs.items():
             steps = followed.steps[training]
-            template, operation_steps = make_template(program, steps, axis, dtype_of(followed.fake.model))
             if not training or not same_operations(followed.steps[False], steps):
                 followed.check_other_samples(training)
+            template, operation_steps = make_template(program, steps, axis, dtype_of(followed.fake.model))
             counts = trial_counts(list(names), steps)[0]
             small = _resized(followed, names, counts)
             numbers = {names[channels]: count for channels, count in counts.items()}
