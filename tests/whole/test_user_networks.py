@@ -157,3 +157,9 @@ def test_images_without_channels_are_explained() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
     with pytest.raises(ValueError, match=r"images without channels, x\[:, None\] gives them one"):
         ensemble_of(model, data)
+
+
+@pytest.mark.parametrize("value", [None, 0.5])
+def test_loss_that_returns_no_tensor_is_named(value: Any) -> None:
+    with pytest.raises(TypeError, match=f"loss must return a tensor of one number, .*, not {value}"):
+        ensemble_of(Base(), selection="random", loss=lambda outputs, targets: value)
