@@ -206,3 +206,27 @@ def test_examples_of_another_layout_get_a_hint(shape: tuple[int, ...], hint: str
         se.trace(model, torch.zeros(shape))
     with pytest.raises(ValueError, match=r"channels instead$"):
         se.trace(model, torch.zeros(2, 4, 16, 16))
+
+
+@pytest.mark.parametrize(
+    "expand", [lambda table, count: table.expand(count, -1), lambda table, count: table.repeat(count, 1)]
+)
+@pytest.mark.parametrize("samples", [2, 4])
+def test_table_that_is_expanded_for_the_samples_and_indexed_follows_their_number(
+    expand: Callable[[Tensor, int], Tensor], samples: int
+) -> None:
+    """The graph kept the number of samples of the example, so that GPT-2 without a mask failed on larger batches."""
+
+    def between(network: Any, hidden: Tensor) -> Tensor:
+        numbers = torch.arange(len(hidden))
+        positions = expand(torch.arange(1, 9)[None], len(hidden))[numbers[:, None], torch.zeros(1, dtype=torch.long)]
+        return hidden.view(-1, 8) * positions
+
+    model = randomize(Network(between))
+    graph = se.trace(model, rows(samples))
+    assert graph.prunable == {"first": 8}
+    subnet = se.select(graph, prune=0.5, selection="random", members=1)[0]
+    member, full = se.extract(model, graph, subnet).eval(), without_channels(model, graph, subnet).eval()
+    assert isinstance(member, GraphNetwork)
+    for count in (1, samples, 2 * samples + 1):
+        torch.testing.assert_close(member(rows(count)), full(rows(count)))

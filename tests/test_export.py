@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
+from structured_ensembles.common.inputs import call_arguments, map_inputs, tensors_in
 from structured_ensembles.export import CLASSIFICATION, Predictor, quantize_onnx, run_onnx
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -173,6 +175,51 @@ def test_graph_networks_and_token_ids_are_exported(tmp_path: Path) -> None:
     torch.testing.assert_close(
         run_onnx(tmp_path / "t.onnx", tokens)["probabilities"], ensemble.predict_proba(tokens), atol=1e-4, rtol=1e-4
     )
+
+
+class Merging(nn.Module):
+    """Takes numbers and ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers, self.embed, self.hidden = nn.Linear(4, 6), nn.Embedding(9, 6), nn.Linear(6, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.hidden(self.numbers(numbers) + self.embed(ids)).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("order", [None, ("numbers", "ids"), ("ids", "numbers")])
+def test_ensembles_of_several_inputs_are_exported_for_batches_of_any_size(
+    order: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    """Inputs of a dict could not be exported: torch.export found no dimension in keywords without names."""
+    torch.manual_seed(0)
+    named = {"numbers": torch.randn(40, 4), "ids": torch.randint(0, 9, (40,))}
+    inputs: Any = tuple(named.values()) if order is None else {name: named[name] for name in order}
+    ensemble = se.Ensemble([Merging(), Merging()]).eval()
+    ensemble.adopt(se.Data.from_arrays(inputs, torch.arange(40) % 3))
+    few = map_inputs(lambda tensor: tensor[:7], inputs)
+    se.export_pt2(ensemble, tmp_path / "e.pt2", example=map_inputs(lambda tensor: tensor[:4], inputs))
+    positional, keywords = call_arguments(few)
+    probabilities, *_ = torch.export.load(tmp_path / "e.pt2").module()(*positional, **keywords)
+    torch.testing.assert_close(probabilities, ensemble.predict_proba(few))
+    se.export_onnx(ensemble, tmp_path / "e.onnx", example=map_inputs(lambda tensor: tensor[:4], inputs))
+    names = ("input_0", "input_1") if order is None else order
+    feeds = {name: tensor.numpy() for name, tensor in zip(names, tensors_in(few), strict=True)}
+    session = onnxruntime.InferenceSession(str(tmp_path / "e.onnx"))
+    torch.testing.assert_close(torch.from_numpy(session.run(None, feeds)[0]), ensemble.predict_proba(few))
+
+
+def test_operation_that_onnx_lacks_is_named_in_one_line(tmp_path: Path) -> None:
+    class Householder(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ torch.linalg.householder_product(self.weight, self.bias)
+
+    ensemble = se.Ensemble([Householder(3, 3)])
+    with pytest.raises(RuntimeError, match=r"torch\.onnx cannot convert the ensemble: .*householder") as raised:
+        se.export_onnx(ensemble, tmp_path / "e.onnx", example=torch.rand(4, 3))
+    assert "\n" not in str(raised.value)
 
 
 def test_int8_file_is_smaller_and_close(lenet: tuple[se.Ensemble, Path], tmp_path: Path) -> None:

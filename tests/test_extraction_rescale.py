@@ -141,6 +141,6 @@ def test_rescale_is_part_of_the_run_identity(tmp_path) -> None:
     assert "rescale=True" in scaled.folder
     train_experiment(scaled, tmp_path / "run", device="cpu", quiet=True)
     assert read_config(tmp_path / "run")["method_arguments"] == {"prune": 0.8, "rescale": True}
-    with pytest.raises(ValueError, match="holds a run with another method_arguments"):
+    with pytest.raises(ValueError, match="holds a run with another rescale:"):
         train_experiment(plain, tmp_path / "run", device="cpu", quiet=True)
     assert read_result(tmp_path / "run")["figures"]["size/members"] == 2

@@ -179,6 +179,11 @@ def trace(
         raise TypeError(f"example must be a tensor, or a tuple or dict of what the model takes, not {name}")
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         raise ValueError("model has lazy layers without weights: run it once before tracing")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(
+            "model has parameters on the meta device, which have no values: make it on a real device, or call "
+            "model.to_empty(device='cpu') and load its weights"
+        )
     check_copyable(model)
     with without_garbage_collection():
         offers = find_offers(FakeModel.of(model, inputs), coupled, approximate, nested == "all", graphs)

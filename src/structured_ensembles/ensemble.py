@@ -64,6 +64,8 @@ from structured_ensembles.selection import Subnet
 from structured_ensembles.storage.weight_encoding import Storage
 from structured_ensembles.training.history import History
 
+NO_CONFORMAL = "conformal(data, coverage=0.9) fits them, as training does on a validation split of at least 9 samples"
+
 
 class Ensemble(nn.Module):
     """Networks with the same inputs and outputs.
@@ -254,7 +256,7 @@ class Ensemble(nn.Module):
             raise ValueError("predict_set is for classification; for regression there is predict_interval")
         rule = self.calibration.conformal
         if not isinstance(rule, ConformalSets):
-            raise ValueError("there are no prediction sets yet: conformal(data, coverage=0.9) fits them")
+            raise ValueError(f"there are no prediction sets yet: {NO_CONFORMAL}")
         return rule.sets(exact_probabilities(self.logits(x, batch_size), self.temperature))
 
     def predict_interval(self, x: Any, batch_size: int = 512) -> tuple[Tensor, Tensor]:
@@ -262,7 +264,7 @@ class Ensemble(nn.Module):
         check_regression(self.task, "predict_interval")
         rule = self.calibration.conformal
         if not isinstance(rule, ConformalIntervals):
-            raise ValueError("there are no intervals yet: conformal(data, coverage=0.9) fits them")
+            raise ValueError(f"there are no intervals yet: {NO_CONFORMAL}")
         low, high = rule.interval(*mean_and_spread(self.logits(x, batch_size), self.gaussian))
         return reshape_like_targets(self.target_shape, low), reshape_like_targets(self.target_shape, high)
 

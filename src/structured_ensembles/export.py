@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,24 @@ class Predictor(nn.Module):
         return probabilities, uncertainty.entropy, uncertainty.mutual_information, keep
 
 
+def predictor_of(ensemble: Ensemble, inputs: Any) -> Predictor:
+    """Return the predictor of an ensemble for such inputs.
+
+    Inputs of a dict are named in the signature of its `forward`: in keywords without names, `torch.export` would find
+    no dimension that may vary.
+    """
+    if not isinstance(inputs, dict):
+        return Predictor(ensemble)
+
+    class NamedPredictor(Predictor):
+        def forward(self, *positional: Any, **keywords: Any) -> tuple[Tensor, ...]:
+            return super().forward(*positional, **keywords)
+
+    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *inputs)]
+    NamedPredictor.forward.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return NamedPredictor(ensemble)
+
+
 def outputs_of(ensemble: Ensemble) -> tuple[str, ...]:
     """Name the outputs of an exported ensemble."""
     return REGRESSION if ensemble.task == "regression" else CLASSIFICATION
@@ -79,14 +98,24 @@ def export_onnx(ensemble: Ensemble, path: str | Path, example: Inputs | None = N
     predictor, inputs = _prepare(ensemble, example)
     names = _input_names(inputs)
     with _quiet():
-        program = torch.onnx.export(
-            _export(predictor, inputs),
-            dynamo=True,
-            input_names=names,
-            output_names=list(outputs_of(ensemble)),
-            opset_version=OPSET,
-            verbose=False,
-        )
+        exported = _export(predictor, inputs)
+        try:
+            program = torch.onnx.export(
+                exported,
+                dynamo=True,
+                input_names=names,
+                output_names=list(outputs_of(ensemble)),
+                opset_version=OPSET,
+                verbose=False,
+            )
+        except torch.onnx.OnnxExporterError as error:  # pages long; its first cause names the operation
+            reason: BaseException = error
+            while reason.__cause__ is not None:
+                reason = reason.__cause__
+            raise RuntimeError(
+                f"torch.onnx cannot convert the ensemble: {str(reason).strip().partition(chr(10))[0]} "
+                "(export_pt2 writes a file for PyTorch)"
+            ) from error
     assert program is not None
     model = program.model_proto
     for node in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
@@ -183,7 +212,7 @@ def _prepare(ensemble: Ensemble, example: Inputs | None) -> tuple[Predictor, Any
     )
     copied = clone_model(ensemble).cpu().float().eval()
     assert isinstance(copied, Ensemble)
-    return Predictor(copied).eval(), inputs
+    return predictor_of(copied, inputs).eval(), inputs
 
 
 def _random_inputs(ensemble: Ensemble) -> Any:

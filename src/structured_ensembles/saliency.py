@@ -140,6 +140,8 @@ class _Scoring:
             outputs = self.run(_repeat(chunk, self.members))
             losses = member_losses(self.loss, outputs, _repeat(chunk_targets, self.members), self.members)
             cost = losses.sum() * (len(chunk_targets) / size)
+            if not cost.requires_grad:  # all groups are bare parameters, which no vector scales, or run under no_grad
+                break
             chunk_gradients = torch.autograd.grad(cost, self.leaves, allow_unused=True, materialize_grads=True)
             torch._foreach_add_(gradients, chunk_gradients)
         torch._foreach_add_(self.totals, torch._foreach_abs(gradients))

@@ -227,6 +227,11 @@ def check_scales(scales: Scales, graph: ChannelGraph) -> None:
 
 def check_prunable(graph: ChannelGraph) -> None:
     """Raise a ValueError, with the most common reasons, if the graph has no prunable channels."""
+    if not graph.groups:
+        raise ValueError(
+            "the network has no prunable channels: no layers were found in its graph. Their code may run inside of "
+            "torch.autocast (precision= of Execution does that for the whole network), or compute with bare parameters"
+        )
     if not graph.prunable:
         reasons = Counter(group.reason for group in graph.groups)
         listed = "; ".join(f"{reason} ({counted(number, 'group')})" for reason, number in reasons.most_common(3))

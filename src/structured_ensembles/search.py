@@ -332,7 +332,7 @@ class _Search:
             rows = local.flatten()
             losses = self._losses(select_rows(inputs, rows), targets[rows])
             if self.diversity == "overlap" and self.strength:
-                member_gradients = torch.autograd.grad(losses.sum(), leaves, create_graph=True)
+                member_gradients = torch.autograd.grad(losses.sum() + cost, leaves, create_graph=True)
                 overlap = overlap_penalty([gradient.abs() for gradient in member_gradients])
                 cost = cost + self.strength * gradient_share * overlap
             cost = cost + gradient_share * losses.mean()

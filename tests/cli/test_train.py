@@ -76,6 +76,8 @@ def test_train_refuses_a_folder_of_another_configuration_or_of_other_files(
 ) -> None:
     assert main(["train", "--out", str(run), *QUICK, "--seed", "3"]) == 2
     assert "holds a run with another seed" in capsys.readouterr().err
+    assert main(["train", "--out", str(run), *QUICK, "--epochs", "9"]) == 2
+    assert "holds a run with another epochs:" in capsys.readouterr().err
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
     assert main(["train", "--out", str(tmp_path / "mine"), *QUICK]) == 2

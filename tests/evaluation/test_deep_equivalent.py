@@ -108,7 +108,7 @@ def test_invalid_deep_nlls_are_errors_before_any_work(digits: se.Data, monkeypat
         se.evaluate(ensemble, alone, deep=ensemble)
     values = se.Data.from_arrays(x, torch.rand(9), test=(x, torch.rand(9)))
     with pytest.raises(ValueError, match="left out for a regression"):
-        se.evaluate(ensemble, values, deep=ensemble)
+        se.evaluate(se.Ensemble([se.zoo.mlp(64)], task="regression"), values, deep=ensemble)
 
 
 def run(method: str, seed: int, nlls: list[float], **changes: Any) -> Finished:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.evaluation.calibration import (
@@ -237,3 +238,17 @@ def test_figures_that_do_not_fit_the_data_are_refused() -> None:
     values = se.Data.from_arrays(x, torch.rand(20), test=(x, torch.rand(20)))
     with pytest.raises(ValueError, match="left out for a regression"):
         se.evaluate(se.Ensemble([torch.nn.Linear(5, 1)], task="regression"), values, fgsm=[0.1])
+
+
+def test_data_of_other_classes_or_another_task_are_refused() -> None:
+    """An evaluation on regression data once gave the ensemble's size and nothing else."""
+    x = torch.randn(40, 4)
+    ensemble = se.Ensemble([nn.Linear(4, 3)])
+    five, values = se.Data.from_arrays(x, torch.arange(40) % 5, test=(x, torch.arange(40) % 5)), x[:, 0]
+    for measure in (se.evaluate, se.Ensemble.calibrate, se.Ensemble.conformal):
+        with pytest.raises(ValueError, match="labels up to 4, but the ensemble has 3 outputs"):
+            measure(ensemble, five)
+        with pytest.raises(ValueError, match="data are for regression, but the ensemble is for classification"):
+            measure(ensemble, se.Data.from_arrays(x, values, test=(x, values)))
+    with pytest.raises(TypeError, match=r"one split, such as data\.test, not all of data"):
+        ensemble.predict_proba(five)

@@ -1,5 +1,7 @@
 """evaluation_mode(): every submodule gets its own mode back, and a network in evaluation mode is left alone."""
 
+import threading
+
 import pytest
 from torch import nn
 
@@ -34,3 +36,23 @@ def test_nested_tensors_are_off_in_encoders_within_members() -> None:
     with evaluation_mode(network):
         assert not encoder.use_nested_tensor
     assert encoder.use_nested_tensor
+
+
+def test_threads_that_predict_with_one_network_stay_in_evaluation_mode() -> None:
+    """The first that was done once switched back to training mode, in which the others changed batch norm."""
+    network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    inside, go_on = threading.Event(), threading.Event()
+
+    def predict() -> None:
+        with evaluation_mode(network):
+            inside.set()
+            go_on.wait(10)
+
+    other = threading.Thread(target=predict)
+    with evaluation_mode(network):
+        other.start()
+        assert inside.wait(10)
+    assert not any(module.training for module in network.modules())
+    go_on.set()
+    other.join()
+    assert all(module.training for module in network.modules())

@@ -151,7 +151,7 @@ def test_runs_recorded_with_or_without_defaults_are_equal(tmp_path: Path) -> Non
     other = Experiment("digits", "mlp", "random", members=1, changes={"epochs": 0}, method_arguments={"prune": 0.4})
     assert train_experiment(full, tmp_path / "run", quiet=True)[1]
     assert not train_experiment(plain, tmp_path / "run", quiet=True)[1]
-    with pytest.raises(ValueError, match="holds a run with another method_arguments"):
+    with pytest.raises(ValueError, match="holds a run with another prune:"):
         train_experiment(other, tmp_path / "run", quiet=True)
 
 

@@ -359,9 +359,9 @@ class Endless(IterableDataset[Any]):
 def test_invalid_loaders_are_errors() -> None:
     pairs = [(ROWS[0], 1)] * 8
     for given in ([{"x": ROWS[0], "y": 1}] * 8, [(ROWS[0], 1, 2)] * 8, [((ROWS[0], "a"), 1)] * 8):
-        with pytest.raises(TypeError, match="train must give pairs of tensors"):
+        with pytest.raises(TypeError, match="train must give batches"):
             se.Data.from_loaders(DataLoader(given, 4), classes=4)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="test must give pairs of tensors"):
+    with pytest.raises(TypeError, match="test must give batches"):
         se.Data.from_loaders(DataLoader(pairs, 4), test=DataLoader([ROWS[0]] * 8, 4), classes=4)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="train must be a DataLoader that knows how many batches"):
         se.Data.from_loaders(DataLoader(Endless(), 4), classes=4)

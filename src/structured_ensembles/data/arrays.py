@@ -21,6 +21,7 @@ Check = Callable[[str, Tensor], None]  # takes an argument's name and value, and
 MANY_CLASSES = 100
 FEW_SAMPLES = 10  # … with fewer samples than this for each, on average
 MAX_CLASSES = 100_000  # inferred from the largest label, unless there are more samples
+RENUMBER = "number the classes from 0 on, as numpy.unique(targets, return_inverse=True)[1] does"
 
 
 def as_inputs(argument: str, values: Any, ids: bool = False, check: Check | None = None) -> Inputs:
@@ -94,10 +95,14 @@ def check_pair(first: str, inputs: Inputs, second: str, targets: Tensor) -> None
 def check_labels(argument: str, labels: Tensor, classes: int) -> None:
     """Raise a ValueError unless labels are (samples,), from 0 to classes - 1."""
     if labels.dim() != 1:
-        raise ValueError(f"{argument} must have the shape (samples,), not {tuple(labels.shape)}")
+        raise ValueError(
+            f"{argument} must have the shape (samples,), one label each, not {tuple(labels.shape)}: of one-hot labels "
+            "give targets.argmax(1); several labels for a sample, or one for each pixel or token, are not supported"
+        )
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
-        raise ValueError(f"{argument} must be labels from 0 to {classes - 1}, but reach from {low} to {high}")
+        hint = f": {RENUMBER}" if low < 0 else ""
+        raise ValueError(f"{argument} must be labels from 0 to {classes - 1}, but reach from {low} to {high}{hint}")
 
 
 def check_largest_label(targets: Tensor) -> None:
@@ -106,8 +111,7 @@ def check_largest_label(targets: Tensor) -> None:
     if classes > max(MAX_CLASSES, len(targets)):
         raise ValueError(
             f"targets reach to {classes - 1:,}, which would be {classes:,} classes for {len(targets):,} samples: "
-            "number the classes from 0 on, as numpy.unique(targets, return_inverse=True)[1] does, or say how many "
-            "there are with classes=; if targets are values, say task='regression'"
+            f"{RENUMBER}, or say how many there are with classes=; if targets are values, say task='regression'"
         )
 
 
@@ -129,6 +133,11 @@ def warn_of_many_classes(targets: Tensor) -> None:
 
 def stack_samples(argument: str, dataset: Any) -> tuple[Inputs, Tensor]:
     """Read a map-style dataset of (input, target) into tensors; an input may be a tuple or a dict of several."""
+    if not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            f"{argument} must be a map-style dataset, with samples by number, not {type(dataset).__name__}: "
+            "Data.from_loaders takes a DataLoader"
+        )
     if not hasattr(dataset, "__len__") or len(dataset) == 0:
         raise ValueError(f"{argument} must be a map-style dataset with at least one sample")
     with preserve_random_states():  # a transform may draw
@@ -155,7 +164,7 @@ def _convert_pair(argument: str, index: int, item: Any) -> tuple[Inputs, Tensor]
 def split_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     """Split a dict, such as tokenizers' collators return, into inputs and "labels"."""
     if "labels" not in batch or len(batch) == 1:
-        raise TypeError(f'a dict with only {", ".join(map(repr, batch))}, without "labels" or without inputs')
+        raise TypeError(f'a dict of {", ".join(map(repr, batch))}: its targets must be named "labels", beside inputs')
     return {name: tensor for name, tensor in batch.items() if name != "labels"}, batch["labels"]
 
 

@@ -28,6 +28,8 @@ def batches_of(x: Any, size: int, ids: bool = False, shape: Shape | None = None,
     if isinstance(x, DataLoader):
         for batch in iterate_isolated(x):
             yield as_inputs("x", _without_targets(batch, shape), ids, check)
+    elif hasattr(x, "train"):  # a `Data`
+        raise TypeError("x must be inputs or one split, such as data.test, not all of data")
     elif hasattr(x, "batches"):  # a split of `Data`
         for inputs, _ in x.batches(size):
             yield as_inputs("x", inputs, ids, check)

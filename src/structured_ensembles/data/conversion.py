@@ -88,10 +88,17 @@ def _as_array(argument: str, values: Any) -> np.ndarray[Any, Any]:
     except ValueError as error:
         raise ValueError(f"{argument} must be numbers, as an array or a tensor of one shape: {error}") from error
     if array.dtype.kind not in "biufc":
+        if hasattr(values, "columns"):  # a DataFrame, of which one column of words turns all numbers into words
+            columns = zip(values.columns, values.dtypes, strict=True)
+            others = ", ".join(repr(name) for name, dtype in columns if dtype.kind not in "biufc")
+            raise TypeError(
+                f"{argument} must be numbers, which these columns are not: {others}; pandas.get_dummies encodes them"
+            )
         example = repr(array.flat[0]) if array.size else "nothing"
+        hint = ": numpy.unique(names, return_inverse=True)[1] numbers names" if array.dtype.kind in "US" else ""
         raise TypeError(
             f"{argument} must be numbers, as an array or a tensor, without missing values, not {array.dtype} such as "
-            f"{example}"
+            f"{example}{hint}"
         )
     if array.dtype.itemsize > 8 and array.dtype.kind == "f":
         return array.astype(np.float64)

@@ -264,7 +264,8 @@ class Data:
         check_choice("split", name, get_args(SplitName))
         split: Split | None = getattr(self, name)
         if split is None:
-            raise ValueError(f"data has no {name} split")
+            others = [other for other in get_args(SplitName) if getattr(self, other) is not None]
+            raise ValueError(f"data has no {name} split, only {' and '.join(others)}")
         return split
 
     def batches(

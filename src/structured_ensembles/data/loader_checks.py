@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from structured_ensembles.data.arrays import Check, as_inputs, as_targets
 from structured_ensembles.data.random_states import iterate_isolated
@@ -13,6 +13,10 @@ from structured_ensembles.data.splits import parse_batch
 
 def check_loader(label: str, loader: DataLoader[Any], ids: bool, check: Check | None) -> None:
     """Check that a loader knows its length, and check its first batch; the others are checked when they are used."""
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise TypeError(
+            f"{label} must be a DataLoader, not a dataset: Data.from_datasets takes {type(loader).__name__}"
+        )
     try:
         batches = len(loader)
         len(loader.dataset)  # type: ignore[arg-type]
@@ -27,8 +31,8 @@ def check_loader(label: str, loader: DataLoader[Any], ids: bool, check: Check | 
         inputs, targets = parse_batch(batch)
     except TypeError as error:
         raise TypeError(
-            f"{label} must give pairs of tensors (inputs, targets), not {error}. Several inputs come in a tuple or a "
-            'dict, as in ((a, b), targets), or in a dict with "labels"'
+            f'{label} must give batches (inputs, targets) of tensors, or dicts of inputs and "labels", but its first '
+            f"batch is {error}. Several inputs come in a tuple or a dict, as in ((a, b), targets)"
         ) from error
     as_inputs(f"inputs of {label}", inputs, ids, check)
     as_targets(f"targets of {label}", targets, None)

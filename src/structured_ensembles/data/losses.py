@@ -118,7 +118,9 @@ def mean_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _as_scalar(cost: Tensor) -> Tensor:
-    """Return a loss as a scalar; raise a ValueError unless it is one number."""
+    """Return a loss as a scalar; raise an error unless it is one number, as a tensor."""
+    if not isinstance(cost, Tensor):
+        raise TypeError(f"loss must return a tensor of one number, a mean over the samples, not {cost!r}")
     if cost.numel() != 1:
         raise ValueError(f"loss must give one number, a mean over the samples, not {tuple(cost.shape)}")
     return cost if cost.dim() == 0 else cost.reshape(())

@@ -11,7 +11,7 @@ from structured_ensembles.common.checks import check_list, check_type, check_who
 from structured_ensembles.common.gaussian import Gaussians
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
-from structured_ensembles.data.dataset import SplitName, check_data
+from structured_ensembles.data.dataset import SplitName
 from structured_ensembles.data.losses import Loss, check_loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.calibrated import compute_calibrated_figures, compute_interval_figures
@@ -38,6 +38,7 @@ from structured_ensembles.evaluation.regression import (
 from structured_ensembles.evaluation.robustness import measure_attacks, measure_corruptions
 from structured_ensembles.evaluation.rules import check_rules, pair_with_thresholds, suffix_of
 from structured_ensembles.prediction.combination import Combine, combine_logits, uncertainty_of
+from structured_ensembles.prediction.held_out import check_data_for
 from structured_ensembles.prediction.input_checks import warn_of_unknown_inputs
 
 
@@ -95,7 +96,7 @@ def evaluate(
     base: size/ overhead over this network, bytes of the saved file, peak bytes when predicting a batch.
     """
     check_type("ensemble", ensemble, Ensemble, "make one with Ensemble([network, …]), also of one network")
-    check_data(data)
+    check_data_for(data, ensemble.task)
     combination_rules = check_rules(combine)
     check_list("fgsm", fgsm)
     fgsm = [to_python_number(epsilon) for epsilon in fgsm]

@@ -19,7 +19,7 @@ from structured_ensembles.data.losses import Loss
 from structured_ensembles.data.splits import take_samples
 from structured_ensembles.examination.embedding_ids import check_data_ids
 from structured_ensembles.examination.pretrained import find_normalization
-from structured_ensembles.examination.trained import count_outputs
+from structured_ensembles.examination.trained import output_shape
 from structured_ensembles.networks.copying import copy_for_trial, dtype_of
 
 RESHAPING = ("View", "Reshape", "Squeeze", "Unsqueeze", "Clone", "Copy", "Alias", "Transpose", "Permute", "Slice")
@@ -48,9 +48,16 @@ def check_arguments(model: nn.Module, data: Data) -> None:
 
 
 def check_outputs(model: nn.Module, data: Data, loss: Loss | None) -> None:
-    """Raise a ValueError if a model has fewer outputs than there are classes, unless the loss is the user's own."""
-    outputs = count_outputs(model, data) if data.task == "classification" and loss is None else 0
-    if 0 < outputs < data.num_classes:
+    """Raise a ValueError unless a model gives a logit for every class, at least; the loss may be the user's own."""
+    shape = output_shape(model, data) if data.task == "classification" and loss is None else None
+    if shape is None:
+        return
+    if len(shape) != 2:
+        raise ValueError(
+            f"model must return logits (batch, classes), as a sample has one label, not {('batch', *shape[1:])}"
+        )
+    outputs = shape[1]
+    if outputs < data.num_classes:
         raise ValueError(
             f"model has {counted(outputs, 'output')}, but data has {counted(data.num_classes, 'class')}: it needs one "
             f"for each class, also for two; with_head(model, {data.num_classes}) gives it a new classifier"

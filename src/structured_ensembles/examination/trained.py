@@ -57,11 +57,17 @@ def judge_trained(model: nn.Module, data: Data, device: Device = "auto") -> Judg
 
 def count_outputs(model: nn.Module, data: Data) -> int:
     """Return the number of outputs of a model for one sample; 0 if it cannot run on the data."""
+    shape = output_shape(model, data)
+    return shape[-1] if shape else 0
+
+
+def output_shape(model: nn.Module, data: Data) -> tuple[int, ...] | None:
+    """Return the shape of a model's outputs for a few samples, (samples, …); None if it cannot run on the data."""
     try:
         inputs, _ = samples_for_trial(data, 2)
-        return compute_outputs(copy_for_trial(model), data, inputs).shape[-1]
+        return tuple(compute_outputs(copy_for_trial(model), data, inputs).shape)
     except Exception:  # training explains better why a model does not fit the data
-        return 0
+        return None
 
 
 def _judge(model: nn.Module, data: Data, device: torch.device) -> Judgement:

@@ -6,8 +6,9 @@ statistics, extraction a copy with sliced weights. All three are one deep copy w
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from threading import Lock
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
@@ -51,7 +52,25 @@ def _copy_with(model: nn.Module, parameter: Replace, buffer: Replace) -> nn.Modu
         for tensor in _tensors_in(others):
             if id(tensor) not in memo:
                 memo[id(tensor)] = tensor.detach().clone()
-    return copy.deepcopy(model, memo)  # takes what the memo has instead of copying it
+    try:
+        return copy.deepcopy(model, memo)  # takes what the memo has instead of copying it
+    except TypeError as error:
+        raise TypeError(
+            f"model cannot be copied, as every member is: {_uncopyable(model, memo)} refuses copy.deepcopy ({error}). "
+            "Keep it outside of the model, or give its class a __deepcopy__"
+        ) from error
+
+
+def _uncopyable(model: nn.Module, memo: Mapping[int, object]) -> str:
+    """Name the attribute of a model that cannot be copied; the model itself if none alone is to blame."""
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute not in ("_parameters", "_buffers", "_modules"):
+                try:
+                    copy.deepcopy(value, dict(memo))
+                except TypeError:
+                    return f"its attribute {f'{name}.{attribute}' if name else attribute}"
+    return "it"
 
 
 def _without_inference(tensor: Tensor) -> Tensor:
@@ -104,8 +123,15 @@ def check_copyable(model: nn.Module) -> None:
     """Raise a ValueError if a model keeps a function or hook that refers to its layers, which a copy would run too."""
     targets = {id(target) for target in (*model.modules(), *model.parameters(), *model.buffers())}
     for name, module in model.named_modules():
+        if "_orig_mod" in module._modules:
+            inside = ".".join(filter(None, ("model", name, "_orig_mod")))
+            raise ValueError(
+                f"model is wrapped by torch.compile, and a copy would run the model's layers: give the network inside, "
+                f"{inside}, and compile afterwards. How members are computed, Execution(compile=…) says"
+            )
         for attribute, value in vars(module).items():
-            if attribute not in ("_parameters", "_buffers", "_modules") and any(
+            # A deep copy leaves out what `module.compile()` has compiled.
+            if attribute not in ("_parameters", "_buffers", "_modules", "_compiled_call_impl") and any(
                 _reaches(function, targets, set()) for function in _functions_in(value)
             ):
                 where = f"{name}.{attribute}" if name else attribute
@@ -261,21 +287,46 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     return torch.float32
 
 
+_mode_lock = Lock()
+_evaluating: dict[int, tuple[int, ExitStack]] = {}  # by the id of a module: how many use it, and how its modes return
+
+
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode, without nested tensors as in training; restore each submodule's mode at the end."""
-    submodules = list_modules(module)
-    modes = [(submodule, submodule.training) for submodule in submodules]
-    switched = any(training for _, training in modes)
-    if switched:  # eval() sets an attribute of every submodule, which takes as long as a small network's prediction
-        module.eval()
+    """Switch to evaluation mode, without nested tensors as in training; restore each submodule's mode at the end.
+
+    Of several threads that predict with one module, the first switches and the last restores. Otherwise some would
+    compute in training mode, and change the statistics of batch norm.
+    """
+    with _mode_lock:
+        users, restoring = _evaluating.get(id(module)) or (0, _switch_to_evaluation(module))
+        _evaluating[id(module)] = users + 1, restoring
     try:
-        with _turn_nested_tensors_off(submodules):
-            yield
+        yield
     finally:
-        if switched:
-            for submodule, training in modes:
-                submodule.training = training
+        with _mode_lock:
+            users, restoring = _evaluating.pop(id(module))
+            if users > 1:
+                _evaluating[id(module)] = users - 1, restoring
+            else:
+                restoring.close()
+
+
+def _switch_to_evaluation(module: nn.Module) -> ExitStack:
+    """Switch to evaluation mode, see `evaluation_mode`; closing the result restores what was switched."""
+    submodules, restoring = list_modules(module), ExitStack()
+    modes = [(submodule, submodule.training) for submodule in submodules]
+    if any(training for _, training in modes):  # eval() takes as long as a small network's prediction
+        module.eval()
+        restoring.callback(_restore_modes, modes)
+    restoring.enter_context(_turn_nested_tensors_off(submodules))
+    return restoring
+
+
+def _restore_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    """Give each module its mode back."""
+    for module, training in modes:
+        module.training = training
 
 
 def list_modules(module: nn.Module) -> list[nn.Module]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.common.inputs import Inputs
+from structured_ensembles.common.plurals import counted
 from structured_ensembles.data import Data, Split
 from structured_ensembles.data.arrays import as_inputs, as_targets, check_pair
 from structured_ensembles.data.assembly import Task
@@ -26,10 +27,15 @@ def read_held_out(data: HeldOut, name: SplitName, task: Task, ids: bool, pixels:
     """
     if isinstance(data, tuple):
         return _read_pair(data, task, ids, pixels)
+    check_data_for(data, task)
+    return data.split(name)
+
+
+def check_data_for(data: Any, task: Task) -> None:
+    """Raise an error unless data are a `Data` for the task of an ensemble."""
     check_data(data)
     if data.task != task:
         raise ValueError(f"data are for {data.task}, but the ensemble is for {task}: Ensemble(…, task={data.task!r})")
-    return data.split(name)
 
 
 def _read_pair(pair: tuple[Any, Any], task: Task, ids: bool, pixels: bool) -> TensorSplit:
@@ -64,4 +70,10 @@ def gather_outputs(
             outputs, truth = larger_outputs, larger_truth
         outputs[:, done : done + len(targets)], truth[done : done + len(targets)] = batch_outputs, targets.cpu()
         done += len(targets)
-    return outputs[:, :done], truth[:done]
+    outputs, truth = outputs[:, :done], truth[:done]
+    if done and not truth.is_floating_point() and int(truth.max()) >= outputs.shape[-1]:
+        raise ValueError(
+            f"data have labels up to {int(truth.max())}, but the ensemble has {counted(outputs.shape[-1], 'output')}: "
+            "they are not for the same classes"
+        )
+    return outputs, truth

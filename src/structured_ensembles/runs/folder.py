@@ -97,6 +97,17 @@ def open_run(
             raise
 
 
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Name the settings that differ between two configurations, those of a section by their own names."""
+    names = []
+    for name in sorted({*one, *other}):
+        values = one.get(name), other.get(name)
+        if values[0] != values[1]:
+            sections = all(isinstance(value, Mapping | None) for value in values)
+            names += _differing(values[0] or {}, values[1] or {}) if sections else [name]
+    return names
+
+
 def _finished_result(folder: Path, config: Config, comparable: Callable[[Config], Config]) -> dict[str, Any] | None:
     """Return the result of a finished run, None for a new or unfinished one; raise a ValueError for other folders."""
     files = _list_files(folder)
@@ -106,7 +117,7 @@ def _finished_result(folder: Path, config: Config, comparable: Callable[[Config]
         raise ValueError(f"{folder} is not empty and not a run folder: choose another one with --out")
     earlier, wanted = comparable(read_config(folder)), comparable(config)
     if earlier != wanted:
-        differing = sorted(key for key in {*earlier, *wanted} if earlier.get(key) != wanted.get(key))
+        differing = _differing(earlier, wanted)
         raise ValueError(
             f"{folder} holds a run with another {', '.join(differing)}: choose another with --out, or delete it"
         )

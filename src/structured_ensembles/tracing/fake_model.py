@@ -74,9 +74,12 @@ class FakeModel:
     def running(self, model: nn.Module, training: bool, more_samples: bool = False) -> Iterator[Any]:
         """Set the mode of `model` and yield its inputs; restore the mode and the random states at the end.
 
+        Code that draws a branch from Python's or NumPy's random state takes the same one in every run.
         more_samples: yield inputs of three times as many samples as the example.
         """
         states = random.getstate(), np.random.get_state()  # noqa: NPY002 (a forward may draw from them)
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
         model.train(training)
         try:
             with (

@@ -18,7 +18,7 @@ from structured_ensembles.networks.resizing import resize
 from structured_ensembles.tracing.code_trial import CodeTrial
 from structured_ensembles.tracing.fake_model import FakeModel, first_line, reads_training_flag
 from structured_ensembles.tracing.grouping import NamedSet, axis_of, name_sets
-from structured_ensembles.tracing.layout import ChannelSet, fix
+from structured_ensembles.tracing.layout import ChannelSet, extent, fix
 from structured_ensembles.tracing.templates import (
     Template,
     TemplateError,
@@ -72,7 +72,8 @@ class Followed:
                 raise TemplateError(
                     f"its code takes only as many samples as the example: {first_line(error)}"
                 ) from error
-            check_other_samples(self.programs[training], other, self.steps[training])
+            samples = 0 if self.walk.batch is None else extent(self.walk.batch)
+            check_other_samples(self.programs[training], other, self.steps[training], samples)
             self.compared.add(training)
 
 
@@ -128,8 +129,11 @@ def find_offers(fake: FakeModel, coupled: bool, approximate: bool, nested: bool,
             graphs = not followed.graph_refused
 
 
-def suggest_layout(example: Any) -> str:
-    """Suggest another layout, where an example looks like images with channels last, or like one image."""
+def suggest_layout(example: Any, channels_missing: bool = False) -> str:
+    """Suggest another layout, where an example looks like images with channels last or without, or like one image.
+
+    channels_missing: whether the model's error was about the number of channels.
+    """
     tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
     if len(tensors) != 1:
         return ""
@@ -138,6 +142,8 @@ def suggest_layout(example: Any) -> str:
         return " (The channels of these images seem to come last: x.transpose(0, 3, 1, 2) of an array puts them first.)"
     if len(shape) == 3 and shape[0] in colours:
         return " (This seems to be one image: x[None] makes a batch of one.)"
+    if len(shape) == 3 and channels_missing:
+        return " (If these are images without channels, x[:, None] gives them one.)"
     return ""
 
 
@@ -150,10 +156,15 @@ def _follow(fake: FakeModel) -> Followed:
         hint = " (Token ids stay whole numbers in Data.from_arrays(…, ids=True).)" if "indices" in str(error) else ""
         if "data-dependent" in str(error):
             hint += " (Its code seems to branch on the values of a tensor, where a graph can branch on shapes only.)"
-        hint += suggest_layout(fake.inputs)
+        if "not a known type" in str(error):  # torch's line ends in an invitation to write to its developers
+            hint += " (Let it return a tensor, a tuple or a dict.)"
+        if isinstance(fake.inputs, dict) and "argument" in str(error):
+            hint += f" (Inputs in a dict reach it as keyword arguments: {', '.join(fake.inputs)}.)"
+        hint += suggest_layout(fake.inputs, channels_missing="channels" in str(error))
+        message = first_line(error).partition(" If this type")[0]
         raise ValueError(
             f"the model cannot be followed on an example of shape {fake.shapes}: either `example` is not what it "
-            f"takes, or torch.export cannot follow its code. It says: {first_line(error)}{hint}"
+            f"takes, or torch.export cannot follow its code. It says: {message}{hint}"
         ) from error
     followed.tried.append(False)
     unused = {name for name, _ in fake.model.named_parameters()} - followed.walk.used  # auxiliary heads, for example
@@ -231,9 +242,9 @@ def _find_templates(followed: Followed, names: Mapping[ChannelSet, str]) -> dict
     try:
         for training, program in followed.programs.items():
             steps = followed.steps[training]
-            template, operation_steps = make_template(program, steps, axis, dtype_of(followed.fake.model))
             if not training or not same_operations(followed.steps[False], steps):
                 followed.check_other_samples(training)
+            template, operation_steps = make_template(program, steps, axis, dtype_of(followed.fake.model))
             counts = trial_counts(list(names), steps)[0]
             small = _resized(followed, names, counts)
             numbers = {names[channels]: count for channels, count in counts.items()}

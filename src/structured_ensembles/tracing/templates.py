@@ -220,8 +220,12 @@ def _with_last_uses(operations: list[Operation], first: int, outputs: Sequence[A
     return tuple(replace(operation, last_uses=tuple(uses.get(i, ()))) for i, operation in enumerate(operations))
 
 
-def check_other_samples(program: ExportedProgram, other: ExportedProgram, steps: Sequence[Step]) -> None:
-    """Compare a graph with that of more samples; raise `TemplateError` where a number that is no size follows them."""
+def check_other_samples(program: ExportedProgram, other: ExportedProgram, steps: Sequence[Step], samples: int) -> None:
+    """Compare a graph with that of more samples; raise `TemplateError` where a number that is no size follows them.
+
+    A size that follows them, though nothing has met the samples in its dimension, becomes their number: code may index
+    what it has expanded with positions that it counts. samples: how many the first graph was made with.
+    """
     by_node = {step.node: step for step in steps}
     nodes, others = (
         [node for node in graph.nodes if node.op == "call_function"] for graph in (program.graph, other.graph)
@@ -230,16 +234,41 @@ def check_other_samples(program: ExportedProgram, other: ExportedProgram, steps:
         raise TemplateError("its code does something else with another number of samples")
     for node, other_node in zip(nodes, others, strict=True):
         step = by_node.get(node)
-        if step is not None and _constants(node, step) != _constants(other_node, step):
+        if step is None:
+            continue
+        if _constants(node, step) != _constants(other_node, step) or not _sizes_follow(node, other_node, step, samples):
             raise TemplateError(f"{step.name} depends on the number of samples", step)
 
 
 def _constants(node: fx.Node, step: Step) -> str:
     """Write out the arguments of a node that are neither tensors nor sizes which a template rewrites."""
-    names = [argument.name for argument in getattr(getattr(node.target, "_schema", None), "arguments", ())]
-    named = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    named = _named_arguments(node)
     constants = {name: value for name, value in named.items() if name not in step.sizes and step.replacement is None}
     return str(fx.node.map_arg(constants, lambda _: None))
+
+
+def _named_arguments(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of a node by the names of its schema."""
+    names = [argument.name for argument in getattr(getattr(node.target, "_schema", None), "arguments", ())]
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+def _sizes_follow(node: fx.Node, other: fx.Node, step: Step, samples: int) -> bool:
+    """Tell whether the layouts say which sizes of a node follow the samples; note those of a dimension of its own."""
+    named, other_named = _named_arguments(node), _named_arguments(other)
+    for name in step.sizes.keys() & named.keys() if step.replacement is None else ():
+        lists = [value if isinstance(value, list) else [value] for value in (named[name], other_named[name])]
+        layouts = step.sizes[name] if isinstance(step.sizes[name], list) else [step.sizes[name]]
+        for layout, size, other_size in zip(layouts, *lists, strict=False):
+            if size == other_size or not _is_layout(layout):
+                continue
+            factors = [factor for run in resolve(layout) for factor in run.factors]
+            if any(factor.batch for factor in factors):
+                continue
+            if len(factors) != 1 or factors[0].size != samples:
+                return False
+            factors[0].batch, factors[0].fixed = True, factors[0].fixed or "the samples of a batch"
+    return True
 
 
 def check_template(
