@@ -32,7 +32,7 @@ from structured_ensembles.examination.examine import examine
 from structured_ensembles.examination.trained import count_outputs, judge_trained
 from structured_ensembles.extraction import check_rescale, extract, warn_of_small_outputs
 from structured_ensembles.networks.copying import dtype_of
-from structured_ensembles.resuming.identity import RunFile, RunFolder, open_folder
+from structured_ensembles.resuming.folder import RunFile, RunFolder, open_folder
 from structured_ensembles.resuming.search_checkpoint import FILE as SEARCH
 from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Initial, Placement

@@ -34,7 +34,7 @@ from structured_ensembles.data.losses import Loss, check_loss, choose_units, los
 from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penalty, terms_for
 from structured_ensembles.examination.pretrained import find_normalization
 from structured_ensembles.networks.copying import copy_frozen, dtype_of
-from structured_ensembles.resuming.identity import RunFile
+from structured_ensembles.resuming.folder import RunFile
 from structured_ensembles.resuming.search_checkpoint import (
     SearchState,
     Snapshot,

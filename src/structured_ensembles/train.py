@@ -23,7 +23,7 @@ from structured_ensembles.examination.examine import examine
 from structured_ensembles.prediction.calibration_fit import fit_all
 from structured_ensembles.prediction.combination import combine_logs, entropy_of
 from structured_ensembles.prediction.held_out import gather_outputs
-from structured_ensembles.resuming.identity import RunFile
+from structured_ensembles.resuming.folder import RunFile
 from structured_ensembles.training.execution import Execution, execution_or_default
 from structured_ensembles.training.fleet import train_fleet
 from structured_ensembles.training.history import History, OnEpoch, check_on_epoch

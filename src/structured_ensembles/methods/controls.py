@@ -17,7 +17,7 @@ from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.extraction import check_rescale, extract, warn_of_small_outputs
 from structured_ensembles.networks.copying import clone_model, dtype_of
 from structured_ensembles.networks.initialization import draw_weights
-from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.resuming.folder import open_folder
 from structured_ensembles.selection import Scope, select
 from structured_ensembles.train import train
 from structured_ensembles.training import Execution, Recipe

@@ -22,7 +22,7 @@ from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.extraction import extract
 from structured_ensembles.methods.phases import join_histories, renumber_epochs
 from structured_ensembles.networks.copying import clone_model, dtype_of
-from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.resuming.folder import open_folder
 from structured_ensembles.selection import select
 from structured_ensembles.train import train
 from structured_ensembles.training import Execution, Recipe

@@ -15,7 +15,7 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.methods.phases import renumber_epochs
 from structured_ensembles.networks.copying import clone_model
-from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.resuming.folder import open_folder
 from structured_ensembles.train import calibrate_trained, train
 from structured_ensembles.training import Execution, Recipe
 from structured_ensembles.training.execution import execution_or_default

@@ -26,8 +26,8 @@ from structured_ensembles.common.version import VERSION
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
-from structured_ensembles.resuming.identity import CHECKPOINTS
-from structured_ensembles.resuming.identity import FILE as IDENTITY
+from structured_ensembles.resuming.folder import CHECKPOINTS
+from structured_ensembles.resuming.folder import FILE as IDENTITY
 from structured_ensembles.runs.stopwatch import ELAPSED
 from structured_ensembles.selection import Subnet
 from structured_ensembles.storage.container import read_container, write_container
