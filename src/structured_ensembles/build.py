@@ -14,7 +14,7 @@ from torch import nn
 
 from structured_ensembles.calibration import check_temperature
 from structured_ensembles.channels import ChannelGraph, trace
-from structured_ensembles.common.checks import check_choice, check_seed, check_type
+from structured_ensembles.common.checks import check_choice, check_seed
 from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.plurals import counted
@@ -22,13 +22,12 @@ from structured_ensembles.common.precision import Precision
 from structured_ensembles.common.processes import rank
 from structured_ensembles.common.progress import say
 from structured_ensembles.data import Data
-from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss, check_loss
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.comparison import compare_with_base
-from structured_ensembles.examination.examine import examine
+from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.examination.trained import count_outputs, judge_trained
 from structured_ensembles.extraction import check_rescale, extract, warn_of_small_outputs
 from structured_ensembles.networks.copying import dtype_of
@@ -110,11 +109,10 @@ def structured_ensemble(
     start = time.perf_counter()
     if prune is None and memory is None:
         prune = 0.5
-    check_type("model", model, nn.Module)
+    check_arguments(model, data, coupled=coupled, reinit=reinit, quiet=quiet)
     check_choice("trained", trained, (True, False, "auto"))
     if trained is True and reinit:
         raise ValueError("trained=True must not be given together with reinit=True, which draws new weights")
-    check_data(data)
     seed = check_seed(seed)
     if temperature is not None:
         temperature = check_temperature(temperature)

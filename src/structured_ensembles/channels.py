@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
-from structured_ensembles.common.checks import check_choice, check_type
+from structured_ensembles.common.checks import check_choice, check_flags, check_type
 from structured_ensembles.common.exports import without_garbage_collection
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.tables import text_table
@@ -172,6 +172,7 @@ def trace(
         can; members are then networks that run that graph.
     """
     check_type("model", model, nn.Module)
+    check_flags(coupled=coupled, approximate=approximate, graphs=graphs)
     check_choice("nested", nested, get_args(Nested))
     inputs = example if isinstance(example, tuple | dict) else (example,)
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)):

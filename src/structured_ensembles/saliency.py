@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.common.checks import check_type
+from structured_ensembles.common.checks import check_flags, check_type
 from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, split_batch
@@ -76,6 +76,7 @@ def saliency(
     check_walk(model, graph, data, loss, batch_size)
     check_type("scales", scales, Scales, "learn_scales gives them")
     check_scales(scales, graph)
+    check_flags(quiet=quiet)
     with gradients_on():
         data = find_normalization(model, data, device)
         check_task(graph, data)

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph, check_traced
-from structured_ensembles.common.checks import check_choice, check_number, check_seed, check_type, check_whole
+from structured_ensembles.common.checks import (
+    check_choice,
+    check_flags,
+    check_number,
+    check_seed,
+    check_type,
+    check_whole,
+)
 from structured_ensembles.common.devices import Device, pick_device, seed_generators
 from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.inputs import Inputs, move_inputs, select_rows
@@ -100,6 +107,7 @@ def learn_scales(
         vectors.
     """
     check_walk(model, graph, data, loss, batch_size)
+    check_flags(quiet=quiet)
     data = find_normalization(model, data, device)
     seed = check_seed(seed)
     scales = Scales.draw(graph, members, initial, placement, seed)

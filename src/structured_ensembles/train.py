@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from structured_ensembles.common.checks import check_path, check_type
+from structured_ensembles.common.checks import check_flags, check_path, check_type
 from structured_ensembles.common.devices import Device
 from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.threads import warn_of_slowness
@@ -85,6 +85,7 @@ def train(
     """
     check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
     check_data(data)
+    check_flags(quiet=quiet)
     check_on_epoch(on_epoch)
     check_loss(loss)
     if checkpoint is not None and not isinstance(checkpoint, RunFile):

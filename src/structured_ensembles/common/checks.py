@@ -9,6 +9,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 
 def check_type(argument: str, value: Any, expected: type, hint: str = "") -> None:
     """Raise a TypeError unless `value` is an instance of `expected`. hint: where to get one."""
@@ -44,6 +46,13 @@ def check_list(argument: str, value: Any, items: str = "") -> None:
     """Raise a ValueError unless `value` can be iterated over and is no string. items: what it should hold, in words."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ValueError(f"{argument} must be a list{items and f' of {items}'}, such as [{value!r}]")
+
+
+def check_flags(**flags: Any) -> None:
+    """Raise a TypeError unless every flag, given by its name, is True or False: "no" or 0.1 would count as True."""
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
 def check_whole(argument: str, value: Any, least: int = 1, *, or_none: bool = False) -> None:

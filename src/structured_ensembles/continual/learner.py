@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self, TypedDict, get_args
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.checks import check_choice, check_seed, check_type
+from structured_ensembles.common.checks import check_choice, check_flags, check_seed, check_type
 from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.inputs import is_several
 from structured_ensembles.continual.fitting import derive_seed, fit
@@ -86,6 +86,7 @@ class Learner(ABC):
         if not any(parameter.is_floating_point() for parameter in backbone.parameters()):
             raise ValueError("backbone has no parameters to learn")
         check_choice("head", head, get_args(HeadKind))
+        check_flags(quiet=quiet)
         self.recipe = Recipe(
             epochs=epochs,
             batch_size=batch_size,
@@ -224,6 +225,7 @@ class Learner(ABC):
 
         together: all samples are from one task, that of the lowest mean entropy.
         """
+        check_flags(together=together)
         if not self.learned:
             raise ValueError("no task has been learned yet: call learn(task) first")
         return find_surest_task({number: self.logits(x, number, batch_size) for number in self.learned}, together)

@@ -13,6 +13,7 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.common.checks import check_flags
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.continual.fitting import derive_seed
 from structured_ensembles.continual.heads import count_features, create_head
@@ -62,6 +63,7 @@ class OwningLearner(Learner):
     """Learner whose tasks own neurons. seal: cut the connections from other neurons into those of a finished task."""
 
     def __init__(self, backbone: nn.Module, *, seal: bool = True, **common: Unpack[Common]) -> None:
+        check_flags(seal=seal)
         super().__init__(backbone, **common)
         self.shared = SharedBackbone(self.backbone, seal)
         self.stages: dict[int, int] = {}  # of every task: its index in the order of learning

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.calibration import Calibration
-from structured_ensembles.common.checks import check_choice, check_number, check_share, check_type, check_whole
+from structured_ensembles.common.checks import (
+    check_flags,
+    check_number,
+    check_share,
+    check_type,
+    check_whole,
+)
 from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.inputs import call
 from structured_ensembles.common.plurals import counted
@@ -102,7 +108,8 @@ class StructuredEnsemble(BaseEstimator):  # type: ignore[misc]
         check_share("validation_fraction", self.validation_fraction)
         check_whole("epochs", self.epochs)
         check_number("learning_rate", self.learning_rate)
-        check_choice("early_stopping", self.early_stopping, (True, False))
+        check_flags(early_stopping=self.early_stopping)
+        check_whole("verbose", self.verbose, least=0)  # scikit-learn's own estimators take numbers, too
         if self.batch_size != "auto" and (not isinstance(self.batch_size, Integral) or self.batch_size < 1):
             raise ValueError(f"batch_size must be 'auto' or a whole number of at least 1, not {self.batch_size!r}")
         kept, held_out = (

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from structured_ensembles.common.checks import check_flags
 from structured_ensembles.common.version import VERSION
 from structured_ensembles.hub.card import LIBRARY
 from structured_ensembles.hub.folder import CONFIG, FILE, check_config, find_file
@@ -49,6 +50,7 @@ def push(
     """
     if not isinstance(repo, str) or not REPO.fullmatch(repo):
         raise ValueError(f"repo must read 'owner/name', not {repo!r:.100}")
+    check_flags(private=private)
     hub = _import_hub("push_to_hub")
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))

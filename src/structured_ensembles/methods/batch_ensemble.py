@@ -80,7 +80,7 @@ def batch_ensemble(
     repeat: in training every member sees the whole batch ("tile"), or each row goes to one member ("split"), which
         costs no more than to train one network.
     """
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examine(model, data, device, loss)
     example = data.example(dtype=dtype_of(model))

@@ -57,7 +57,7 @@ def magnitude_ensemble(
     In one network these are the same for all members. So each member is cut out of a network of its own: the model,
     and copies with reinitialised weights, as in a deep ensemble. The arguments are those of `select` and `extract`.
     """
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet, coupled=coupled)
     check_whole("members", members)
     check_rescale(rescale, reinit=False)
     if prune is None and memory is None:

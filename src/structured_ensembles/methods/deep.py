@@ -37,7 +37,7 @@ def deep_ensemble(
     loss_name: str | None = None,
 ) -> Ensemble:
     """Train a deep ensemble: the first member starts from the model's weights, the others are reinitialised."""
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet)
     check_whole("members", members)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examine(model, data, device, loss)

@@ -56,7 +56,7 @@ def mc_dropout(
     members: how many dropout masks a prediction draws.
     probability: of an element of the output of a hidden linear layer or convolution to be dropped.
     """
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examine(model, data, device, loss)
     layers = find_called_layers(model, data.example(dtype=dtype_of(model))).hidden

@@ -54,7 +54,7 @@ def narrow_ensemble(
     coupled: narrow the residual stream too, as Packed-Ensembles does; otherwise only the layers inside its blocks.
     round_to: as in `select`.
     """
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet, coupled=coupled)
     if prune is None and memory is None:
         prune = 0.5
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)

@@ -66,7 +66,7 @@ def prune_and_tune(
     peak_rate: to which the learning rate of the children rises in the first tenth of their steps, before it falls to
     zero along a cosine; by default half of the recipe's, as in `Recipe.named("tune")`.
     """
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet, coupled=coupled)
     if prune is None and memory is None:
         prune = 0.5
     check_whole("members", members)

@@ -48,7 +48,7 @@ def snapshot_ensemble(
 
     cycle: its epochs; by default 50, or the recipe's epochs divided among the members if that is less.
     """
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet)
     check_whole("members", members)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examine(model, data, device, loss)

@@ -61,7 +61,7 @@ def taught_ensemble(
     prune, memory, coupled, round_to, selection: what members keep, see `select`; by default random halves. One member
         with memory=1.0 is the whole network.
     """
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet, coupled=coupled)
     if prune is None and memory is None:
         prune = 0.5
     check_whole("members", members)
