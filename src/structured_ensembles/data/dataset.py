@@ -199,8 +199,8 @@ class Data:
         """Make data from a folder of pictures with a folder for each class, which may be more than fit in memory.
 
         Classes are sorted by name, and hold PNG, JPEG, WebP, BMP, GIF or TIFF files, also in folders of their own. If
-        `path` has a folder `train` of such classes, that is the training split, and `test` and `val`, `valid` or
-        `validation` beside it are the others.
+        `path` has a folder `train` or `training` of such classes, that is the training split, and `test` or `testing`
+        and `val`, `valid` or `validation` beside it are the others.
 
         All pictures are decoded once, with a bar: those that cannot be read are named in the log and left out, and
         their contents become the fingerprint of the data, by which a run that resumes knows them. As many as fit in
