@@ -135,7 +135,7 @@ def structured_ensemble(
     learned = selection == "learned"
     with warnings.catch_warnings(action="ignore"):  # a trial, so that wrong arguments raise before the search
         choose(selection="random" if learned else selection)
-    trained = False if reinit else _decide_trained(trained, model, data, device, quiet)
+    trained = False if reinit else _decide_trained(trained, model, data, device, loss, quiet)
     recipe = recipe_for(data.task, recipe, trained)
     search: dict[str, Any] = {
         "search_epochs": search_epochs,
@@ -262,9 +262,23 @@ def _set_temperature(ensemble: Ensemble, data: Data, temperature: float) -> None
         ensemble.calibrate(data, temperature=temperature)
 
 
-def _decide_trained(trained: Trained, model: nn.Module, data: Data, device: Device, quiet: bool) -> bool:
-    """Return whether the model counts as trained, and say why; raise a ValueError if it cannot be for these data."""
+def _decide_trained(
+    trained: Trained, model: nn.Module, data: Data, device: Device, loss: Loss | None, quiet: bool
+) -> bool:
+    """Return whether the model counts as trained, and say why; raise a ValueError if it cannot be for these data.
+
+    A network with more outputs than there are classes is probably a trained one for other data, such as ImageNet: a
+    warning says how to keep what it has learned. A loss of the user's own may need these outputs.
+    """
     if trained == "auto":
+        if loss is None and data.task == "classification" and count_outputs(model, data) > data.num_classes:
+            warnings.warn(
+                f"model has {count_outputs(model, data)} outputs, but data has {counted(data.num_classes, 'class')}: "
+                "it counts as not trained, and its members are trained as new networks are. To keep what it has "
+                f"learned on other data, give with_head(model, {data.num_classes}) and trained=True; for a model "
+                "that is not trained, give trained=False",
+                stacklevel=3,
+            )
         judgement = judge_trained(model, data, device)
         say(f"the model counts as {'trained' if judgement.trained else 'not trained'}: {judgement.reason}", quiet)
         return judgement.trained
