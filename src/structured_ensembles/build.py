@@ -35,7 +35,8 @@ from structured_ensembles.resuming.folder import RunFile, RunFolder, open_folder
 from structured_ensembles.resuming.search_checkpoint import FILE as SEARCH
 from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Initial, Placement
-from structured_ensembles.search import check_search, learn_scales
+from structured_ensembles.search import learn_scales
+from structured_ensembles.searching.checks import check_search
 from structured_ensembles.selection import Scope, Selection, Subnet, select
 from structured_ensembles.train import train, try_lessons
 from structured_ensembles.training import Execution, Recipe

@@ -30,7 +30,7 @@ from structured_ensembles.data.losses import Loss, choose_units, loss_for, membe
 from structured_ensembles.examination.pretrained import find_normalization
 from structured_ensembles.networks.copying import copy_frozen, dtype_of
 from structured_ensembles.scaling import Scales, apply_scales, can_share_batches, check_scales
-from structured_ensembles.search import check_task, check_walk
+from structured_ensembles.searching.checks import check_task, check_walk
 
 
 @dataclass(frozen=True)
