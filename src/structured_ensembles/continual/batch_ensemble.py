@@ -13,7 +13,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.continual.fitting import derive_seed
+from structured_ensembles.continual.fitting import fold_seed
 from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.reweighting import (
@@ -40,7 +40,7 @@ class BatchEnsembleLearner(ReweightingLearner):
         self.recipe = replace(self.recipe, rules=(rule,))
 
     def _factor(self, name: str, weight: Tensor, number: int) -> nn.Module:
-        return RankOne(weight.shape, derive_seed(self.seed, number, 2, list_weights(self.backbone).index(name)))
+        return RankOne(weight.shape, fold_seed(self.seed, number, 2, list_weights(self.backbone).index(name)))
 
     def _freeze(self, backbone: nn.Module, weights: list[str]) -> None:
         for name in weights if self.task_tensors else ():

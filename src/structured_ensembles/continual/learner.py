@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from structured_ensembles.common.checks import check_choice, check_flags, check_seed, check_type
 from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.inputs import is_several
-from structured_ensembles.continual.fitting import derive_seed, fit
+from structured_ensembles.continual.fitting import fit, fold_seed
 from structured_ensembles.continual.heads import HeadKind, count_features, create_head
 from structured_ensembles.continual.learned import Learned
 from structured_ensembles.continual.memory import Memory, count_floats
@@ -132,7 +132,7 @@ class Learner(ABC):
         data = replace(task.data.to(self.device), normalization_settled=True)
         example = self._example(data.shape)
         features = count_features(self.backbone, example)
-        head = create_head(self.head, features, data.num_classes, derive_seed(self.seed, task.number, 1)).to(example)
+        head = create_head(self.head, features, data.num_classes, fold_seed(self.seed, task.number, 1)).to(example)
         head, losses = changed._learn(task.number, data, head)
         changed.heads[task.number] = head.eval()
         normalization: Any = data.normalization

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_flags
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.continual.fitting import derive_seed
+from structured_ensembles.continual.fitting import fold_seed
 from structured_ensembles.continual.heads import count_features, create_head
 from structured_ensembles.continual.learner import Common, Learner
 from structured_ensembles.continual.masks import Owners, count_owner_digits
@@ -113,7 +113,7 @@ class OwningLearner(Learner):
         changed.shared.owners = owned.release(changed.next_stage - 1)
         freed = sum(int((stages >= changed.next_stage).sum()) for stages in owned.groups.values())
         if freed:
-            changed.shared.redraw(derive_seed(self.seed, task, 3))
+            changed.shared.redraw(fold_seed(self.seed, task, 3))
         for number in changed.learned:
             before, after = _tensors(self.network(number)), _tensors(changed.network(number))
             if any(not torch.equal(old, new) for old, new in zip(before, after, strict=True)):
