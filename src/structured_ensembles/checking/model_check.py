@@ -16,9 +16,9 @@ from structured_ensembles.checking.comparison import Difference, comparison_inpu
 from structured_ensembles.checking.masking import without_channels
 from structured_ensembles.checking.weights import copy_undrawn, perturb_by_rounding, randomize, remove_randomness
 from structured_ensembles.common.checks import check_flags, check_seed, check_share, check_type
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.extraction import extract
 from structured_ensembles.selection import select
-from structured_ensembles.tracing.fake_model import first_line
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs, select_rows
 from structured_ensembles.common.processes import rank, sum_over_processes, world_size
 from structured_ensembles.cuda.capture import CaptureError, log_once
@@ -16,7 +17,6 @@ from structured_ensembles.cuda.scaled_program import Factors, ScaledProgram, com
 from structured_ensembles.data.losses import Loss, member_losses
 from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penalty, terms_for
 from structured_ensembles.scaling import Placement, factors_along, scaled_layers
-from structured_ensembles.tracing.fake_model import first_line
 
 
 class Objective:

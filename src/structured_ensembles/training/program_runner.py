@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs, map_inputs, tensors_in
 from structured_ensembles.cuda import batch_drawing
 from structured_ensembles.cuda.batch_drawing import BatchDrawer
@@ -22,7 +23,6 @@ from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data.feeds import MemberFeed
 from structured_ensembles.data.losses import Loss, mean_loss, smoothed_cross_entropy
 from structured_ensembles.data.splits import Batch
-from structured_ensembles.tracing.fake_model import first_line
 from structured_ensembles.training.engine import Member, Plan
 from structured_ensembles.training.runners import (
     Streams,

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_number, check_type, to_python_number
 from structured_ensembles.common.devices import seed_generators
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, tensors_in
 from structured_ensembles.cuda.capture import log_once
 from structured_ensembles.data import Data, Normalization
@@ -29,7 +30,6 @@ from structured_ensembles.data.splits import take_samples
 from structured_ensembles.networks.copying import clone_model, dtype_of
 from structured_ensembles.prediction.combination import combine_logs, member_outputs
 from structured_ensembles.storage.fingerprints import digest_module
-from structured_ensembles.tracing.fake_model import first_line
 
 SAMPLES = 8  # on which a teacher is tried before training
 TEMPERATURES = (0.01, 100.0)  # outside of them, float32 rounds T² · KL to zero or to noise
