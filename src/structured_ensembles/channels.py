@@ -21,7 +21,7 @@ from structured_ensembles.common.checks import check_choice, check_flags, check_
 from structured_ensembles.common.exports import without_garbage_collection
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.networks.copying import check_copyable
+from structured_ensembles.networks.copyable import check_copyable
 from structured_ensembles.networks.resizing import Attributes, Axis, channel_indices, groups_along, kept_size
 from structured_ensembles.tracing.code_trial import CodeTrial
 from structured_ensembles.tracing.fake_model import FakeModel

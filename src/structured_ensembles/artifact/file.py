@@ -21,8 +21,9 @@ from structured_ensembles.artifact.members import MAX_SAMPLES, build_base, rebui
 from structured_ensembles.calibration.conformal import ConformalIntervals
 from structured_ensembles.common.checks import check_path, check_type
 from structured_ensembles.common.gaussian import mean_and_spread
-from structured_ensembles.networks.copying import all_tensors, copy_with
+from structured_ensembles.networks.copying import copy_with
 from structured_ensembles.networks.provenance import warn_if_unnamed
+from structured_ensembles.networks.state import all_tensors
 from structured_ensembles.storage.container import (
     check_field,
     check_leaves,

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from structured_ensembles.extraction import rebuild_graph_network
 from structured_ensembles.networks.conversions import find_rebuilder
-from structured_ensembles.networks.copying import all_tensors, copy_with, unsaved_buffers
+from structured_ensembles.networks.copying import copy_with
 from structured_ensembles.networks.provenance import check_shapes, read_bases, restore_base
 from structured_ensembles.networks.resizing import restore_size_attributes, set_sizes
+from structured_ensembles.networks.state import all_tensors, unsaved_buffers
 from structured_ensembles.storage.container import build_from_json, check_field, check_leaves, check_list_field
 from structured_ensembles.tracing.walk import LAYERS
 

@@ -22,7 +22,8 @@ from structured_ensembles.continual.reweighting import (
     copy_tensors_except,
     list_weights,
 )
-from structured_ensembles.networks.copying import copy_with, unsaved_buffers
+from structured_ensembles.networks.copying import copy_with
+from structured_ensembles.networks.state import unsaved_buffers
 from structured_ensembles.training import ParameterRule
 
 OUTPUTS, INPUTS = "#outputs", "#inputs"  # suffixes of the factors of a weight

@@ -15,9 +15,10 @@ from structured_ensembles.common.devices import Device
 from structured_ensembles.continual.heads import HeadKind, count_features, create_head
 from structured_ensembles.continual.learned import Learned
 from structured_ensembles.data import Normalization
-from structured_ensembles.networks.copying import all_tensors, check_fits, copy_with, fill, unsaved_buffers
+from structured_ensembles.networks.copying import copy_with
 from structured_ensembles.networks.provenance import warn_if_unnamed
 from structured_ensembles.networks.resizing import set_sizes
+from structured_ensembles.networks.state import all_tensors, check_fits, fill, unsaved_buffers
 from structured_ensembles.storage.container import (
     ArtifactError,
     build_from_json,

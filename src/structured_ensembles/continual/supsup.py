@@ -25,7 +25,7 @@ from structured_ensembles.continual.reweighting import (
     copy_tensors_except,
     list_weights,
 )
-from structured_ensembles.networks.copying import unsaved_buffers
+from structured_ensembles.networks.state import unsaved_buffers
 
 
 class SupSupLearner(ReweightingLearner):
