@@ -64,10 +64,10 @@ def check_whole(argument: str, value: Any, least: int = 1, *, or_none: bool = Fa
         raise ValueError(f"{argument} must be a whole number of at least {least}{none}, not {value!r}")
 
 
-def check_number(argument: str, value: Any, least: float = 0) -> None:
-    """Raise a ValueError unless `value` is a finite number of at least `least`."""
-    if not isinstance(value, Real) or not math.isfinite(value) or float(value) < least:
-        raise ValueError(f"{argument} must be a finite number of at least {least:g}, not {value!r}")
+def check_number(argument: str, value: Any) -> None:
+    """Raise a ValueError unless `value` is a finite number of at least 0."""
+    if not isinstance(value, Real) or not math.isfinite(value) or float(value) < 0:
+        raise ValueError(f"{argument} must be a finite number of at least 0, not {value!r}")
 
 
 def check_share(argument: str, value: Any) -> None:

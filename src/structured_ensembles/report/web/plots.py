@@ -94,10 +94,8 @@ class _Room:
         return True
 
 
-def plot_lines(
-    title: str, series: Sequence[Series], across: Axis, up: Axis, guides: Sequence[Guide] = (), summary: str = ""
-) -> Panel:
-    """Plot lines with points. summary: of the whole plot, for readers who do not see it."""
+def plot_lines(title: str, series: Sequence[Series], across: Axis, up: Axis, guides: Sequence[Guide] = ()) -> Panel:
+    """Plot lines with points."""
 
     def place(x: float, y: float) -> Point:
         return (
@@ -119,7 +117,7 @@ def plot_lines(
     for one in series:
         for mark in one.marks:
             labels += _label(mark.label, *place(mark.x, mark.y), room)
-    svg = draw_svg(HEIGHT, summary or title, *shapes, *labels)
+    svg = draw_svg(HEIGHT, title, *shapes, *labels)
     return Panel(title, svg)
 
 
@@ -163,7 +161,7 @@ def _frame(across: Axis, up: Axis) -> Markup:
     for value, label in up.ticks:
         y = bottom - (bottom - TOP) * up.share(value)
         if TOP - 1 <= y <= bottom + 1:
-            shapes.append(element("line", x1=LEFT, x2=right, y1=y, y2=y, class_="grid") if up.grid else Markup(""))
+            shapes.append(element("line", x1=LEFT, x2=right, y1=y, y2=y, class_="grid"))
             shapes.append(element("text", label, x=LEFT - 5, y=y + 4, class_="tick", text_anchor="end"))
     places = [(LEFT + (right - LEFT) * across.share(value), label) for value, label in across.ticks]
     places = [(x, label) for x, label in places if LEFT - 1 <= x <= right + 1]
