@@ -122,15 +122,7 @@ class StructuredEnsemble(BaseEstimator):  # type: ignore[misc]
             task="regression",  # of values and a weight; the loss knows what they mean
             normalization=standardize_columns(inputs[kept], weights[kept]),
         )
-        stopping = self.early_stopping and len(held_out) > 0
-        recipe = Recipe(
-            epochs=self.epochs,
-            batch_size=max(16, min(BATCH, len(kept) // STEPS)) if self.batch_size == "auto" else self.batch_size,
-            optimizer="adamw",
-            rate=self.learning_rate,
-            patience=self.patience if stopping else None,
-            keep="best" if stopping else "last",
-        )
+        recipe = self._make_recipe(len(kept), stopping=self.early_stopping and len(held_out) > 0)
         ensemble = structured_ensemble(
             model,
             data,
@@ -150,6 +142,17 @@ class StructuredEnsemble(BaseEstimator):  # type: ignore[misc]
         self.history_, self.n_iter_ = ensemble.history, ensemble.history.epochs
         # In float32 the last digits of a prediction depend on how many samples are predicted together.
         return ensemble if device_of(ensemble).type == "mps" else ensemble.double(), held_out
+
+    def _make_recipe(self, rows: int, stopping: bool) -> Recipe:
+        """Return the recipe for so many training rows. stopping: whether samples that are held out end it early."""
+        return Recipe(
+            epochs=self.epochs,
+            batch_size=max(16, min(BATCH, rows // STEPS)) if self.batch_size == "auto" else self.batch_size,
+            optimizer="adamw",
+            rate=self.learning_rate,
+            patience=self.patience if stopping else None,
+            keep="best" if stopping else "last",
+        )
 
     def _calibrate(self, inputs: Array, targets: Array, weights: Array) -> None:
         """Calibrate the ensemble on samples that were held out, if any, and keep its outputs on them.
