@@ -135,7 +135,7 @@ class ChannelGraph:
                 str(group.size),
                 _shorten(group.producers),
                 _shorten((*group.consumers, *(f"{module} (product)" for module in group.products))),
-                group.reason or _how(group),
+                group.reason or _format_prunable(group),
             )
             for group in self.groups
         ]
@@ -296,7 +296,7 @@ def _magnitudes(model: nn.Module, axes: Mapping[str, Sequence[Axis]], offers: Of
 
 def _mean_per_channel(weight: Tensor, dim: int, indices: np.ndarray, size: int) -> Tensor:
     """Average the absolute weights of each channel, (size,); `indices` has the channel of each position of `dim`."""
-    other_dims = [other for other in range(weight.dim()) if other != dim]
+    other_dims = [candidate for candidate in range(weight.dim()) if candidate != dim]
     norms = torch.linalg.vector_norm(weight, 1, dim=other_dims) if other_dims else weight.abs()
     means = norms.cpu() / (weight.numel() / weight.shape[dim])
     channels = torch.from_numpy(indices)
@@ -304,10 +304,10 @@ def _mean_per_channel(weight: Tensor, dim: int, indices: np.ndarray, size: int) 
     return torch.zeros(size, dtype=means.dtype).index_add_(0, channels[channels >= 0], means[channels >= 0]) / counts
 
 
-def _how(group: ChannelGroup) -> str:
+def _format_prunable(group: ChannelGroup) -> str:
     """Say how a prunable group is cut."""
-    how = "yes" if group.in_code is None else "yes, in the graph"
-    return f"{how}, not exact" if group.approximate else how
+    answer = "yes" if group.in_code is None else "yes, in the graph"
+    return f"{answer}, not exact" if group.approximate else answer
 
 
 def _shorten(names: Sequence[str]) -> str:
