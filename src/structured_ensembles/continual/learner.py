@@ -206,9 +206,9 @@ class Learner(ABC):
         return self._ensemble(task, self.network(task))
 
     def _ensemble(self, task: int, network: nn.Module) -> Ensemble:
-        known = self.learned[task]
-        ensemble = Ensemble([network], classes=known.names, normalization=known.normalization).eval()
-        ensemble.input_shape, ensemble.pixels = known.shape, known.pixels
+        learned = self.learned[task]
+        ensemble = Ensemble([network], classes=learned.names, normalization=learned.normalization).eval()
+        ensemble.input_shape, ensemble.pixels = learned.shape, learned.pixels
         return ensemble
 
     def logits(self, x: Any, task: int, batch_size: int = 512) -> Tensor:

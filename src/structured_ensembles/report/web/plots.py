@@ -107,15 +107,15 @@ def plot_lines(title: str, series: Sequence[Series], across: Axis, up: Axis, gui
     shapes += [draw_line([place(*guide.start), place(*guide.end)], class_="guide") for guide in guides]
     room = _Room()
     labels = []
-    for one in series:
-        points = [place(mark.x, mark.y) for mark in one.marks]
-        room.boxes += [(x - 5, y - 5, x + 5, y + 5) for x, y in points if one.markers]
-        room.boxes += [(x - 1, y - 1, x + 1, y + 1) for x, y in (_along(points) if one.joined else [])]
-        ends = [_ends(mark, place) for mark in one.marks]
+    for line in series:
+        points = [place(mark.x, mark.y) for mark in line.marks]
+        room.boxes += [(x - 5, y - 5, x + 5, y + 5) for x, y in points if line.markers]
+        room.boxes += [(x - 1, y - 1, x + 1, y + 1) for x, y in (_along(points) if line.joined else [])]
+        ends = [_ends(mark, place) for mark in line.marks]
         room.boxes += [(x - 1, y - 1, x + 1, y + 1) for bar in ends for x, y in _along(bar)]
-        shapes.append(_series(one, points, ends))
-    for one in series:
-        for mark in one.marks:
+        shapes.append(_series(line, points, ends))
+    for line in series:
+        for mark in line.marks:
             labels += _label(mark.label, *place(mark.x, mark.y), room)
     svg = draw_svg(HEIGHT, title, *shapes, *labels)
     return Panel(title, svg)
@@ -123,7 +123,7 @@ def plot_lines(title: str, series: Sequence[Series], across: Axis, up: Axis, gui
 
 def fit_upward_axis(title: str, series: Sequence[Series]) -> Axis:
     """Fit the upward axis to all points and the bars over their seeds."""
-    marks: list[Mark] = [mark for one in series for mark in one.marks]
+    marks: list[Mark] = [mark for line in series for mark in line.marks]
     values = [value for mark in marks for value in (mark.y, mark.low, mark.high) if value is not None]
     return fit_axis(title, values)
 
