@@ -26,7 +26,7 @@ from structured_ensembles.continual import StructuredLearner
 from structured_ensembles.continual.freezing import freeze
 from structured_ensembles.continual.heads import TaskNetwork, count_features, create_head
 from structured_ensembles.networks.copying import clone_model
-from structured_ensembles.runs.folder import describe_machine
+from structured_ensembles.runs.machine import describe_machine
 
 LIMIT = 1.15  # of issue 6
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.runs.folder import describe_machine
+from structured_ensembles.runs.machine import describe_machine
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ from structured_ensembles.methods.mc_dropout import DropoutNetwork
 from structured_ensembles.paper.sections import plan_runs
 from structured_ensembles.report.docs.wall_time import Step, describe_step, read_steps
 from structured_ensembles.runs.experiment import Experiment
-from structured_ensembles.runs.folder import describe_machine
+from structured_ensembles.runs.machine import describe_machine
 from structured_ensembles.zoo.by_name import build_model
 
 MODELS = ["resnet20", "resnet18", "vgg11", "wrn28_10", "resnet32", "vgg16"]

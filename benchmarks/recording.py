@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from structured_ensembles.runs.folder import describe_machine
+from structured_ensembles.runs.machine import describe_machine
 from structured_ensembles.storage.files import write_text
 
 WORKSPACES = os.environ.get("CUBLAS_WORKSPACE_CONFIG")  # the user's setting, if any

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 import structured_ensembles as se
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.evaluation.memory import measure_peak_memory
-from structured_ensembles.runs.folder import describe_machine
+from structured_ensembles.runs.machine import describe_machine
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import torch
 
 import structured_ensembles as se
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.runs.folder import describe_machine
+from structured_ensembles.runs.machine import describe_machine
 
 ARMS = {
     "paper": {},  # scaling the layer's output, MMD

@@ -50,7 +50,7 @@ from structured_ensembles.cuda.launch import dependent_launches
 from structured_ensembles.methods.batch_ensemble import BatchEnsembleNetwork
 from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork
-from structured_ensembles.runs.folder import describe_machine, source_digest
+from structured_ensembles.runs.machine import describe_machine, source_digest
 
 CIFAR10_SAMPLES = 50_000
 PREDICTION_BATCH = 512

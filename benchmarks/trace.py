@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.runs.folder import describe_machine
+from structured_ensembles.runs.machine import describe_machine
 
 MODELS = (
     *("vgg16", "resnet18", "resnet50", "densenet121", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny"),

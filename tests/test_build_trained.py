@@ -1,6 +1,7 @@
 """structured_ensemble() of a network that is already trained: it is recognised, and keeps what it has learned."""
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,17 @@ def test_trained_network_of_other_classes_is_refused(data: se.Data) -> None:
         se.structured_ensemble(se.zoo.mlp(64, 12), data, 2, trained=True, quiet=True)
     with pytest.raises(ValueError, match=r"model has 7 outputs, but data has 10 classes: .* with_head\(model, 10\)"):
         se.structured_ensemble(se.zoo.mlp(64, 7), data, 2, trained=True, quiet=True)
+
+
+def test_network_with_more_outputs_than_classes_warns_unless_it_is_said_to_be_new(
+    data: se.Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most such networks are trained for other data, and a recipe for new networks would undo that."""
+    message = r"model has 12 outputs, but data has 10 classes: it counts as not trained.* with_head\(model, 10\)"
+    with pytest.warns(UserWarning, match=message) as caught:
+        seen = built(se.zoo.mlp(64, 12), data, monkeypatch)
+    assert caught[0].filename == __file__
+    assert seen["recipe"] == se.Recipe.named("modern")
+    with warnings.catch_warnings(action="error"):
+        built(se.zoo.mlp(64, 12), data, monkeypatch, trained=False)
+        built(se.zoo.mlp(64, 12), data, monkeypatch, loss=lambda outputs, targets: outputs.mean())

@@ -65,7 +65,7 @@ def test_rescale_with_reinit_is_refused(digits: se.Data) -> None:
         se.extract(model, graph, subnet, reinit=True, rescale=True)
     with pytest.raises(ValueError, match="together with reinit=True"):  # before the search, which would say otherwise
         se.structured_ensemble(model, digits, 2, reinit=True, rescale=True, search_epochs=-1)
-    with pytest.raises(TypeError, match="rescale must be a bool, not a str"):
+    with pytest.raises(TypeError, match="rescale must be True or False, not "):
         se.extract(model, graph, subnet, rescale="yes")  # type: ignore[arg-type]
 
 

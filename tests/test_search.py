@@ -15,7 +15,7 @@ import structured_ensembles as se
 from structured_ensembles import build
 from structured_ensembles.data.batch_shares import assign_samples
 from structured_ensembles.diversity import overlap_penalty
-from structured_ensembles.resuming.identity import RunFile
+from structured_ensembles.resuming.folder import RunFile
 from structured_ensembles.scaling import apply_scales
 from structured_ensembles.search import _Search
 

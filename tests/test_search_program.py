@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
-from structured_ensembles import search
 from structured_ensembles.cuda.scaled_program import ScaledProgram
+from structured_ensembles.searching import objective
 
 
 def pictures(samples: int = 90, size: int = 16) -> se.Data:
@@ -44,8 +44,8 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[ScaledProgram]:
         compiled.append(ScaledProgram(compile_and_check(network, *arguments).program, network, bfloat16=False))
         return compiled[-1]
 
-    compile_and_check = search.compile_and_check
-    monkeypatch.setattr(search, "compile_and_check", compile_in_float32)
+    compile_and_check = objective.compile_and_check
+    monkeypatch.setattr(objective, "compile_and_check", compile_in_float32)
     return compiled
 
 

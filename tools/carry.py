@@ -160,7 +160,7 @@ def unpack_back(arguments: argparse.Namespace) -> None:
     """Move finished and unfinished runs to results/ and update the queue."""
     from structured_ensembles.paper.queue import write_queue
     from structured_ensembles.paper.sections import plan_runs
-    from structured_ensembles.resuming.identity import CHECKPOINTS
+    from structured_ensembles.resuming.folder import CHECKPOINTS
     from structured_ensembles.runs.stopwatch import ELAPSED
 
     results = ROOT / "results"

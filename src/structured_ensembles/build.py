@@ -14,7 +14,7 @@ from torch import nn
 
 from structured_ensembles.calibration import check_temperature
 from structured_ensembles.channels import ChannelGraph, trace
-from structured_ensembles.common.checks import check_choice, check_seed, check_type
+from structured_ensembles.common.checks import check_choice, check_seed
 from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.plurals import counted
@@ -22,21 +22,21 @@ from structured_ensembles.common.precision import Precision
 from structured_ensembles.common.processes import rank
 from structured_ensembles.common.progress import say
 from structured_ensembles.data import Data
-from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import Loss, check_loss
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.comparison import compare_with_base
-from structured_ensembles.examination.examine import examine
+from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.examination.trained import count_outputs, judge_trained
 from structured_ensembles.extraction import check_rescale, extract, warn_of_small_outputs
 from structured_ensembles.networks.copying import dtype_of
-from structured_ensembles.resuming.identity import RunFile, RunFolder, open_folder
+from structured_ensembles.resuming.folder import RunFile, RunFolder, open_folder
 from structured_ensembles.resuming.search_checkpoint import FILE as SEARCH
 from structured_ensembles.saliency import Scores, saliency
 from structured_ensembles.scaling import Initial, Placement
-from structured_ensembles.search import check_search, learn_scales
+from structured_ensembles.search import learn_scales
+from structured_ensembles.searching.checks import check_search
 from structured_ensembles.selection import Scope, Selection, Subnet, select
 from structured_ensembles.train import train, try_lessons
 from structured_ensembles.training import Execution, Recipe
@@ -110,11 +110,10 @@ def structured_ensemble(
     start = time.perf_counter()
     if prune is None and memory is None:
         prune = 0.5
-    check_type("model", model, nn.Module)
+    check_arguments(model, data, coupled=coupled, reinit=reinit, quiet=quiet)
     check_choice("trained", trained, (True, False, "auto"))
     if trained is True and reinit:
         raise ValueError("trained=True must not be given together with reinit=True, which draws new weights")
-    check_data(data)
     seed = check_seed(seed)
     if temperature is not None:
         temperature = check_temperature(temperature)
@@ -137,7 +136,7 @@ def structured_ensemble(
     learned = selection == "learned"
     with warnings.catch_warnings(action="ignore"):  # a trial, so that wrong arguments raise before the search
         choose(selection="random" if learned else selection)
-    trained = False if reinit else _decide_trained(trained, model, data, device, quiet)
+    trained = False if reinit else _decide_trained(trained, model, data, device, loss, quiet)
     recipe = recipe_for(data.task, recipe, trained)
     search: dict[str, Any] = {
         "search_epochs": search_epochs,
@@ -264,9 +263,23 @@ def _set_temperature(ensemble: Ensemble, data: Data, temperature: float) -> None
         ensemble.calibrate(data, temperature=temperature)
 
 
-def _decide_trained(trained: Trained, model: nn.Module, data: Data, device: Device, quiet: bool) -> bool:
-    """Return whether the model counts as trained, and say why; raise a ValueError if it cannot be for these data."""
+def _decide_trained(
+    trained: Trained, model: nn.Module, data: Data, device: Device, loss: Loss | None, quiet: bool
+) -> bool:
+    """Return whether the model counts as trained, and say why; raise a ValueError if it cannot be for these data.
+
+    A network with more outputs than there are classes is probably a trained one for other data, such as ImageNet: a
+    warning says how to keep what it has learned. A loss of the user's own may need these outputs.
+    """
     if trained == "auto":
+        if loss is None and data.task == "classification" and count_outputs(model, data) > data.num_classes:
+            warnings.warn(
+                f"model has {count_outputs(model, data)} outputs, but data has {counted(data.num_classes, 'class')}: "
+                "it counts as not trained, and its members are trained as new networks are. To keep what it has "
+                f"learned on other data, give with_head(model, {data.num_classes}) and trained=True; for a model "
+                "that is not trained, give trained=False",
+                stacklevel=3,
+            )
         judgement = judge_trained(model, data, device)
         say(f"the model counts as {'trained' if judgement.trained else 'not trained'}: {judgement.reason}", quiet)
         return judgement.trained

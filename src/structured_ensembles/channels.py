@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
-from structured_ensembles.common.checks import check_choice, check_type
+from structured_ensembles.common.checks import check_choice, check_flags, check_type
 from structured_ensembles.common.exports import without_garbage_collection
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.networks.copying import check_copyable
+from structured_ensembles.networks.copyable import check_copyable
 from structured_ensembles.networks.resizing import Attributes, Axis, channel_indices, groups_along, kept_size
 from structured_ensembles.tracing.code_trial import CodeTrial
 from structured_ensembles.tracing.fake_model import FakeModel
@@ -135,7 +135,7 @@ class ChannelGraph:
                 str(group.size),
                 _shorten(group.producers),
                 _shorten((*group.consumers, *(f"{module} (product)" for module in group.products))),
-                group.reason or _how(group),
+                group.reason or _format_prunable(group),
             )
             for group in self.groups
         ]
@@ -172,6 +172,7 @@ def trace(
         can; members are then networks that run that graph.
     """
     check_type("model", model, nn.Module)
+    check_flags(coupled=coupled, approximate=approximate, graphs=graphs)
     check_choice("nested", nested, get_args(Nested))
     inputs = example if isinstance(example, tuple | dict) else (example,)
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)):
@@ -300,7 +301,7 @@ def _magnitudes(model: nn.Module, axes: Mapping[str, Sequence[Axis]], offers: Of
 
 def _mean_per_channel(weight: Tensor, dim: int, indices: np.ndarray, size: int) -> Tensor:
     """Average the absolute weights of each channel, (size,); `indices` has the channel of each position of `dim`."""
-    other_dims = [other for other in range(weight.dim()) if other != dim]
+    other_dims = [candidate for candidate in range(weight.dim()) if candidate != dim]
     norms = torch.linalg.vector_norm(weight, 1, dim=other_dims) if other_dims else weight.abs()
     means = norms.cpu() / (weight.numel() / weight.shape[dim])
     channels = torch.from_numpy(indices)
@@ -308,10 +309,10 @@ def _mean_per_channel(weight: Tensor, dim: int, indices: np.ndarray, size: int) 
     return torch.zeros(size, dtype=means.dtype).index_add_(0, channels[channels >= 0], means[channels >= 0]) / counts
 
 
-def _how(group: ChannelGroup) -> str:
+def _format_prunable(group: ChannelGroup) -> str:
     """Say how a prunable group is cut."""
-    how = "yes" if group.in_code is None else "yes, in the graph"
-    return f"{how}, not exact" if group.approximate else how
+    answer = "yes" if group.in_code is None else "yes, in the graph"
+    return f"{answer}, not exact" if group.approximate else answer
 
 
 def _shorten(names: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from structured_ensembles.calibration import (
     repeat_for_rules,
 )
 from structured_ensembles.calibration.conformal import ConformalIntervals, ConformalSets, Method, check_conformal
-from structured_ensembles.common.checks import check_choice, check_type
+from structured_ensembles.common.checks import check_choice, check_flags, check_type
 from structured_ensembles.common.gaussian import Gaussians, gaussian_nll, mean_and_spread
 from structured_ensembles.common.inputs import Inputs, batch_from, clone_inputs, is_several
 from structured_ensembles.cuda.prediction_graphs import Replays
@@ -94,6 +94,7 @@ class Ensemble(nn.Module):
         gaussian: bool = False,
     ) -> None:
         super().__init__()
+        check_flags(gaussian=gaussian)
         if isinstance(networks, nn.Module) and not isinstance(networks, nn.ModuleList):
             raise TypeError("networks must be a list of networks, not one of them: Ensemble([network])")
         networks = list(networks)

@@ -29,7 +29,8 @@ from structured_ensembles.common.inputs import Inputs, call, call_arguments, map
 from structured_ensembles.common.version import VERSION
 from structured_ensembles.data.conversion import as_tensor
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.networks.copying import clone_model, evaluation_mode
+from structured_ensembles.networks.copying import clone_model
+from structured_ensembles.networks.modes import evaluation_mode
 from structured_ensembles.prediction.combination import combine_logits, uncertainty_of
 from structured_ensembles.prediction.input_checks import check_inputs
 from structured_ensembles.storage.files import write_atomically

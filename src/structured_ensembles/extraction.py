@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from structured_ensembles.channels import ChannelGraph, check_traced, example_inputs, trace
-from structured_ensembles.common.checks import check_seed, check_type
+from structured_ensembles.common.checks import check_flags, check_seed, check_type
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.networks.graph_network import GraphNetwork
 from structured_ensembles.networks.initialization import draw_weights
@@ -136,8 +136,8 @@ def kept_fan_in(model: nn.Module, graph: ChannelGraph, counts: Mapping[str, int]
 
 
 def check_rescale(rescale: bool, reinit: bool) -> None:
-    """Raise an error if `rescale` is not a bool, or if there are no inherited weights to rescale."""
-    check_type("rescale", rescale, bool)
+    """Raise an error unless both are True or False, or if there are no inherited weights to rescale."""
+    check_flags(rescale=rescale, reinit=reinit)
     if rescale and reinit:
         raise ValueError(
             "rescale=True must not be given together with reinit=True: it is for inherited weights, and new ones are "

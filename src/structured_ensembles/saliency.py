@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph
-from structured_ensembles.common.checks import check_type
+from structured_ensembles.common.checks import check_flags, check_type
 from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, split_batch
@@ -30,7 +30,7 @@ from structured_ensembles.data.losses import Loss, choose_units, loss_for, membe
 from structured_ensembles.examination.pretrained import find_normalization
 from structured_ensembles.networks.copying import copy_frozen, dtype_of
 from structured_ensembles.scaling import Scales, apply_scales, can_share_batches, check_scales
-from structured_ensembles.search import check_task, check_walk
+from structured_ensembles.searching.checks import check_task, check_walk
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ def saliency(
     check_walk(model, graph, data, loss, batch_size)
     check_type("scales", scales, Scales, "learn_scales gives them")
     check_scales(scales, graph)
+    check_flags(quiet=quiet)
     with gradients_on():
         data = find_normalization(model, data, device)
         check_task(graph, data)

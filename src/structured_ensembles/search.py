@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -11,30 +11,31 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.channels import ChannelGraph, check_traced
-from structured_ensembles.common.checks import check_choice, check_number, check_seed, check_type, check_whole
+from structured_ensembles.channels import ChannelGraph
+from structured_ensembles.common.checks import (
+    check_choice,
+    check_flags,
+    check_number,
+    check_seed,
+)
 from structured_ensembles.common.devices import Device, pick_device, seed_generators
 from structured_ensembles.common.gradients import gradients_on
-from structured_ensembles.common.inputs import Inputs, move_inputs, select_rows
-from structured_ensembles.common.plurals import counted
+from structured_ensembles.common.inputs import move_inputs, select_rows
 from structured_ensembles.common.precision import Precision, resolve_precision
-from structured_ensembles.common.processes import average_buffers, rank, sum_over_processes, world_size
+from structured_ensembles.common.processes import average_buffers, world_size
 from structured_ensembles.common.progress import progress
-from structured_ensembles.cuda.capture import CaptureError, Step, captured_if_possible, log_once
+from structured_ensembles.cuda.capture import Step, captured_if_possible
 from structured_ensembles.cuda.channels_last import channels_last_on_cpu
-from structured_ensembles.cuda.program import ProgramError
-from structured_ensembles.cuda.scaled_program import Factors, ScaledProgram, compile_and_check
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data import Data
 from structured_ensembles.data.batch_shares import assign_samples
-from structured_ensembles.data.dataset import check_data
 from structured_ensembles.data.drawing import fold
 from structured_ensembles.data.feeds import Feed, feed_for
-from structured_ensembles.data.losses import Loss, check_loss, choose_units, loss_for, member_losses
-from structured_ensembles.diversity import Diversity, mmd_penalty, overlap_penalty, terms_for
+from structured_ensembles.data.losses import Loss, choose_units, loss_for
+from structured_ensembles.diversity import Diversity
 from structured_ensembles.examination.pretrained import find_normalization
 from structured_ensembles.networks.copying import copy_frozen, dtype_of
-from structured_ensembles.resuming.identity import RunFile
+from structured_ensembles.resuming.folder import RunFile
 from structured_ensembles.resuming.search_checkpoint import (
     SearchState,
     Snapshot,
@@ -53,13 +54,10 @@ from structured_ensembles.scaling import (
     Scales,
     apply_scales,
     can_share_batches,
-    check_prunable,
-    check_settings,
-    factors_along,
-    scaled_layers,
 )
+from structured_ensembles.searching.checks import check_search, check_task, check_walk
+from structured_ensembles.searching.objective import Objective
 from structured_ensembles.storage.container import raise_as_artifact_error
-from structured_ensembles.tracing.fake_model import first_line
 
 
 def learn_scales(
@@ -100,6 +98,7 @@ def learn_scales(
         vectors.
     """
     check_walk(model, graph, data, loss, batch_size)
+    check_flags(quiet=quiet)
     data = find_normalization(model, data, device)
     seed = check_seed(seed)
     scales = Scales.draw(graph, members, initial, placement, seed)
@@ -119,22 +118,23 @@ def learn_scales(
         dtype = dtype_of(frozen)
         vectors = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in scales.vectors.items()}
         steps = data.num_batches("train", batch_size)
-        terms = _count_terms(vectors, rate * steps * epochs)
+        largest_change = rate * steps * epochs  # Adam moves an entry by about its learning rate per step
         penalty = diversity if members > 1 else None
         example = move_inputs(data.example(dtype=dtype), device)
         together = can_share_batches(frozen, graph, placement, example)
         units = choose_units([frozen], data, loss)
-        search = _Search(frozen, vectors, loss_for(data, loss, units), members, strength, penalty, terms, rate)
+        objective = Objective(frozen, vectors, loss_for(data, loss, units), members, strength, penalty, largest_change)
+        search = _Search(objective, rate)
         training = feed_for(data.train, data, batch_size, device, dtype=dtype)
         if members > 1 and penalty != "overlap" and resolve_precision(precision, device) == "bfloat16":
-            search.compile(graph, placement, example, training.sizes, together)
+            objective.compile(graph, placement, example, training.sizes, together)
         held_out = data.validation
         validation = None if held_out is None else feed_for(held_out, data, batch_size, device, dtype=dtype)
 
         with (
             torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
             channels_last_on_cpu(frozen, example),
-            apply_scales(frozen, graph, vectors, placement, together) as search.run,
+            apply_scales(frozen, graph, vectors, placement, together) as objective.run,
             progress("search", epochs * steps, quiet) as advance,
         ):
             seed_generators(fold((seed, 3)), device)  # for dropout
@@ -171,7 +171,7 @@ def _run_epochs(
         if not math.isfinite(figures["loss"]):
             raise FloatingPointError(
                 f"the search's loss became {figures['loss']} in epoch {epoch + 1}: look for extremes in "
-                f"`data`, or lower `rate` ({search.rate:g}) or `strength` ({search.strength:g})"
+                f"`data`, or lower `rate` ({search.rate:g}) or `strength` ({search.objective.strength:g})"
             )
         if validation is not None:
             figures["validation_loss"] = search.epoch(validation, None, learn=False)
@@ -185,50 +185,17 @@ def _run_epochs(
 
 
 class _Search:
-    """The objective of the search, the members' losses plus the diversity penalty, and its optimisation steps."""
+    """The steps that minimise an objective, epoch by epoch, and their state."""
 
-    def __init__(
-        self,
-        frozen: nn.Module,
-        vectors: dict[str, Tensor],
-        loss: Loss,
-        members: int,
-        strength: float,
-        diversity: Diversity | None,
-        terms: dict[str, int],
-        rate: float,
-    ) -> None:
-        self.frozen, self.vectors, self.loss, self.members = frozen, vectors, loss, members
-        self.run: Callable[[Inputs], Tensor] = frozen
-        self.strength, self.diversity, self.terms, self.rate = strength, diversity, terms, rate
-        self.device = next(iter(vectors.values())).device
+    def __init__(self, objective: Objective, rate: float) -> None:
+        self.objective, self.rate = objective, rate
+        self.frozen, self.vectors = objective.frozen, objective.vectors
+        self.device = next(iter(self.vectors.values())).device
         kernels: dict[str, Any] = {"fused": True, "capturable": True} if self.device.type == "cuda" else {}
-        self.optimizer = torch.optim.Adam(vectors.values(), lr=rate, **kernels)
+        self.optimizer = torch.optim.Adam(self.vectors.values(), lr=rate, **kernels)
         self.steps_done = torch.zeros(1, dtype=torch.int64, device=self.device)  # of the whole search
         self.total = torch.zeros((), device=self.device, dtype=torch.float64)
         self.steps: dict[tuple[bool, int], Step] = {}
-        self.program: ScaledProgram | None = None  # for training passes, where there is one; else `run`
-        self.factors: Callable[[], Factors] = dict
-
-    def compile(
-        self, graph: ChannelGraph, placement: Placement, example: Inputs, sizes: Sequence[int], together: bool
-    ) -> None:
-        """Compile the training pass to a program in bfloat16, if possible.
-
-        sizes: of the batches. together: whether members can share a batch, see `can_share_batches`.
-        """
-        layers = scaled_layers(graph, placement)
-        self.factors = lambda: {layer: factors_along(output.axis, self.vectors) for layer, output in layers}
-        try:
-            if not together:
-                raise ProgramError("members cannot share a batch")
-            if len(dict(layers)) < len(layers):
-                raise ProgramError("a batch norm is scaled twice")
-            dims = {layer: output.dim for layer, output in layers}
-            rows = [self.members * -(-size // self.members) for size in sizes]
-            self.program = compile_and_check(self.frozen, dims, example, self.factors(), rows)
-        except (ProgramError, CaptureError, torch.OutOfMemoryError) as error:
-            log_once(f"the search computes in float32, without our kernels, slower: {first_line(error)}")
 
     def epoch(
         self, feed: Feed, seed: tuple[int, int] | None, learn: bool, advance: Callable[[], None] = lambda: None
@@ -236,8 +203,9 @@ class _Search:
         """Go through a split once and return the mean loss. On a GPU, a step is a CUDA graph, captured once."""
         self.total.zero_()
         self.frozen.train(learn)
-        if learn and self.program is not None:
-            self.program.load_statistics()
+        program = self.objective.program
+        if learn and program is not None:
+            program.load_statistics()
         batches = samples = 0
         for size in feed.epoch(seed):
             step: Step = partial(self._learn if learn else self._measure, feed, size)
@@ -248,15 +216,16 @@ class _Search:
             (step if feed.irregular else self.steps[learn, size])()
             batches, samples = batches + 1, samples + size
             advance()
-        if learn and self.program is not None:
-            self.program.store_statistics()
+        if learn and program is not None:
+            program.store_statistics()
         if learn:
             average_buffers(list(self.frozen.buffers()))
         return float(self.total) / (batches if learn else samples)
 
     def _state(self, feed: Feed) -> Iterator[Tensor]:
         """Yield the tensors that a step changes; of the network only its buffers, since the weights are frozen."""
-        of_program = [] if self.program is None else self.program.tensors()
+        program = self.objective.program
+        of_program = [] if program is None else program.tensors()
         buffers = list(self.frozen.buffers())
         return tensors_of(self.vectors, buffers, of_program, feed.step, self.steps_done, self.total, self.optimizer)
 
@@ -300,7 +269,8 @@ class _Search:
     def _learn(self, feed: Feed, size: int) -> None:
         """Take one optimizer step on a batch."""
         inputs, targets = feed.batch(size)
-        cost, gradients = self._compute_gradients(inputs, targets)
+        shares = assign_samples(size, self.objective.members, self.steps_done, self.device)
+        cost, gradients = self.objective.gradients(inputs, targets, shares)
         for vector, gradient in zip(self.vectors.values(), gradients, strict=True):
             vector.grad = gradient
         self.optimizer.step()
@@ -313,91 +283,6 @@ class _Search:
     def _measure(self, feed: Feed, size: int) -> None:
         """Add the mean loss over the members, each on its share of the batch."""
         inputs, targets = feed.batch(size)
-        rows = assign_samples(size, self.members, feed.step, self.device).flatten()
-        self.total.add_(self._losses(select_rows(inputs, rows), targets[rows]).mean() * size)
+        rows = assign_samples(size, self.objective.members, feed.step, self.device).flatten()
+        self.total.add_(self.objective.losses(select_rows(inputs, rows), targets[rows]).mean() * size)
         feed.step.add_(1)
-
-    def _compute_gradients(self, inputs: Inputs, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the cost of a batch that is divided among the members, and its gradients.
-
-        Of several processes, each takes some samples of every member's share, and the gradients are added up. (The
-        penalty "overlap" is then a mean over processes, each of which sees the saliencies on its own samples.)
-        """
-        shares = assign_samples(len(targets), self.members, self.steps_done, self.device)  # (members, share)
-        local = shares[:, rank() :: world_size()]
-        gradient_share = local.shape[1] / shares.shape[1]
-        leaves = list(self.vectors.values())
-        cost = self._penalty() / world_size()
-        if local.shape[1]:
-            rows = local.flatten()
-            losses = self._losses(select_rows(inputs, rows), targets[rows])
-            if self.diversity == "overlap" and self.strength:
-                member_gradients = torch.autograd.grad(losses.sum() + cost, leaves, create_graph=True)
-                overlap = overlap_penalty([gradient.abs() for gradient in member_gradients])
-                cost = cost + self.strength * gradient_share * overlap
-            cost = cost + gradient_share * losses.mean()
-        gradients = [gradient.contiguous() for gradient in torch.autograd.grad(cost, leaves)]
-        cost = cost.detach()
-        sum_over_processes([cost, *gradients])
-        return cost, gradients
-
-    def _losses(self, inputs: Inputs, targets: Tensor) -> Tensor:
-        """Return the loss of each member, shape (members,), on rows grouped by member."""
-        if self.program is not None and self.frozen.training:
-            outputs = self.program(inputs, self.factors())
-        else:
-            outputs = self.run(inputs)
-        return member_losses(self.loss, outputs, targets, self.members)
-
-    def _penalty(self) -> Tensor:
-        """Return the penalty on the vectors; zero, with gradients, where there is none or it is "overlap"."""
-        if self.diversity == "mmd" and self.strength:
-            return self.strength * mmd_penalty(self.vectors, self.terms)
-        return torch.stack([0 * vector.sum() for vector in self.vectors.values()]).sum()
-
-
-def check_walk(model: nn.Module, graph: ChannelGraph, data: Data, loss: Loss | None, batch_size: int) -> None:
-    """Raise an error unless the arguments that search and saliency take are of the right type, and fit each other."""
-    check_type("model", model, nn.Module)
-    check_type("graph", graph, ChannelGraph, "trace(model, example) gives one")
-    check_data(data)
-    check_prunable(graph)
-    check_traced(model, graph)
-    check_loss(loss)
-    check_whole("batch_size", batch_size)
-
-
-def check_search(
-    strength: float,
-    diversity: Diversity | None,
-    epochs: int,
-    initial: Initial,
-    placement: Placement,
-    epochs_argument: str = "epochs",
-) -> None:
-    """Raise a ValueError unless the search's own settings are valid. epochs_argument: the caller's name of `epochs`."""
-    check_number("strength", strength)
-    check_choice("diversity", diversity, (*get_args(Diversity), None))
-    check_whole(epochs_argument, epochs, 0)
-    check_settings(initial, placement)
-
-
-def check_task(graph: ChannelGraph, data: Data) -> None:
-    """Raise a ValueError if the network has fewer outputs than there are classes."""
-    if data.task == "classification" and graph.output_shape and data.num_classes > graph.output_shape[-1]:
-        raise ValueError(
-            f"data has {counted(data.num_classes, 'class')}, but the model has "
-            f"{counted(graph.output_shape[-1], 'output')}: it needs one for each class, "
-            "also for two classes and a loss of your own"
-        )
-
-
-def _count_terms(vectors: Mapping[str, Tensor], largest_change: float) -> dict[str, int]:
-    """Count the terms that the penalty "mmd" needs for each group's vectors, by a bound that holds for a whole search.
-
-    largest_change: of an entry. Adam moves one by about its learning rate per step.
-    """
-    return {
-        name: terms_for(float(value.detach().abs().max()) + largest_change, value.shape[1])
-        for name, value in vectors.items()
-    }

@@ -197,18 +197,18 @@ def _mirrored_rankings(
 
     A round has at least two members: pairs at prune=0.5, all of N members at prune ≥ 1 - 1/N (or hardly below, as a
     memory budget may give it). In each round, a layer's neurons are put in a random order, as a ring, and every member
-    keeps the next `counts[layer]` of them. So the parts are disjoint if they fit, and otherwise every neuron is kept by
-    as many members of the round as any other, or by one more: that is the smallest overlap. It cannot be avoided below
-    prune=0.5, nor where a layer's size is no multiple of the members.
+    keeps the next `counts[layer]` of them. So their neurons are disjoint if they fit, and otherwise every neuron is
+    kept by as many members of the round as any other, or by one more: the smallest overlap. It cannot be avoided
+    below prune=0.5, nor where a layer's size is no multiple of the members.
     """
     generator = torch.Generator().manual_seed(derive_seed(seed, "selection"))
-    parts = max(2, min(members, math.floor(1 / (1 - prune) + ALMOST)))
+    round_size = max(2, min(members, math.floor(1 / (1 - prune) + ALMOST)))
     rankings: list[Ranking] = []
-    for first in range(0, members, parts):
+    for first in range(0, members, round_size):
         positions = {name: torch.randperm(size, generator=generator) for name, size in sizes.items()}
         rankings += [
             {name: -((position - number * counts[name]) % sizes[name]) for name, position in positions.items()}
-            for number in range(min(parts, members - first))  # a member's neurons start where the last one's end
+            for number in range(min(round_size, members - first))  # a member's neurons start where the last one's end
         ]
     return rankings
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from structured_ensembles.common.checks import check_path, check_type
+from structured_ensembles.common.checks import check_flags, check_path, check_type
 from structured_ensembles.common.devices import Device
 from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.threads import warn_of_slowness
@@ -23,7 +23,7 @@ from structured_ensembles.examination.examine import examine
 from structured_ensembles.prediction.calibration_fit import fit_all
 from structured_ensembles.prediction.combination import combine_logs, entropy_of
 from structured_ensembles.prediction.held_out import gather_outputs
-from structured_ensembles.resuming.identity import RunFile
+from structured_ensembles.resuming.folder import RunFile
 from structured_ensembles.training.execution import Execution, execution_or_default
 from structured_ensembles.training.fleet import train_fleet
 from structured_ensembles.training.history import History, OnEpoch, check_on_epoch
@@ -87,6 +87,7 @@ def train(
     """
     check_type("ensemble", ensemble, Ensemble, "Ensemble([network, …]) makes one, also of one network")
     check_data(data)
+    check_flags(quiet=quiet)
     check_on_epoch(on_epoch)
     check_loss(loss)
     if checkpoint is not None and not isinstance(checkpoint, RunFile):

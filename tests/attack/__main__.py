@@ -16,7 +16,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", CUDA_VISIBLE_DEVICES
 import torch
 
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.runs.folder import describe_machine
+from structured_ensembles.runs.machine import describe_machine
 
 from . import world
 from .count import VERDICTS, Outcome, counted, examples, total

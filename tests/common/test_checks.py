@@ -1,5 +1,6 @@
 """Argument validation: errors name the argument, what was given and what is possible, before any work."""
 
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import structured_ensembles as se
-from structured_ensembles.common.checks import check_number, check_seed, check_type, check_whole
+from structured_ensembles.common.checks import check_flags, check_number, check_seed, check_type, check_whole
 from structured_ensembles.methods import METHODS
 
 Call = Callable[["Things"], Any]
@@ -129,6 +131,60 @@ WRONG: list[tuple[Call, str]] = [
 def test_invalid_argument_error_names_the_argument(things: Things, call: Call, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         call(things)
+
+
+LEARNERS = se.continual.LEARNERS.values()
+LOADER = DataLoader(TensorDataset(X, Y), batch_size=4)
+# Whatever a user can give a flag to, and the arguments that it needs besides.
+FLAGGED: dict[Callable[..., Any], Callable[[Things], tuple[Any, ...]]] = {
+    se.trace: lambda t: (t.network, t.data.example()),
+    se.check_model: lambda t: (t.network, t.data.example()),
+    se.extract: lambda t: (t.network, t.graph, se.select(t.graph, prune=0.5, selection="random", members=1)[0]),
+    se.learn_scales: lambda t: (t.network, t.graph, t.data),
+    se.saliency: lambda t: (t.network, t.graph, t.scales(), t.data),
+    se.train: lambda t: (t.ensemble, t.data),
+    se.run_grid: lambda t: ([],),
+    se.Recipe: lambda t: (),
+    se.Execution: lambda t: (),
+    se.Ensemble: lambda t: ([t.network],),
+    se.Ensemble.push_to_hub: lambda t: (t.ensemble, "owner/name"),
+    se.Data.from_arrays: lambda t: (X, Y),
+    se.Data.from_datasets: lambda t: (TensorDataset(X, Y),),
+    se.Data.from_loaders: lambda t: (LOADER,),
+    se.continual.split_tasks: lambda t: (t.data, 5),
+    se.continual.load_tasks: lambda t: ("digits",),
+    se.continual.Learner.infer_task: lambda t: (se.continual.NaiveLearner(se.zoo.lenet5_backbone()), X),
+    se.continual.Memory.bits: lambda t: (se.continual.Memory(1),),
+    se.continual.Memory.bytes: lambda t: (se.continual.Memory(1),),
+    se.structured_ensemble: lambda t: (t.network, t.data),
+    **dict.fromkeys(METHODS.values(), lambda t: (t.network, t.data)),
+    **dict.fromkeys(LEARNERS, lambda t: (se.zoo.lenet5_backbone(),)),
+}
+OTHERS = {"trust_code", "corruptions"}  # they take names, too
+
+
+def flags_of(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments whose default is True or False."""
+    parameters = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if isinstance(parameter.default, bool)]
+
+
+@pytest.mark.parametrize("value", ["yes", 0, None])
+@pytest.mark.parametrize("function", FLAGGED, ids=lambda function: function.__qualname__)
+def test_flags_are_true_or_false(things: Things, function: Callable[..., Any], value: Any) -> None:
+    for flag in {*flags_of(function), "quiet"} - OTHERS if function in LEARNERS else set(flags_of(function)) - OTHERS:
+        with pytest.raises(TypeError, match=f"{flag} must be True or False, not {value!r}"):
+            function(*FLAGGED[function](things), **{flag: value})
+
+
+def test_every_public_flag_is_tried() -> None:
+    names = [*(vars(se)[name] for name in se.__all__ if name in vars(se)), *vars(se.continual).values()]
+    public = [value for value in names if callable(value)]
+    methods = [getattr(value, name) for value in public if isinstance(value, type) for name in vars(value)]
+    callables = [value for value in (*public, *methods) if inspect.isfunction(value) or inspect.ismethod(value)]
+    with_flags = {f.__qualname__ for f in callables if set(flags_of(f)) - OTHERS and not f.__name__.startswith("_")}
+    assert with_flags - {function.__qualname__ for function in FLAGGED} == set()
+    check_flags(ids=np.bool_(True))
 
 
 def test_numpy_numbers_equal_python_numbers(things: Things) -> None:

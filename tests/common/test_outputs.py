@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.common import outputs as outputs_module
 from structured_ensembles.common.inputs import call
+from structured_ensembles.common.logs import log_once
 from structured_ensembles.common.outputs import pick_logits
 
 LOGITS, OTHER = torch.rand(2, 3), torch.rand(2, 3)
@@ -43,7 +44,7 @@ def test_what_is_picked_is_logged_once(caplog: pytest.LogCaptureFixture) -> None
         def forward(self, x: Tensor) -> dict[str, Tensor]:
             return {"logits": x + 1, "features": x}
 
-    outputs_module._log_once.cache_clear()
+    log_once.cache_clear()
     with caplog.at_level(logging.INFO, logger=outputs_module.logger.name):
         for _ in range(3):
             assert torch.equal(call(Dictionary(), LOGITS), LOGITS + 1)

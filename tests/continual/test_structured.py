@@ -9,7 +9,7 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.continual import StructuredLearner
-from structured_ensembles.continual.fitting import derive_seed
+from structured_ensembles.continual.fitting import fold_seed
 from structured_ensembles.continual.heads import create_head
 from structured_ensembles.continual.structured import count_share
 from tests.support.continual_cases import SHORT, inputs_of, learn_and_check, make_backbone, make_tasks
@@ -76,7 +76,7 @@ def test_search_gets_inputs_as_the_task_is_trained_on() -> None:
     trained = nn.Sequential(Wave(), nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     unit = se.Data.from_arrays(data.train.inputs, data.train.targets, normalization="unit")
     se.train(se.Ensemble([trained]), unit, se.Recipe(epochs=12, rate=0.1), "cpu", quiet=True)
-    head = create_head("linear", 10, 10, derive_seed(seed, 0, 1))
+    head = create_head("linear", 10, 10, fold_seed(seed, 0, 1))
     inverse = torch.linalg.pinv(head.weight.detach())
     before_head = nn.Linear(10, 10)
     before_head.load_state_dict({"weight": inverse, "bias": -inverse @ head.bias.detach()})

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from structured_ensembles.cuda import batch_norm, convolution, stacking, tiles
+from structured_ensembles.cuda import batch_norm, convolution, pair_copies, tiles
 from structured_ensembles.cuda.convolution import BY_INPUT, BY_OUTPUT
 from structured_ensembles.cuda.weight_gradient import weight_gradient
 from tests.support.kernel_checks import (
@@ -341,9 +341,9 @@ def test_one_kernel_copies_parts_of_tensors_of_several_types(monkeypatch: pytest
     def copier(pairs: list[tuple[Tensor, Tensor]]) -> Callable[[], None]:
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "is_cuda", True)  # the interpreter reads addresses of the host
-            copy = stacking.copier(pairs)
-        copy_all = stacking.copy_all
-        monkeypatch.setattr(stacking, "copy_all", lambda *rest: launched.append(len(rest[0])) or copy_all(*rest))
+            copy = pair_copies.copier(pairs)
+        copy_all = pair_copies.copy_all
+        monkeypatch.setattr(pair_copies, "copy_all", lambda *rest: launched.append(len(rest[0])) or copy_all(*rest))
         return copy
 
     check_copier("cpu", copier)

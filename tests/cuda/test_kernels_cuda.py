@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from structured_ensembles.cuda import convolution
-from structured_ensembles.cuda.stacking import copier
+from structured_ensembles.cuda.pair_copies import copier
 from structured_ensembles.cuda.weight_gradient import weight_gradient
 from tests.support.kernel_checks import (
     CONVOLUTION_KERNELS,

@@ -86,7 +86,7 @@ def test_a_frozen_network_has_no_gradients_at_all() -> None:
     stack = Stack(program, [network], {})
     run = Run(program, stack.weights, stack.learned, None)
     run.forward([images()])
-    assert not run.records
+    assert not run.tape.records
     assert run.backward(torch.ones(2, 4, 6, 6)) == {}
 
 
@@ -269,7 +269,7 @@ def test_frozen_norms_keep_no_activations() -> None:
     _, _, run = stacked([network], images())
     outputs = run.forward([images()])
     assert not run.norms
-    assert len(run.records) == 1
+    assert len(run.tape.records) == 1
     assert len(run.backward(torch.ones_like(outputs))) == 1
 
 
@@ -295,12 +295,12 @@ class Watched(nn.Module):
 def test_nothing_is_kept_after_a_backward_pass() -> None:
     program, _, run = stacked([Watched()], images())
     outputs = run.forward([images()])
-    assert run.records
+    assert run.tape.records
     run.backward(torch.ones_like(outputs))
-    assert not run.records
-    assert not run.gradients
+    assert not run.tape.records
+    assert not run.tape.gradients
     assert not run.values
-    assert not run.ready
+    assert not run.tape.ready
     assert not run.norms
     assert program.output not in run.values
 
@@ -310,9 +310,9 @@ def test_nothing_is_kept_after_a_backward_pass() -> None:
 def test_nothing_is_kept_after_a_backward_pass_of_our_kernels() -> None:
     _, _, run = stacked([Watched()], images())
     run.backward(torch.ones_like(run.forward([images()])))
-    assert not run.records
-    assert not run.gradients
-    assert not run.ready
+    assert not run.tape.records
+    assert not run.tape.gradients
+    assert not run.tape.ready
     assert not run.norms
 
 

@@ -58,7 +58,7 @@ def test_members_in_bfloat16_are_near_their_networks_in_float64(prune: float) ->
         gradients = run.backward(gradient)
     assert names.count("normalize") == 19
     assert "moments" not in names  # convolutions have left them
-    assert not run.records
+    assert not run.tape.records
     assert not run.norms
     for number, (reference, network) in enumerate(zip(expected, networks, strict=True)):
         actual = outputs.chunk(3)[number].double().cpu()

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.cuda.compilation import compile_network
+from structured_ensembles.cuda.pair_copies import copier, copy_all
 from structured_ensembles.cuda.program import export_program
-from structured_ensembles.cuda.stacking import Stack, copier, copy_all, unpadded
+from structured_ensembles.cuda.stacking import Stack, unpadded
 from tests.support.programs import Model, assert_equal, conv, images, norm, results_of, results_of_network
 
 

@@ -25,12 +25,31 @@ def test_a_folder_of_classes_is_the_training_split(tmp_path: Path) -> None:
     assert listing.labels == (0, 1, 1)
 
 
-@pytest.mark.parametrize("validation", ["val", "valid", "validation"])
-def test_folders_of_splits_are_found(tmp_path: Path, validation: str) -> None:
-    touch(tmp_path, "train/a/1.png", "train/b/1.png", "test/a/1.png", f"{validation}/b/1.png", "extra/1.png")
-    folders = {"train": tmp_path / "train", "test": tmp_path / "test", "validation": tmp_path / validation}
+@pytest.mark.parametrize(
+    ("train", "validation", "test"),
+    [
+        ("train", "val", "test"),
+        ("train", "valid", "test"),
+        ("training", "validation", "testing"),
+        ("Train", "VAL", "Test"),
+    ],
+)
+def test_folders_of_splits_are_found(tmp_path: Path, train: str, validation: str, test: str) -> None:
+    touch(tmp_path, f"{train}/a/1.png", f"{train}/b/1.png", f"{test}/a/1.png", f"{validation}/b/1.png", "extra/1.png")
+    folders = {"train": tmp_path / train, "test": tmp_path / test, "validation": tmp_path / validation}
     assert find_splits(tmp_path) == folders
     assert list_pictures("validation", folders["validation"], ("a", "b")).labels == (1,)
+
+
+def test_folders_of_splits_are_not_taken_for_classes(tmp_path: Path) -> None:
+    """Two classes named test and validation, or train and test, would be learned without a word."""
+    touch(tmp_path, "images/a/1.png", "test/a/1.png", "val/a/1.png")
+    with pytest.raises(ValueError, match=r"a folder train of classes beside val and test, but .* has none: rename"):
+        find_splits(tmp_path)
+    with pytest.raises(ValueError, match=r"has only training and testing, which are splits"):
+        find_splits(touch(tmp_path / "flat", "training/1.png", "testing/1.png"))
+    with pytest.raises(ValueError, match=r"one folder for the train split, not train and training"):
+        find_splits(touch(tmp_path / "both", "train/a/1.png", "training/a/1.png"))
 
 
 def test_train_may_be_a_class(tmp_path: Path) -> None:

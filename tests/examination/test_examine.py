@@ -52,7 +52,7 @@ def test_regression_predicts_in_the_shape_of_its_targets(
 
 def test_file_of_an_earlier_version_predicts_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It records neither the shape of the targets nor the range of ids."""
-    from structured_ensembles import artifact
+    from structured_ensembles.artifact import file as artifact
 
     def without(path: Path, form: str, version: int, structure: dict[str, Any], tensors: Any) -> int:
         for name in ("target_shape", "id_limit"):

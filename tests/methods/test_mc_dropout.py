@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda.compilation import compile_networks, has_hooks
+from structured_ensembles.methods.hashing import mix_bits
 from structured_ensembles.methods.layers import find_called_layers
-from structured_ensembles.methods.mc_dropout import DropoutNetwork, SampledDropout, mix_bits
+from structured_ensembles.methods.mc_dropout import DropoutNetwork, SampledDropout
 from tests.support.engines import use_engine
 from tests.support.programs import assert_equal, conv, images, norm, operations, results_of, results_of_network
 from tests.support.real_data import few_digits

@@ -5,7 +5,7 @@ import threading
 import pytest
 from torch import nn
 
-from structured_ensembles.networks.copying import evaluation_mode, list_modules
+from structured_ensembles.networks.modes import evaluation_mode, list_modules
 
 
 def test_modes_of_submodules_are_restored() -> None:

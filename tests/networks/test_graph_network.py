@@ -137,7 +137,7 @@ def test_ensemble_of_graph_networks_is_trained_saved_and_loaded(tmp_path: Path) 
     torch.manual_seed(0)
     recipe = se.Recipe.named("modern", epochs=3)
     ensemble = se.structured_ensemble(
-        Fixed(), data, members=2, prune=0.5, selection="random", recipe=recipe, quiet=True
+        Fixed(), data, members=2, prune=0.5, selection="random", recipe=recipe, trained=False, quiet=True
     )
     assert all(isinstance(network, GraphNetwork) for network in ensemble.members)
     assert se.evaluate(ensemble, data)["cls/accuracy"] > 0.6

@@ -23,7 +23,7 @@ ARCHITECTURE = PACKAGE.parents[1] / "docs" / "architecture.md"
 ROOMS = (
     "common", "networks", "zoo", "storage", "data", "examination", "resuming", "calibration", "prediction",
     "tracing", "channels", "cuda",
-    "scaling", "diversity", "search", "saliency", "selection", "extraction", "checking",
+    "scaling", "diversity", "searching", "search", "saliency", "selection", "extraction", "checking",
     "training", "artifact", "hub", "ensemble", "train", "evaluation", "export", "build", "methods", "estimators",
     "runs", "continual", "paper", "report", "cli",
     "__init__", "__main__",

@@ -22,6 +22,7 @@ from structured_ensembles import build
 from structured_ensembles.data.splits import TensorSplit, fingerprint_split
 from structured_ensembles.methods import METHODS
 from structured_ensembles.resuming import identity
+from structured_ensembles.resuming.folder import FILE
 from structured_ensembles.storage.fingerprints import UnidentifiedError, describe, digest_module, digest_tensors
 
 RECIPE = se.Recipe(epochs=1, batch_size=32)
@@ -213,7 +214,7 @@ def test_run_killed_after_the_search_is_not_continued_with_other_settings(
 def test_failed_call_leaves_the_folder_to_the_next(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         made("structured", tmp_path, loss=broken_loss)
-    assert (tmp_path / identity.FILE).exists()
+    assert (tmp_path / FILE).exists()
     made("structured", tmp_path, seed=1)
 
 
@@ -230,7 +231,7 @@ def test_damaged_files_of_a_run_are_refused(tmp_path: Path) -> None:
         made("structured", tmp_path)
     path.write_text(text)
     made("structured", tmp_path)
-    about = tmp_path / identity.FILE
+    about = tmp_path / FILE
     known = about.read_text()
     assert '"seed": 0' in known
     for broken in ("{", "[]", "{}", '{"parts": 1, "files": {}}'):

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from structured_ensembles.runs import folder as runs
-from structured_ensembles.runs.folder import describe_machine, open_run, read_config
+from structured_ensembles.runs.folder import open_run, read_config
+from structured_ensembles.runs.machine import describe_machine
 from structured_ensembles.storage import run_lock as locks
 from structured_ensembles.storage.run_files import write_json
 from structured_ensembles.storage.run_lock import LOCK, run_lock

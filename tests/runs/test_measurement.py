@@ -14,9 +14,9 @@ from structured_ensembles.runs import measurement
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
 from structured_ensembles.runs.experiment import Experiment, train_experiment
 from structured_ensembles.runs.finished import read_run
-from structured_ensembles.runs.folder import read_samples, write_samples
 from structured_ensembles.runs.ingredients import load_run_ensemble, read_data
 from structured_ensembles.runs.measurement import Request, measure_experiment
+from structured_ensembles.runs.samples import read_samples, write_samples
 
 EXPERIMENT = Experiment("digits", "lenet5", "deep", members=2, changes={"epochs": 1, "keep": "last"}, limit=300)
 

@@ -21,8 +21,9 @@ from structured_ensembles.report.page import compose_page, group_runs, tabulate_
 from structured_ensembles.report.pictures import list_front_points
 from structured_ensembles.runs.evaluations import evaluation_path, merge_figures, read_figures
 from structured_ensembles.runs.finished import read_run
-from structured_ensembles.runs.folder import read_config, read_history, read_result, read_samples, read_subnets
+from structured_ensembles.runs.folder import read_config, read_history, read_result, read_subnets
 from structured_ensembles.runs.measurement import Request, measure_experiment
+from structured_ensembles.runs.samples import read_samples
 from structured_ensembles.storage.run_files import CHECKSUM, json_checksum, read_json, write_json, write_yaml
 
 TEXTS = ("config.yaml", "result.json", "evaluation-test-mean.json", "history.csv", "subnets.json")

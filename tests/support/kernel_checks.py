@@ -17,8 +17,7 @@ from structured_ensembles.cuda.batch_norm import Norm
 from structured_ensembles.cuda.convolution import BlockSums, NormBefore, RunningNorm, Window
 from structured_ensembles.cuda.operations import member_conv, member_norm, predict_conv
 from structured_ensembles.cuda.weight_gradient import weight_gradient
-from structured_ensembles.data.feeds import TableFeed
-from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.data.feeds import TableFeed, feed_for
 
 here = pytest.mark.skipif(
     torch.cuda.is_available() or find_spec("triton") is None,
@@ -370,17 +369,14 @@ def check_drawn_batch(
     images = torch.randint(0, 256, (50, *shape), dtype=torch.uint8, generator=generator)
     labels = torch.arange(50) % 7
     data = se.Data.from_arrays(images, labels, classes=7, validation=0.2, normalization=normalization).to(device)
-    assert isinstance(data.train, TensorSplit)
-    step = torch.zeros(1, dtype=torch.int64, device=device)
-    feeds = [
-        TableFeed(data.train, data, 16, augmentation, torch.float32, step=step, mixup=mixup)  # type: ignore[arg-type]
-        for _ in range(members)
-    ]
+    shared = feed_for(data.train, data, 16, torch.device(device), augmentation=augmentation, mixup=mixup)  # type: ignore[arg-type]
+    assert isinstance(shared, TableFeed)
+    feeds = [shared.for_member() for _ in range(members)]
     drawer = BatchDrawer(feeds, dtype, channels_last=last)
     for number, feed in enumerate(feeds):
         feed.shuffle(5 + number, 50 + number)  # after the tables were stacked: they are views now
-    for index, size in enumerate(feeds[0].batches):
-        step.fill_(index)
+    for index, size in enumerate(shared.tables.batches):
+        shared.step.fill_(index)
         inputs, drawn_labels = drawer.batch(size)
         expected, expected_labels = (
             torch.cat(parts) for parts in zip(*(feed.batch(size) for feed in feeds), strict=True)

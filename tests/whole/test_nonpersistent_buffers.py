@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import structured_ensembles as se
 from structured_ensembles.continual import LEARNERS, Learner
 from structured_ensembles.continual.storage import FORMAT
-from structured_ensembles.networks.copying import all_tensors, fill, saved_tensors
+from structured_ensembles.networks.state import all_tensors, fill, saved_tensors
 from structured_ensembles.storage.container import read_container, write_container
 from structured_ensembles.training.checkpoint import check_complete
 from structured_ensembles.training.state_copies import copy_state, restore_state, update_copy

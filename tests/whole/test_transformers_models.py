@@ -10,6 +10,7 @@ import structured_ensembles as se
 from structured_ensembles.checking.masking import without_channels
 from structured_ensembles.checking.weights import randomize, remove_randomness
 from structured_ensembles.common.inputs import call, call_arguments, map_inputs, select_rows
+from structured_ensembles.common.logs import log_once
 from structured_ensembles.networks.copying import clone_model
 from tests.support.engines import use_engine
 from tests.support.transformers_models import CLASSES, MODELS
@@ -100,9 +101,7 @@ def test_a_model_that_returns_a_cache_is_traced_without_it_and_stays_as_it_is() 
 
 
 def test_layer_drop_is_off_in_copies_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
-    from structured_ensembles.networks import copy_settings
-
-    copy_settings._log_once.cache_clear()
+    log_once.cache_clear()
     model = MODELS["whisper"][0]()
     copies = [clone_model(model) for _ in range(2)]
     assert [copied.encoder.layerdrop for copied in copies] == [0, 0]

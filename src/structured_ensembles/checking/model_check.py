@@ -15,10 +15,10 @@ from structured_ensembles.channels import ChannelGraph, trace
 from structured_ensembles.checking.comparison import Difference, comparison_inputs, largest_difference, run_network
 from structured_ensembles.checking.masking import without_channels
 from structured_ensembles.checking.weights import copy_undrawn, perturb_by_rounding, randomize, remove_randomness
-from structured_ensembles.common.checks import check_seed, check_share, check_type
+from structured_ensembles.common.checks import check_flags, check_seed, check_share, check_type
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.extraction import extract
 from structured_ensembles.selection import select
-from structured_ensembles.tracing.fake_model import first_line
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ def check_model(
     """
     check_type("model", model, nn.Module)
     check_share("prune", prune)
+    check_flags(coupled=coupled)
     seed = check_seed(seed)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     # Traced as it is compared: a cut graph keeps the rates of dropout, and conversions to single precision.

@@ -13,8 +13,9 @@ from structured_ensembles.data.corrupted import CORRUPTED_SETS
 from structured_ensembles.evaluation.checks import check_official
 from structured_ensembles.evaluation.corruptions import ORIGIN
 from structured_ensembles.runs.evaluations import is_fitted, merge_figures
-from structured_ensembles.runs.folder import describe_machine, read_config
+from structured_ensembles.runs.folder import read_config
 from structured_ensembles.runs.ingredients import build_base_network, load_run_data, load_run_ensemble, read_data
+from structured_ensembles.runs.machine import describe_machine
 from structured_ensembles.zoo.by_name import Trust
 
 EPSILONS = (0.02, 0.5)  # the paper's

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
 from structured_ensembles.paper.catalogue import study_names
 from structured_ensembles.paper.queue import QUEUE, run_queue, write_queue
-from structured_ensembles.paper.sections import plan_runs
+from structured_ensembles.paper.sections import Planned, plan_runs
 from structured_ensembles.paper.studies import SEEDS, StudyOptions
 from structured_ensembles.report.page import FIGURES, count_runs
 from structured_ensembles.report.reproduce import reproduce as carry_out
@@ -99,6 +99,21 @@ def reproduce(
     return 1 if failures else 0
 
 
+def _choose_runs(planned: Sequence[Planned], options: StudyOptions, sections: Collection[str] | None) -> list[Planned]:
+    """Choose the runs of these sections, data sets, networks and methods; None means all of them."""
+    known_sections = list(dict.fromkeys(run.section for run in planned))
+    unknown = sorted(set(sections or ()) - set(known_sections))
+    if unknown:
+        raise ValueError(f"--section must be among {', '.join(known_sections)}, not {', '.join(unknown)}")
+    allowed = {"dataset": options.datasets, "model": options.models, "method": options.methods}
+    return [
+        run
+        for run in planned
+        if (sections is None or run.section in sections)
+        and all(names is None or getattr(run.experiment, field) in names for field, names in allowed.items())
+    ]
+
+
 def _run_queue(
     options: StudyOptions,
     sections: Collection[str] | None,
@@ -114,17 +129,7 @@ def _run_queue(
     if options.epochs is not None or options.limit is not None or options.recipe is not None:
         raise ValueError("the queue's runs have fixed settings: leave out --epochs, --limit and --recipe")
     planned = plan_runs(options.seeds, options.smoke)
-    known = list(dict.fromkeys(run.section for run in planned))
-    unknown = sorted(set(sections or ()) - set(known))
-    if unknown:
-        raise ValueError(f"--section must be among {', '.join(known)}, not {', '.join(unknown)}")
-    wanted = {"dataset": options.datasets, "model": options.models, "method": options.methods}
-    chosen = [
-        run
-        for run in planned
-        if (sections is None or run.section in sections)
-        and all(names is None or getattr(run.experiment, field) in names for field, names in wanted.items())
-    ]
+    chosen = _choose_runs(planned, options, sections)
     start = time.monotonic()
 
     def print_outcome(outcome: Outcome) -> None:

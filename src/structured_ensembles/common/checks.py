@@ -9,6 +9,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 
 def check_type(argument: str, value: Any, expected: type, hint: str = "") -> None:
     """Raise a TypeError unless `value` is an instance of `expected`. hint: where to get one."""
@@ -46,6 +48,13 @@ def check_list(argument: str, value: Any, items: str = "") -> None:
         raise ValueError(f"{argument} must be a list{items and f' of {items}'}, such as [{value!r}]")
 
 
+def check_flags(**flags: Any) -> None:
+    """Raise a TypeError unless every flag, given by its name, is True or False: "no" or 0.1 would count as True."""
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name} must be True or False, not {value!r}")
+
+
 def check_whole(argument: str, value: Any, least: int = 1, *, or_none: bool = False) -> None:
     """Raise a ValueError unless `value` is a whole number of at least `least`, or None where `or_none` allows it."""
     if or_none and value is None:
@@ -55,10 +64,10 @@ def check_whole(argument: str, value: Any, least: int = 1, *, or_none: bool = Fa
         raise ValueError(f"{argument} must be a whole number of at least {least}{none}, not {value!r}")
 
 
-def check_number(argument: str, value: Any, least: float = 0) -> None:
-    """Raise a ValueError unless `value` is a finite number of at least `least`."""
-    if not isinstance(value, Real) or not math.isfinite(value) or float(value) < least:
-        raise ValueError(f"{argument} must be a finite number of at least {least:g}, not {value!r}")
+def check_number(argument: str, value: Any) -> None:
+    """Raise a ValueError unless `value` is a finite number of at least 0."""
+    if not isinstance(value, Real) or not math.isfinite(value) or float(value) < 0:
+        raise ValueError(f"{argument} must be a finite number of at least 0, not {value!r}")
 
 
 def check_share(argument: str, value: Any) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from torch import Tensor
+
+from structured_ensembles.common.logs import log_once
 
 NAMES = ("logits", "out")  # the usual names: of transformers, of torchvision's segmentation
 logger = logging.getLogger(__name__)
@@ -21,20 +22,15 @@ def pick_logits(outputs: Any) -> Any:
     """
     if isinstance(outputs, Tensor) or not isinstance(outputs, Mapping | tuple | list):
         return outputs
+    kind = type(outputs).__name__
     named = outputs if isinstance(outputs, Mapping) else getattr(outputs, "_asdict", dict)()
     for name in NAMES:
         if isinstance(named.get(name), Tensor):
-            _log_once(f"the network returns a {type(outputs).__name__}: its {name!r} are used as the logits")
+            log_once(logger, f"the network returns a {kind}: its {name!r} are used as the logits", logging.INFO)
             return named[name]
     values = outputs.values() if isinstance(outputs, Mapping) else outputs
     tensors = [value for value in values if isinstance(value, Tensor)]
     if len(tensors) == 1:
-        _log_once(f"the network returns a {type(outputs).__name__}: its only tensor is used as the logits")
+        log_once(logger, f"the network returns a {kind}: its only tensor is used as the logits", logging.INFO)
         return tensors[0]
     return outputs
-
-
-@cache
-def _log_once(message: str) -> None:
-    """Log what was picked, once in a process: every batch would repeat it."""
-    logger.info(message)

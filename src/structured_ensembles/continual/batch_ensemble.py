@@ -13,7 +13,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.continual.fitting import derive_seed
+from structured_ensembles.continual.fitting import fold_seed
 from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.reweighting import (
@@ -22,7 +22,8 @@ from structured_ensembles.continual.reweighting import (
     copy_tensors_except,
     list_weights,
 )
-from structured_ensembles.networks.copying import copy_with, unsaved_buffers
+from structured_ensembles.networks.copying import copy_with
+from structured_ensembles.networks.state import unsaved_buffers
 from structured_ensembles.training import ParameterRule
 
 OUTPUTS, INPUTS = "#outputs", "#inputs"  # suffixes of the factors of a weight
@@ -40,7 +41,7 @@ class BatchEnsembleLearner(ReweightingLearner):
         self.recipe = replace(self.recipe, rules=(rule,))
 
     def _factor(self, name: str, weight: Tensor, number: int) -> nn.Module:
-        return RankOne(weight.shape, derive_seed(self.seed, number, 2, list_weights(self.backbone).index(name)))
+        return RankOne(weight.shape, fold_seed(self.seed, number, 2, list_weights(self.backbone).index(name)))
 
     def _freeze(self, backbone: nn.Module, weights: list[str]) -> None:
         for name in weights if self.task_tensors else ():

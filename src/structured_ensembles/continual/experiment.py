@@ -20,8 +20,9 @@ from structured_ensembles.continual.results import check_continual_result
 from structured_ensembles.continual.sequence import run_sequence
 from structured_ensembles.continual.tasks import BENCHMARKS, Task, check_samples, split_tasks
 from structured_ensembles.data import Data
-from structured_ensembles.runs.folder import describe_machine, open_run
+from structured_ensembles.runs.folder import open_run
 from structured_ensembles.runs.ingredients import add_data_arguments, check_dataset_name, read_data
+from structured_ensembles.runs.machine import describe_machine
 from structured_ensembles.runs.settings import Defaults, check_arguments, make_folder_name, read_defaults
 from structured_ensembles.runs.stopwatch import ELAPSED, run_stopwatch
 from structured_ensembles.storage.files import write_atomically

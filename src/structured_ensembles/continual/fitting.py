@@ -80,7 +80,7 @@ def fit(
         channels_last_on_cpu(network, example),
         progress(description, recipe.epochs * num_batches, quiet) as advance,
     ):
-        seed_generators(derive_seed(*seed), device)  # dropout
+        seed_generators(fold_seed(*seed), device)  # dropout
         network.train()
         for epoch in range(recipe.epochs):
             total.zero_()
@@ -101,6 +101,6 @@ def fit(
     return losses
 
 
-def derive_seed(*seed: int) -> int:
-    """Combine several numbers into one seed."""
-    return fold(seed) >> 32
+def fold_seed(*numbers: int) -> int:
+    """Combine a learner's seed with numbers, such as a task's, into a seed of 31 bits."""
+    return fold(numbers) >> 32

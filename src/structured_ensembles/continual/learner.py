@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Self, TypedDict, get_args
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.checks import check_choice, check_seed, check_type
+from structured_ensembles.common.checks import check_choice, check_flags, check_seed, check_type
 from structured_ensembles.common.devices import Device, pick_device
 from structured_ensembles.common.inputs import is_several
-from structured_ensembles.continual.fitting import derive_seed, fit
+from structured_ensembles.continual.fitting import fit, fold_seed
 from structured_ensembles.continual.heads import HeadKind, count_features, create_head
 from structured_ensembles.continual.learned import Learned
 from structured_ensembles.continual.memory import Memory, count_floats
@@ -87,6 +87,7 @@ class Learner(ABC):
         if not any(parameter.is_floating_point() for parameter in backbone.parameters()):
             raise ValueError("backbone has no parameters to learn")
         check_choice("head", head, get_args(HeadKind))
+        check_flags(quiet=quiet)
         self.recipe = Recipe(
             epochs=epochs,
             batch_size=batch_size,
@@ -132,7 +133,7 @@ class Learner(ABC):
         data = replace(task.data.to(self.device), normalization_settled=True)
         example = self._example(data.shape)
         features = count_features(self.backbone, example)
-        head = create_head(self.head, features, data.num_classes, derive_seed(self.seed, task.number, 1)).to(example)
+        head = create_head(self.head, features, data.num_classes, fold_seed(self.seed, task.number, 1)).to(example)
         head, losses = changed._learn(task.number, data, head)
         changed.heads[task.number] = head.eval()
         normalization: Any = data.normalization
@@ -206,9 +207,9 @@ class Learner(ABC):
         return self._ensemble(task, self.network(task))
 
     def _ensemble(self, task: int, network: nn.Module) -> Ensemble:
-        known = self.learned[task]
-        ensemble = Ensemble([network], classes=known.names, normalization=known.normalization).eval()
-        ensemble.input_shape, ensemble.pixels = known.shape, known.pixels
+        learned = self.learned[task]
+        ensemble = Ensemble([network], classes=learned.names, normalization=learned.normalization).eval()
+        ensemble.input_shape, ensemble.pixels = learned.shape, learned.pixels
         return ensemble
 
     def logits(self, x: Any, task: int, batch_size: int = 512) -> Tensor:
@@ -226,6 +227,7 @@ class Learner(ABC):
         together: all samples are from one task, that of the lowest mean entropy. A task of one class, whose head is
         always sure, cannot be told from others.
         """
+        check_flags(together=together)
         if not self.learned:
             raise ValueError("no task has been learned yet: call learn(task) first")
         if alone := find_tasks_always_sure(self.learned):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from structured_ensembles.common.checks import check_flags
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -25,6 +27,7 @@ class Memory:
 
     def bits(self, float_bits: int = 32, heads: bool = True) -> int:
         """Return the total number of bits, as stored."""
+        check_flags(heads=heads)
         floats = self.backbone + self.factors + (self.heads if heads else 0)
         return floats * float_bits + (self.masks if self.stored_masks is None else self.stored_masks)
 

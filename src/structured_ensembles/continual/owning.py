@@ -13,8 +13,9 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.common.checks import check_flags
 from structured_ensembles.common.tables import text_table
-from structured_ensembles.continual.fitting import derive_seed
+from structured_ensembles.continual.fitting import fold_seed
 from structured_ensembles.continual.heads import count_features, create_head
 from structured_ensembles.continual.learner import Common, Learner
 from structured_ensembles.continual.masks import Owners, count_owner_digits
@@ -62,6 +63,7 @@ class OwningLearner(Learner):
     """Learner whose tasks own neurons. seal: cut the connections from other neurons into those of a finished task."""
 
     def __init__(self, backbone: nn.Module, *, seal: bool = True, **common: Unpack[Common]) -> None:
+        check_flags(seal=seal)
         super().__init__(backbone, **common)
         self.shared = SharedBackbone(self.backbone, seal)
         self.stages: dict[int, int] = {}  # of every task: its index in the order of learning
@@ -111,7 +113,7 @@ class OwningLearner(Learner):
         changed.shared.owners = owned.release(changed.next_stage - 1)
         freed = sum(int((stages >= changed.next_stage).sum()) for stages in owned.groups.values())
         if freed:
-            changed.shared.redraw(derive_seed(self.seed, task, 3))
+            changed.shared.redraw(fold_seed(self.seed, task, 3))
         for number in changed.learned:
             before, after = _tensors(self.network(number)), _tensors(changed.network(number))
             if any(not torch.equal(old, new) for old, new in zip(before, after, strict=True)):

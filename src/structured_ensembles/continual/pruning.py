@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.common.checks import check_share
-from structured_ensembles.continual.fitting import derive_seed
+from structured_ensembles.continual.fitting import fold_seed
 from structured_ensembles.continual.freezing import freeze
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Common
@@ -76,7 +76,7 @@ class PruningLearner(OwningLearner):
         self.shared.copy_into(trained.backbone, subnetwork)
         chosen, subnetwork = self._prune(trained, graph, data, free)
         self._commit(number, subnetwork, chosen)
-        self.shared.redraw(derive_seed(self.seed, number, 3))
+        self.shared.redraw(fold_seed(self.seed, number, 3))
         return subnetwork.network.head, losses
 
     def _prune(

@@ -17,7 +17,8 @@ from torch.nn.utils import parametrize
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Common, Learner
 from structured_ensembles.data import Data
-from structured_ensembles.networks.copying import clone_model, copy_with, unsaved_buffers
+from structured_ensembles.networks.copying import clone_model, copy_with
+from structured_ensembles.networks.state import unsaved_buffers
 
 TaskTensors = dict[str, Tensor]  # the tensors that a task does not share, by name
 

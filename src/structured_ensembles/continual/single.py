@@ -12,7 +12,8 @@ from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Common, Learner
 from structured_ensembles.continual.memory import Memory, count_floats
 from structured_ensembles.data import Data
-from structured_ensembles.networks.copying import all_tensors, clone_model, fill
+from structured_ensembles.networks.copying import clone_model
+from structured_ensembles.networks.state import all_tensors, fill
 
 
 class SingleModelLearner(Learner):

@@ -15,9 +15,10 @@ from structured_ensembles.common.devices import Device
 from structured_ensembles.continual.heads import HeadKind, count_features, create_head
 from structured_ensembles.continual.learned import Learned
 from structured_ensembles.data import Normalization
-from structured_ensembles.networks.copying import all_tensors, check_fits, copy_with, fill, unsaved_buffers
+from structured_ensembles.networks.copying import copy_with
 from structured_ensembles.networks.provenance import warn_if_unnamed
 from structured_ensembles.networks.resizing import set_sizes
+from structured_ensembles.networks.state import all_tensors, check_fits, fill, unsaved_buffers
 from structured_ensembles.storage.container import (
     ArtifactError,
     build_from_json,
@@ -54,7 +55,7 @@ class StoredLearner(Protocol):
     def _restore(self, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None: ...
 
 
-Made = TypeVar("Made", bound=StoredLearner)
+AnyLearner = TypeVar("AnyLearner", bound=StoredLearner)
 
 
 def save(learner: StoredLearner, path: str | Path) -> int:
@@ -69,24 +70,24 @@ def save(learner: StoredLearner, path: str | Path) -> int:
         "method": learner.method,
         "settings": learner.settings,
         "model": origin_to_json(learner.backbone),
-        "tasks": [_describe(number, known) for number, known in learner.learned.items()],
+        "tasks": [_describe(number, task) for number, task in learner.learned.items()],
         "details": details,
         "torch": torch.__version__,
     }
     stored = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-    columns = any(known.normalization and len(known.shape) != 3 for known in learner.learned.values())
+    columns = any(task.normalization and len(task.shape) != 3 for task in learner.learned.values())
     version = 3 if unsaved_buffers(learner.backbone) else 2 if columns else 1
     return write_container(path, FORMAT, version, structure, stored)
 
 
 def load(
     path: str | Path,
-    methods: Mapping[str, Callable[..., Made]],
+    methods: Mapping[str, Callable[..., AnyLearner]],
     expected: str,
     backbone: nn.Module | None = None,
     trust_code: bool = False,
     device: Device = "auto",
-) -> Made:
+) -> AnyLearner:
     """Read a learner from its file.
 
     methods: the constructors of the possible learners, by the name in the file. expected: the class that they all are.
@@ -104,7 +105,7 @@ def load(
             f"{path} holds a learner of the method {name!r}, not of one that {expected}.load knows "
             f"({', '.join(methods)}): load it with its own class"
         )
-    base = _backbone(path, structure, tensors, trust_code) if backbone is None else backbone
+    base = _build_backbone(path, structure, tensors, trust_code) if backbone is None else backbone
     with raise_as_artifact_error(f"{path} has settings that are not of a learner"):
         learner = method(base, device=device, **settings)
     _fill(path, learner, structure, tensors, math.inf if backbone is not None else MAX_VALUES)
@@ -122,7 +123,9 @@ def resume(learner: StoredLearner, path: Path, max_values: float) -> None:
     _fill(path, learner, structure, tensors, max_values)
 
 
-def _backbone(path: Path, structure: Mapping[str, Any], tensors: Mapping[str, Tensor], trust_code: bool) -> nn.Module:
+def _build_backbone(
+    path: Path, structure: Mapping[str, Any], tensors: Mapping[str, Tensor], trust_code: bool
+) -> nn.Module:
     """Build the backbone that the file names; one of the zoo only after its sizes were compared with the tensors."""
     model = structure.get("model")
     with torch.random.fork_rng(devices=[]):
@@ -157,31 +160,31 @@ def _fill(
         unknown = {name for name in tensors if not _belongs(name, dict(tasks))}
         if unknown:
             raise ValueError(f"{min(unknown)} belongs to none of its tasks")
-        for number, known in tasks:
-            if math.prod(known.shape) > max_values:
+        for number, task in tasks:
+            if math.prod(task.shape) > max_values:
                 raise ValueError(
-                    f"its inputs have {math.prod(known.shape):,} values each; pass the backbone as backbone= if that "
+                    f"its inputs have {math.prod(task.shape):,} values each; pass the backbone as backbone= if that "
                     "is right"
                 )
             if not learner.learned:
-                count_features(learner.backbone, learner._example(known.shape))  # raises unless it takes such inputs
-            learner.heads[number] = _head(learner, len(known.names), _with_prefix(tensors, f"heads.{number}."))
-            learner.learned[number] = known
+                count_features(learner.backbone, learner._example(task.shape))  # raises unless it takes such inputs
+            learner.heads[number] = _build_head(learner, len(task.names), _with_prefix(tensors, f"heads.{number}."))
+            learner.learned[number] = task
         learner._restore(_with_prefix(tensors, "own."), check_field(structure["details"], dict, "details"))
-        for number, known in tasks:
-            _check_runs(learner.network(number), known, learner._example(known.shape))
+        for number, task in tasks:
+            _check_runs(learner.network(number), task, learner._example(task.shape))
 
 
 @torch.no_grad()
-def _check_runs(network: nn.Module, known: Learned, example: Tensor) -> None:
+def _check_runs(network: nn.Module, task: Learned, example: Tensor) -> None:
     """Raise an error unless the network of a task takes its normalised inputs and returns a logit per class."""
-    inputs = example if known.normalization is None else known.normalization(example)
+    inputs = example if task.normalization is None else task.normalization(example)
     outputs = network(inputs)
-    if outputs.shape != (len(example), len(known.names)):
-        raise ValueError(f"the network of a task gives {list(outputs.shape)} for {len(known.names)} classes")
+    if outputs.shape != (len(example), len(task.names)):
+        raise ValueError(f"the network of a task gives {list(outputs.shape)} for {len(task.names)} classes")
 
 
-def _head(learner: StoredLearner, classes: int, tensors: Mapping[str, Tensor]) -> nn.Module:
+def _build_head(learner: StoredLearner, classes: int, tensors: Mapping[str, Tensor]) -> nn.Module:
     """Build a head from its tensors; it may be narrower than the backbone."""
     with torch.device("meta"):
         outline = create_head(learner.head, 1, classes, seed=0)
@@ -213,10 +216,10 @@ def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _describe(number: int, known: Learned) -> dict[str, Any]:
+def _describe(number: int, task: Learned) -> dict[str, Any]:
     """Describe a learned task for JSON."""
-    normalization = None if known.normalization is None else known.normalization.to_json()
-    return {**vars(known), "normalization": normalization, "number": number}
+    normalization = None if task.normalization is None else task.normalization.to_json()
+    return {**vars(task), "normalization": normalization, "number": number}
 
 
 def _read_task(row: Mapping[str, Any]) -> tuple[int, Learned]:

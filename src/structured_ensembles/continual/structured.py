@@ -15,7 +15,7 @@ from torch import nn
 
 from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.common.checks import check_choice, check_share, check_whole
-from structured_ensembles.continual.fitting import derive_seed
+from structured_ensembles.continual.fitting import fold_seed
 from structured_ensembles.continual.freezing import freeze
 from structured_ensembles.continual.heads import TaskNetwork
 from structured_ensembles.continual.learner import Common
@@ -94,7 +94,7 @@ class StructuredLearner(OwningLearner):
         network = TaskNetwork(self.backbone, head)
         graph = self.shared.graph(head, data.num_classes, self._example(data.shape))
         free = self.shared.owners.free()
-        chosen = self._choose(network, graph, data, free, derive_seed(self.seed, number, 2)) if free else {}
+        chosen = self._choose(network, graph, data, free, fold_seed(self.seed, number, 2)) if free else {}
         if not any(chosen.values()):
             why = "the selected ones are all taken" if free else NONE_FREE
             warnings.warn(
@@ -148,7 +148,7 @@ class StructuredLearner(OwningLearner):
             # `select` drops ⌈prune·(count-1)⌉: half a neuron less than `dropped` is rounded up to it
             prune = (dropped - 0.5) / (count - 1) if dropped else 0.0
             group_graph, group_scores = _restrict_to_free(graph, scores, {name: channels})
-            kept = self._select(group_graph, group_scores, derive_seed(seed, index), prune)[name]
+            kept = self._select(group_graph, group_scores, fold_seed(seed, index), prune)[name]
             chosen[name] = tuple(channels[position] for position in kept)
         return chosen
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_number
-from structured_ensembles.continual.fitting import derive_seed
+from structured_ensembles.continual.fitting import fold_seed
 from structured_ensembles.continual.learner import Common
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.reweighting import (
@@ -25,7 +25,7 @@ from structured_ensembles.continual.reweighting import (
     copy_tensors_except,
     list_weights,
 )
-from structured_ensembles.networks.copying import unsaved_buffers
+from structured_ensembles.networks.state import unsaved_buffers
 
 
 class SupSupLearner(ReweightingLearner):
@@ -53,7 +53,7 @@ class SupSupLearner(ReweightingLearner):
 
     def _factor(self, name: str, weight: Tensor, number: int) -> nn.Module:
         index = list_weights(self.backbone).index(name)
-        return Supermask(weight.shape, self.keep, derive_seed(self.seed, number, 2, index))
+        return Supermask(weight.shape, self.keep, fold_seed(self.seed, number, 2, index))
 
     def _freeze(self, backbone: nn.Module, weights: list[str]) -> None:
         backbone.requires_grad_(False)

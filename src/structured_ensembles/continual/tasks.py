@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.checks import check_seed
+from structured_ensembles.common.checks import check_flags, check_seed
 from structured_ensembles.common.inputs import join_batches, move_inputs, select_rows
 from structured_ensembles.data import Data, Split, load_data
 from structured_ensembles.data.dataset import SplitName, check_data
@@ -59,6 +59,7 @@ def split_tasks(data: Data, tasks: int, shuffle_labels: bool = False, seed: int 
     memory are not copied.
     """
     check_data(data)
+    check_flags(shuffle_labels=shuffle_labels)
     if data.task != "classification":
         raise ValueError("data must be a classification: a regression has no classes to split")
     if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1 or data.num_classes % tasks:

@@ -40,7 +40,7 @@ def fits(feed: MemberFeed) -> TypeGuard[TableFeed]:
         and targets.dtype == torch.int64
         and targets.dim() == 1
         and targets.is_contiguous()
-        and feed.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and feed.tables.dtype in (torch.float32, torch.bfloat16, torch.float16)
     )
 
 
@@ -54,17 +54,19 @@ class BatchDrawer:
     def __init__(
         self, feeds: Sequence[TableFeed], dtype: torch.dtype | None = None, channels_last: bool = False
     ) -> None:
-        self.feed, self.members = feeds[0], len(feeds)
-        self.dtype = self.feed.dtype if dtype is None else dtype
-        self.order = torch.stack([feed.order for feed in feeds])
-        self.crops = None if self.feed.crops is None else torch.stack([feed.crops for feed in feeds])  # type: ignore[misc]
+        of_members = [feed.tables for feed in feeds]
+        self.split, self.tables, self.members = feeds[0].split, of_members[0], len(feeds)
+        self.dtype = self.tables.dtype if dtype is None else dtype
         self.channels_last = channels_last
-        changes = [feed.changes for feed in feeds if feed.changes is not None]
+        self.order = torch.stack([feed.order for feed in feeds])
+        crops = [tables.crops for tables in of_members if tables.crops is not None]
+        self.crops = torch.stack(crops) if crops else None
+        changes = [tables.changes for tables in of_members if tables.changes is not None]
         self.changes = stack_changes(changes) if changes else None
         for number, feed in enumerate(feeds):
             feed.order = self.order[number]
             if self.crops is not None:
-                feed.crops = self.crops[number]
+                feed.tables.crops = self.crops[number]
 
     def batch(self, size: int) -> Batch:
         """Return images (members × size, channels, height, width) and labels (members × size,), member by member.
@@ -73,8 +75,7 @@ class BatchDrawer:
         """
         from structured_ensembles.cuda.kernels.batch import draw_images
 
-        feed = self.feed
-        stored, targets, normalization = feed.split.inputs, feed.split.targets, feed.data.normalization
+        stored, targets, normalization = self.split.inputs, self.split.targets, self.tables.data.normalization
         assert isinstance(stored, Tensor)
         assert normalization is None or isinstance(normalization, Normalization)
         _, channels, height, width = stored.shape
@@ -86,15 +87,14 @@ class BatchDrawer:
         shape = (rows, channels, height, width)
         images = empty(*shape, like=stored, dtype=self.dtype, channels_last=self.channels_last)
         labels = empty(rows, like=stored, dtype=targets.dtype)
+        crops = self.order if self.crops is None else self.crops  # without crops, a tensor that is not read
         launch(
             draw_images, (rows, ceil_div(channels * height * width, BLOCK)),
-            stored, targets, self.order, self.order if self.crops is None else self.crops, feed.starts, feed.step,
+            stored, targets, self.order, crops, self.tables.starts, self.tables.step,
             *(make_constant(values, stored.device, torch.float32) for values in (mean, deviation)),
             images, labels, size, self.order.shape[1], channels, height, width, padding(height),
             CROPS=self.crops is not None, CHANNELS_LAST=self.channels_last, BLOCK=BLOCK,
         )  # fmt: skip
-        return (
-            (images, labels)
-            if self.changes is None
-            else self.changes.apply(images, labels, feed.starts[feed.step], feed.step)
-        )
+        if self.changes is None:
+            return images, labels
+        return self.changes.apply(images, labels, self.tables.starts[self.tables.step], self.tables.step)

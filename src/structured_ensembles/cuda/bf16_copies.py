@@ -10,7 +10,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.cuda.stacking import copy_all
+from structured_ensembles.cuda.pair_copies import copy_all
 
 
 class Bfloat16Copies:

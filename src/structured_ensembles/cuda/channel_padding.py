@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from structured_ensembles.channels import trace
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs
 from structured_ensembles.cuda.program import ProgramError
 from structured_ensembles.networks.resizing import Axis, kept_size, resize
-from structured_ensembles.tracing.fake_model import first_line
 
 Shapes = Mapping[str, tuple[int, ...]]
 MAX_PADDING = 1.5  # times the channels of the members; with more, a common program is not worth it

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs, call, tensors_in
+from structured_ensembles.common.logs import log_once
 from structured_ensembles.data.random_states import preserve_random_states
 from structured_ensembles.networks.copying import clear_hooks, clone_model
-from structured_ensembles.tracing.fake_model import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +42,7 @@ def channels_last_on_cpu(network: nn.Module, example: Inputs) -> AbstractContext
     For passes in float32, which a CPU computes faster so, pooling and batch norm most of all; on a GPU not measured.
     """
     is_on_cpu = tensors_in(example)[0].device.type == "cpu"
-    return channels_last([network], example, _log_once) if is_on_cpu else nullcontext()
-
-
-@cache
-def _log_once(message: str) -> None:
-    """Log why a network stays as it is, once in a process: search, saliency and every task would repeat it."""
-    logger.warning(message)
+    return channels_last([network], example, partial(log_once, logger)) if is_on_cpu else nullcontext()
 
 
 def _runs_channels_last(network: nn.Module, example: Inputs, tell: Callable[[str], None]) -> bool:

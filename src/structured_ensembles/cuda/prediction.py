@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import (
     Inputs,
     batch_size,
@@ -48,7 +49,6 @@ from structured_ensembles.cuda.program import LARGEST_BATCH, Program, ProgramErr
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack
 from structured_ensembles.networks.copying import clone_model
-from structured_ensembles.tracing.fake_model import first_line
 
 FEW = 4  # samples that a program is checked with
 WIDEST_LAYER = 128  # channels of a convolution; wider ones keep a GPU busy one by one

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from structured_ensembles.common.devices import device_of
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs, clone_inputs, map_inputs, tensors_in
 from structured_ensembles.cuda.capture import CaptureError, Step, captured, log_once, side_by_side, side_streams
 from structured_ensembles.cuda.convolution import allows_tf32
@@ -31,7 +32,6 @@ from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.networks.copying import dtype_of
 from structured_ensembles.networks.hooks import has_watching_hooks
 from structured_ensembles.prediction.combination import member_outputs
-from structured_ensembles.tracing.fake_model import first_line
 
 MAX_SHAPES = 8  # further ones run without a graph
 CHANNELS_LAST_FROM = 64  # images: from here on convolutions are faster with the channels last

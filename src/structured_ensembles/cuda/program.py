@@ -18,10 +18,10 @@ from torch.export import Dim
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves
 
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.exports import quiet_export, without_stack_traces
 from structured_ensembles.common.inputs import call_arguments, clone_inputs
 from structured_ensembles.common.plurals import counted
-from structured_ensembles.tracing.fake_model import first_line
 
 LARGEST_BATCH = 16384  # members × samples; export proves that indices of that many fit 32 bits
 ALLOWED_INPUT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.USER_INPUT)

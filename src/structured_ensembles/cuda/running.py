@@ -1,6 +1,6 @@
 """Run a program forward and backward, on our kernels where they fit, else by PyTorch's autograd.
 
-The backward pass is explicit: gradients of all values are in one table, and nodes run in reverse order. So where the
+The backward pass is explicit: gradients of all values are on one tape, and nodes run in reverse order. So where the
 last gradient of a value comes from a convolution, its kernel adds those of the other readers and computes the sums that
 the batch norm before it needs (see convolution.py), without a kernel of its own for either.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,10 +41,8 @@ from structured_ensembles.cuda.operations import (
     subsample,
 )
 from structured_ensembles.cuda.program import Node, Program, ProgramError, last_uses
-from structured_ensembles.cuda.side_stream import SideStream
+from structured_ensembles.cuda.tape import Gradients, Tape
 from structured_ensembles.cuda.weight_gradient import weight_gradient
-
-Gradients = dict[str, Tensor]  # of weights, by the placeholders' names, (members, …)
 
 
 class Run:
@@ -65,12 +63,8 @@ class Run:
     ) -> None:
         self.program, self.weights, self.learned, self.generators = program, weights, learned, generators
         self.values: dict[Node, Any] = {}
-        self.records: dict[Node, Callable[[Any], None]] = {}  # backward passes: functions of a value's gradient
-        self.gradients: dict[Node, Any] = {}  # of values, as far as they have arrived
-        self.ready: dict[Node, tuple[Tensor, BlockSums]] = {}  # gradients of the input of a norm's ReLU, and their sums
         self.norms: dict[Node, NormBefore] = {}  # batch norms, by the node of their output
-        self.weight_gradients: dict[str, list[Tensor]] = {}  # one for each use of a weight
-        self.side = SideStream(side)
+        self.tape = Tape(learned, side)
         self.order = {node: number for number, node in enumerate(program.nodes)}
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -93,16 +87,9 @@ class Run:
     def backward(self, gradient: Tensor) -> Gradients:
         """Return the gradients of the weights, given that of the output."""
         self.values.clear()
-        self.gradients[self.program.output] = gradient
-        for node in reversed(self.program.nodes):
-            record = self.records.pop(node, None)
-            arrived = self.gradients.pop(node, None)
-            if record is not None and (arrived is not None or node in self.ready):
-                record(arrived)
-        self.side.join()
+        gradients = self.tape.run(self.program.nodes, self.program.output, gradient)
         self.norms.clear()  # of those that no gradient has reached
-        # Only now: until the streams have joined, the side stream may still compute a gradient.
-        return {placeholder: reduce(operator.add, uses) for placeholder, uses in self.weight_gradients.items()}
+        return gradients
 
     def _run(self, node: Node) -> Any:
         """Compute the value of a node: on our kernels where they fit, else by autograd."""
@@ -168,10 +155,10 @@ class Run:
     def _conv(self, node: Node, x: Tensor, weight: Tensor, window: Window) -> Tensor:
         """Convolve, and record the backward pass."""
         y, _ = convolution.forward(x, weight, window)
-        if self._must_record(node):
-            self.records[node] = lambda dy: self._conv_backward(
-                node, stored_channels_last(dy, weight.dtype), x, weight, window
-            )
+        self.tape.record(
+            node,
+            lambda dy: self._conv_backward(node, stored_channels_last(dy, weight.dtype), x, weight, window),
+        )
         return y
 
     def _conv_backward(self, node: Node, dy: Tensor, x: Tensor, weight: Tensor, window: Window) -> None:
@@ -181,20 +168,20 @@ class Run:
         then goes on to the input of the norm's ReLU, and leaves the norm's sums.
         """
         source, weight_node = node.args[:2]
-        if self._is_needed(weight_node):
-            self._add_weight_gradient(weight_node, self.side.run(weight_gradient, x, dy, weight, window))
-        if source not in self.records:
+        if self.tape.is_needed(weight_node):
+            self.tape.add_weight(weight_node, self.tape.side.run(weight_gradient, x, dy, weight, window))
+        if source not in self.tape.records:
             return
         is_first_reader = min(source.users, key=self.order.__getitem__) is node
         alike = len(weight) == self.program.members  # not of members that are normalised together
         norm = self.norms.get(source) if is_first_reader and alike else None
-        by_others = self.gradients.pop(source, None)
+        by_others = self.tape.gradients.pop(source, None)
         add = None if by_others is None else stored_channels_last(by_others, dy.dtype)
         dx, sums = convolution.input_gradient(dy, weight, window, x.shape, add, norm)
         if sums is not None:
-            self.ready[source] = dx, sums
+            self.tape.ready[source] = dx, sums
         else:
-            self.gradients[source] = dx
+            self.tape.gradients[source] = dx
 
     def _scaled_conv(self, node: Node) -> Tensor | None:
         """Convolve with each member's scaled weights, and record the backward pass; None where no kernel fits."""
@@ -212,25 +199,24 @@ class Run:
 
         def backward(dy: Tensor) -> None:
             dy = stored_channels_last(dy, weight.dtype)
-            if self._is_needed(factors_node):
+            if self.tape.is_needed(factors_node):
                 shared = (weight[0], None if bias is None else bias[0])
-                gradient = self.side.run(output_scales.factor_gradient, x, dy, scaled, window, *shared)
-                self._add_learned_gradient(factors_node.name, gradient)
+                gradient = self.tape.side.run(output_scales.factor_gradient, x, dy, scaled, window, *shared)
+                self.tape.add_learned(factors_node.name, gradient)
             self._conv_backward(node, dy, x, scaled, window)  # goes on to the input; the shared weights are frozen
 
-        if self._is_needed(weight_node) or (bias_node is not None and self._is_needed(bias_node)):
+        if self.tape.is_needed(weight_node) or (bias_node is not None and self.tape.is_needed(bias_node)):
             raise ProgramError("layers whose outputs are scaled must be frozen")
-        if self._must_record(node):
-            self.records[node] = backward
+        self.tape.record(node, backward)
         return y
 
     def _subsample(self, node: Node, x: Tensor) -> Tensor:
         """Subsample, and record the backward pass."""
         source, stride, channels = node.args
-        if self._must_record(node):
-            self.records[node] = lambda dy: self._add_gradient(
-                source, subsampling.subsample_gradient(stored_channels_last(dy), stride, x.shape)
-            )
+        self.tape.record(
+            node,
+            lambda dy: self.tape.add(source, subsampling.subsample_gradient(stored_channels_last(dy), stride, x.shape)),
+        )
         return subsampling.subsample(x, stride, channels)
 
     def _conv_norm(self, node: Node, x: Tensor, weight: Tensor, window: Window) -> Tensor:
@@ -238,16 +224,14 @@ class Run:
         y, sums = convolution.forward(x, weight, window, self.weights[node.args[4].name])
         assert sums is not None
         result, gradient_of_norm = self._normalized(node, y, sums, node.args[2:])
-        if self._must_record(node):
-            self.records[node] = lambda dy: self._conv_backward(node, gradient_of_norm(dy), x, weight, window)
+        self.tape.record(node, lambda dy: self._conv_backward(node, gradient_of_norm(dy), x, weight, window))
         return result
 
     def _norm(self, node: Node, x: Tensor) -> Tensor:
         """Normalise, and record the backward pass."""
         sums = batch_norm.moments(x, self.program.members)
         result, gradient_of_norm = self._normalized(node, x, sums, node.args[1:])
-        if self._must_record(node):
-            self.records[node] = lambda dy: self._add_gradient(node.args[0], gradient_of_norm(dy))
+        self.tape.record(node, lambda dy: self.tape.add(node.args[0], gradient_of_norm(dy)))
         return result
 
     def _normalized(
@@ -262,24 +246,24 @@ class Run:
         add = None if added is None else stored_channels_last(self.values[added], x.dtype)
         y, saved = batch_norm.normalize(x, sums, norm, add, relu)
         mask = (BY_INPUT if added is None else BY_OUTPUT) if relu else NO_RELU
-        if self._must_record(node):
+        if self.tape.must_record(node):
             self.norms[node] = NormBefore(x, y if mask == BY_OUTPUT else x, saved, norm.weight, norm.bias, mask)
 
         def backward(dy: Tensor | None) -> Tensor:
             self.norms.pop(node)
-            if node in self.ready:
-                masked, dy_sums = self.ready.pop(node)
+            if node in self.tape.ready:
+                masked, dy_sums = self.tape.ready.pop(node)
             else:
                 assert dy is not None
                 masked, dy_sums = batch_norm.gradient_sums(
                     stored_channels_last(dy, x.dtype), x, y if mask == BY_OUTPUT else x, saved, norm, mask
                 )
             if added is not None:
-                self._add_gradient(added, masked)
+                self.tape.add(added, masked)
             dx, parameters = batch_norm.input_gradient(masked, dy_sums, x, saved, norm)
             for name, gradient in zip(names[:2], parameters, strict=True):
                 if name in self.learned:
-                    self._add_learned_gradient(name, gradient)
+                    self.tape.add_learned(name, gradient)
             return dx
 
         return y, backward
@@ -300,15 +284,14 @@ class Run:
 
         def backward(dy: Tensor) -> None:
             gradient = dy.to(weight.dtype).reshape(y.shape)
-            if self._is_needed(weight_node):
-                self._add_weight_gradient(weight_node, _product_in_float32(gradient.transpose(1, 2), rows))
+            if self.tape.is_needed(weight_node):
+                self.tape.add_weight(weight_node, _product_in_float32(gradient.transpose(1, 2), rows))
             if bias is not None and bias.name in self.learned:
-                self._add_learned_gradient(bias.name, gradient.sum(1, dtype=_wide(gradient.dtype)))
-            if source in self.records:
-                self._add_gradient(source, torch.bmm(gradient, weight).reshape(x.shape))
+                self.tape.add_learned(bias.name, gradient.sum(1, dtype=_wide(gradient.dtype)))
+            if source in self.tape.records:
+                self.tape.add(source, torch.bmm(gradient, weight).reshape(x.shape))
 
-        if self._must_record(node):
-            self.records[node] = backward
+        self.tape.record(node, backward)
         return y.reshape(*x.shape[:-1], weight.shape[1])
 
     def _rank_one(self, node: Node) -> Tensor:
@@ -317,14 +300,13 @@ class Run:
         tensors = [self.weights[name][0] for name in placeholders]
 
         def backward(gradient: Tensor) -> None:
-            self.side.join()  # it may have been computed on the side stream
+            self.tape.side.join()  # it may have been computed on the side stream
             gradients = rank_one.factor_gradients(gradient, *tensors)
             for placeholder, of_argument in zip(placeholders, gradients, strict=True):
                 if placeholder in self.learned:
-                    self._add_learned_gradient(placeholder, of_argument[None])
+                    self.tape.add_learned(placeholder, of_argument[None])
 
-        if self._must_record(node):
-            self.records[node] = backward
+        self.tape.record(node, backward)
         return rank_one.member_weights(*tensors)
 
     def _dropout(self, node: Node, generators: Sequence[torch.Generator | None]) -> Tensor:
@@ -336,8 +318,8 @@ class Run:
             member_mask.bernoulli_(1 - rate, generator=generator)
         scale = 1 / (1 - rate) if rate < 1 else 0.0
         scaled = partial(torch.ops.aten.native_dropout_backward.default, mask=mask, scale=scale)  # x · mask · scale
-        if source in self.records:
-            self.records[node] = lambda dy: self._add_gradient(source, scaled(dy))
+        if source in self.tape.records:
+            self.tape.records[node] = lambda dy: self.tape.add(source, scaled(dy))
         return scaled(x)
 
     # --- by autograd
@@ -346,36 +328,28 @@ class Run:
         """Compute a node by PyTorch, and record the backward pass."""
         if node.target is operator.getitem and isinstance(self.values.get(node.args[0]), tuple):
             return self._item(node)
-        evaluated = evaluate_node(node, self._value, self._is_weight, self._is_needed)
+        evaluated = evaluate_node(node, self._value, self._is_weight, self.tape.is_needed)
         if evaluated.has_gradients:
-            self.records[node] = lambda dy: self._plain_backward(evaluated, dy)
+            self.tape.records[node] = lambda dy: self._plain_backward(evaluated, dy)
         return evaluated.detached
 
     def _plain_backward(self, evaluated: EvaluatedNode, dy: Any) -> None:
         """Add the gradients of a node's arguments. dy: of its result; where that is a tuple, a dict by index."""
         for argument, gradient in evaluated.gradients(dy):
             if self._is_weight(argument):
-                self._add_learned_gradient(argument.name, gradient)
+                self.tape.add_learned(argument.name, gradient)
             else:
-                self._add_gradient(argument, gradient)
+                self.tape.add(argument, gradient)
 
     def _item(self, node: Node) -> Any:
         """Return one of the tensors that a node returns, and record the backward pass."""
         source, number = node.args
         item = self.values[source][number]
-        if source in self.records and item.is_floating_point():  # indices have no gradient
-            self.records[node] = lambda dy: self._add_item_gradient(source, number, dy)
+        if source in self.tape.records and item.is_floating_point():  # indices have no gradient
+            self.tape.records[node] = lambda dy: self.tape.add_item(source, number, dy)
         return item
 
-    # --- gradients
-
-    def _must_record(self, node: Node) -> bool:
-        """Tell whether a node needs a backward pass: it has a learned weight, or one comes before it."""
-        return any(self._is_needed(argument) for argument in node.all_input_nodes)
-
-    def _is_needed(self, node: Node) -> bool:
-        """Tell whether the gradient of a value, or of a weight, is needed."""
-        return node in self.records or node.name in self.learned
+    # --- arguments
 
     def _value(self, node: Node) -> Any:
         """Return the value of a node, or a weight (members, …)."""
@@ -384,30 +358,6 @@ class Run:
     def _is_weight(self, node: Node) -> bool:
         """Tell whether a node stands for a stacked weight or buffer."""
         return node.op == "placeholder" and node.name in self.weights
-
-    def _add_weight_gradient(self, node: Node, gradient: Tensor) -> None:
-        """Add a gradient of a weight: to a placeholder's, or to that of the node that has computed it."""
-        if node.name in self.learned:
-            self._add_learned_gradient(node.name, gradient)
-            return
-        if node in self.gradients:  # both may still be computed on the side stream
-            self.side.join()
-        self._add_gradient(node, gradient)
-
-    def _add_gradient(self, node: Node, gradient: Tensor) -> None:
-        """Add a gradient of a node's value, if it is needed."""
-        if node in self.records:
-            before = self.gradients.get(node)
-            self.gradients[node] = gradient if before is None else before + gradient
-
-    def _add_item_gradient(self, node: Node, number: int, gradient: Tensor) -> None:
-        """Add a gradient of one of the tensors that a node returns."""
-        items = self.gradients.setdefault(node, {})
-        items[number] = items[number] + gradient if number in items else gradient
-
-    def _add_learned_gradient(self, placeholder: str, gradient: Tensor) -> None:
-        """Note the gradient of one use of a weight; `backward` sums them up."""
-        self.weight_gradients.setdefault(placeholder, []).append(gradient)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from structured_ensembles.common.checks import check_choice, check_path, check_type, check_whole
+from structured_ensembles.common.checks import check_choice, check_flags, check_path, check_type, check_whole
 from structured_ensembles.common.inputs import Inputs, Shape, batch_size, map_inputs, select_rows
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.data.arrays import stack_samples
@@ -112,6 +112,7 @@ class Data:
             with a choice for each.
         standardize: False leaves float columns as they are.
         """
+        check_flags(ids=ids, standardize=standardize)
         assembled = assemble_arrays(
             inputs, targets, test, validation, classes, task, seed, ids, normalization, standardize
         )
@@ -138,6 +139,7 @@ class Data:
         Images (PIL, or uint8 arrays) become pixels (channels, height, width); random transforms would be frozen, so
         leave augmentation to the recipe. The other arguments are those of `from_arrays`.
         """
+        check_flags(ids=ids, standardize=standardize)  # before the datasets are read
         if classes is None:
             classes = getattr(train, "classes", None)
         held_out = validation if isinstance(validation, Real) else stack_samples("validation", validation)
@@ -175,6 +177,7 @@ class Data:
         normalization: as in `from_arrays`, but for "standard", which would need a pass over the data: "auto" leaves
             floats, also columns, as they are and brings pixels to [0,1].
         """
+        check_flags(ids=ids)
         assembled = assemble_loaders(train, validation, test, classes, ids, normalization)
         return cls(*assembled[:-1], name, ids, assembled.settled)
 
@@ -196,8 +199,8 @@ class Data:
         """Make data from a folder of pictures with a folder for each class, which may be more than fit in memory.
 
         Classes are sorted by name, and hold PNG, JPEG, WebP, BMP, GIF or TIFF files, also in folders of their own. If
-        `path` has a folder `train` of such classes, that is the training split, and `test` and `val`, `valid` or
-        `validation` beside it are the others.
+        `path` has a folder `train` or `training` of such classes, that is the training split, and `test` or `testing`
+        and `val`, `valid` or `validation` beside it are the others.
 
         All pictures are decoded once, with a bar: those that cannot be read are named in the log and left out, and
         their contents become the fingerprint of the data, by which a run that resumes knows them. As many as fit in

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, select_rows, tensors_in
-from structured_ensembles.data.augmentation import Augmentation, augment, draw_crops
-from structured_ensembles.data.batch_changes import changes_for
+from structured_ensembles.data.augmentation import Augmentation
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.drawing import Seed, shuffle
+from structured_ensembles.data.epoch_tables import EpochTables, plan_batches, prepare_batch
 from structured_ensembles.data.picture_files import PictureSplit
-from structured_ensembles.data.splits import Batch, Split, TensorSplit, batch_sizes
+from structured_ensembles.data.splits import Batch, Split, TensorSplit
 
 
 class Feed(Protocol):
@@ -39,77 +37,34 @@ class Feed(Protocol):
         ...
 
 
-def plan_batches(samples: int, size: int, even: bool = False) -> list[int]:
-    """Return the sizes of all batches. even: as many, of nearly equal size; else the last has the remaining samples."""
-    sizes = batch_sizes(samples, size)
-    least, longer = divmod(samples, len(sizes))
-    return [least + (number < longer) for number in range(len(sizes))] if even else sizes
-
-
 class TableFeed:
-    """Feed of a split in memory: order and crops of a whole epoch are tables on the device, indexed by the counter.
-
-    even: see `plan_batches`.
-    step: a counter that several feeds of the same split share; by default the feed has its own.
-    """
+    """Feed of a split in memory: the order of a whole epoch is a table on the device, too, indexed by the counter."""
 
     irregular = False
 
-    def __init__(
-        self,
-        split: TensorSplit,
-        data: Data,
-        size: int,
-        augmentation: Augmentation,
-        dtype: torch.dtype,
-        even: bool = False,
-        step: Tensor | None = None,
-        mixup: float = 0.0,
-    ) -> None:
-        self.split, self.data, self.size, self.augmentation = split, data, size, augmentation
-        self.dtype, self.even, self.mixup = dtype, even, mixup
-        self.batches = plan_batches(len(split), size, even)
-        self.starts = torch.tensor([0, *accumulate(self.batches)], device=split.index.device)
-        self.sizes: tuple[int, ...] = tuple(size for size, _ in Counter(self.batches).most_common())
-        self.step = torch.zeros(1, dtype=torch.int64, device=split.index.device) if step is None else step
+    def __init__(self, split: TensorSplit, tables: EpochTables) -> None:
+        self.split, self.tables = split, tables
+        self.sizes, self.step = tables.sizes, tables.step
         self.order = split.index.clone()
-        self.crops = self._crops(0)
-        self.changes = changes_for(augmentation, mixup, data, len(split), len(self.batches), self.step.device)
+
+    def for_member(self) -> TableFeed:
+        """Return a feed of the same split, on the same counter, for one member's own order and crops."""
+        return TableFeed(self.split, self.tables.for_member())
 
     def epoch(self, seed: Seed | None) -> Iterator[int]:
         self.step.zero_()
         if seed is not None:
-            self.shuffle(seed, (*seed, 1) if isinstance(seed, tuple) else (seed, 1))
-        yield from self.batches
+            self.shuffle(seed, _seed_of_crops(seed))
+        yield from self.tables.batches
 
     def shuffle(self, order: Seed, crops: Seed) -> None:
-        """Draw the order of an epoch from a seed; from another its crops, and its holes and shares derived from it."""
+        """Draw the order of an epoch from a seed; from another its crops and changes."""
         self.order.copy_(shuffle(self.split.index, order))
-        if self.crops is not None:
-            drawn = self._crops(crops)
-            assert drawn is not None
-            self.crops.copy_(drawn)
-        if self.changes is not None:
-            self.changes.shuffle(crops)
-
-    def for_member(self) -> TableFeed:
-        """Return a feed of the same split, on the same counter, for one member's own order and crops."""
-        return TableFeed(
-            self.split, self.data, self.size, self.augmentation, self.dtype, self.even, self.step, self.mixup
-        )
+        self.tables.shuffle(crops)
 
     def batch(self, size: int) -> Batch:
-        positions = self.starts[self.step] + torch.arange(size, device=self.step.device)
-        rows = self.order[positions]
-        inputs = select_rows(self.split.inputs, rows)
-        if self.crops is not None:
-            inputs = augment(inputs, self.crops[positions])
-        batch = _prepare(self.data, inputs, self.split.targets[rows], self.dtype)
-        return batch if self.changes is None else self.changes.apply(*batch, self.starts[self.step], self.step)
-
-    def _crops(self, seed: Seed) -> Tensor | None:
-        shape = map_inputs(lambda tensor: tuple(tensor.shape[1:]), self.split.inputs)
-        return draw_crops(self.augmentation, shape, len(self.split), seed, self.step.device)
+        rows = self.order[self.tables.positions(size)]
+        return self.tables.prepare(select_rows(self.split.inputs, rows), self.split.targets[rows])
 
 
 class PictureFeed:
@@ -120,57 +75,31 @@ class PictureFeed:
 
     irregular = False
 
-    def __init__(
-        self,
-        split: PictureSplit,
-        data: Data,
-        size: int,
-        augmentation: Augmentation,
-        device: torch.device,
-        dtype: torch.dtype,
-        even: bool = False,
-        step: Tensor | None = None,
-        mixup: float = 0.0,
-    ) -> None:
-        self.split, self.data, self.size, self.augmentation = split, data, size, augmentation
-        self.device, self.dtype, self.even, self.mixup = device, dtype, even, mixup
-        self.batches = plan_batches(len(split), size, even)
-        self.starts = torch.tensor([0, *accumulate(self.batches)], device=device)
-        self.sizes: tuple[int, ...] = tuple(size for size, _ in Counter(self.batches).most_common())
-        self.step = torch.zeros(1, dtype=torch.int64, device=device) if step is None else step
-        self.crops = self._crops(0)
-        self.changes = changes_for(augmentation, mixup, data, len(split), len(self.batches), device)
+    def __init__(self, split: PictureSplit, tables: EpochTables) -> None:
+        self.split, self.tables = split, tables
+        self.sizes, self.step = tables.sizes, tables.step
         self.order = split.index
-        self.images = torch.zeros((max(self.batches), *split.inputs.shape), dtype=torch.uint8, device=device)
-        self.labels = torch.zeros(max(self.batches), dtype=split.targets.dtype, device=device)
+        largest, device = max(tables.batches), tables.step.device
+        self.images = torch.zeros((largest, *split.inputs.shape), dtype=torch.uint8, device=device)
+        self.labels = torch.zeros(largest, dtype=split.targets.dtype, device=device)
         self.members: list[PictureFeed] = []
         self.decoded: Iterator[Batch] | None = None  # the rest of this epoch
 
     def for_member(self) -> PictureFeed:
         """Return a feed of the same split, on the same counter; this feed's epochs then load its batches."""
-        member = PictureFeed(
-            self.split,
-            self.data,
-            self.size,
-            self.augmentation,
-            self.device,
-            self.dtype,
-            self.even,
-            self.step,
-            self.mixup,
-        )
+        member = PictureFeed(self.split, self.tables.for_member())
         self.members.append(member)
         return member
 
     def epoch(self, seed: Seed | None) -> Iterator[int]:
         self.step.zero_()
         if seed is not None:
-            self.shuffle(seed, (*seed, 1) if isinstance(seed, tuple) else (seed, 1))
+            self.shuffle(seed, _seed_of_crops(seed))
         elif not self.members:
             self._decode()
         feeds = self.members or [self]
         try:
-            for size in self.batches:
+            for size in self.tables.batches:
                 for feed in feeds:
                     feed.load()
                 yield size
@@ -179,15 +108,10 @@ class PictureFeed:
                 feed.decoded = None
 
     def shuffle(self, order: Seed, crops: Seed) -> None:
-        """Draw the order of an epoch from a seed; from another its crops, and its holes and shares derived from it."""
+        """Draw the order of an epoch from a seed; from another its crops and changes."""
         self.order = shuffle(self.split.index, order)
         self._decode()
-        if self.crops is not None:
-            drawn = self._crops(crops)
-            assert drawn is not None
-            self.crops.copy_(drawn)
-        if self.changes is not None:
-            self.changes.shuffle(crops)
+        self.tables.shuffle(crops)
 
     def load(self) -> None:
         """Copy the next batch to where the step reads it; nothing for a member that has stopped."""
@@ -198,19 +122,11 @@ class PictureFeed:
             self.labels[: len(labels)].copy_(labels)
 
     def batch(self, size: int) -> Batch:
-        images = self.images[:size]
-        if self.crops is not None:
-            positions = self.starts[self.step] + torch.arange(size, device=self.step.device)
-            images = augment(images, self.crops[positions])
-        batch = _prepare(self.data, images, self.labels[:size], self.dtype)
-        return batch if self.changes is None else self.changes.apply(*batch, self.starts[self.step], self.step)
+        return self.tables.prepare(self.images[:size], self.labels[:size])
 
     def _decode(self) -> None:
         """Let the threads decode the batches of an epoch, from the first `load` on."""
-        self.decoded = self.split.stream(self.order, self.batches, self.device)
-
-    def _crops(self, seed: Seed) -> Tensor | None:
-        return draw_crops(self.augmentation, self.split.inputs.shape, len(self.split), seed, self.device)
+        self.decoded = self.split.stream(self.order, self.tables.batches, self.step.device)
 
 
 MemberFeed = TableFeed | PictureFeed  # of a member's own batches
@@ -246,7 +162,7 @@ class StreamFeed:
             self.irregular_batch = None
 
     def batch(self, size: int) -> Batch:
-        return _prepare(self.data, *(self.irregular_batch or self.buffers[size]), self.dtype)
+        return prepare_batch(self.data, *(self.irregular_batch or self.buffers[size]), self.dtype)
 
     def _store(self, inputs: Inputs, targets: Tensor) -> None:
         """Copy a batch to the buffer of its size; the first of a size becomes the buffer."""
@@ -276,13 +192,20 @@ def feed_for(
     mixup: float = 0.0,
 ) -> Feed:
     """Return a feed of a split of `data`: on the device if it is in memory, else streamed. even: see `plan_batches`."""
-    if isinstance(split, TensorSplit):
-        return TableFeed(split.to(device), data, size, augmentation, dtype, even, mixup=mixup)
+    if not isinstance(split, TensorSplit | PictureSplit):
+        return StreamFeed(split, data, size, device, dtype)
+    batches, step = plan_batches(len(split), size, even), torch.zeros(1, dtype=torch.int64, device=device)
+    tables = EpochTables(data, sample_shape(split), batches, augmentation, mixup, dtype, step)
+    return TableFeed(split.to(device), tables) if isinstance(split, TensorSplit) else PictureFeed(split, tables)
+
+
+def sample_shape(split: TensorSplit | PictureSplit) -> Any:
+    """Return the shape of a stored sample; of several inputs, a tuple or dict of shapes."""
     if isinstance(split, PictureSplit):
-        return PictureFeed(split, data, size, augmentation, device, dtype, even, mixup=mixup)
-    return StreamFeed(split, data, size, device, dtype)
+        return split.inputs.shape
+    return map_inputs(lambda tensor: tuple(tensor.shape[1:]), split.inputs)
 
 
-def _prepare(data: Data, inputs: Inputs, targets: Tensor, dtype: torch.dtype) -> Batch:
-    """Convert a stored batch to what a network gets."""
-    return data.prepare(inputs, dtype), targets.to(dtype) if targets.is_floating_point() else targets
+def _seed_of_crops(seed: Seed) -> Seed:
+    """Derive the seed of an epoch's crops from that of its order."""
+    return (*seed, 1) if isinstance(seed, tuple) else (seed, 1)

@@ -65,22 +65,9 @@ def read_folder(
     if sources["validation"] is None:
         shares["validation"] = VALIDATION
     classes = list_classes(folders["train"])
-    listings = {"train": list_pictures("path", folders["train"], classes)}
-    listings |= {
-        split: list_pictures(split, Path(source).expanduser(), classes)
-        for split, source in sources.items()
-        if isinstance(source, str | Path)
-    }
+    listings = _list_splits(folders["train"], sources, classes)
     if shares["test"]:
-        kept, held_out = hold_out(torch.tensor(listings["train"].labels), shares["test"], seed=0)
-        if not len(held_out):
-            raise ValueError(
-                f"test={shares['test']} is less than a picture of each class below {folders['train']}, so that no "
-                "picture would be in the test split: give a larger share, a folder, or more pictures"
-            )
-        listings |= {
-            split: listings["train"].select(rows.tolist()) for split, rows in (("train", kept), ("test", held_out))
-        }
+        listings |= _hold_out_test(listings["train"], shares["test"])
     shape = first_shape(listings["train"], size, channels)
     moments = _resolve_chosen(normalization, shape)  # raises before any work
     scans = _scan(path, listings, shape, size, workers or available_cores(), cache_bytes)
@@ -94,6 +81,26 @@ def read_folder(
     if _is_measured(normalization):
         moments = Normalization.from_counts(train.counts)
     return Folder(classes, splits["train"], splits.get("validation"), splits.get("test"), moments)
+
+
+def _list_splits(train: Path, sources: Mapping[str, Source], classes: Sequence[str]) -> dict[str, Listing]:
+    """Find the pictures of training, and those of every other split that has a folder."""
+    others = {split: Path(source) for split, source in sources.items() if isinstance(source, str | Path)}
+    return {
+        "train": list_pictures("path", train, classes),
+        **{split: list_pictures(split, folder.expanduser(), classes) for split, folder in others.items()},
+    }
+
+
+def _hold_out_test(train: Listing, share: float) -> dict[str, Listing]:
+    """Divide the training pictures into those that stay and a test split, by seed 0: the same in every run."""
+    kept, held_out = hold_out(torch.tensor(train.labels), share, seed=0)
+    if not len(held_out):
+        raise ValueError(
+            f"test={share} is less than a picture of each class below {train.root}, so that no picture would be in the "
+            "test split: give a larger share, a folder, or more pictures"
+        )
+    return {"train": train.select(kept.tolist()), "test": train.select(held_out.tolist())}
 
 
 def _scan(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from structured_ensembles.data.pictures import SUFFIXES
 
-TRAIN = "train"
-OTHERS = {"validation": ("val", "valid", "validation"), "test": ("test",)}  # names of folders, by split
+# Names of the splits' folders, in any case.
+NAMES = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test", "testing")}
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,27 @@ class Listing:
 def find_splits(path: Path) -> dict[str, Path]:
     """Return the folder of each split: `path` itself for training, unless it has a folder `train` of classes.
 
-    A folder `train` with pictures right in it is a class of that name.
+    A folder `train` with pictures right in it is a class of that name. Raises a ValueError if a split has two folders,
+    or only other splits than training have one.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"path must be a folder of pictures, but {path} {_what_is_wrong(path)}")
-    train = path / TRAIN
-    if not train.is_dir() or not _folders(train) or next(_pictures(train, deep=False), None):
+    folders = _folders(path)
+    by_split = {split: [name for name in folders if name.lower() in names] for split, names in NAMES.items()}
+    of_classes = [name for names in by_split.values() for name in names if _holds_classes(path / name)]
+    if not of_classes:
+        _check_classes(path, folders, [name for names in by_split.values() for name in names])
         return {"train": path}
-    splits = {"train": train}
-    for split, names in OTHERS.items():
-        present = [name for name in names if (path / name).is_dir()]
-        if len(present) > 1:
-            raise ValueError(f"{path} must have one folder for the {split} split, not {' and '.join(present)}")
-        if present:
-            splits[split] = path / present[0]
-    return splits
+    if not set(of_classes) & set(by_split["train"]):
+        raise ValueError(
+            f"path must have a folder train of classes beside {' and '.join(of_classes)}, but {path} has none: rename "
+            "the folder of the training pictures, or let path be that folder and give the others as test= and "
+            "validation="
+        )
+    for split, names in by_split.items():
+        if len(names) > 1:
+            raise ValueError(f"{path} must have one folder for the {split} split, not {' and '.join(names)}")
+    return {split: path / names[0] for split, names in by_split.items() if names}
 
 
 def list_classes(folder: Path) -> tuple[str, ...]:
@@ -86,6 +92,20 @@ def list_pictures(argument: str, folder: Path, classes: Sequence[str]) -> Listin
     if not names:
         raise ValueError(f"{argument} must have a folder of pictures for each class, but {folder} has none")
     return Listing(folder, tuple(names), tuple(labels))
+
+
+def _holds_classes(folder: Path) -> bool:
+    """Tell whether a folder has folders, and no pictures beside them."""
+    return bool(_folders(folder)) and next(_pictures(folder, deep=False), None) is None
+
+
+def _check_classes(path: Path, folders: Sequence[str], of_splits: Sequence[str]) -> None:
+    """Raise a ValueError if the names of all folders are of splits: they cannot be meant as classes."""
+    if len(of_splits) > 1 and len(of_splits) == len(folders):
+        raise ValueError(
+            f"path must have a folder of pictures for each class, but {path} has only {' and '.join(of_splits)}, which "
+            "are splits: each of these must have a folder for each class"
+        )
 
 
 def _folders(path: Path) -> tuple[str, ...]:

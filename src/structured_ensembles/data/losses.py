@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.target_scaling import Units, fit_units
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Reduction = Literal["mean", "none"]
 
 
 def check_loss(loss: Any) -> None:
@@ -37,14 +38,17 @@ def loss_for(data: Data, loss: Loss | None, units: Units | None = None) -> Loss:
     return loss if data.task == "classification" else LikeTargets(loss, units)
 
 
-def smoothed_cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+def smoothed_cross_entropy(
+    outputs: Tensor, targets: Tensor, smoothing: float = 0.0, reduction: Reduction = "mean"
+) -> Tensor:
     """Compute the cross-entropy with label smoothing; outputs: (batch, classes).
 
     targets: labels (batch,), or probabilities (batch, classes) of blended samples; a network may have more outputs.
+    reduction: over the samples; "none" gives the loss of each, (batch,).
     """
     if targets.is_floating_point():
         targets = F.pad(targets, (0, outputs.shape[1] - targets.shape[1]))
-    return F.cross_entropy(outputs, targets, label_smoothing=smoothing)
+    return F.cross_entropy(outputs, targets, label_smoothing=smoothing, reduction=reduction)
 
 
 def label_probabilities(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:

@@ -21,7 +21,8 @@ from structured_ensembles.common.inputs import Inputs, call, clone_inputs, move_
 from structured_ensembles.common.processes import gather
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import Batch, Split, TensorSplit
-from structured_ensembles.networks.copying import dtype_of, evaluation_mode
+from structured_ensembles.networks.copying import dtype_of
+from structured_ensembles.networks.modes import evaluation_mode
 
 OUTPUT_SAMPLES = 64  # samples from which the scale of a network's outputs is measured
 TARGET_SAMPLES = 512  # samples of a loader from which mean and deviation of the targets are measured

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 from structured_ensembles.build import structured_ensemble
 from structured_ensembles.calibration import Calibration
-from structured_ensembles.common.checks import check_choice, check_number, check_share, check_type, check_whole
+from structured_ensembles.common.checks import (
+    check_flags,
+    check_number,
+    check_share,
+    check_type,
+    check_whole,
+)
 from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.inputs import call
 from structured_ensembles.common.plurals import counted
@@ -102,7 +108,8 @@ class StructuredEnsemble(BaseEstimator):  # type: ignore[misc]
         check_share("validation_fraction", self.validation_fraction)
         check_whole("epochs", self.epochs)
         check_number("learning_rate", self.learning_rate)
-        check_choice("early_stopping", self.early_stopping, (True, False))
+        check_flags(early_stopping=self.early_stopping)
+        check_whole("verbose", self.verbose, least=0)  # scikit-learn's own estimators take numbers, too
         if self.batch_size != "auto" and (not isinstance(self.batch_size, Integral) or self.batch_size < 1):
             raise ValueError(f"batch_size must be 'auto' or a whole number of at least 1, not {self.batch_size!r}")
         kept, held_out = (
@@ -115,15 +122,7 @@ class StructuredEnsemble(BaseEstimator):  # type: ignore[misc]
             task="regression",  # of values and a weight; the loss knows what they mean
             normalization=standardize_columns(inputs[kept], weights[kept]),
         )
-        stopping = self.early_stopping and len(held_out) > 0
-        recipe = Recipe(
-            epochs=self.epochs,
-            batch_size=max(16, min(BATCH, len(kept) // STEPS)) if self.batch_size == "auto" else self.batch_size,
-            optimizer="adamw",
-            rate=self.learning_rate,
-            patience=self.patience if stopping else None,
-            keep="best" if stopping else "last",
-        )
+        recipe = self._make_recipe(len(kept), stopping=self.early_stopping and len(held_out) > 0)
         ensemble = structured_ensemble(
             model,
             data,
@@ -143,6 +142,17 @@ class StructuredEnsemble(BaseEstimator):  # type: ignore[misc]
         self.history_, self.n_iter_ = ensemble.history, ensemble.history.epochs
         # In float32 the last digits of a prediction depend on how many samples are predicted together.
         return ensemble if device_of(ensemble).type == "mps" else ensemble.double(), held_out
+
+    def _make_recipe(self, rows: int, stopping: bool) -> Recipe:
+        """Return the recipe for so many training rows. stopping: whether samples that are held out end it early."""
+        return Recipe(
+            epochs=self.epochs,
+            batch_size=max(16, min(BATCH, rows // STEPS)) if self.batch_size == "auto" else self.batch_size,
+            optimizer="adamw",
+            rate=self.learning_rate,
+            patience=self.patience if stopping else None,
+            keep="best" if stopping else "last",
+        )
 
     def _calibrate(self, inputs: Array, targets: Array, weights: Array) -> None:
         """Calibrate the ensemble on samples that were held out, if any, and keep its outputs on them.

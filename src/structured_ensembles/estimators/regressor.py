@@ -11,6 +11,7 @@ from sklearn.utils.validation import validate_data
 from torch import nn
 
 from structured_ensembles.calibration.conformal import fit_intervals
+from structured_ensembles.common.checks import check_flags
 from structured_ensembles.common.devices import Device
 from structured_ensembles.common.gaussian import mean_and_spread
 from structured_ensembles.data.target_scaling import Units
@@ -109,6 +110,7 @@ class StructuredEnsembleRegressor(RegressorMixin, StructuredEnsemble):  # type: 
 
         The deviation is that of a target around the mean: of the members' differences and `noise_`.
         """
+        check_flags(return_std=return_std)
         inputs = self._check_inputs(X)
         mean, spread = self._mean_and_spread(inputs)
         shape = (len(inputs), *(self.ensemble_.target_shape or ()))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.networks.copying import evaluation_mode
+from structured_ensembles.networks.modes import evaluation_mode
 
 
 def fgsm(ensemble: Ensemble, images: Tensor, targets: Tensor, epsilon: float) -> Tensor:

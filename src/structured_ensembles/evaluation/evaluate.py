@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_list, check_type, check_whole, to_python_number
 from structured_ensembles.common.gaussian import Gaussians
+from structured_ensembles.common.inputs import Inputs
 from structured_ensembles.data import Data
 from structured_ensembles.data.corrupted import CorruptedData
 from structured_ensembles.data.dataset import SplitName
@@ -134,13 +135,7 @@ def evaluate(
         figures |= _family("official" if official else "cor", corrupted)
     if ood is not None:
         figures |= _family("ood", measure_ood(ensemble, uncertainty_of(logits), ood.split("test"), batch_size))
-    figures |= {"size/members": float(len(ensemble)), "size/parameters": float(ensemble.num_parameters)}
-    if base is not None:
-        batch, _ = next(iter(data.split(split).batches(batch_size)))
-        figures["size/overhead"] = ensemble.overhead(base)
-        figures["size/file_bytes"] = float(measure_file_bytes(ensemble))
-        figures["size/peak_bytes"] = float(measure_prediction_bytes(ensemble, batch))
-    return figures
+    return figures | _size_figures(ensemble, base, lambda: next(iter(data.split(split).batches(batch_size)))[0])
 
 
 def _regression_figures(ensemble: Ensemble, outputs: Tensor, targets: Tensor) -> dict[str, float]:
@@ -184,6 +179,16 @@ def _classification_figures(
         **_family("unc", discarding_figures),
         **compute_calibrated_figures(ensemble, logits, targets, combine),
     }
+
+
+def _size_figures(ensemble: Ensemble, base: nn.Module | None, first_batch: Callable[[], Inputs]) -> dict[str, float]:
+    """Measure the size of an ensemble; beside a base network also what depends on how it is stored and run."""
+    figures = {"size/members": float(len(ensemble)), "size/parameters": float(ensemble.num_parameters)}
+    if base is not None:
+        figures["size/overhead"] = ensemble.overhead(base)
+        figures["size/file_bytes"] = float(measure_file_bytes(ensemble))
+        figures["size/peak_bytes"] = float(measure_prediction_bytes(ensemble, first_batch()))
+    return figures
 
 
 def _family(prefix: str, figures: dict[str, float]) -> dict[str, float]:

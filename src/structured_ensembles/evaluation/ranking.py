@@ -21,8 +21,8 @@ def auroc(scores: Tensor, positive: Tensor) -> float:
     return float((positives * (lower + negatives / 2)).sum() / pairs)
 
 
-def false_acceptance(known: Tensor, foreign: Tensor, kept: float = 0.95) -> float:
-    """Compute the share of foreign samples accepted by the threshold that accepts a share `kept` of known ones (FPR95).
+def false_acceptance(known: Tensor, foreign: Tensor) -> float:
+    """Compute the share of foreign samples accepted by the threshold that accepts 95 % of the known ones (FPR95).
 
     known, foreign: scores (samples,), low for samples to accept. NaN without samples of each kind, or if a score is.
     It is torch-uncertainty's `FPR95` with the known samples as positives, as in ODIN (Liang et al. 2018). OpenOOD and
@@ -30,8 +30,8 @@ def false_acceptance(known: Tensor, foreign: Tensor, kept: float = 0.95) -> floa
     """
     if len(known) == 0 or len(foreign) == 0 or bool(known.isnan().any()) or bool(foreign.isnan().any()):
         return math.nan
-    needed = math.ceil(kept * len(known) - 1e-9)  # the tolerance keeps a rounding error from asking for one sample more
-    threshold = known.double().sort().values[max(needed, 1) - 1]
+    accepted = math.ceil(0.95 * len(known) - 1e-9)  # the tolerance keeps a rounding error from asking for one more
+    threshold = known.double().sort().values[max(accepted, 1) - 1]
     return float((foreign.double() <= threshold).double().mean())
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.checks import check_type
+from structured_ensembles.common.checks import check_flags, check_type
 from structured_ensembles.common.devices import Device, device_of
 from structured_ensembles.common.inputs import Inputs, call, move_inputs
 from structured_ensembles.common.plurals import counted
@@ -41,10 +41,11 @@ def examine(model: nn.Module, data: Data, device: Device = "auto", loss: Loss | 
     return data
 
 
-def check_arguments(model: nn.Module, data: Data) -> None:
-    """Raise a TypeError unless the first two arguments of every method are a network and a `Data`."""
+def check_arguments(model: nn.Module, data: Data, **flags: bool) -> None:
+    """Raise a TypeError unless a method's first two arguments are a network and a `Data`, and its flags are bools."""
     check_type("model", model, nn.Module)
     check_data(data)
+    check_flags(**flags)
 
 
 def check_outputs(model: nn.Module, data: Data, loss: Loss | None) -> None:

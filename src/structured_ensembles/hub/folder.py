@@ -71,8 +71,8 @@ def check_config(path: Path) -> None:
     library = config.get("library") if isinstance(config, dict) else None
     if library != LIBRARY:
         other = config.get("model_type") or config.get("architecture") if isinstance(config, dict) else None
-        what = f"a model of another library ({other!r:.60})" if isinstance(other, str) else "something else"
-        raise ArtifactError(f"{path} describes {what}, not an ensemble of {LIBRARY}")
+        contents = f"a model of another library ({other!r:.60})" if isinstance(other, str) else "something else"
+        raise ArtifactError(f"{path} describes {contents}, not an ensemble of {LIBRARY}")
 
 
 def _config(contents: Contents, dtype: Storage) -> dict[str, object]:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from structured_ensembles.common.checks import check_flags
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.version import VERSION
 from structured_ensembles.hub.card import LIBRARY
 from structured_ensembles.hub.folder import CONFIG, FILE, check_config, find_file
@@ -49,6 +51,7 @@ def push(
     """
     if not isinstance(repo, str) or not REPO.fullmatch(repo):
         raise ValueError(f"repo must read 'owner/name', not {repo!r:.100}")
+    check_flags(private=private)
     hub = _import_hub("push_to_hub")
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
@@ -59,7 +62,7 @@ def push(
                 repo_id=repo, folder_path=folder, commit_message=message or "Add an ensemble", **options
             )
         except Exception as error:  # the client's own, its HTTP library's, the system's
-            raise RuntimeError(f"{repo} could not be written: {_first_line(error)}") from error
+            raise RuntimeError(f"{repo} could not be written: {first_line(error)}") from error
     return str(getattr(commit, "commit_url", commit))
 
 
@@ -78,7 +81,7 @@ def _download(repo: str, revision: str | None) -> Path:
         raise
     except Exception as error:  # the client's own, its HTTP library's, the system's
         raise ArtifactError(
-            f"there is no folder {repo}, and the repository of that name cannot be read: {_first_line(error)}"
+            f"there is no folder {repo}, and the repository of that name cannot be read: {first_line(error)}"
         ) from error
 
 
@@ -90,8 +93,3 @@ def _import_hub(caller: str) -> Any:
     except ImportError as error:
         raise ImportError(f"{caller} needs the extra hub: pip install 'structured-ensembles[hub]' ({error})") from error
     return huggingface_hub
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error's message that says anything."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -40,7 +40,7 @@ from structured_ensembles.networks.copying import clone_model, copy_with, dtype_
 from structured_ensembles.networks.hooks import part_of_network
 from structured_ensembles.networks.provenance import copy_origin
 from structured_ensembles.networks.rank_one import RankOneMembers
-from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.resuming.folder import open_folder
 from structured_ensembles.train import train
 from structured_ensembles.training import Execution, ParameterRule, Recipe
 from structured_ensembles.training.execution import execution_or_default
@@ -80,7 +80,7 @@ def batch_ensemble(
     repeat: in training every member sees the whole batch ("tile"), or each row goes to one member ("split"), which
         costs no more than to train one network.
     """
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examine(model, data, device, loss)
     example = data.example(dtype=dtype_of(model))

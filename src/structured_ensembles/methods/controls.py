@@ -17,7 +17,7 @@ from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.extraction import check_rescale, extract, warn_of_small_outputs
 from structured_ensembles.networks.copying import clone_model, dtype_of
 from structured_ensembles.networks.initialization import draw_weights
-from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.resuming.folder import open_folder
 from structured_ensembles.selection import Scope, select
 from structured_ensembles.train import train
 from structured_ensembles.training import Execution, Recipe
@@ -57,7 +57,7 @@ def magnitude_ensemble(
     In one network these are the same for all members. So each member is cut out of a network of its own: the model,
     and copies with reinitialised weights, as in a deep ensemble. The arguments are those of `select` and `extract`.
     """
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet, coupled=coupled)
     check_whole("members", members)
     check_rescale(rescale, reinit=False)
     if prune is None and memory is None:

@@ -13,7 +13,7 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.networks.initialization import draw_weights
-from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.resuming.folder import open_folder
 from structured_ensembles.train import train
 from structured_ensembles.training import Execution, Recipe
 from structured_ensembles.training.execution import execution_or_default
@@ -37,7 +37,7 @@ def deep_ensemble(
     loss_name: str | None = None,
 ) -> Ensemble:
     """Train a deep ensemble: the first member starts from the model's weights, the others are reinitialised."""
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet)
     check_whole("members", members)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examine(model, data, device, loss)

@@ -17,17 +17,18 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_seed, check_share, check_whole
 from structured_ensembles.common.devices import Device
-from structured_ensembles.common.inputs import Inputs, batch_from, call, check_one_tensor, join_batches, tensors_in
+from structured_ensembles.common.inputs import batch_from, call, check_one_tensor, join_batches
 from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import check_arguments, examine
+from structured_ensembles.methods.hashing import MAXIMUM, as_int32, mix_bits, sample_keys
 from structured_ensembles.methods.layers import find_called_layers, get_layer
 from structured_ensembles.networks.conversions import register_rebuilder
 from structured_ensembles.networks.copying import clone_model, dtype_of
 from structured_ensembles.networks.hooks import part_of_network
 from structured_ensembles.networks.provenance import copy_origin
-from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.resuming.folder import open_folder
 from structured_ensembles.train import train
 from structured_ensembles.training import Execution, Recipe
 from structured_ensembles.training.execution import execution_or_default
@@ -56,7 +57,7 @@ def mc_dropout(
     members: how many dropout masks a prediction draws.
     probability: of an element of the output of a hidden linear layer or convolution to be dropped.
     """
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examine(model, data, device, loss)
     layers = find_called_layers(model, data.example(dtype=dtype_of(model))).hidden
@@ -123,7 +124,7 @@ class DropoutNetwork(nn.Module):
         if self.training:
             return check_one_tensor(call(self.network, inputs))[None]
         members = self.num_members
-        keys = _sample_keys(inputs, members, self.seed)
+        keys = sample_keys(inputs, members, self.seed)
         dropouts = [module for module in self.network.modules() if isinstance(module, SampledDropout)]
         for dropout in dropouts:
             dropout.keys, dropout.calls = keys, 0
@@ -166,7 +167,7 @@ class SampledDropout(nn.Module):
             )
         # One row of positions per key, also where the model has folded other dimensions into the batch dimension.
         positions = torch.arange(x.numel() // len(self.keys), dtype=torch.int32, device=x.device)
-        salt = _as_int32(self.number * 0x9E3779B9 + self.calls * 0x85EBCA6B)
+        salt = as_int32(self.number * 0x9E3779B9 + self.calls * 0x85EBCA6B)
         self.calls += 1
         hashed = mix_bits(self.keys[:, None] + mix_bits(positions + salt))
         hashed &= MAXIMUM
@@ -178,44 +179,3 @@ class SampledDropout(nn.Module):
 def _drop(layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
     """Apply the layer's dropout to its output, as a forward hook."""
     return layer.sampled_dropout(output)  # type: ignore[operator]
-
-
-MAXIMUM = 2**31 - 1
-
-
-def mix_bits(x: Tensor) -> Tensor:
-    """Hash int32 numbers so that every bit depends on every bit (lowbias32, by Chris Wellons).
-
-    Integers wrap around on every device, so that all devices agree.
-    """
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
-        shifted = x >> shift  # the only new memory, which costs more than the arithmetic
-        shifted &= 2 ** (32 - shift) - 1
-        shifted ^= x
-        shifted *= _as_int32(factor)
-        x = shifted
-    return x
-
-
-def _sample_keys(inputs: Inputs, members: int, seed: int) -> Tensor:
-    """Compute a key for each mask of each row, (members * batch,) int32, from the row's contents."""
-    first, *others = map(_hash_rows, tensors_in(inputs))
-    contents = first
-    for other in others:
-        contents = other + mix_bits(contents)
-    samples = torch.arange(members, dtype=torch.int32, device=contents.device)
-    return mix_bits(contents + mix_bits(mix_bits(samples) + _as_int32(seed))[:, None]).flatten()
-
-
-def _hash_rows(x: Tensor) -> Tensor:
-    """Hash each row: (batch,) int32."""
-    rows = x.detach().reshape(len(x), -1)
-    # In bfloat16, so that devices agree although they normalise pixels with different rounding errors.
-    bits = (rows.bfloat16().view(torch.int16) if rows.is_floating_point() else rows).to(torch.int32)
-    positions = torch.arange(bits.shape[1], dtype=torch.int32, device=x.device)
-    return mix_bits(bits + mix_bits(positions)).sum(1, dtype=torch.int32)
-
-
-def _as_int32(number: int) -> int:
-    """Wrap the number modulo 2^32 to between -2^31 and 2^31."""
-    return (number + 2**31) % 2**32 - 2**31

@@ -19,7 +19,7 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import check_arguments, check_outputs
 from structured_ensembles.extraction import extract
 from structured_ensembles.networks.copying import dtype_of
-from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.resuming.folder import open_folder
 from structured_ensembles.selection import select
 from structured_ensembles.train import train
 from structured_ensembles.training import Execution, Recipe
@@ -54,7 +54,7 @@ def narrow_ensemble(
     coupled: narrow the residual stream too, as Packed-Ensembles does; otherwise only the layers inside its blocks.
     round_to: as in `select`.
     """
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet, coupled=coupled)
     if prune is None and memory is None:
         prune = 0.5
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)

@@ -22,7 +22,7 @@ from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.extraction import extract
 from structured_ensembles.methods.phases import join_histories, renumber_epochs
 from structured_ensembles.networks.copying import clone_model, dtype_of
-from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.resuming.folder import open_folder
 from structured_ensembles.selection import select
 from structured_ensembles.train import train
 from structured_ensembles.training import Execution, Recipe
@@ -66,7 +66,7 @@ def prune_and_tune(
     peak_rate: to which the learning rate of the children rises in the first tenth of their steps, before it falls to
     zero along a cosine; by default half of the recipe's, as in `Recipe.named("tune")`.
     """
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet, coupled=coupled)
     if prune is None and memory is None:
         prune = 0.5
     check_whole("members", members)

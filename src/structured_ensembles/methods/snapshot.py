@@ -15,7 +15,7 @@ from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import check_arguments, examine
 from structured_ensembles.methods.phases import renumber_epochs
 from structured_ensembles.networks.copying import clone_model
-from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.resuming.folder import open_folder
 from structured_ensembles.train import calibrate_trained, train
 from structured_ensembles.training import Execution, Recipe
 from structured_ensembles.training.execution import execution_or_default
@@ -48,7 +48,7 @@ def snapshot_ensemble(
 
     cycle: its epochs; by default 50, or the recipe's epochs divided among the members if that is less.
     """
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet)
     check_whole("members", members)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examine(model, data, device, loss)

@@ -19,7 +19,7 @@ from structured_ensembles.extraction import extract
 from structured_ensembles.methods.deep import copy_independent
 from structured_ensembles.methods.phases import join_histories, renumber_epochs
 from structured_ensembles.networks.copying import dtype_of
-from structured_ensembles.resuming.identity import open_folder
+from structured_ensembles.resuming.folder import open_folder
 from structured_ensembles.selection import select
 from structured_ensembles.train import train, try_lessons
 from structured_ensembles.training import Execution, Recipe, Teacher
@@ -61,7 +61,7 @@ def taught_ensemble(
     prune, memory, coupled, round_to, selection: what members keep, see `select`; by default random halves. One member
         with memory=1.0 is the whole network.
     """
-    check_arguments(model, data)
+    check_arguments(model, data, quiet=quiet, coupled=coupled)
     if prune is None and memory is None:
         prune = 0.5
     check_whole("members", members)

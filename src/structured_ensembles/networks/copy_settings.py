@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 from torch import nn
 
+from structured_ensembles.common.logs import log_once
+
 LAYER_DROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+NO_LAYER_DROP = "LayerDrop is off in copies of the network: a random choice of layers cannot be cut exactly"
 logger = logging.getLogger(__name__)
 
 
@@ -31,7 +33,7 @@ def settle_copy(copied: nn.Module) -> None:
             rate = getattr(owner, name, 0)
             if isinstance(rate, float) and rate > 0:
                 setattr(owner, name, 0.0)
-                _log_once("LayerDrop is off in copies of the network: a random choice of layers cannot be cut exactly")
+                log_once(logger, NO_LAYER_DROP)
 
 
 def _owners(network: nn.Module) -> Iterator[Any]:
@@ -43,9 +45,3 @@ def _owners(network: nn.Module) -> Iterator[Any]:
         if config is not None and id(config) not in seen:
             seen.add(id(config))
             yield config
-
-
-@cache
-def _log_once(message: str) -> None:
-    """Log what was turned off, once in a process: every copy would repeat it."""
-    logger.warning(message)

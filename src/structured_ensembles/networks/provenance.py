@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
-from structured_ensembles.networks.copying import saved_tensors
+from structured_ensembles.networks.state import saved_tensors
 
 ATTRIBUTE = "structured_ensembles_origin"  # holds a network's Origin; members cut out of it have it too
 SHAPES = "structured_ensembles_base_shapes"  # holds the shapes that a network had before it was cut

@@ -11,7 +11,8 @@ from torch import Tensor
 from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.inputs import Inputs, move_inputs
 from structured_ensembles.data.batching import batches_of
-from structured_ensembles.networks.copying import dtype_of, evaluation_mode
+from structured_ensembles.networks.copying import dtype_of
+from structured_ensembles.networks.modes import evaluation_mode
 from structured_ensembles.prediction.input_checks import check_batch, explain_shape_errors
 
 

@@ -26,6 +26,7 @@ from structured_ensembles.report.web.charts import (
 )
 from structured_ensembles.report.web.page import Page, Section, sample_section, write_page
 from structured_ensembles.report.web.plots import Chart
+from structured_ensembles.report.web.run_sections import without_missing
 from structured_ensembles.report.web.sample_details import SampleDetails, measure_details
 from structured_ensembles.report.web.tables import Cell, Table, plain_table, table_of_figures
 from structured_ensembles.report.web.uncertainty_charts import chart_disagreement, chart_discarding, chart_entropies
@@ -167,7 +168,7 @@ def _quality(
             memory = outcome.figures["size/parameters"] * number / members / graph.num_parameters()
             quality = ([figures[f"first/{number}/{name}"]] for name in ("accuracy", "nll", "ece"))
             points.append(FrontPoint(outcome.title, f"N={number}", memory, *quality))
-    return _known([chart_front(points, "parameters")])
+    return without_missing([chart_front(points, "parameters")])
 
 
 def _certainty(
@@ -185,7 +186,7 @@ def _certainty(
         uncertain[outcome.title] = (uncertainty_of(logits, temperature).entropy, correct)
     entropy, correct = uncertain[subject.title]
     by_outcome = {"right": entropy[correct], "wrong": entropy[~correct]}
-    return _known(
+    return without_missing(
         [
             chart_reliability(details),
             chart_coverage(details),
@@ -204,7 +205,7 @@ def _members(trained: Sequence[Outcome], subject: Outcome) -> list[Chart]:
         if outcome.ensemble.history is not None
     }
     curves = [chart_learning(history.rows, title) for title, history in histories.items()]
-    return [*chart_kept(subject.ensemble.subnets or (), subject.title), *_known(curves)]
+    return [*chart_kept(subject.ensemble.subnets or (), subject.title), *without_missing(curves)]
 
 
 def _tabulate_channels(graph: ChannelGraph) -> Table:
@@ -226,10 +227,6 @@ def _tabulate_channels(graph: ChannelGraph) -> Table:
     channels = sum(graph.prunable.values())
     note = f"{len(graph.prunable)} of {len(graph.groups)} groups can be pruned: {channels:,} channels."
     return plain_table("", ("group", "channels", "computed by", "read by", "prunable"), rows, [note])
-
-
-def _known(charts: Sequence[Chart | None]) -> list[Chart]:
-    return [chart for chart in charts if chart is not None]
 
 
 def _optional(section: Section | None) -> list[Section]:

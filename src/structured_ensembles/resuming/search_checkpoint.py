@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from structured_ensembles.common.checks import check_path
 from structured_ensembles.common.processes import decide_in_first_process, gather, rank
 from structured_ensembles.data import Data
-from structured_ensembles.resuming.identity import RunFile, check_same, digest_data, identify_loss, to_plain_json
+from structured_ensembles.resuming.folder import RunFile
+from structured_ensembles.resuming.identity import check_same, digest_data, identify_loss, to_plain_json
 from structured_ensembles.storage.container import ArtifactError, read_container, write_container
 from structured_ensembles.storage.fingerprints import digest_module
 
-FILE = "checkpoint-search.safetensors"  # one of `identity.CHECKPOINTS`
+FILE = "checkpoint-search.safetensors"  # one of `folder.CHECKPOINTS`
 FORM = "structured-ensembles-search"
 VERSION = 1
 Snapshot = tuple[dict[str, Tensor], dict[str, Tensor]]  # vectors, and the network's buffers

@@ -13,7 +13,8 @@ from torch import Tensor
 from structured_ensembles.data.dataset import SplitName
 from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, read_figures
-from structured_ensembles.runs.folder import read_config, read_history, read_result, read_samples
+from structured_ensembles.runs.folder import read_config, read_history, read_result
+from structured_ensembles.runs.samples import read_samples
 
 PACKAGE = f"{__name__.partition('.')[0]}."
 HIDDEN = ("epochs", "search_epochs", "cycle", "head", "optimizer", "rate", "batch_size")  # equal throughout a report

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from torch import Tensor
-
 from structured_ensembles.build import SUBNETS
 from structured_ensembles.common.checks import check_number, check_type
-from structured_ensembles.common.devices import Device, device_of
-from structured_ensembles.common.version import VERSION
+from structured_ensembles.common.devices import device_of
 from structured_ensembles.data import Data
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation import evaluate
-from structured_ensembles.resuming.identity import CHECKPOINTS
-from structured_ensembles.resuming.identity import FILE as IDENTITY
+from structured_ensembles.resuming.folder import CHECKPOINTS
+from structured_ensembles.resuming.folder import FILE as IDENTITY
+from structured_ensembles.runs.machine import describe_machine
 from structured_ensembles.runs.stopwatch import ELAPSED
 from structured_ensembles.selection import Subnet
-from structured_ensembles.storage.container import read_container, write_container
-from structured_ensembles.storage.files import check_regular, read_text, write_text
+from structured_ensembles.storage.files import read_text, write_text
 from structured_ensembles.storage.run_files import (
     check_figures,
     damaged_file_error,
@@ -48,8 +38,6 @@ from structured_ensembles.training.execution import split_config
 from structured_ensembles.training.history import COLUMNS
 
 CONFIG, HISTORY = "config.yaml", "history.csv"
-SAMPLES = "samples.safetensors"  # tensors of single samples, see `measure_experiment`
-SAMPLES_FORM = "structured-ensembles-samples"
 KEYS = ("dataset", "model", "method", "seed", "model_arguments", "method_arguments")  # of every configuration
 TYPES: dict[str, Any] = {
     **dict.fromkeys(("dataset", "model", "method", "recipe", "storage"), str),
@@ -175,44 +163,6 @@ def describe_finished_run(folder: Path, result: Mapping[str, Any]) -> str:
     return f"{folder} is done already: it was finished on {when}; nothing was trained now"
 
 
-def read_samples(folder: Path) -> dict[str, Tensor]:
-    """Read the tensors of single samples; return an empty dict if they were not measured or are damaged."""
-    path = folder / SAMPLES
-    if not path.exists():
-        return {}
-    try:
-        check_regular(path)
-        with safe_open(path, framework="pt") as file:
-            checked = bool(file.metadata())  # earlier versions wrote no checksum
-        tensors = read_container(path, SAMPLES_FORM, 1, "samples of a run")[1] if checked else load_file(path)
-        _check_samples(tensors)
-        return tensors
-    except (OSError, SafetensorError, ValueError) as error:
-        warnings.warn(
-            f"{path} is damaged ({error}): its figures of single samples are left out, or measured again", stacklevel=2
-        )
-        return {}
-
-
-def write_samples(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the tensors of single samples, see `read_samples`."""
-    write_container(folder / SAMPLES, SAMPLES_FORM, 1, {}, tensors)
-
-
-def _check_samples(tensors: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError unless the tensors of single samples are complete and consistent."""
-    for name in ("confidence", "correct", "entropy", "disagreement"):
-        if name not in tensors:
-            raise ValueError(f"it has no {name}")
-    samples = tensors["confidence"].shape
-    matrix = tensors["disagreement"].shape
-    aligned = all(tensors[name].shape == samples for name in ("correct", "entropy")) and len(samples) == 1
-    if not aligned or len(matrix) != 2 or matrix[0] != matrix[1] or tensors.get("noisy", tensors["entropy"]).dim() != 1:
-        raise ValueError("its shapes do not fit each other")
-    if tensors["correct"].dtype != torch.bool or not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-        raise ValueError("its values are not those of samples")
-
-
 def read_history(folder: Path, result: Mapping[str, Any]) -> list[dict[str, float | None]]:
     """Read the rows of `history.csv`, by column; empty if the method has no history. result: that of the run."""
     path = folder / HISTORY
@@ -313,31 +263,6 @@ def close_run(
     for leftover in (*folder.glob(CHECKPOINTS), folder / ELAPSED):
         leftover.unlink(missing_ok=True)
     return result
-
-
-def describe_machine(device: Device) -> dict[str, Any]:
-    """Describe the device that was used and the versions, on which figures depend besides the configuration."""
-    used = torch.device(device)
-    names = {"cpu": f"CPU, {torch.get_num_threads()} threads"}
-    return {
-        "device": torch.cuda.get_device_name(used) if used.type == "cuda" else names.get(used.type, str(used)),
-        "versions": {
-            "structured-ensembles": VERSION,
-            "source": source_digest(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-    }
-
-
-@cache
-def source_digest() -> str:
-    """Return 12 hex digits of a digest over all source files of the package, which identify the running code."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def read_config(folder: Path) -> dict[str, Any]:

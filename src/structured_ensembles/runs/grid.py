@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from joblib import wrap_non_picklable_objects
 
-from structured_ensembles.common.checks import check_choice, check_whole
+from structured_ensembles.common.checks import check_choice, check_flags, check_whole
 from structured_ensembles.common.progress import progress
 from structured_ensembles.runs.workers import BACKENDS, Backend, Pool
 
@@ -77,6 +77,7 @@ def run_grid(
     An interruption stops the workers; finished jobs have written their files, and the same grid resumes from there.
     """
     _check(jobs, backend, workers)
+    check_flags(quiet=quiet)
     if not jobs:
         return []
     outcomes: dict[int, Outcome] = {}

@@ -23,8 +23,10 @@ from structured_ensembles.evaluation.robustness import is_over_all
 from structured_ensembles.evaluation.rules import sort_by_rule
 from structured_ensembles.prediction.combination import Combine, combine_logits, uncertainty_of
 from structured_ensembles.runs.evaluations import RULES, evaluation_path, merge_figures, read_figures
-from structured_ensembles.runs.folder import describe_machine, read_config, read_samples, write_samples
+from structured_ensembles.runs.folder import read_config
 from structured_ensembles.runs.ingredients import build_base_network, load_run_data, load_run_ensemble
+from structured_ensembles.runs.machine import describe_machine
+from structured_ensembles.runs.samples import read_samples, write_samples
 from structured_ensembles.zoo.by_name import Trust
 
 

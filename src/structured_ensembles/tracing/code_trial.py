@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.networks.resizing import resize
-from structured_ensembles.tracing.fake_model import FakeModel, first_line
+from structured_ensembles.tracing.fake_model import FakeModel
 from structured_ensembles.tracing.grouping import axis_of
 from structured_ensembles.tracing.layout import ChannelSet
 from structured_ensembles.tracing.trial import Counts, differences

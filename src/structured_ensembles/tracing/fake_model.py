@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from structured_ensembles.common.devices import device_of
+from structured_ensembles.common.errors import first_line as first_line  # noqa: PLC0414, cuda/ imports it from here
 from structured_ensembles.common.exports import quiet_export, without_stack_traces
 from structured_ensembles.common.inputs import call, call_arguments
 from structured_ensembles.networks.copying import copy_with
@@ -147,12 +148,6 @@ def _check_ids(program: ExportedProgram) -> None:
             dtype = node.args[1].meta["val"].dtype
             if dtype not in (torch.int64, torch.int32):
                 raise TypeError(f"an embedding needs whole numbers as indices, not {dtype}")
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its type if it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _double(tensor: Tensor) -> Tensor:

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import call_arguments
 from structured_ensembles.networks.copying import dtype_of
 from structured_ensembles.networks.graph_network import bind_inputs
 from structured_ensembles.networks.resizing import resize
 from structured_ensembles.tracing.code_trial import CodeTrial
-from structured_ensembles.tracing.fake_model import FakeModel, first_line, reads_training_flag
+from structured_ensembles.tracing.fake_model import FakeModel, reads_training_flag
 from structured_ensembles.tracing.grouping import NamedSet, axis_of, name_sets
 from structured_ensembles.tracing.layout import ChannelSet, extent, fix
 from structured_ensembles.tracing.templates import (

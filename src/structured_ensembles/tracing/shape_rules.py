@@ -119,10 +119,10 @@ def reduction(call: Call) -> Result:
         mark = mix if call.name in AVERAGES else fix
         mark(inputs.dims[dim], f"{call.name} runs over its channels")
     keep = call.arguments.get("keepdim", False)
-    left = [
+    remaining = [
         fixed_layout(1) if dim in reduced else inputs.dims[dim] for dim in range(rank) if keep or dim not in reduced
     ]
-    return [None if shape is None else Value(shape, tuple(left)) for shape in call.shapes]
+    return [None if shape is None else Value(shape, tuple(remaining)) for shape in call.shapes]
 
 
 @rule("max", "min")

@@ -77,19 +77,14 @@ def make_template(
     """
     by_node = {step.node: step for step in steps}
     signature = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    weights, constants, inputs = [], [], []
     live = live_nodes(program.graph)
     nodes = [node for node in program.graph.nodes if node in live and node.target not in _ASSERTIONS]
     if any(map(has_data_dependent_shape, nodes)):
         raise TemplateError("its graph has sizes that depend on data")
-    for node in (node for node in nodes if node.op == "placeholder"):
-        kind = signature[node.name].kind
-        if kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            weights.append(node)
-        elif kind == InputKind.USER_INPUT:
-            inputs.append(node)
-        else:
-            constants.append(node)
+    placeholders = [(node, signature[node.name].kind) for node in nodes if node.op == "placeholder"]
+    weights = [node for node, kind in placeholders if kind in (InputKind.PARAMETER, InputKind.BUFFER)]
+    inputs = [node for node, kind in placeholders if kind == InputKind.USER_INPUT]
+    constants = [node for node, _ in placeholders if node not in weights and node not in inputs]
     tensors = [program.constants.get(str(signature[node.name].target)) for node in constants]
     if any(not isinstance(tensor, Tensor) or type(tensor) is not Tensor for tensor in tensors):
         raise TemplateError("its graph has constant tensors")
@@ -201,8 +196,8 @@ def _sizes(value: Any, axis_of: AxisOf) -> Any:
 def _with_numbers(nested: Any, counts: Mapping[str, int]) -> Any:
     """Replace the sizes in nested lists of arguments by numbers."""
     if isinstance(nested, Size):
-        left = kept_size(nested.axis, counts)
-        return Samples(left) if nested.per_sample else left
+        size = kept_size(nested.axis, counts)
+        return Samples(size) if nested.per_sample else size
     return [_with_numbers(item, counts) for item in nested] if type(nested) is list else nested
 
 

@@ -72,8 +72,9 @@ def same_operations(steps: Sequence[Step], others: Sequence[Step]) -> bool:
         arguments = [] if mode else [value for name, value in step.arguments.items() if name not in OF_MODE]
         return step.name, step.module, _constants(arguments)
 
-    one, other = ([describe(step) for step in taken if not _counts_batches(step)] for taken in (steps, others))
-    return one == other
+    return [describe(step) for step in steps if not _counts_batches(step)] == [
+        describe(step) for step in others if not _counts_batches(step)
+    ]
 
 
 def _counts_batches(step: Step) -> bool:
@@ -91,7 +92,8 @@ class Deviation(NamedTuple):
 
 def differences(steps: Sequence[Step], trial: Sequence[Step], counts: Counts) -> list[Deviation]:
     """List the operations that differ from the prediction although their inputs are as predicted."""
-    steps, trial = ([step for step in taken if step.name not in COPIES] for taken in (steps, trial))
+    steps = [step for step in steps if step.name not in COPIES]
+    trial = [step for step in trial if step.name not in COPIES]
     sizes: dict[int, int] = {}  # by id of the layout: values share layouts, and some are long
 
     def size(layout: Layout) -> int:

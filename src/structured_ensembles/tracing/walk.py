@@ -126,17 +126,13 @@ class Walk:
                 spec = specs[node.name]
                 if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
                     results[node] = self._parameter(node, spec.target)
+                elif spec.kind == InputKind.USER_INPUT:
+                    results[node] = self._input(node)
                 else:
-                    is_input = spec.kind == InputKind.USER_INPUT
-                    reason = "the network's input" if is_input else "meets a constant tensor"
-                    shape = shapes_of(node)[0]
-                    value = None if shape is None else Value(shape, tuple(fixed_layout(size, reason) for size in shape))
-                    if is_input and value is not None and value.shape:
-                        value.dims = (self._batch_of(value.shape[0]), *value.dims[1:])
+                    value = _fixed_value(node, "meets a constant tensor")
+                    constant = small_constant(program.constants.get(str(spec.target)))
+                    steps.append(Step("constant", module_of(node), {"value": constant}, [value], {}, []))
                     results[node] = value
-                    if not is_input:
-                        constant = small_constant(program.constants.get(str(spec.target)))
-                        steps.append(Step("constant", module_of(node), {"value": constant}, [value], {}, []))
             elif node.op == "output":
                 self._finish(_with_results(node.args, results))
             elif node.target is operator.getitem:
@@ -150,6 +146,13 @@ class Walk:
             else:
                 results[node] = fix_unknown(_call(node, results, self), f"{node.op} {node.target} is not understood")
         return steps
+
+    def _input(self, node: fx.Node) -> Value | None:
+        """Return the value of an input of the network; None if it is no tensor."""
+        value = _fixed_value(node, "the network's input")
+        if value is not None and value.shape:
+            value.dims = (self._batch_of(value.shape[0]), *value.dims[1:])
+        return value
 
     def _batch_of(self, size: int) -> Layout:
         """Return the layout of the first dimension of an input; inputs of equally many rows share it."""
@@ -328,6 +331,12 @@ def _call(node: fx.Node, results: Results, layers: Any) -> Call:
 def _with_results(argument: Any, results: Results) -> Any:
     """Return an argument of a node with every node in it replaced by its result."""
     return fx.node.map_arg(argument, results.__getitem__)  # type: ignore[arg-type, return-value]
+
+
+def _fixed_value(node: fx.Node, reason: str) -> Value | None:
+    """Return a tensor of which no channel can be removed; None for a node that is no tensor."""
+    shape = shapes_of(node)[0]
+    return None if shape is None else Value(shape, tuple(fixed_layout(size, reason) for size in shape))
 
 
 def _fix_all(value: Value, reason: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from structured_ensembles.networks.copying import check_fits, unsaved_buffers
+from structured_ensembles.networks.state import check_fits, unsaved_buffers
 from structured_ensembles.storage.container import (
     ArtifactError,
     check_field,

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from structured_ensembles.common.checks import check_choice, check_whole, to_python_number
+from structured_ensembles.common.checks import check_choice, check_flags, check_whole, to_python_number
 from structured_ensembles.common.precision import Precision, resolve_precision
 
 EngineName = Literal["auto", "loop", "graph"]
@@ -45,7 +45,7 @@ class Execution:
         check_choice("engine", self.engine, get_args(EngineName))
         check_choice("precision", self.precision, get_args(Precision))
         check_whole("streams", self.streams, or_none=True)
-        check_choice("compile", self.compile, (True, False))
+        check_flags(compile=self.compile)
 
     def precision_on(self, device: torch.device) -> Literal["float32", "bfloat16"]:
         """Return the precision of forward and backward passes on a device: what "auto" means there."""

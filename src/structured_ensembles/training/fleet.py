@@ -25,7 +25,8 @@ from structured_ensembles.data.augmentation import resolve_augmentation
 from structured_ensembles.data.losses import Loss, loss_for, smoothed_cross_entropy
 from structured_ensembles.data.splits import IndexedSplit
 from structured_ensembles.data.target_scaling import Units
-from structured_ensembles.networks.copying import dtype_of, without_nested_tensors
+from structured_ensembles.networks.copying import dtype_of
+from structured_ensembles.networks.modes import without_nested_tensors
 from structured_ensembles.training.averaging import finish_average, start_average
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.engine import Engine, Member, Plan, Result

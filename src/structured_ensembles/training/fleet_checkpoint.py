@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.common.processes import rank
-from structured_ensembles.networks.copying import all_tensors
+from structured_ensembles.networks.state import all_tensors
 from structured_ensembles.resuming.identity import Identity, check_same
 from structured_ensembles.storage.container import check_field, check_list_field, raise_as_artifact_error
 from structured_ensembles.training.averaging import restore_average

@@ -18,7 +18,8 @@ from structured_ensembles.data import Data
 from structured_ensembles.data.batch_changes import check_mixup
 from structured_ensembles.data.losses import Loss, choose_units
 from structured_ensembles.data.target_scaling import Units
-from structured_ensembles.resuming.identity import Identity, RunFile, compute_identity
+from structured_ensembles.resuming.folder import RunFile
+from structured_ensembles.resuming.identity import Identity, compute_identity
 from structured_ensembles.storage.container import check_leaves, raise_as_artifact_error
 from structured_ensembles.training.execution import Execution
 from structured_ensembles.training.fleet_checkpoint import Checkpoint, load_fleet

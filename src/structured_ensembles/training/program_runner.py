@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs, map_inputs, tensors_in
 from structured_ensembles.cuda import batch_drawing
 from structured_ensembles.cuda.batch_drawing import BatchDrawer
@@ -20,9 +21,8 @@ from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack, unpadded
 from structured_ensembles.cuda.state import tensors_of
 from structured_ensembles.data.feeds import MemberFeed
-from structured_ensembles.data.losses import mean_loss
+from structured_ensembles.data.losses import Loss, mean_loss, smoothed_cross_entropy
 from structured_ensembles.data.splits import Batch
-from structured_ensembles.tracing.fake_model import first_line
 from structured_ensembles.training.engine import Member, Plan
 from structured_ensembles.training.runners import (
     Streams,
@@ -32,6 +32,7 @@ from structured_ensembles.training.runners import (
     take_optimizer_step,
     validate_member,
 )
+from structured_ensembles.training.teaching import taught_cross_entropy
 
 
 class ProgramRunner:
@@ -165,12 +166,19 @@ class ProgramRunner:
     def _costs(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each member, (members,); outputs: (members × size, …)."""
         count = len(self.members)
-        if count > 1 and self.plan.loss is F.cross_entropy and outputs.dim() == 2:
-            return F.cross_entropy(outputs, targets, reduction="none").view(count, -1).mean(1)
+        by_sample = loss_by_sample(self.plan.loss)
+        if count > 1 and by_sample is not None and outputs.dim() == 2:
+            return by_sample(outputs, targets).view(count, -1).mean(1)
         pairs = zip(_members_of(outputs, self.networks[0], count), targets.chunk(count), strict=True)
         return torch.stack(
             [mean_loss(self.plan.loss, member_outputs, member_targets) for member_outputs, member_targets in pairs]
         )
+
+
+def loss_by_sample(loss: Callable[..., Tensor]) -> Loss | None:
+    """Return the loss of every sample, (samples,), of which our cross-entropies are the mean; None of a user's loss."""
+    is_ours = isinstance(loss, partial) and loss.func in (smoothed_cross_entropy, taught_cross_entropy)
+    return partial(loss, reduction="none") if is_ours or loss is F.cross_entropy else None
 
 
 def _members_of(outputs: Tensor, network: nn.Module, count: int) -> list[Tensor]:

@@ -19,7 +19,8 @@ from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.inputs import call, clone_inputs
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
-from structured_ensembles.networks.copying import dtype_of, evaluation_mode
+from structured_ensembles.networks.copying import dtype_of
+from structured_ensembles.networks.modes import evaluation_mode
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from structured_ensembles.common.checks import (
     check_choice,
+    check_flags,
     check_list,
     check_number,
     check_share,
@@ -112,6 +113,7 @@ class Recipe:
             check_whole(name, getattr(self, name), least)
         for name in ("rate", "weight_decay", "factor", "warmup", "mixup", "averaging"):
             check_number(name, getattr(self, name))
+        check_flags(nesterov=self.nesterov)
         check_share("momentum", self.momentum)
         check_share("label_smoothing", self.label_smoothing)
         check_whole("patience", self.patience, or_none=True)

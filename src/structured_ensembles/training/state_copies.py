@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.networks.copying import all_tensors, fill, unsaved_buffers
+from structured_ensembles.networks.state import all_tensors, fill, unsaved_buffers
 
 
 def copy_state(network: nn.Module) -> dict[str, Tensor]:

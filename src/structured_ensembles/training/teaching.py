@@ -20,16 +20,16 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_number, check_type, to_python_number
 from structured_ensembles.common.devices import seed_generators
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, tensors_in
 from structured_ensembles.cuda.capture import log_once
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.kinds import Normalizations
-from structured_ensembles.data.losses import Loss, label_probabilities, smoothed_cross_entropy
+from structured_ensembles.data.losses import Loss, Reduction, label_probabilities, smoothed_cross_entropy
 from structured_ensembles.data.splits import take_samples
 from structured_ensembles.networks.copying import clone_model, dtype_of
 from structured_ensembles.prediction.combination import combine_logs, member_outputs
 from structured_ensembles.storage.fingerprints import digest_module
-from structured_ensembles.tracing.fake_model import first_line
 
 SAMPLES = 8  # on which a teacher is tried before training
 TEMPERATURES = (0.01, 100.0)  # outside of them, float32 rounds T² · KL to zero or to noise
@@ -178,18 +178,25 @@ class Teaching:
 
 
 def taught_cross_entropy(
-    outputs: Tensor, targets: Tensor, share: float, temperature: float, smoothing: float = 0.0
+    outputs: Tensor,
+    targets: Tensor,
+    share: float,
+    temperature: float,
+    smoothing: float = 0.0,
+    reduction: Reduction = "mean",
 ) -> Tensor:
-    """Compute the loss of this module's docstring, a mean over samples; outputs: (batch, classes or more).
+    """Compute the loss of this module's docstring; outputs: (batch, classes or more).
 
     targets: (batch, 2, classes) of `Teaching.add_to`; or labels (batch,), as in validation, where nobody teaches.
+    reduction: over the samples; "none" gives the loss of each, (batch,).
     """
     if targets.dim() == 1:
-        return smoothed_cross_entropy(outputs, targets, smoothing)
+        return smoothed_cross_entropy(outputs, targets, smoothing, reduction)
     labels, taught = targets.unbind(1)
-    labels_loss = smoothed_cross_entropy(outputs, labels, smoothing)
+    labels_loss = smoothed_cross_entropy(outputs, labels, smoothing, reduction)
     taught = F.pad(taught, (0, outputs.shape[1] - taught.shape[1]))
-    divergence = F.kl_div((outputs / temperature).log_softmax(-1), taught, reduction="batchmean")
+    divergence = F.kl_div((outputs / temperature).log_softmax(-1), taught, reduction="none").sum(-1)
+    divergence = divergence.mean() if reduction == "mean" else divergence
     return (1 - share) * labels_loss + share * temperature**2 * divergence
 
 

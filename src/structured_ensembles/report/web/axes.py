@@ -13,14 +13,13 @@ LINEAR_UP_TO = 10.0  # of symlog, which is linear around zero
 
 @dataclass(frozen=True)
 class Axis:
-    """Axis from low to high. ticks: (value, label); grid: whether lines are drawn at them."""
+    """Axis from low to high. ticks: (value, label)."""
 
     title: str
     low: float
     high: float
     ticks: tuple[tuple[float, str], ...]
     kind: Kind = "linear"
-    grid: bool = True
 
     def share(self, value: float) -> float:
         """Return where a value lies on the axis: 0 at its low end, 1 at its high end."""
@@ -35,7 +34,6 @@ def fit_axis(
     kind: Kind = "linear",
     low: float | None = None,
     high: float | None = None,
-    grid: bool = True,
     whole: bool = False,
 ) -> Axis:
     """Make an axis that holds all values with some room, or ends at `low` and `high`. whole: ticks at whole numbers."""
@@ -44,18 +42,18 @@ def fit_axis(
     if kind == "log":
         room = max(1.25, (last / first) ** 0.08)
         first, last = first / room, last * room
-        return Axis(title, first, last, _log_ticks(first, last), kind, grid)
+        return Axis(title, first, last, _log_ticks(first, last), kind)
     if kind == "symlog":
         last = max(LINEAR_UP_TO, last) * 3
         powers = range(1, math.ceil(math.log10(last)))
         decades = [
             10.0**power for power in powers if power % max(1, math.ceil(len(powers) / 3)) == 1 or len(powers) < 4
         ]
-        return Axis(title, -3.0, last, tuple((tick, describe_number(tick)) for tick in (0.0, *decades)), kind, grid)
+        return Axis(title, -3.0, last, tuple((tick, describe_number(tick)) for tick in (0.0, *decades)), kind)
     room = 0.06 * (last - first) or max(abs(last) * 0.01, 0.5)
     first = first - room if low is None else low
     last = last + room if high is None else high
-    return Axis(title, first, last, round_ticks(first, last, whole=whole), kind, grid)
+    return Axis(title, first, last, round_ticks(first, last, whole=whole), kind)
 
 
 def round_ticks(low: float, high: float, target: int = 5, whole: bool = False) -> tuple[tuple[float, str], ...]:

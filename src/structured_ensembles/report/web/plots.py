@@ -94,10 +94,8 @@ class _Room:
         return True
 
 
-def plot_lines(
-    title: str, series: Sequence[Series], across: Axis, up: Axis, guides: Sequence[Guide] = (), summary: str = ""
-) -> Panel:
-    """Plot lines with points. summary: of the whole plot, for readers who do not see it."""
+def plot_lines(title: str, series: Sequence[Series], across: Axis, up: Axis, guides: Sequence[Guide] = ()) -> Panel:
+    """Plot lines with points."""
 
     def place(x: float, y: float) -> Point:
         return (
@@ -109,23 +107,23 @@ def plot_lines(
     shapes += [draw_line([place(*guide.start), place(*guide.end)], class_="guide") for guide in guides]
     room = _Room()
     labels = []
-    for one in series:
-        points = [place(mark.x, mark.y) for mark in one.marks]
-        room.boxes += [(x - 5, y - 5, x + 5, y + 5) for x, y in points if one.markers]
-        room.boxes += [(x - 1, y - 1, x + 1, y + 1) for x, y in (_along(points) if one.joined else [])]
-        ends = [_ends(mark, place) for mark in one.marks]
+    for line in series:
+        points = [place(mark.x, mark.y) for mark in line.marks]
+        room.boxes += [(x - 5, y - 5, x + 5, y + 5) for x, y in points if line.markers]
+        room.boxes += [(x - 1, y - 1, x + 1, y + 1) for x, y in (_along(points) if line.joined else [])]
+        ends = [_ends(mark, place) for mark in line.marks]
         room.boxes += [(x - 1, y - 1, x + 1, y + 1) for bar in ends for x, y in _along(bar)]
-        shapes.append(_series(one, points, ends))
-    for one in series:
-        for mark in one.marks:
+        shapes.append(_series(line, points, ends))
+    for line in series:
+        for mark in line.marks:
             labels += _label(mark.label, *place(mark.x, mark.y), room)
-    svg = draw_svg(HEIGHT, summary or title, *shapes, *labels)
+    svg = draw_svg(HEIGHT, title, *shapes, *labels)
     return Panel(title, svg)
 
 
 def fit_upward_axis(title: str, series: Sequence[Series]) -> Axis:
     """Fit the upward axis to all points and the bars over their seeds."""
-    marks: list[Mark] = [mark for one in series for mark in one.marks]
+    marks: list[Mark] = [mark for line in series for mark in line.marks]
     values = [value for mark in marks for value in (mark.y, mark.low, mark.high) if value is not None]
     return fit_axis(title, values)
 
@@ -163,7 +161,7 @@ def _frame(across: Axis, up: Axis) -> Markup:
     for value, label in up.ticks:
         y = bottom - (bottom - TOP) * up.share(value)
         if TOP - 1 <= y <= bottom + 1:
-            shapes.append(element("line", x1=LEFT, x2=right, y1=y, y2=y, class_="grid") if up.grid else Markup(""))
+            shapes.append(element("line", x1=LEFT, x2=right, y1=y, y2=y, class_="grid"))
             shapes.append(element("text", label, x=LEFT - 5, y=y + 4, class_="tick", text_anchor="end"))
     places = [(LEFT + (right - LEFT) * across.share(value), label) for value, label in across.ticks]
     places = [(x, label) for x, label in places if LEFT - 1 <= x <= right + 1]

@@ -58,13 +58,13 @@ def _list_trained(setup: str, runs: Labelled) -> list[Section]:
         for label, seed_runs in runs.items()
     }
     sections = [
-        Section(f"Quality and memory: {setup}", charts=_known(quality)),
-        Section(f"Does it know when it does not know? {setup}", charts=_known(certainty)),
+        Section(f"Quality and memory: {setup}", charts=without_missing(quality)),
+        Section(f"Does it know when it does not know? {setup}", charts=without_missing(certainty)),
         *([sample_section(details[subject], subject)] if subject in details else []),
-        Section(f"Members: {setup}", charts=[*kept.pop(subject), *_known([learning.pop(subject)])]),
+        Section(f"Members: {setup}", charts=[*kept.pop(subject), *without_missing([learning.pop(subject)])]),
         Section(
             f"Members and learning curves of the other methods: {setup}",
-            charts=[chart for label in kept for chart in (*kept[label], *_known([learning[label]]))],
+            charts=[chart for label in kept for chart in (*kept[label], *without_missing([learning[label]]))],
             folded=True,
         ),
     ]
@@ -92,7 +92,7 @@ def _list_continual(setup: str, runs: Labelled) -> list[Section]:
         *matrices.values(),
         *maps.values(),
     ]
-    return [Section(f"Accuracy and capacity: {setup}", charts=_known(charts))]
+    return [Section(f"Accuracy and capacity: {setup}", charts=without_missing(charts))]
 
 
 def _details_of(run: Finished) -> SampleDetails | None:
@@ -115,5 +115,6 @@ def _charts_of_samples(run: Finished, label: str) -> list[Chart | None]:
     return [chart_entropies(entropies, None, label), chart_disagreement(samples["disagreement"], label)]
 
 
-def _known(charts: Sequence[Chart | None]) -> list[Chart]:
+def without_missing(charts: Sequence[Chart | None]) -> list[Chart]:
+    """Leave out the charts of figures that were not measured."""
     return [chart for chart in charts if chart is not None]

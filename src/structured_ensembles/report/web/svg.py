@@ -9,6 +9,7 @@ from markupsafe import Markup
 from structured_ensembles.common.tables import escape_control_characters
 from structured_ensembles.report.style import LINES, OTHER_MARKERS, STYLE, Style
 
+RADIUS = 4.0  # of a marker
 COLOURS = [colour for colour, _ in STYLE.values()]  # page.css has a light and a dark variable for each
 DASHES = {"-": "", "--": "6 3", "-.": "7 3 1.5 3", ":": "1.5 3"}
 TURNED = {"^": 0.0, ">": 0.25, "v": 0.5, "<": 0.75}  # triangles: share of a full turn
@@ -45,11 +46,11 @@ def dashes(style: Style) -> str | None:
     return DASHES[line] or None
 
 
-def marker(kind: str, x: float, y: float, radius: float = 4.0, **attributes: object) -> Markup:
+def marker(kind: str, x: float, y: float, **attributes: object) -> Markup:
     """Return the marker of a style at (x, y), as a filled shape or a cross of lines."""
     if kind == "o":
-        return element("circle", cx=x, cy=y, r=radius, **attributes)
-    return element("path", d=_marker_path(kind, x, y, radius), **attributes)
+        return element("circle", cx=x, cy=y, r=RADIUS, **attributes)
+    return element("path", d=_marker_path(kind, x, y, RADIUS), **attributes)
 
 
 def _marker_path(kind: str, x: float, y: float, radius: float) -> str:
