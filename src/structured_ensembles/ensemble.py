@@ -52,7 +52,7 @@ from structured_ensembles.prediction.combination import (
 )
 from structured_ensembles.prediction.description import format_ensemble, format_ensemble_line
 from structured_ensembles.prediction.ensemble_state import encode_extra, pop_extra
-from structured_ensembles.prediction.held_out import HeldOut, gather_outputs, read_held_out
+from structured_ensembles.prediction.held_out import HeldOut, check_labels, gather_outputs, read_held_out
 from structured_ensembles.prediction.input_checks import (
     cast_as_trained,
     check_classification,
@@ -372,7 +372,9 @@ class Ensemble(nn.Module):
         samples = read_held_out(data, split, self.task, self.ids, self.pixels)
         if isinstance(data, Data):
             warn_of_unknown_inputs(self, data)
-        return gather_outputs(lambda inputs, *_: self.logits(inputs), samples)
+        outputs, targets = gather_outputs(lambda inputs, *_: self.logits(inputs), samples)
+        check_labels(outputs, targets)
+        return outputs, targets
 
     # Size and storage -----------------------------------------------------------------------------------------------
 

@@ -247,7 +247,10 @@ def test_evaluate_adds_a_user_loss_to_the_usual_figures() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda d: se.evaluate(se.Ensemble([network()]), d, loss="mse"), r"loss must be a function of \(outputs"),
+        (
+            lambda d: se.evaluate(se.Ensemble([network()], task="regression"), d, loss="mse"),
+            r"loss must be a function of \(outputs",
+        ),
         (lambda d: _train(network(3), d), "twice as many outputs as values"),
         (lambda d: _train(network(1), d), "twice as many outputs as values"),
         (lambda d: _train(se.zoo.mlp(64), se.load_data("digits")), "for a regression: the targets of data are classes"),

@@ -31,8 +31,7 @@ from structured_ensembles.cuda.compilation import compile_networks
 from structured_ensembles.cuda.prediction import compile_predictions
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack
-from structured_ensembles.data.feeds import TableFeed
-from structured_ensembles.data.splits import TensorSplit
+from structured_ensembles.data.feeds import TableFeed, feed_for
 from structured_ensembles.zoo.resnet import Block
 
 MEMBERS, IMAGES, SIZE = 3, 64, 32
@@ -126,8 +125,8 @@ def record_launches(shared_memory: int, dependent: bool) -> Launches:
     networks = [make_network() for _ in range(MEMBERS)]
     pixels = torch.randint(0, 256, (200, 3, SIZE, SIZE), dtype=torch.uint8)
     data = se.Data.from_arrays(pixels, torch.arange(200) % 10)
-    assert isinstance(data.train, TensorSplit)
-    feeds = [TableFeed(data.train, data, IMAGES, "crop+flip", torch.float32, step=torch.zeros(1, dtype=torch.int64))]
+    feed = feed_for(data.train, data, IMAGES, torch.device("cpu"), augmentation="crop+flip")
+    assert isinstance(feed, TableFeed)
     example = (torch.randn(4, 3, SIZE, SIZE),)
     (training,) = compile_networks(networks, example, True, True, sys.exit)
     (prediction,) = compile_predictions([network.eval() for network in networks], example, True, sys.exit)
@@ -135,7 +134,7 @@ def record_launches(shared_memory: int, dependent: bool) -> Launches:
     with as_on_a_gpu(launches, shared_memory):
         stack = Stack(training.program, networks, training.shapes, training.bfloat16)
         stack.refresh()
-        images, _ = BatchDrawer(feeds, torch.bfloat16, channels_last=True).batch(IMAGES)
+        images, _ = BatchDrawer([feed], torch.bfloat16, channels_last=True).batch(IMAGES)
         x = images.repeat(MEMBERS, 1, 1, 1).contiguous(memory_format=torch.channels_last)
         run = Run(training.program, stack.weights, stack.learned, generators=None)
         run.backward(torch.zeros_like(run.forward([x])))

@@ -9,7 +9,7 @@ from structured_ensembles.common.inputs import Inputs
 from structured_ensembles.data import Split
 from structured_ensembles.data.preparation import as_floats
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.prediction.held_out import gather_outputs
+from structured_ensembles.prediction.held_out import check_labels, gather_outputs
 
 # Inputs (batch, …) as floats on the ensemble's device, targets, the index of the first sample → changed inputs.
 Change = Callable[[Tensor, Tensor, int], Tensor]
@@ -30,4 +30,6 @@ def gather_predictions(
             inputs = change(as_floats(inputs.to(device)), targets.to(device), first)
         return ensemble.logits(inputs, batch_size)
 
-    return gather_outputs(logits, split, batch_size)
+    outputs, labels = gather_outputs(logits, split, batch_size)
+    check_labels(outputs, labels)
+    return outputs, labels

@@ -31,6 +31,15 @@ def read_held_out(data: HeldOut, name: SplitName, task: Task, ids: bool, pixels:
     return data.split(name)
 
 
+def check_labels(outputs: Tensor, targets: Tensor) -> None:
+    """Raise a ValueError if there is a label that outputs (members, samples, classes) have no value for."""
+    if len(targets) and not targets.is_floating_point() and int(targets.max()) >= outputs.shape[-1]:
+        raise ValueError(
+            f"data have labels up to {int(targets.max())}, but the ensemble has "
+            f"{counted(outputs.shape[-1], 'output')}: they are not for the same classes"
+        )
+
+
 def check_data_for(data: Any, task: Task) -> None:
     """Raise an error unless data are a `Data` for the task of an ensemble."""
     check_data(data)
@@ -71,9 +80,4 @@ def gather_outputs(
         outputs[:, done : done + len(targets)], truth[done : done + len(targets)] = batch_outputs, targets.cpu()
         done += len(targets)
     outputs, truth = outputs[:, :done], truth[:done]
-    if done and not truth.is_floating_point() and int(truth.max()) >= outputs.shape[-1]:
-        raise ValueError(
-            f"data have labels up to {int(truth.max())}, but the ensemble has {counted(outputs.shape[-1], 'output')}: "
-            "they are not for the same classes"
-        )
     return outputs, truth
