@@ -45,7 +45,8 @@ def empty(*shape: int, like: Tensor, dtype: torch.dtype | None = None, channels_
 def dependent_launches() -> Iterator[None]:
     """Let a GPU start each kernel while the one before it ends, which saves some microseconds between short kernels.
 
-    Kernels wait for each other themselves, see `kernels/order.py`. For GPUs from Hopper on.
+    Kernels wait for each other themselves, see `kernels/order.py`. For GPUs from Hopper on. Training does not use it
+    before it has been measured: `benchmarks/speed.py --dependent`.
     """
     token = _dependent.set(True)
     try:
