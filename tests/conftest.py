@@ -23,6 +23,7 @@ except (OSError, StopIteration):
         _library.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 import structured_ensembles as se  # noqa: E402 - after what it needs
+from structured_ensembles.common.logs import log_once  # noqa: E402
 from structured_ensembles.cuda import capture  # noqa: E402
 from tests.support.fork_server import ForkServer, fork_server  # noqa: E402
 
@@ -62,7 +63,7 @@ def without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _no_unexpected_fallback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Fail a test that logged an uncaptured step; a test that expects the log calls `caplog.clear()`."""
-    capture.log_once.cache_clear()
+    log_once.cache_clear()
     yield
     told = [record.getMessage() for record in caplog.get_records("call") if record.name == capture.logger.name]
     assert not told, f"a fallback was logged: {told}"

@@ -272,9 +272,10 @@ def _decide_trained(
     warning says how to keep what it has learned. A loss of the user's own may need these outputs.
     """
     if trained == "auto":
-        if loss is None and data.task == "classification" and count_outputs(model, data) > data.num_classes:
+        outputs = count_outputs(model, data) if loss is None and data.task == "classification" else 0
+        if outputs > data.num_classes:
             warnings.warn(
-                f"model has {count_outputs(model, data)} outputs, but data has {counted(data.num_classes, 'class')}: "
+                f"model has {outputs} outputs, but data has {counted(data.num_classes, 'class')}: "
                 "it counts as not trained, and its members are trained as new networks are. To keep what it has "
                 f"learned on other data, give with_head(model, {data.num_classes}) and trained=True; for a model "
                 "that is not trained, give trained=False",

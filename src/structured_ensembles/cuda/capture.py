@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from structured_ensembles.common.logs import log_once
+
 Step = Callable[[], None]
 MODULE_INTERNALS = frozenset(vars(nn.Module()))  # parameters, buffers, hooks
 
@@ -121,14 +123,13 @@ def captured_if_possible(
     try:
         return captured(step, device, state, **more)
     except CaptureError as error:
-        log_once(f"{name} goes on without a CUDA graph, slower: {error}")
+        log_fallback(f"{name} goes on without a CUDA graph, slower: {error}")
         return step
 
 
-@cache
-def log_once(message: str) -> None:
+def log_fallback(message: str) -> None:
     """Log a fallback, once in a process: every size of batch would repeat it."""
-    logger.warning(message)
+    log_once(logger, message)
 
 
 def side_streams(device: torch.device, number: int) -> list[torch.cuda.Stream]:

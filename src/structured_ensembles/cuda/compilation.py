@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs
 from structured_ensembles.cuda.channel_padding import Shapes, common_network, shapes_of
 from structured_ensembles.cuda.operations import (
@@ -42,7 +43,6 @@ from structured_ensembles.data.random_states import preserve_random_states
 from structured_ensembles.networks.copying import clear_hooks, clone_model
 from structured_ensembles.networks.hooks import watching
 from structured_ensembles.networks.rank_one import RankOneMembers
-from structured_ensembles.tracing.fake_model import first_line
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

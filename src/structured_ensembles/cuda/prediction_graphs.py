@@ -24,7 +24,7 @@ from torch.nn.modules import module as torch_module
 from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs, clone_inputs, map_inputs, tensors_in
-from structured_ensembles.cuda.capture import CaptureError, Step, captured, log_once, side_by_side, side_streams
+from structured_ensembles.cuda.capture import CaptureError, Step, captured, log_fallback, side_by_side, side_streams
 from structured_ensembles.cuda.convolution import allows_tf32
 from structured_ensembles.cuda.launch import compile_only
 from structured_ensembles.cuda.prediction import MemberPredictions, compile_predictions
@@ -110,7 +110,7 @@ class Replays:
                 self.graphs[key] = capture_prediction(ensemble, x)
             except CaptureError as error:
                 self.possible = False
-                log_once(f"prediction goes on without a CUDA graph, slower: {error}")
+                log_fallback(f"prediction goes on without a CUDA graph, slower: {error}")
                 return None
             self.fingerprint = fingerprint
         elif self.seen[key] == COMPILE_AFTER:
@@ -209,7 +209,7 @@ def compiled_prediction(ensemble: Any, x: Inputs, graph: Graph) -> Graph:
             if not _agree(predict_by(graph, x), predict_by(compiled, x)):
                 raise CaptureError("its outputs differ from the networks' by more than their precision")
     except (CaptureError, torch.OutOfMemoryError) as error:
-        log_once(f"prediction goes on without our own kernels, slower: {first_line(error)}")
+        log_fallback(f"prediction goes on without our own kernels, slower: {first_line(error)}")
         return graph
     return compiled
 
@@ -222,7 +222,10 @@ def _programs(ensemble: Any, x: Inputs) -> list[MemberPredictions]:
     networks = list(ensemble.members)
     with torch.autocast(device.type, enabled=False):  # programs are checked in double precision
         compiled = compile_predictions(
-            networks, ensemble.prepare(x), precision == torch.bfloat16, lambda reason: log_once(f"prediction: {reason}")
+            networks,
+            ensemble.prepare(x),
+            precision == torch.bfloat16,
+            lambda reason: log_fallback(f"prediction: {reason}"),
         )
         programs = [MemberPredictions(one, networks) for one in compiled]
     if programs and device.type == "cuda":

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs, call, clone_inputs, map_inputs, tensors_in
 from structured_ensembles.cuda.capture import host_state
 from structured_ensembles.cuda.channel_padding import Shapes
@@ -21,7 +22,6 @@ from structured_ensembles.cuda.program import Program, ProgramError
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack, unpadded
 from structured_ensembles.networks.copying import clone_model
-from structured_ensembles.tracing.fake_model import first_line
 
 
 def check_program(program: Program, networks: Sequence[nn.Module], shapes: Shapes, example: Inputs) -> None:

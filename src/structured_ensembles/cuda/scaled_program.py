@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs, call, map_inputs, tensors_in
 from structured_ensembles.common.member_rows import scale_rows
 from structured_ensembles.cuda.capture import CaptureError, host_state
@@ -21,7 +22,6 @@ from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack
 from structured_ensembles.data.random_states import preserve_random_states
 from structured_ensembles.networks.copying import clone_model
-from structured_ensembles.tracing.fake_model import first_line
 
 Factors = Mapping[str, Tensor]  # by scaled layer, (members, channels)
 

@@ -72,12 +72,12 @@ def _sections(seeds: tuple[int, ...]) -> Iterator[tuple[str, list[Run], Request]
     yield "cifar10-resnet20", table("cifar10", "resnet20"), EVERYTHING
     # What targets compare comes before the rest of its section: they tell most for their time.
     yield "check-resnet18", [ABSOLUTE_CHECK], NOTHING_MORE
-    yield "front-cifar10", [run for run in front("cifar10") if is_central(run)], NOTHING_MORE
+    yield "front-cifar10", [run for run in front("cifar10") if _is_central(run)], NOTHING_MORE
     for dataset in ("cifar10", "cifar100"):
         yield f"split-{dataset}", continual(dataset, ("structured",)), NOTHING_MORE
     ceiling = study("subsets", StudyOptions())
     yield "subsets-cifar10", ceiling.experiments, ceiling.request
-    yield "front-cifar100", [run for run in front("cifar100") if is_central(run)], NOTHING_MORE
+    yield "front-cifar100", [run for run in front("cifar100") if _is_central(run)], NOTHING_MORE
     yield "front-cifar10", front("cifar10"), NOTHING_MORE
     yield "front-cifar100", front("cifar100"), NOTHING_MORE
     yield "front-wide-resnet20", wide_front(seeds), NOTHING_MORE
@@ -104,7 +104,7 @@ def _sections(seeds: tuple[int, ...]) -> Iterator[tuple[str, list[Run], Request]
         yield f"tiny-imagenet-{model}", table("tiny-imagenet", model), NOTHING_MORE
 
 
-def is_central(run: Run) -> bool:
+def _is_central(run: Run) -> bool:
     """Tell whether a run belongs to the centre of a front: four members in the memory of one, and what they rival."""
     if not isinstance(run, Experiment):
         return False

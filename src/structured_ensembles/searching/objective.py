@@ -11,7 +11,7 @@ from structured_ensembles.channels import ChannelGraph
 from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs, select_rows
 from structured_ensembles.common.processes import rank, sum_over_processes, world_size
-from structured_ensembles.cuda.capture import CaptureError, log_once
+from structured_ensembles.cuda.capture import CaptureError, log_fallback
 from structured_ensembles.cuda.program import ProgramError
 from structured_ensembles.cuda.scaled_program import Factors, ScaledProgram, compile_and_check
 from structured_ensembles.data.losses import Loss, member_losses
@@ -61,7 +61,7 @@ class Objective:
             rows = [self.members * -(-size // self.members) for size in sizes]
             self.program = compile_and_check(self.frozen, dims, example, self.factors(), rows)
         except (ProgramError, CaptureError, torch.OutOfMemoryError) as error:
-            log_once(f"the search computes in float32, without our kernels, slower: {first_line(error)}")
+            log_fallback(f"the search computes in float32, without our kernels, slower: {first_line(error)}")
 
     def gradients(self, inputs: Inputs, targets: Tensor, shares: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the cost of a batch that is divided among the members, and its gradients by the vectors.

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from structured_ensembles.common.devices import device_of
-from structured_ensembles.common.errors import first_line as first_line  # noqa: PLC0414, cuda/ imports it from here
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.exports import quiet_export, without_stack_traces
 from structured_ensembles.common.inputs import call, call_arguments
 from structured_ensembles.networks.copying import copy_with

@@ -22,7 +22,7 @@ from structured_ensembles.common.checks import check_number, check_type, to_pyth
 from structured_ensembles.common.devices import seed_generators
 from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs, map_inputs, move_inputs, tensors_in
-from structured_ensembles.cuda.capture import log_once
+from structured_ensembles.cuda.capture import log_fallback
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.kinds import Normalizations
 from structured_ensembles.data.losses import Loss, Reduction, label_probabilities, smoothed_cross_entropy
@@ -244,6 +244,6 @@ def _store_channels_last(teaching: Teaching, inputs: Inputs) -> Teaching:
         reordered.logits(inputs)
     except Exception as error:
         networks.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        log_once(f"the teacher's convolutions stay channels first, slower: {first_line(error)}")
+        log_fallback(f"the teacher's convolutions stay channels first, slower: {first_line(error)}")
         return teaching
     return reordered

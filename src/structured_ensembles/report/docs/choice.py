@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean
 
+from structured_ensembles.common.markdown import write_table
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.studies import Study, StudyOptions
 from structured_ensembles.paper.wide_studies import tuned_study
 from structured_ensembles.report.docs.differences import list_runs_of_row, subtract_rows
-from structured_ensembles.report.docs.records import NOT_RUN, Records, write_table
+from structured_ensembles.report.docs.records import NOT_RUN, Records
 
 FIGURES = {
     "cls/accuracy": "accuracy (points)",

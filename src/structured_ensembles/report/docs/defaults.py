@@ -7,11 +7,12 @@ from typing import Literal
 
 from scipy.special import stdtr, stdtrit
 
+from structured_ensembles.common.markdown import write_table
 from structured_ensembles.paper.defaults import CENTRE, COMBINATION, COMBINED, DEEP, FIGURES, row_before
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.studies import SEEDS, Study
 from structured_ensembles.report.docs.differences import Difference, subtract_rows
-from structured_ensembles.report.docs.records import NOT_RUN, Records, write_table
+from structured_ensembles.report.docs.records import NOT_RUN, Records
 
 Verdict = Literal["better", "worse", "not told apart"]
 Verdicts = Sequence[Verdict | None]  # one for each of FIGURES; None: not run, or fewer seeds than planned

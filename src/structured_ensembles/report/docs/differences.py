@@ -8,10 +8,11 @@ from math import isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
+from structured_ensembles.common.markdown import write_table
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.studies import Study
 from structured_ensembles.prediction.combination import Combine
-from structured_ensembles.report.docs.records import NOT_RUN, Records, write_table
+from structured_ensembles.report.docs.records import NOT_RUN, Records
 
 ONE_SEED = "one seed: no error known"
 

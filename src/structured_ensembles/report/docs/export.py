@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from structured_ensembles.common.markdown import write_table
+
 RECORD = Path("benchmarks/results/export-cpu.json")
 CHECKS = Path("benchmarks/results/export-check-cpu.json")
 PAGE = Path("docs/export.md")
@@ -102,7 +104,7 @@ def _check_table(rows: Iterable[Mapping[str, Any]]) -> str:
         )
         for row in rows
     ]
-    return _markdown_table(header, lines)
+    return write_table(header, lines) + "\n"
 
 
 def _verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -148,10 +150,4 @@ def _latency_table(rows: Sequence[Mapping[str, Any]], base: str) -> str:
         for row in rows
         if row["base"] == base
     ]
-    return _markdown_table(header, lines)
-
-
-def _markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Write a table; all cells are ours."""
-    table = [header, ["---"] * len(header), *lines]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in table)
+    return write_table(header, lines) + "\n"

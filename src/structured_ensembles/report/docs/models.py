@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from structured_ensembles.common.markdown import escape_markdown
+from structured_ensembles.common.markdown import escape_markdown, write_table
 
 RECORD = Path("benchmarks/results/models-cpu.json")
 PAGE = Path("docs/models.md")
@@ -102,7 +102,7 @@ def _summary(by_library: Mapping[str, Rows], peer_version: str) -> str:
     ]
     lines.append(("parameters left where we cut exactly, median", *map(_median_cell, exact_shares)))
     lines.append(("parameters left with everything on (not exact), median", *map(_median_cell, all_shares)))
-    return _markdown_table(header, lines)
+    return write_table(header, lines) + "\n"
 
 
 def _median_cell(shares: Sequence[float]) -> str:
@@ -127,7 +127,9 @@ def _table(rows: Rows) -> str:
     ]
     failed = {name: row["ours"]["error"] for name, row in rows.items() if row["ours"].get("error")}
     reasons = [f"- `{name.partition('/')[2]}`: {escape_markdown(error)}" for name, error in failed.items()]
-    return _markdown_table(header, lines) + ("\nNot traced or cut:\n\n" + "\n".join(reasons) + "\n" if reasons else "")
+    return (
+        write_table(header, lines) + "\n" + ("\nNot traced or cut:\n\n" + "\n".join(reasons) + "\n" if reasons else "")
+    )
 
 
 def _our_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -174,9 +176,3 @@ def _peer_cell(row: Mapping[str, Any]) -> str:
     if "built" not in peer:
         return escape_markdown(peer["error"])
     return "pruned model fails" if "left" in peer else "pruning fails" if peer["built"] else "no graph"
-
-
-def _markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Write a table; names and differences are ours or escaped."""
-    table = [header, ["---"] * len(header), *lines]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in table)

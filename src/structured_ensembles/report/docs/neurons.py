@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from structured_ensembles.common.markdown import write_table
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.studies import Study, StudyOptions
@@ -10,7 +11,7 @@ from structured_ensembles.paper.variance import TwoWay
 from structured_ensembles.paper.wide_studies import tuned_study
 from structured_ensembles.report.docs.defaults import LIMIT, chance_beyond_limit, judge
 from structured_ensembles.report.docs.differences import subtract_rows
-from structured_ensembles.report.docs.records import NOT_RUN, Records, write_table
+from structured_ensembles.report.docs.records import NOT_RUN, Records
 
 LEVEL = 0.05  # of the p-value below which subsets differ
 BEST_OF_HUNDRED = 2.51  # standard deviations: the expected maximum of 100 normal values

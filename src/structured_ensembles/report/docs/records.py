@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,12 +91,6 @@ def format_provenance(runs: Sequence[Finished]) -> str:
         )
     )
     return f"{counted(len(runs), 'run')}: version {code}; torch {torch}; {devices}; {precisions}; {days}."
-
-
-def write_table(header: Sequence[str], lines: Iterable[Sequence[str]], right: Collection[int]) -> str:
-    """Write a Markdown table; right: the columns aligned to the right."""
-    rule = ["---:" if column in right else "---" for column in range(len(header))]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *lines))
 
 
 def _join_counted(values: Iterable[str]) -> str:

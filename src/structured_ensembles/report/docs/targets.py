@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
 
+from structured_ensembles.common.markdown import write_table
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.metrics import metric_of
@@ -15,7 +16,7 @@ from structured_ensembles.paper.studies import SEEDS, Study, StudyOptions
 from structured_ensembles.paper.wide_studies import tuned_study
 from structured_ensembles.prediction.combination import Combine
 from structured_ensembles.report.docs.differences import list_runs_of_row, subtract_rows
-from structured_ensembles.report.docs.records import NOT_RUN, Records, write_table
+from structured_ensembles.report.docs.records import NOT_RUN, Records
 from structured_ensembles.report.docs.topics import CENTRES
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}

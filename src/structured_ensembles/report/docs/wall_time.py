@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from structured_ensembles.common.markdown import write_table
 from structured_ensembles.data.sources import data_sets
 from structured_ensembles.paper.sections import Run
-from structured_ensembles.report.docs.records import Records, write_table
+from structured_ensembles.report.docs.records import Records
 from structured_ensembles.runs.experiment import Experiment
 from structured_ensembles.runs.finished import Finished
 from structured_ensembles.runs.folder import read_history

@@ -11,6 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
+from structured_ensembles.common.markdown import write_table
 from structured_ensembles.paper.sections import plan_runs
 from structured_ensembles.report.docs.choice import choice_table
 from structured_ensembles.report.docs.neurons import write_neurons
@@ -20,7 +21,6 @@ from structured_ensembles.report.docs.records import (
     format_provenance,
     format_remaining,
     read_records,
-    write_table,
 )
 from structured_ensembles.report.docs.targets import list_targets, targets_summary, targets_table
 from structured_ensembles.report.docs.topics import (
